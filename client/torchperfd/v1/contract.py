@@ -1,0 +1,79 @@
+"""What client and daemon agree on beside the messages: versions, phases, places.
+
+Imports nothing but the standard library's lightest parts, so that a training
+process can read it before it has decided to attach.
+"""
+
+import os
+from typing import Final
+
+API_MIN: Final = 1
+"""Oldest protocol version this code still speaks."""
+
+API_MAX: Final = 1
+"""Newest protocol version this code speaks."""
+
+FEATURES: Final = ("steps", "account", "capture")
+"""Optional abilities announced in Hello and Welcome; unknown ones are ignored."""
+
+PHASES: Final = (
+    "data",
+    "h2d",
+    "forward",
+    "loss",
+    "backward",
+    "optimizer",
+    "zero_grad",
+    "collective_wait",
+    "validate",
+    "checkpoint",
+    "other",
+)
+"""The closed set of built-in phases; exclusive host time, they sum to the step."""
+
+MAX_USER_PHASES: Final = 16
+
+MAX_SOCKET_PATH_BYTES: Final = 107
+"""Longest path a Linux unix socket address can hold (108 bytes with the NUL)."""
+
+SYSTEM_SOCKET: Final = "/run/torchperfd/daemon.sock"
+
+
+def overlapping_api(low: int, high: int) -> int | None:
+    """Return the newest version both this side and [low, high] speak, or None."""
+    newest = min(API_MAX, high)
+    return newest if newest >= max(API_MIN, low) else None
+
+
+def user_runtime_dir() -> str:
+    """Return the directory for this user's socket; the caller creates it with mode 0700."""
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if base:
+        return f"{base}/torchperfd"
+    return f"/tmp/torchperfd-{os.getuid()}"
+
+
+def user_socket() -> str:
+    """Return the socket path of a daemon that this user starts."""
+    return f"{user_runtime_dir()}/daemon.sock"
+
+
+def socket_candidates() -> tuple[str, ...]:
+    """Return the places where a daemon may listen, in the order to try them.
+
+    ``TORCHPERFD_SOCKET`` names the only one when set; else the node's service
+    comes before this user's own daemon.
+    """
+    chosen = os.environ.get("TORCHPERFD_SOCKET")
+    if chosen:
+        return (chosen,)
+    return (SYSTEM_SOCKET, user_socket())
+
+
+def user_captures_dir() -> str:
+    """Return where captures of this user are kept when no daemon says otherwise."""
+    chosen = os.environ.get("TORCHPERFD_CAPTURES_DIR")
+    if chosen:
+        return chosen
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
+    return f"{state}/torchperfd/captures"

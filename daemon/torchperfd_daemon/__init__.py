@@ -1,0 +1,1 @@
+"""The torchperfd daemon, analyser and command line. Never imports torch."""

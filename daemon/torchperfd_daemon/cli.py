@@ -1,0 +1,67 @@
+"""The ``torchperfd`` command: a table of contents; each command is a module of its own."""
+
+import importlib
+import sys
+from typing import Any, Final
+
+import click
+
+from torchperfd._version import __version__
+from torchperfd_daemon.errors import TorchperfdError
+
+COMMANDS: Final = {
+    "run": "Run a training script under torchperfd, unedited.",
+    "serve": "Run the node's daemon.",
+    "ps": "List runs and ranks.",
+    "capture": "Profile the next steps of a running job.",
+    "captures": "List, fetch and delete captures.",
+    "analyze": "Say what a trace spent its time on.",
+    "version": "Print versions.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module only when that command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"torchperfd_daemon.commands.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="torchperfd")
+def cli() -> None:
+    """Why is my PyTorch training slow, and which rank is to blame?"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit the process with its documented code."""
+    sys.exit(_run(argv))
+
+
+def _run(argv: list[str] | None) -> int:
+    try:
+        result: Any = cli.main(args=argv, prog_name="torchperfd", standalone_mode=False)
+    except TorchperfdError as error:
+        click.echo(f"torchperfd: {error}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return 130
+    except BrokenPipeError:
+        # The reader of a pipe went away (`torchperfd ps | head`): not our failure.
+        sys.stderr.close()
+        return 0
+    return result if isinstance(result, int) else 0

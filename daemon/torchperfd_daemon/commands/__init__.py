@@ -1,0 +1,1 @@
+"""One module per subcommand; each exposes ``command``, and its docstring is the help text."""
