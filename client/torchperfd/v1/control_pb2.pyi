@@ -349,11 +349,14 @@ class CaptureProgress(google.protobuf.message.Message):
     START_STEP_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
+    TIMED_OUT_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     state: global___CaptureState.ValueType
     reason: builtins.str
     start_step: builtins.int
     directory: builtins.str
+    timed_out: builtins.bool
+    """failed for want of training steps"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CaptureRank]: ...
     def __init__(
@@ -365,8 +368,9 @@ class CaptureProgress(google.protobuf.message.Message):
         start_step: builtins.int = ...,
         ranks: collections.abc.Iterable[global___CaptureRank] | None = ...,
         directory: builtins.str = ...,
+        timed_out: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "directory", b"directory", "ranks", b"ranks", "reason", b"reason", "start_step", b"start_step", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "directory", b"directory", "ranks", b"ranks", "reason", b"reason", "start_step", b"start_step", "state", b"state", "timed_out", b"timed_out"]) -> None: ...
 
 global___CaptureProgress = CaptureProgress
 

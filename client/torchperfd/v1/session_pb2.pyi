@@ -604,6 +604,7 @@ class CaptureResult(google.protobuf.message.Message):
     SHA256_FIELD_NUMBER: builtins.int
     SELF_STARTED_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
+    RETRY_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     ok: builtins.bool
     reason: builtins.str
@@ -615,6 +616,8 @@ class CaptureResult(google.protobuf.message.Message):
     sha256: builtins.str
     self_started: builtins.bool
     """The rank's process asked for this capture itself."""
+    retry: builtins.bool
+    """The moment was wrong (a step missed, a validation in between): ask again."""
     @property
     def options(self) -> global___CaptureOptions: ...
     def __init__(
@@ -630,8 +633,9 @@ class CaptureResult(google.protobuf.message.Message):
         sha256: builtins.str = ...,
         self_started: builtins.bool = ...,
         options: global___CaptureOptions | None = ...,
+        retry: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "ok", b"ok", "options", b"options", "reason", b"reason", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "ok", b"ok", "options", b"options", "reason", b"reason", "retry", b"retry", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps"]) -> None: ...
 
 global___CaptureResult = CaptureResult

@@ -1,0 +1,51 @@
+"""torchperfd in a training process.
+
+    import torchperfd
+
+    client = torchperfd.attach()        # once, on the thread that trains
+    ...                                 # the loop, unchanged
+    print(client.report())              # where the time went
+    trace = client.capture(steps=5)     # torch.profiler, while training goes on
+
+Importing this package imports neither torch nor grpc; both are loaded when they
+are needed, and only if they are.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from torchperfd._version import __version__
+
+if TYPE_CHECKING:
+    from torchperfd.client import Capture, Client, attach
+    from torchperfd.errors import CaptureError, CaptureTimeoutError, TorchperfdError
+
+__all__ = [
+    "Capture",
+    "CaptureError",
+    "CaptureTimeoutError",
+    "Client",
+    "TorchperfdError",
+    "__version__",
+    "attach",
+]
+
+_HOMES = {
+    "Capture": "client",
+    "Client": "client",
+    "attach": "client",
+    "CaptureError": "errors",
+    "CaptureTimeoutError": "errors",
+    "TorchperfdError": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"torchperfd.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

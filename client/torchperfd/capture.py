@@ -1,0 +1,352 @@
+"""Captures: torch.profiler over an agreed range of training steps, in this process.
+
+torch.profiler records nothing when it is started from another thread, and may
+crash when two run at once. So it is started and stopped on the training thread,
+at step edges; everything else (imports, export, hashing) happens on a thread of
+its own.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd._version import __version__
+from torchperfd.identity import Identity
+from torchperfd.loop import Loop
+
+if TYPE_CHECKING:
+    from torch.profiler import profile
+
+log = logging.getLogger("torchperfd")
+
+_MOST_STEPS: Final = 1000
+_FOREIGN_STEPS_ALLOWED: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """What torch.profiler shall record, and for how many training steps."""
+
+    steps: int = 5
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps <= _MOST_STEPS:
+            raise ValueError(f"steps must be 1 to {_MOST_STEPS}, not {self.steps}")
+
+
+class CaptureStage(Enum):
+    """How far a capture in this process is."""
+
+    PREPARING = "preparing"
+    READY = "ready"
+    ARMED = "armed"
+    RUNNING = "running"
+    EXPORTING = "exporting"
+    COMPLETE = "complete"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOutcome:
+    """How a capture of this rank ended.
+
+    Attributes:
+        ok: A whole trace of all agreed steps is on disk.
+        reason: Why not, in one line; empty when ok.
+        start_step: First training step of the range, counting from 0.
+        file: Name of the trace below the capture's directory.
+        bytes: Its size.
+        sha256: Its hash, in hexadecimal.
+        retry: It failed only because the moment was wrong.
+    """
+
+    ok: bool
+    reason: str = ""
+    retry: bool = False
+    start_step: int = 0
+    file: str = ""
+    bytes: int = 0
+    sha256: str = ""
+
+
+class RankCapture:
+    """One capture of this rank, from preparation to a trace on disk. A ``StepWatcher``.
+
+    Args:
+        loop: The loop whose steps are captured.
+        identity: Written into the manifest.
+        capture_id: Name of the capture, the same on all ranks.
+        directory: Where its files go; made when missing.
+        options: What to record.
+        on_outcome: Called once, when the capture has ended, from one of several threads.
+    """
+
+    def __init__(
+        self,
+        *,
+        loop: Loop,
+        identity: Identity,
+        capture_id: str,
+        directory: Path,
+        options: CaptureOptions,
+        on_outcome: Callable[["RankCapture", CaptureOutcome], None],
+    ) -> None:
+        self.capture_id = capture_id
+        self.directory = directory
+        self.options = options
+        self.stage = CaptureStage.PREPARING
+        self.start_step = 0
+        self.outcome: CaptureOutcome | None = None
+        self.ended = threading.Event()
+        self._loop = loop
+        self._identity = identity
+        self._on_outcome = on_outcome
+        self._profiler: profile | None = None
+        self._annotation: Any = None
+        self._foreign_steps = 0
+        self._cancel_reason = ""
+        self._ending = threading.Lock()
+
+    @property
+    def file(self) -> str:
+        """Name of this rank's trace below the capture's directory."""
+        return f"rank{self._identity.rank}.json"
+
+    # On a thread of its own.
+
+    def prepare(self) -> str:
+        """Do ahead of time what would stall a step or fail late; return why not, or ''."""
+        reason = _profiler_unusable()
+        if not reason:
+            try:
+                # torch.profiler imports these on its first start, which costs seconds.
+                import torch._inductor.config
+                import torch.profiler  # noqa: F401
+
+                self.directory.mkdir(parents=True, exist_ok=True)
+                probe = self.directory / f".{self.file}.part"
+                probe.touch()
+            except (ImportError, OSError) as error:
+                reason = f"cannot prepare: {error}"
+        if not reason:
+            self.stage = CaptureStage.READY
+        return reason
+
+    def arm(self, start_step: int) -> None:
+        """Profile the training steps [start_step, start_step + steps) once the loop gets there."""
+        self.start_step = start_step
+        if self.ended.is_set():
+            return
+        if self._loop.train_steps >= start_step:
+            self.fail(f"step {start_step} was already under way", retry=True)
+            return
+        self.stage = CaptureStage.ARMED
+        self._loop.watcher = self
+
+    def cancel(self, reason: str) -> None:
+        """Give up: at once when not yet running, else at the next step edge."""
+        self._cancel_reason = reason
+        if self.stage in (CaptureStage.PREPARING, CaptureStage.READY, CaptureStage.ARMED):
+            self.fail(reason)
+
+    # On the training thread.
+
+    def train_edge(self, next_index: int) -> None:
+        """Start, go on or stop."""
+        if self._profiler is None:
+            if next_index == self.start_step and not self._cancel_reason:
+                self._start(next_index)
+            elif next_index >= self.start_step:
+                self.fail(self._cancel_reason or f"step {self.start_step} was missed", retry=True)
+            return
+        self._close_annotation()
+        if self._cancel_reason:
+            self._discard(self._cancel_reason)
+        elif next_index == self.start_step + self.options.steps:
+            self._stop()
+        else:
+            self._open_annotation(next_index)
+
+    def validate_edge(self) -> None:
+        """Bear with a short validation in between; a long one would fill the memory."""
+        if self._profiler is None:
+            return
+        self._foreign_steps += 1
+        if self._cancel_reason:
+            self._discard(self._cancel_reason)
+        elif self._foreign_steps > max(_FOREIGN_STEPS_ALLOWED, 4 * self.options.steps):
+            self._discard("a validation began among the chosen steps", retry=True)
+
+    def loop_ended(self) -> None:
+        """The loop is over: no more edges will come."""
+        if self._profiler is not None:
+            done = self._loop.train_steps - self.start_step
+            self._discard(f"training ended after {done} of {self.options.steps} steps")
+        elif not self.ended.is_set() and self.stage is not CaptureStage.EXPORTING:
+            self.fail("training ended before the chosen steps")
+
+    def _start(self, index: int) -> None:
+        reason = _profiler_unusable()
+        if reason:
+            self.fail(reason)
+            return
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        profiler = profile(
+            activities=activities,
+            record_shapes=self.options.record_shapes,
+            with_stack=self.options.with_stack,
+            profile_memory=self.options.profile_memory,
+        )
+        try:
+            profiler.start()
+        except Exception as error:  # noqa: BLE001 - kineto may refuse for reasons of its own
+            self.fail(f"torch.profiler did not start: {error}")
+            return
+        self._profiler = profiler
+        self.stage = CaptureStage.RUNNING
+        self._open_annotation(index)
+
+    def _stop(self) -> None:
+        profiler = self._profiler
+        assert profiler is not None
+        self._profiler = None
+        self._loop.watcher = None
+        self.stage = CaptureStage.EXPORTING
+        try:
+            profiler.stop()
+        except Exception as error:  # noqa: BLE001
+            self.fail(f"torch.profiler did not stop: {error}")
+            return
+        # Not a daemon thread: a script that ends right now keeps its trace.
+        threading.Thread(target=self._export, args=(profiler,), name="torchperfd-export").start()
+
+    def _discard(self, reason: str, *, retry: bool = False) -> None:
+        profiler, self._profiler = self._profiler, None
+        self._close_annotation()
+        try:
+            if profiler is not None:
+                profiler.stop()
+        except Exception as error:  # noqa: BLE001
+            log.debug("torch.profiler did not stop cleanly: %s", error)
+        self.fail(reason, retry=retry)
+
+    def _open_annotation(self, index: int) -> None:
+        from torch.autograd.profiler import record_function
+
+        # The name that every trace reader knows as a step's.
+        self._annotation = record_function(f"ProfilerStep#{index}")
+        self._annotation.__enter__()
+
+    def _close_annotation(self) -> None:
+        annotation, self._annotation = self._annotation, None
+        if annotation is not None:
+            annotation.__exit__(None, None, None)
+
+    # On the export thread.
+
+    def _export(self, profiler: "profile") -> None:
+        part = self.directory / f".{self.file}.part"
+        try:
+            # torch picks the format by the name's end, so the part needs the final one too.
+            unfinished = part.with_suffix(".json")
+            profiler.export_chrome_trace(os.fspath(unfinished))
+            size, digest = _measure(unfinished)
+            unfinished.replace(self.directory / self.file)
+            part.unlink(missing_ok=True)
+        except Exception as error:  # noqa: BLE001 - a full disk, a directory taken away
+            self.fail(f"cannot write the trace: {error}")
+            return
+        self._end(
+            CaptureOutcome(ok=True, start_step=self.start_step, file=self.file, bytes=size, sha256=digest)
+        )
+
+    # On any thread.
+
+    def fail(self, reason: str, *, retry: bool = False) -> None:
+        """End without a trace; ``retry`` when another attempt may well succeed."""
+        if self._loop.watcher is self:
+            self._loop.watcher = None
+        with contextlib.suppress(OSError):
+            for leftover in self.directory.glob(f".rank{self._identity.rank}.*"):
+                leftover.unlink(missing_ok=True)
+        self._end(CaptureOutcome(ok=False, reason=reason, retry=retry, start_step=self.start_step))
+
+    def _end(self, outcome: CaptureOutcome) -> None:
+        with self._ending:
+            if self.outcome is not None:
+                return
+            self.outcome = outcome
+        self.stage = CaptureStage.COMPLETE if outcome.ok else CaptureStage.FAILED
+        try:
+            self._write_manifest(outcome)
+        except OSError as error:
+            log.warning("cannot write the manifest of capture %s: %s", self.capture_id, error)
+        try:
+            self._on_outcome(self, outcome)
+        finally:
+            self.ended.set()
+
+    def _write_manifest(self, outcome: CaptureOutcome) -> None:
+        identity = self._identity
+        torch = sys.modules.get("torch")
+        manifest = {
+            "schema": "torchperfd.capture.rank/1",
+            "capture_id": self.capture_id,
+            "run": identity.run,
+            "rank": identity.rank,
+            "node": identity.node,
+            "pid": identity.pid,
+            "state": "complete" if outcome.ok else "failed",
+            "reason": outcome.reason,
+            "step_range": [self.start_step, self.start_step + self.options.steps],
+            "file": outcome.file,
+            "bytes": outcome.bytes,
+            "sha256": outcome.sha256,
+            "options": asdict(self.options),
+            "torchperfd_version": __version__,
+            "torch_version": str(getattr(torch, "__version__", "")),
+        }
+        self.directory.mkdir(parents=True, exist_ok=True)
+        path = self.directory / f"rank{identity.rank}.manifest.json"
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(json.dumps(manifest, indent=2) + "\n")
+        part.replace(path)
+
+
+def _profiler_unusable() -> str:
+    """Return why torch.profiler cannot be started now, '' when it can."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return "the process has not imported torch yet"
+    from torch.autograd import profiler
+
+    if getattr(profiler, "_is_profiler_enabled", False):
+        return "the script's own profiler is active; wait until it has stopped"
+    return ""
+
+
+def _measure(path: Path) -> tuple[int, str]:
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()

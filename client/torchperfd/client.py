@@ -1,0 +1,507 @@
+"""The client: what :func:`attach` returns, and the composition root of the training process."""
+
+import atexit
+import logging
+import os
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from torchperfd.account import Account
+from torchperfd.capture import CaptureOptions, CaptureOutcome, RankCapture
+from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.faults import Faults
+from torchperfd.identity import read_identity
+from torchperfd.loop import Loop
+from torchperfd.outbox import Outbox
+from torchperfd.phases import PhaseNames
+from torchperfd.pump import Pump
+from torchperfd.recorder import Recorder
+from torchperfd.report import RankReport
+from torchperfd.stream import Stream
+from torchperfd.torch_import import TorchImport, when_torch_is_imported
+from torchperfd.v1 import contract
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchperfd.exporter import Exporter
+    from torchperfd.hooks import Hooks
+    from torchperfd.v1 import control_pb2, session_pb2
+
+log = logging.getLogger("torchperfd")
+
+T = TypeVar("T")
+
+_OUTBOX_STEPS: Final = 20_000
+_EXIT_BUDGET_S: Final = 0.8
+
+_current: "Client | None" = None
+
+
+def attach(
+    model: "nn.Module | None" = None,
+    *,
+    job: str | None = None,
+    run: str | None = None,
+    metrics_port: int | None = None,
+) -> "Client":
+    """Instrument this process and connect to the node's daemon, now or whenever there is one.
+
+    Call it on the thread that trains. A second call returns the same client. It never raises:
+    where something is missing, the log says what, and the client does less.
+
+    Args:
+        model: The model whose forward to time; found by itself when left out.
+        job: What people call this kind of run; the script's name by default.
+        run: The run's name; the launcher's by default.
+        metrics_port: Serve this rank's own Prometheus page on this loopback port.
+    """
+    global _current
+    try:
+        if _current is None or not _current.attached:
+            _current = Client(run=run, job=job, inert=_is_helper_process())
+        if model is not None:
+            _current._watch_model(model)
+        if metrics_port is not None:
+            _current._export_metrics(metrics_port)
+    except Exception:  # the promise above outranks whatever went wrong
+        log.exception("torchperfd cannot attach; training goes on without it")
+        _current = Client(run=run, job=job, inert=True)
+    return _current
+
+
+def _is_helper_process() -> bool:
+    """Return whether this process only serves a training process: a DataLoader worker."""
+    worker = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and worker.get_worker_info() is not None
+
+
+class Client:
+    """Everything torchperfd does in one training process; made by :func:`attach`."""
+
+    def __init__(self, *, run: str | None, job: str | None, inert: bool) -> None:
+        self._identity = read_identity(run=run, job_name=job)
+        self._faults = Faults()
+        self._names = PhaseNames()
+        self._recorder = Recorder(capacity=16 if inert else 4096)
+        self._loop = Loop(self._recorder)
+        self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
+        self._pump = Pump(self._recorder, self._names, self._outbox, self._faults)
+        self._stream = Stream(
+            sockets=contract.socket_candidates(),
+            hello=self._hello,
+            outbox=self._outbox,
+            on_welcome=self._on_welcome,
+            on_command=self._on_command,
+            faults=self._faults,
+        )
+        self._captures_dir = contract.user_captures_dir()
+        self._metrics_url = ""
+        self._capture: RankCapture | None = None
+        self._capture_lock = threading.Lock()
+        self._self_started: set[str] = set()
+        self._exporter: Exporter | None = None
+        self._hooks: Hooks | None = None
+        self._model: nn.Module | None = None
+        self._pending_torch: TorchImport | None = None
+        self._pid = os.getpid()
+        self.attached = not inert
+        if not inert:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._pump.start()
+        self._stream.start()
+        self._pending_torch = when_torch_is_imported(self._install_hooks)
+        os.register_at_fork(after_in_child=self._become_inert)
+        atexit.register(self.detach)
+
+    # What a script may call.
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self._identity.run
+
+    @property
+    def rank(self) -> int:
+        """This process's rank in the run."""
+        return self._identity.rank
+
+    @property
+    def connected(self) -> bool:
+        """Whether a daemon listens right now."""
+        return self._stream.connected
+
+    def phase(self, name: str) -> "Phase":
+        """Return a context manager that times a phase of your own.
+
+        At most 16 names are told apart; further ones are counted as ``other``.
+
+        Raises:
+            ValueError: The name is empty, longer than 64 characters, or unprintable.
+        """
+        return Phase(self, self._names.slot(name))
+
+    def step(self, samples: int = 0) -> None:
+        """Say that a training step ends here. Once called, only these calls end steps."""
+        if self._here():
+            try:
+                self._loop.step(samples)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+                self._faults.note("step", error)
+
+    def wrap(self, iterable: Iterable[T]) -> Iterator[T]:
+        """Iterate over something that is not a DataLoader, timing each ``next()`` as ``data``."""
+        from torchperfd.hooks.batches import samples_in
+
+        iterator = iter(iterable)
+        while True:
+            here = self._here()
+            if here:
+                self._loop.draw_begin()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                if here:
+                    self._loop.draw_stop()
+                return
+            except BaseException:
+                if here:
+                    self._loop.draw_stop()
+                raise
+            if here:
+                self._loop.draw_end(samples_in(batch))
+            yield batch
+
+    def report(self) -> RankReport:
+        """Return the account so far; ``print(client.report())`` shows the phase table."""
+        if self.attached:
+            self._pump.turn()
+        return RankReport(self._identity.rank, self._pump.account, self._names)
+
+    def capture(
+        self,
+        steps: int = 5,
+        *,
+        record_shapes: bool = False,
+        with_stack: bool = False,
+        profile_memory: bool = False,
+    ) -> "Capture":
+        """Profile the next ``steps`` training steps of this rank; training goes on meanwhile.
+
+        Raises:
+            ValueError: ``steps`` is not 1 to 1000.
+            CaptureError: Another capture is in progress, or the client is detached.
+        """
+        options = CaptureOptions(steps, record_shapes, with_stack, profile_memory)
+        if not self.attached:
+            raise CaptureError("the client is detached; call torchperfd.attach() first")
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        capture_id = f"{stamp}-{secrets.token_hex(3)}"
+        capture = self._new_capture(capture_id, Path(self._captures_dir) / capture_id, options)
+        if capture is None:
+            raise CaptureError("another capture is in progress; wait for it")
+        self._self_started.add(capture_id)
+
+        def prepare_and_arm() -> None:
+            reason = capture.prepare()
+            if reason:
+                capture.fail(reason)
+            else:
+                capture.arm(self._loop.train_steps + 2)
+
+        threading.Thread(target=prepare_and_arm, name="torchperfd-capture", daemon=True).start()
+        return Capture(capture)
+
+    def detach(self) -> None:
+        """Put torch back as it was, send what is left, and end every thread; within a second."""
+        if not self.attached or os.getpid() != self._pid:
+            return
+        deadline = time.monotonic() + _EXIT_BUDGET_S
+        self.finish()
+        self.attached = False
+        atexit.unregister(self.detach)
+        if self._exporter is not None:
+            self._exporter.close()
+        self._pump.stop(0.1)
+        if self.connected:
+            self._say_goodbye()
+        self._stream.stop(max(0.1, deadline - time.monotonic()))
+
+    def finish(self) -> None:
+        """End the loop: account for its last step, take the hooks off, stay connected."""
+        if not self.attached:
+            return
+        if self._pending_torch is not None:
+            self._pending_torch.cancel()
+        if self._hooks is not None:
+            self._hooks.uninstall()
+        self._loop.finish()
+        capture = self._capture
+        if capture is not None:
+            capture.loop_ended()
+            capture.ended.wait(_EXIT_BUDGET_S / 2)
+        from torchperfd.v1 import session_pb2
+
+        self._pump.turn(send_account=True)
+        self._pump.announce(session_pb2.RUN_STATE_FINISHED)
+
+    # What `torchperfd run` asks besides.
+
+    @property
+    def metrics_url(self) -> str:
+        """Where the daemon serves its metrics; empty before it has welcomed us."""
+        return self._metrics_url
+
+    @property
+    def captures_dir(self) -> str:
+        """Where captures of this process go."""
+        return self._captures_dir
+
+    def whole_run(self, timeout: float) -> "control_pb2.GetRunResponse | None":
+        """Return what the daemon knows of all ranks of the run, None when it does not answer."""
+        return self._stream.get_run(self._identity.run, timeout)
+
+    # Parts.
+
+    def _here(self) -> bool:
+        return self.attached and threading.get_ident() == self._loop.thread
+
+    def _install_hooks(self) -> None:
+        try:
+            from torchperfd.hooks import Hooks
+
+            hooks = Hooks(self._loop, self._faults)
+            hooks.install()
+            self._hooks = hooks
+            if self._model is not None:
+                hooks.add_model(self._model)
+        except Exception as error:  # noqa: BLE001 - runs inside the script's `import torch`
+            self._faults.note("hooks", error)
+
+    def _watch_model(self, model: "nn.Module") -> None:
+        self._model = model
+        if self._hooks is not None:
+            self._hooks.add_model(model)
+
+    def _export_metrics(self, port: int) -> None:
+        if self._exporter is not None or not self.attached:
+            return
+        from torchperfd.exporter import Exporter
+
+        def account() -> Account:
+            self._pump.turn()
+            return self._pump.account
+
+        try:
+            self._exporter = Exporter(
+                port, run=self._identity.run, rank=self._identity.rank, names=self._names, account=account
+            )
+        except OSError as error:
+            log.warning("cannot serve metrics on port %d: %s; choose another metrics_port", port, error)
+
+    def _hello(self) -> "session_pb2.ClientMessage":
+        from torchperfd import wire
+
+        torch = sys.modules.get("torch")
+        return wire.hello(self._identity, str(getattr(torch, "__version__", "")))
+
+    def _on_welcome(self, welcome: "session_pb2.Welcome") -> None:
+        if welcome.captures_dir:
+            self._captures_dir = welcome.captures_dir
+        self._metrics_url = welcome.metrics_url
+        self._pump.greet()
+
+    def _on_command(self, message: "session_pb2.DaemonMessage") -> None:
+        body = message.WhichOneof("body")
+        if body == "prepare_capture":
+            threading.Thread(
+                target=self._prepare, args=(message.prepare_capture,), name="torchperfd-capture", daemon=True
+            ).start()
+        elif body == "commit_capture":
+            capture = self._capture_named(message.commit_capture.capture_id)
+            if capture is not None:
+                capture.arm(message.commit_capture.start_step)
+        elif body == "cancel_capture":
+            capture = self._capture_named(message.cancel_capture.capture_id)
+            if capture is not None:
+                capture.cancel(message.cancel_capture.reason)
+
+    def _capture_named(self, capture_id: str) -> RankCapture | None:
+        capture = self._capture
+        return capture if capture is not None and capture.capture_id == capture_id else None
+
+    def _prepare(self, order: "session_pb2.PrepareCapture") -> None:
+        from torchperfd.v1 import session_pb2
+
+        options = order.options
+        reason = ""
+        try:
+            wanted = CaptureOptions(
+                options.steps, options.record_shapes, options.with_stack, options.profile_memory
+            )
+            capture = self._new_capture(order.capture_id, Path(order.directory), wanted)
+        except ValueError as error:
+            reason = str(error)
+        else:
+            if capture is None:
+                reason = "another capture is in progress in this process"
+            else:
+                reason = capture.prepare()
+                if reason:
+                    # The daemon hears of it by the ack below; nobody waits for an outcome.
+                    self._capture = None
+        train = self._pump.account.train
+        ack = session_pb2.CaptureAck(
+            capture_id=order.capture_id,
+            ready=not reason,
+            reason=reason,
+            next_step=self._loop.train_steps,
+            step_seconds=train.ns / train.steps / 1e9 if train.steps else 0.0,
+        )
+        self._outbox.put(session_pb2.ClientMessage(capture_ack=ack))
+
+    def _new_capture(self, capture_id: str, directory: Path, options: CaptureOptions) -> RankCapture | None:
+        with self._capture_lock:
+            if self._capture is not None and not self._capture.ended.is_set():
+                return None
+            self._capture = RankCapture(
+                loop=self._loop,
+                identity=self._identity,
+                capture_id=capture_id,
+                directory=directory,
+                options=options,
+                on_outcome=self._report_outcome,
+            )
+            return self._capture
+
+    def _report_outcome(self, capture: RankCapture, outcome: CaptureOutcome) -> None:
+        from torchperfd.v1 import session_pb2
+
+        options = capture.options
+        result = session_pb2.CaptureResult(
+            capture_id=capture.capture_id,
+            ok=outcome.ok,
+            reason=outcome.reason,
+            retry=outcome.retry,
+            start_step=outcome.start_step,
+            steps=options.steps,
+            file=outcome.file,
+            bytes=outcome.bytes,
+            sha256=outcome.sha256,
+            self_started=capture.capture_id in self._self_started,
+            options=session_pb2.CaptureOptions(
+                steps=options.steps,
+                record_shapes=options.record_shapes,
+                with_stack=options.with_stack,
+                profile_memory=options.profile_memory,
+            ),
+        )
+        self._outbox.put(session_pb2.ClientMessage(capture_result=result))
+
+    def _say_goodbye(self) -> None:
+        from torchperfd.v1 import session_pb2
+
+        # After all topics: a goodbye put now would overtake the last account.
+        self._outbox.put_newest(
+            "goodbye", session_pb2.ClientMessage(goodbye=session_pb2.Goodbye(reason="exit"))
+        )
+
+    def _become_inert(self) -> None:
+        """After a fork, in the child: do nothing ever again."""
+        self.attached = False
+        if self._hooks is not None:
+            self._hooks.silence()
+        self._stream.abandon_in_child()
+
+
+class Phase:
+    """A user phase; may be entered any number of times."""
+
+    __slots__ = ("_client", "_slot")
+
+    def __init__(self, client: Client, slot: int) -> None:
+        self._client = client
+        self._slot = slot
+
+    def __enter__(self) -> "Phase":
+        if self._client._here():
+            self._client._loop.enter(self._slot)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._client._here():
+            self._client._loop.exit()
+
+
+class Capture:
+    """A capture in progress; training goes on meanwhile."""
+
+    def __init__(self, capture: RankCapture) -> None:
+        self._capture = capture
+
+    @property
+    def id(self) -> str:
+        """The capture's name, as ``torchperfd captures`` shows it."""
+        return self._capture.capture_id
+
+    @property
+    def state(self) -> str:
+        """One of preparing, ready, armed, running, exporting, complete, failed."""
+        return self._capture.stage.value
+
+    @property
+    def step_range(self) -> tuple[int, int]:
+        """First training step of the capture, and the first one after it."""
+        start = self._capture.start_step
+        return start, start + self._capture.options.steps
+
+    def wait(self, timeout: float | None = 60.0) -> Path:
+        """Wait for the trace, from a thread that does not train; return where it is.
+
+        Raises:
+            CaptureError: The capture failed; the message says why.
+            CaptureTimeoutError: It did not end within ``timeout`` seconds.
+        """
+        if not self._capture.ended.wait(timeout):
+            raise CaptureTimeoutError(
+                f"capture {self.id} is still {self.state} after {timeout} s; do training steps go on?"
+            )
+        return self.path
+
+    @property
+    def path(self) -> Path:
+        """The trace file.
+
+        Raises:
+            CaptureError: There is none, or not yet.
+        """
+        outcome = self._capture.outcome
+        if outcome is None:
+            raise CaptureError(f"capture {self.id} is {self.state}; wait() for it")
+        if not outcome.ok:
+            raise CaptureError(f"capture {self.id} failed: {outcome.reason}")
+        return self._capture.directory / outcome.file
+
+    def report(self) -> str:
+        """Return what ``torchperfd analyze`` says of the trace; runs it as a process of its own.
+
+        Raises:
+            CaptureError: There is no trace, or it cannot be read.
+        """
+        command = [sys.executable, "-m", "torchperfd", "analyze", str(self.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CaptureError(done.stderr.strip())
+        return done.stdout
+
+    def cancel(self) -> None:
+        """Give the capture up."""
+        self._capture.cancel("cancelled by the script")

@@ -1,0 +1,67 @@
+"""The process's own Prometheus page, for those who have no daemon. Opt-in, loopback, small.
+
+A scrape runs in the training process and holds its GIL, which is why the daemon's
+page is the better place.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchperfd.account import Account
+from torchperfd.phases import PhaseNames
+
+
+class Exporter:
+    """Serves one rank's account on ``http://127.0.0.1:<port>/metrics``.
+
+    Args:
+        port: 0 for any free one.
+        run: Value of the ``run`` label.
+        rank: Value of the ``rank`` label.
+        names: Phase names.
+        account: Returns the account as of now.
+
+    Raises:
+        OSError: The port is taken.
+    """
+
+    def __init__(
+        self, port: int, *, run: str, rank: int, names: PhaseNames, account: Callable[[], Account]
+    ) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        self._labels = [run, str(rank)]
+        self._names = names
+        self._account = account
+        registry = CollectorRegistry()
+        registry.register(self)
+        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        self.port: int = self._server.server_port
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metric families, as prometheus_client asks for them."""
+        from prometheus_client.core import CounterMetricFamily
+
+        train = self._account().train
+        labels = ("run", "rank")
+        steps = CounterMetricFamily("torchperfd_train_steps", "Training steps.", labels=labels)
+        steps.add_metric(self._labels, train.steps)
+        yield steps
+        seconds = CounterMetricFamily(
+            "torchperfd_train_step_seconds", "Time in training steps.", labels=labels
+        )
+        seconds.add_metric(self._labels, train.ns / 1e9)
+        yield seconds
+        phases = CounterMetricFamily(
+            "torchperfd_train_phase_seconds", "Exclusive host time by phase.", labels=(*labels, "phase")
+        )
+        for slot in range(len(self._names)):
+            if train.phases[slot].calls:
+                phases.add_metric([*self._labels, self._names.name(slot)], train.phases[slot].seconds)
+        yield phases
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

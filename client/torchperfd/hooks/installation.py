@@ -1,0 +1,75 @@
+"""All hooks of one client, put on and taken off together."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torchperfd.faults import Faults
+from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.patches import Patches
+from torchperfd.loop import Loop
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchperfd.hooks.models import RootModels
+
+log = logging.getLogger("torchperfd")
+
+
+class Hooks:
+    """Installs everything once torch is there, and restores torch afterwards.
+
+    Needs torch imported: nothing here runs before the script itself has done so.
+    """
+
+    def __init__(self, loop: Loop, faults: Faults) -> None:
+        self._context = HookContext(loop, faults)
+        self._patches = Patches()
+        self._handles: list[Any] = []
+        self._models: RootModels | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether events are being reported."""
+        return self._context.active
+
+    def install(self) -> None:
+        """Put every hook on; one that this torch does not offer is logged and left out."""
+        from torchperfd.hooks import gradients, loader, models, optimizers
+
+        context, patches = self._context, self._patches
+        self._models = roots = models.RootModels(context, patches)
+        hooks: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("DataLoader", lambda: loader.install(context, patches, roots.before_draw)),
+            ("gradients", lambda: gradients.install(context, patches)),
+            ("optimizers", lambda: self._handles.extend(optimizers.install(context, roots.before_step))),
+        )
+        for name, put_on in hooks:
+            try:
+                put_on()
+            except (AttributeError, ImportError) as error:
+                log.warning(
+                    "this torch has no place for the %s hook (%s); its phase stays empty", name, error
+                )
+        context.active = True
+
+    def add_model(self, model: "nn.Module") -> None:
+        """Time the forward of a model that the caller names, instead of searching for it."""
+        if self._models is not None:
+            self._models.add(model)
+
+    def uninstall(self) -> None:
+        """Take every hook off and put every original back."""
+        self._context.active = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self._models is not None:
+            self._models.remove()
+            self._models = None
+        self._patches.undo()
+
+    def silence(self) -> None:
+        """Make every hook pass through at once, touching nothing: for a forked child."""
+        self._context.active = False

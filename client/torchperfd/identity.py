@@ -1,0 +1,104 @@
+"""Who this process is: its run, its rank, and what tells it from any other process."""
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A training process. (run, rank) names it to people; the last four fields make it unique."""
+
+    run: str
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    job_name: str
+    script: str
+    slurm_job_id: str
+    pod_uid: str
+    node: str
+    pid: int
+    pid_namespace: int
+    process_start_ticks: int
+    python_version: str
+
+    @property
+    def key(self) -> str:
+        """A name for this process that no other process has had."""
+        return f"{self.node}-{self.pid_namespace}-{self.pid}-{self.process_start_ticks}"
+
+
+def read_identity(
+    *,
+    run: str | None = None,
+    job_name: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    proc: Path = Path("/proc"),
+) -> Identity:
+    """Read the identity from arguments, then the launcher's environment, then the process itself.
+
+    Args:
+        run: Overrides what the launcher says; stable across elastic restarts.
+        job_name: What people call this kind of run; the script's name by default.
+        environ: The environment; torchrun and Slurm variables are understood.
+        proc: Root of procfs.
+    """
+    pid = os.getpid()
+    namespace, start = _process_facts(proc)
+    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    node = environ.get("NODE_NAME") or socket.gethostname()
+    slurm_job_id = environ.get("SLURM_JOB_ID", "")
+    pod_uid = environ.get("POD_UID", "")
+    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
+    if elastic == "none":
+        # torchrun's default when nobody named the run: the same for every run there is.
+        elastic = ""
+    generated = f"{Path(script).stem}-{start:x}-{pid}"
+    if environ.get("MASTER_PORT") and environ.get("TORCHELASTIC_RUN_ID"):
+        # Every rank must make up the same name: the launcher is their common parent.
+        generated = f"{Path(script).stem}-{os.getppid()}-{environ['MASTER_PORT']}"
+    return Identity(
+        run=run or environ.get("TORCHPERFD_RUN") or elastic or slurm_job_id or pod_uid or generated,
+        rank=_integer(environ, "RANK", "SLURM_PROCID"),
+        world_size=_integer(environ, "WORLD_SIZE", "SLURM_NTASKS", default=1),
+        local_rank=_integer(environ, "LOCAL_RANK", "SLURM_LOCALID"),
+        node_rank=_integer(environ, "GROUP_RANK", "SLURM_NODEID"),
+        job_name=job_name or environ.get("TORCHPERFD_JOB") or Path(script).stem,
+        script=script,
+        slurm_job_id=slurm_job_id,
+        pod_uid=pod_uid,
+        node=node,
+        pid=pid,
+        pid_namespace=namespace,
+        process_start_ticks=start,
+        python_version=platform.python_version(),
+    )
+
+
+def _integer(environ: Mapping[str, str], *names: str, default: int = 0) -> int:
+    for name in names:
+        text = environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return default
+
+
+def _process_facts(proc: Path) -> tuple[int, int]:
+    """Return (inode of the pid namespace, start time in clock ticks since boot), 0 where unreadable."""
+    try:
+        namespace = (proc / "self/ns/pid").stat().st_ino
+    except OSError:
+        namespace = 0
+    try:
+        # The command's name, field 2, may hold spaces and parentheses: count from its end.
+        fields = (proc / "self/stat").read_text().rpartition(")")[2].split()
+        start = int(fields[19])
+    except (OSError, IndexError, ValueError):
+        start = 0
+    return namespace, start

@@ -1,0 +1,102 @@
+"""The pump: one thread that empties the recorder into the account and the outbox."""
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+from torchperfd.account import Account
+from torchperfd.faults import Faults
+from torchperfd.outbox import Outbox
+from torchperfd.phases import PhaseNames
+from torchperfd.recorder import KIND, TRAIN, Recorder
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+_INTERVAL_S: Final = 0.25
+
+
+class Pump:
+    """Drains, adds up and packs, a few times per second.
+
+    The account is true whether or not a daemon listens; steps that a full ring or outbox
+    threw away are counted by where that happened.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        names: PhaseNames,
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        faults: Faults,
+    ) -> None:
+        self.account = Account()
+        self._recorder = recorder
+        self._names = names
+        self._outbox = outbox
+        self._faults = faults
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._state = 0
+        self._thread = threading.Thread(target=self._run, name="torchperfd-pump", daemon=True)
+
+    def start(self) -> None:
+        """Begin to drain."""
+        self._thread.start()
+
+    def dropped(self) -> dict[str, int]:
+        """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
+        return {"ring": self._recorder.dropped, "outbox": self._outbox.dropped}
+
+    def turn(self, *, send_account: bool = False) -> None:
+        """Drain once, now, on the calling thread."""
+        from torchperfd import wire
+        from torchperfd.v1 import session_pb2
+
+        with self._lock:
+            self._recorder.synchronise()
+            rows = self._recorder.drain()
+            if rows.count:
+                self.account.fold(rows)
+                self._outbox.put(wire.step_batch(rows, self._names), weight=rows.count)
+                training = rows.column(KIND)[-1] == TRAIN
+                state = session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
+                if state != self._state:
+                    self._state = state
+                    self.announce(state)
+            if rows.count or send_account:
+                self._outbox.put_newest(
+                    "account",
+                    wire.account_message(self.account, self._names, self._recorder.recorded, self.dropped()),
+                )
+
+    def announce(self, state: int) -> None:
+        """Tell the daemon what the run is doing, a value of ``RunState``."""
+        from torchperfd.v1 import session_pb2
+
+        change = session_pb2.StateChange(state=session_pb2.RunState.ValueType(state))
+        self._outbox.put_newest("state", session_pb2.ClientMessage(state=change))
+
+    def greet(self) -> None:
+        """Bring a daemon that has just welcomed us up to date."""
+        with self._lock:
+            if self._state:
+                self.announce(self._state)
+        self.turn(send_account=True)
+
+    def stop(self, timeout: float) -> None:
+        """End the thread; what is still in the recorder is drained by a last :meth:`turn`."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(_INTERVAL_S)
+            if self._faults.spent("pump"):
+                return
+            try:
+                self.turn()
+            except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
+                self._faults.note("pump", error)

@@ -1,0 +1,270 @@
+"""The recorder: exclusive phase times of one thread, step by step, in fixed memory.
+
+The training thread writes, the pump thread drains. Both sides are plain
+assignments under the GIL: there is no lock that one could hold while the other
+waits, and nothing is allocated after construction. When the pump falls behind
+by a whole ring, new steps are dropped and counted.
+
+A stack of open phases makes times exclusive: entering a phase stops the clock
+of the one around it. The bottom of the stack is the *gap*, the time of no
+phase, so that a step's phases always sum to its duration exactly.
+"""
+
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
+
+PHASE_SLOTS: Final = len(PHASES) + MAX_USER_PHASES
+DATA: Final = PHASES.index("data")
+FORWARD: Final = PHASES.index("forward")
+LOSS: Final = PHASES.index("loss")
+BACKWARD: Final = PHASES.index("backward")
+OPTIMIZER: Final = PHASES.index("optimizer")
+ZERO_GRAD: Final = PHASES.index("zero_grad")
+OTHER: Final = PHASES.index("other")
+
+TRAIN: Final = 1
+VALIDATE: Final = 2
+
+# Columns of a row: a header, then exclusive nanoseconds and calls per phase slot.
+INDEX, KIND, START, DURATION, SAMPLES, NS = range(6)
+CALLS: Final = NS + PHASE_SLOTS
+ROW_WIDTH: Final = CALLS + PHASE_SLOTS
+
+MAX_DEPTH: Final = 64
+_ZERO_ROW: Final = array("q", bytes(8 * ROW_WIDTH))
+_ZERO_SQUARES: Final = array("d", bytes(8 * PHASE_SLOTS))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Drained steps, row after row.
+
+    Attributes:
+        count: Number of rows.
+        values: ``count * ROW_WIDTH`` integers; nanoseconds and calls.
+        squares: ``count * PHASE_SLOTS`` sums over calls of squared nanoseconds.
+    """
+
+    count: int
+    values: "array[int]"
+    squares: "array[float]"
+
+    def column(self, offset: int) -> "array[int]":
+        """Return one column, one integer per step."""
+        return self.values[offset::ROW_WIDTH]
+
+    def part(self, start: int, stop: int) -> "Rows":
+        """Return the rows [start, stop)."""
+        return Rows(
+            stop - start,
+            self.values[start * ROW_WIDTH : stop * ROW_WIDTH],
+            self.squares[start * PHASE_SLOTS : stop * PHASE_SLOTS],
+        )
+
+
+class Recorder:
+    """Times the phases of the steps of one thread.
+
+    Args:
+        capacity: Steps the ring holds; about 700 bytes each.
+        clock: Monotonic nanoseconds.
+        wall: Unix nanoseconds, read only by :meth:`synchronise`.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_exclusive",
+        "_read",
+        "_ring",
+        "_ring_squares",
+        "_row",
+        "_squares",
+        "_stack",
+        "_start",
+        "_wall",
+        "_wall_offset",
+        "_written",
+        "capacity",
+        "depth",
+        "dropped",
+        "is_open",
+        "last",
+        "recorded",
+        "samples",
+    )
+
+    def __init__(
+        self,
+        capacity: int = 4096,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        wall: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.capacity = capacity
+        self.is_open = False
+        self.depth = 0
+        self.last = 0
+        """When the newest phase boundary was, on the monotonic clock."""
+        self.samples = 0
+        self.recorded = 0
+        self.dropped = 0
+        self._clock = clock
+        self._wall = wall
+        self._start = 0
+        self._row = array("q", _ZERO_ROW)
+        self._squares = array("d", _ZERO_SQUARES)
+        self._stack = [OTHER] * (MAX_DEPTH + 1)
+        self._exclusive = [0] * (MAX_DEPTH + 1)
+        self._ring = array("q", bytes(8 * ROW_WIDTH * capacity))
+        self._ring_squares = array("d", bytes(8 * PHASE_SLOTS * capacity))
+        self._written = 0
+        self._read = 0
+        self._wall_offset = 0
+        self.synchronise()
+
+    # The training thread's side.
+
+    def open(self) -> None:
+        """Start a step now; does nothing inside one."""
+        if not self.is_open:
+            self.last = self._start = self._clock()
+            self._stack[0] = OTHER
+            self.is_open = True
+
+    def enter(self, phase: int) -> None:
+        """Enter a phase, inside the one that is open; starts a step when none is."""
+        now = self._clock()
+        if not self.is_open:
+            self.last = self._start = now
+            self._stack[0] = OTHER
+            self.is_open = True
+        depth = self.depth
+        if depth < MAX_DEPTH:
+            self._exclusive[depth] += now - self.last
+            self.last = now
+            self._stack[depth + 1] = phase
+            self._exclusive[depth + 1] = 0
+        self.depth = depth + 1
+
+    def exit(self) -> None:
+        """Leave the innermost phase; ignored when none is open."""
+        depth = self.depth
+        if depth == 0:
+            return
+        self.depth = outer = depth - 1
+        if depth > MAX_DEPTH:
+            return
+        now = self._clock()
+        spent = self._exclusive[depth] + now - self.last
+        self.last = now
+        phase = self._stack[depth]
+        if self._stack[outer] == phase:
+            # A phase inside itself (ZeRO steps an optimizer within a step) is one call.
+            self._exclusive[outer] += spent
+            return
+        row = self._row
+        row[NS + phase] += spent
+        row[CALLS + phase] += 1
+        self._squares[phase] += spent * spent
+
+    def name_gap(self, phase: int) -> None:
+        """Charge the time of no phase to ``phase`` from the newest boundary on."""
+        self._charge_gap()
+        self._stack[0] = phase
+
+    def inside(self, phase: int) -> bool:
+        """Return whether ``phase`` is open, at any depth."""
+        return phase in self._stack[1 : self.depth + 1]
+
+    def unwind(self) -> None:
+        """Leave every open phase: a hook's other half never came."""
+        while self.depth:
+            self.exit()
+
+    def close(self, kind: int, index: int, *, at_last: bool = False) -> None:
+        """End the step and start the next at the same instant.
+
+        Args:
+            kind: ``TRAIN`` or ``VALIDATE``.
+            index: The step's number within its kind.
+            at_last: End the step at its newest phase boundary instead of now, and leave
+                no step open.
+        """
+        now = self.last if at_last else self._clock()
+        exclusive, row = self._exclusive, self._row
+        exclusive[min(self.depth, MAX_DEPTH)] += now - self.last
+        for depth in range(min(self.depth, MAX_DEPTH), 0, -1):
+            row[NS + self._stack[depth]] += exclusive[depth]
+            exclusive[depth] = 0
+        self._charge_gap()
+        other = row[NS + OTHER]
+        row[CALLS + OTHER] = 1
+        self._squares[OTHER] = other * other
+        row[INDEX] = index
+        row[KIND] = kind
+        row[START] = self._start + self._wall_offset
+        row[DURATION] = now - self._start
+        row[SAMPLES] = self.samples
+        self._commit()
+        self.last = self._start = now
+        self._stack[0] = OTHER
+        self.is_open = not at_last
+
+    def abandon(self) -> None:
+        """Forget the open step: its time belongs to no step."""
+        self._clear()
+        self.depth = 0
+        self.is_open = False
+
+    def skip(self) -> None:
+        """Move the start of a step that has just begun to now."""
+        self.last = self._start = self._clock()
+
+    def _charge_gap(self) -> None:
+        spent = self._exclusive[0]
+        self._exclusive[0] = 0
+        phase = self._stack[0]
+        self._row[NS + phase] += spent
+        if phase != OTHER:
+            self._row[CALLS + phase] += 1
+            self._squares[phase] += spent * spent
+
+    def _commit(self) -> None:
+        written = self._written
+        if written - self._read >= self.capacity:
+            self.dropped += 1
+        else:
+            slot = written % self.capacity
+            self._ring[slot * ROW_WIDTH : (slot + 1) * ROW_WIDTH] = self._row
+            self._ring_squares[slot * PHASE_SLOTS : (slot + 1) * PHASE_SLOTS] = self._squares
+            self._written = written + 1
+        self.recorded += 1
+        self._clear()
+
+    def _clear(self) -> None:
+        self._row[:] = _ZERO_ROW
+        self._squares[:] = _ZERO_SQUARES
+        self._exclusive[0] = 0
+        self.samples = 0
+
+    # The pump's side.
+
+    def synchronise(self) -> None:
+        """Reread how far the wall clock is from the monotonic one."""
+        self._wall_offset = self._wall() - self._clock()
+
+    def drain(self) -> Rows:
+        """Take the finished steps out of the ring, oldest first."""
+        read, written = self._read, self._written
+        begin, end = read % self.capacity, written % self.capacity
+        values = self._ring[begin * ROW_WIDTH : end * ROW_WIDTH]
+        squares = self._ring_squares[begin * PHASE_SLOTS : end * PHASE_SLOTS]
+        if written > read and end <= begin:
+            values = self._ring[begin * ROW_WIDTH :] + self._ring[: end * ROW_WIDTH]
+            squares = self._ring_squares[begin * PHASE_SLOTS :] + self._ring_squares[: end * PHASE_SLOTS]
+        self._read = written
+        return Rows(written - read, values, squares)

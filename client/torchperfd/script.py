@@ -1,0 +1,105 @@
+"""Run a script or module as ``__main__``, exactly as Python would."""
+
+import builtins
+import importlib.util
+import io
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Final
+
+_OUR_CODE: Final = str(Path(__file__).parent) + os.sep
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What to run: a file, or a module as with ``python -m``."""
+
+    target: str
+    arguments: tuple[str, ...]
+    is_module: bool
+
+    def execute(self) -> None:
+        """Run it in this process and thread, as ``__main__``; whatever it raises comes out."""
+        main = ModuleType("__main__")
+        main.__builtins__ = builtins  # type: ignore[attr-defined]
+        if self.is_module:
+            # `python -m` puts the working directory first and finds the module from there.
+            sys.path[0] = str(Path.cwd())
+            sys.argv = ["-m", *self.arguments]
+            spec = _module_spec(self.target)
+            assert spec.loader is not None
+            code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+            main.__file__ = spec.origin
+            main.__spec__ = spec
+            main.__package__ = spec.parent
+            main.__loader__ = spec.loader
+            main.__dict__["__cached__"] = spec.cached
+            sys.argv = [str(spec.origin), *self.arguments]
+        else:
+            sys.argv = [self.target, *self.arguments]
+            sys.path[0] = str(Path(self.target).resolve().parent)
+            main.__file__ = self.target
+            main.__loader__ = SourceFileLoader("__main__", self.target)
+            main.__spec__ = None
+            code = _read_code(self.target)
+        # Pickle and spawned workers look the script's functions up here, also after it has ended.
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)
+
+
+def _read_code(path: str) -> CodeType:
+    with io.open_code(path) as file:
+        source = file.read()
+    return compile(source, path, "exec", dont_inherit=True)
+
+
+def _module_spec(name: str) -> ModuleSpec:
+    """Return the spec that ``python -m name`` would run.
+
+    Raises:
+        ImportError: As runpy words it.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+    except ImportError as error:
+        raise ImportError(f"Error while finding module specification for {name!r} ({error})") from error
+    if spec is not None and spec.submodule_search_locations is not None:
+        return _module_spec(f"{name}.__main__")
+    if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
+        raise ImportError(f"No module named {name}")
+    return spec
+
+
+def show(error: BaseException) -> None:
+    """Print an exception that ended the script, as Python would have without us."""
+    chain: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop()
+        if current is None or id(current) in chain:
+            continue
+        chain.add(id(current))
+        current.__traceback__ = _without_us(current.__traceback__)
+        pending += [current.__cause__, current.__context__]
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:  # noqa: BLE001 - a hook of the script's own is broken: Python prints both
+        traceback.print_exc()
+
+
+def _without_us(trace: TracebackType | None) -> TracebackType | None:
+    """Return the traceback less the frames of this package."""
+    kept = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_OUR_CODE):
+            kept.append(trace)
+        trace = trace.tb_next
+    result = None
+    for entry in reversed(kept):
+        result = TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return result

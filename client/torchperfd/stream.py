@@ -1,0 +1,222 @@
+"""The stream: one thread that keeps a session with the node's daemon, come what may.
+
+grpc is imported here and nowhere else, inside the thread, so that a training
+process without a daemon never loads it. The synchronous API is used because
+grpc.aio crashes in processes that fork, and fork support is off because with
+it forked DataLoader workers hang; children inherit a channel they never touch.
+"""
+
+import ctypes
+import logging
+import os
+import random
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.faults import Faults
+from torchperfd.outbox import Outbox
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import control_pb2, session_pb2
+
+log = logging.getLogger("torchperfd")
+
+_FIRST_DELAY_S: Final = 0.1
+_LONGEST_DELAY_S: Final = 2.0
+_IDLE_POLL_S: Final = 0.5
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+)
+
+
+def answers(path: str) -> bool:
+    """Return whether something accepts connections on a unix socket."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 - pathlib is not worth its import here
+            return False
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(0.5)
+            probe.connect(path)
+    except OSError:
+        return False
+    return True
+
+
+class Stream:
+    """Sends what the outbox holds and hands on what the daemon says.
+
+    Args:
+        sockets: Where a daemon may listen, in the order to try.
+        hello: Makes the first message of a session.
+        outbox: What to send.
+        on_welcome: Called with each session's Welcome.
+        on_command: Called with each later message, on the stream's thread.
+        faults: Where failures of the callbacks are counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        sockets: tuple[str, ...],
+        hello: Callable[[], "session_pb2.ClientMessage"],
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        on_welcome: Callable[["session_pb2.Welcome"], None],
+        on_command: Callable[["session_pb2.DaemonMessage"], None],
+        faults: Faults,
+    ) -> None:
+        self._sockets = sockets
+        self._hello = hello
+        self._outbox = outbox
+        self._on_welcome = on_welcome
+        self._on_command = on_command
+        self._faults = faults
+        self._stopping = threading.Event()
+        self._welcomed = threading.Event()
+        self._channel: Any = None
+        self._call: Any = None
+        self._thread = threading.Thread(target=self._run, name="torchperfd-stream", daemon=True)
+        self.connections = 0
+        """Sessions that were opened so far."""
+
+    def start(self) -> None:
+        """Begin to look for a daemon."""
+        self._thread.start()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a daemon has welcomed this process and still listens."""
+        return self._welcomed.is_set()
+
+    def wait_connected(self, timeout: float) -> bool:
+        """Wait for a daemon's welcome; return whether it came."""
+        return self._welcomed.wait(timeout)
+
+    def get_run(self, run: str, timeout: float) -> "control_pb2.GetRunResponse | None":
+        """Ask the daemon for the account of a whole run; None when it does not answer in time."""
+        channel = self._channel
+        if channel is None or not self.connected:
+            return None
+        import grpc
+
+        from torchperfd.v1 import control_pb2, control_pb2_grpc
+
+        try:
+            return control_pb2_grpc.ControlStub(channel).GetRun(
+                control_pb2.GetRunRequest(run=run), timeout=timeout
+            )
+        except grpc.RpcError as error:
+            log.debug("the daemon did not give the run's account: %s", error)
+            return None
+
+    def stop(self, timeout: float) -> None:
+        """End the session after what was already taken from the outbox, within ``timeout`` seconds."""
+        self._stopping.set()
+        self._outbox.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout / 2)
+        call = self._call
+        if call is not None:
+            call.cancel()
+        if self._thread.is_alive():
+            self._thread.join(timeout / 2)
+
+    def abandon_in_child(self) -> None:
+        """Forget the connection without touching it: the caller is a forked child.
+
+        Destroying an inherited channel waits for threads that a child does not have, so one
+        reference is leaked on purpose.
+        """
+        for inherited in (self._channel, self._call):
+            if inherited is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+        self._channel = self._call = None
+
+    def _run(self) -> None:
+        try:
+            self._keep_connected()
+        except Exception as error:  # noqa: BLE001 - a thread of ours may die, training may not
+            self._faults.note("stream", error)
+
+    def _keep_connected(self) -> None:
+        delay = _FIRST_DELAY_S
+        while not self._stopping.is_set():
+            path = next(filter(answers, self._sockets), None)
+            if path is not None:
+                if not _load_grpc():
+                    return
+                before = self.connections
+                if not self._hold_session(path):
+                    return
+                if self.connections > before:
+                    delay = _FIRST_DELAY_S
+            # Jitter: a restarted daemon should not meet all its ranks in the same millisecond.
+            self._stopping.wait(delay * random.Random().uniform(0.7, 1.0))
+            delay = min(delay * 2, _LONGEST_DELAY_S)
+
+    def _hold_session(self, path: str) -> bool:
+        """Talk to one daemon until the session ends; return whether to try again."""
+        import grpc
+
+        from torchperfd.v1 import session_pb2_grpc
+
+        channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+        self._channel = channel
+        session_over = threading.Event()
+        try:
+            call = session_pb2_grpc.SessionStub(channel).Attach(self._messages(session_over))
+            self._call = call
+            for message in call:
+                if message.HasField("welcome"):
+                    self.connections += 1
+                    self._on_welcome(message.welcome)
+                    self._welcomed.set()
+                else:
+                    self._obey(message)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                log.warning("the daemon at %s refuses this process: %s", path, error.details())
+                return False
+            log.debug("the session with %s ended: %s", path, error)
+        finally:
+            self._welcomed.clear()
+            session_over.set()
+            self._call = self._channel = None
+            channel.close()
+        return True
+
+    def _messages(self, session_over: threading.Event) -> Iterator["session_pb2.ClientMessage"]:
+        yield self._hello()
+        while not session_over.is_set():
+            item = self._outbox.get(_IDLE_POLL_S)
+            if item is not None:
+                yield item
+            elif self._outbox.closed:
+                return
+
+    def _obey(self, message: "session_pb2.DaemonMessage") -> None:
+        try:
+            self._on_command(message)
+        except Exception as error:  # noqa: BLE001 - one bad command must not end the session
+            self._faults.note("command", error)
+
+
+def _load_grpc() -> bool:
+    """Import grpc with fork support off; return False, having said why, where that cannot be."""
+    if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "0").lower() in ("1", "true"):
+        log.warning(
+            "GRPC_ENABLE_FORK_SUPPORT=1 makes forked DataLoader workers hang; "
+            "unset it to stream to the daemon (steps are still timed in this process)"
+        )
+        return False
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        import grpc  # noqa: F401
+    except ImportError as error:
+        log.warning("cannot stream to the daemon: %s", error)
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Collectors: each samples one thing about the node, in a file and a thread of its own."""

@@ -1,0 +1,119 @@
+"""What a collector is, and the sampler that runs one."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+log = logging.getLogger("torchperfd.collectors")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric with its series.
+
+    Attributes:
+        name: Without the ``torchperfd_`` prefix, and for counters without ``_total``.
+        samples: Label values, in the order of ``labels``, and the value in base units.
+    """
+
+    name: str
+    help: str
+    kind: Literal["gauge", "counter"]
+    labels: tuple[str, ...] = ()
+    samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
+
+    def add(self, value: float, *label_values: str) -> None:
+        """Add a series."""
+        self.samples.append((label_values, value))
+
+
+class CollectorUnavailableError(Exception):
+    """What the collector samples does not exist on this node; not worth a traceback."""
+
+
+class Collector(Protocol):
+    """Samples one thing. ``sample`` may block or raise: that costs this collector only."""
+
+    name: str
+
+    def sample(self) -> Sequence[Family]:
+        """Return what is true now.
+
+        Raises:
+            CollectorUnavailableError: There is nothing to sample on this node.
+        """
+
+
+class Sampler:
+    """Runs one collector at a fixed rate on a thread of its own and keeps its newest sample.
+
+    Args:
+        collector: What to run.
+        interval: Seconds between samples.
+        clock: Monotonic seconds.
+        wall: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        interval: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._collector = collector
+        self._interval = interval
+        self._clock = clock
+        self._wall = wall
+        self._stop = threading.Event()
+        self._complained = False
+        self._thread = threading.Thread(target=self._run, name=f"collect-{collector.name}", daemon=True)
+        self.families: Sequence[Family] = ()
+        self.success = False
+        self.duration_seconds = 0.0
+        self.last_success_unix_seconds = 0.0
+
+    @property
+    def name(self) -> str:
+        """The collector's name."""
+        return self._collector.name
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; one that hangs in its collector is left behind."""
+        self._stop.set()
+        self._thread.join(1.0)
+
+    def sample_once(self) -> None:
+        """Take one sample now."""
+        began = self._clock()
+        try:
+            self.families = self._collector.sample()
+            self.success = True
+            self.last_success_unix_seconds = self._wall()
+            self._complained = False
+        except Exception as error:
+            self.families = ()
+            self.success = False
+            if not self._complained:
+                self._complained = True
+                quiet = isinstance(error, CollectorUnavailableError)
+                log.warning("collector %s: %s", self.name, error, exc_info=None if quiet else error)
+        self.duration_seconds = self._clock() - began
+
+    def _run(self) -> None:
+        due = self._clock()
+        while not self._stop.is_set():
+            self.sample_once()
+            # From a fixed grid, so that slow samples do not make the rate drift.
+            due += self._interval
+            now = self._clock()
+            if due < now:
+                due = now
+            self._stop.wait(due - now)

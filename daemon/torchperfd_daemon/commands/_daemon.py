@@ -1,0 +1,74 @@
+"""The connection of a command to a daemon, and the one place where gRPC's errors become ours."""
+
+import contextlib
+from collections.abc import Iterator
+
+import grpc
+
+from torchperfd._version import __version__
+from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2
+from torchperfd_daemon.errors import (
+    DaemonUnreachableError,
+    DeadlineError,
+    IncompatibleVersionError,
+    NoSuchTargetError,
+    TorchperfdError,
+    UsageError,
+)
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+@contextlib.contextmanager
+def connect(socket: str | None) -> Iterator[control_pb2_grpc.ControlStub]:
+    """Yield a stub of the first daemon that answers.
+
+    Args:
+        socket: The only path to try; the usual places when None.
+
+    Raises:
+        DaemonUnreachableError: None answers.
+        IncompatibleVersionError: It speaks no version of the protocol that we do.
+        TorchperfdError: What a call within the block came to.
+    """
+    paths = (socket,) if socket else contract.socket_candidates()
+    for path in paths:
+        with grpc.insecure_channel(f"unix:{path}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+            stub = control_pb2_grpc.ControlStub(channel)
+            try:
+                info = stub.GetInfo(
+                    control_pb2.GetInfoRequest(
+                        api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX)
+                    ),
+                    timeout=_CONNECT_TIMEOUT_S,
+                )
+            except grpc.RpcError:
+                continue
+            if contract.overlapping_api(info.api.min, info.api.max) is None:
+                raise IncompatibleVersionError(
+                    f"this command (torchperfd {__version__}) speaks protocol {contract.API_MIN} to"
+                    f" {contract.API_MAX}, the daemon (torchperfd {info.version}) speaks"
+                    f" {info.api.min} to {info.api.max}",
+                    "install the same version on both sides",
+                )
+            try:
+                yield stub
+            except grpc.RpcError as error:
+                raise _translated(error) from error
+            return
+    raise DaemonUnreachableError(
+        f"no daemon answers at {' or '.join(paths)}", "start one with `torchperfd serve`"
+    )
+
+
+def _translated(error: grpc.RpcError) -> TorchperfdError:
+    details = error.details() or "no details given"
+    kinds: dict[grpc.StatusCode, type[TorchperfdError]] = {
+        grpc.StatusCode.NOT_FOUND: NoSuchTargetError,
+        grpc.StatusCode.INVALID_ARGUMENT: UsageError,
+        grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+        grpc.StatusCode.UNAVAILABLE: DaemonUnreachableError,
+        grpc.StatusCode.CANCELLED: DaemonUnreachableError,
+        grpc.StatusCode.UNIMPLEMENTED: IncompatibleVersionError,
+    }
+    return kinds.get(error.code(), TorchperfdError)(details)

@@ -1,0 +1,93 @@
+"""``torchperfd serve``."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from torchperfd.v1 import contract
+from torchperfd_daemon.errors import UsageError
+from torchperfd_daemon.settings import ServeSettings
+
+
+@click.command("serve")
+@click.option("--socket", help="Unix socket for clients; this user's own by default.")
+@click.option("--socket-mode", default="600", show_default=True, help="Permissions of the socket, octal.")
+@click.option(
+    "--metrics-address",
+    default="127.0.0.1:9407",
+    show_default=True,
+    help="HOST:PORT of the metrics page; port 0 takes any free one.",
+)
+@click.option("--captures-dir", type=click.Path(path_type=Path), help="Where traces are kept.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.05, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds between two samples of the node.",
+)
+@click.option("--embedded", is_flag=True, hidden=True, help="Stop when standard input closes.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+)
+def command(
+    socket: str | None,
+    socket_mode: str,
+    metrics_address: str,
+    captures_dir: Path | None,
+    interval: float,
+    embedded: bool,
+    log_level: str,
+) -> None:
+    """Run the node's daemon in the foreground.
+
+    It receives step timings over a unix socket, samples the node, and serves Prometheus
+    metrics. SIGTERM ends it within 10 seconds.
+    """
+    logging.basicConfig(
+        level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    host, port = _address(metrics_address)
+    settings = ServeSettings(
+        socket=socket or contract.user_socket(),
+        socket_mode=_mode(socket_mode),
+        metrics_host=host,
+        metrics_port=port,
+        captures_dir=(captures_dir or Path(contract.user_captures_dir())).absolute(),
+        interval_seconds=interval,
+        embedded=embedded,
+    )
+    from torchperfd_daemon.server import AlreadyServedError, Daemon
+
+    async def serve() -> None:
+        await Daemon(settings).run()
+
+    try:
+        asyncio.run(serve())
+    except AlreadyServedError:
+        # Two ranks may start an embedded daemon at once: one of them is enough.
+        if not embedded:
+            raise
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{text!r} is no HOST:PORT", "write it like 127.0.0.1:9407")
+    return host.strip("[]"), int(port)
+
+
+def _mode(text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o777:
+        raise UsageError(f"{text!r} is no file mode", "write it like 600 or 666")
+    return mode

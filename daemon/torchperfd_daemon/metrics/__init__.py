@@ -1,0 +1,5 @@
+"""Metrics: what the store and the samplers know, as Prometheus families, read at scrape time."""
+
+from torchperfd_daemon.metrics.page import CONTENT_TYPES, MetricsPage
+
+__all__ = ["CONTENT_TYPES", "MetricsPage"]

@@ -1,0 +1,50 @@
+"""The metrics page: one registry over all sources, rendered in the format a scraper asks for."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+
+from torchperfd_daemon.collectors.base import Family
+
+PREFIX: Final = "torchperfd_"
+CONTENT_TYPES: Final = ("text/plain", "application/openmetrics-text")
+
+
+class Source(Protocol):
+    """Something that has families to show."""
+
+    def families(self) -> Iterable[Family | Metric]:
+        """Return what is true now; must be quick and must not block."""
+
+
+class MetricsPage:
+    """Renders ``/metrics``."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family, as prometheus_client asks for them."""
+        for source in self._sources:
+            for family in source.families():
+                metric = family if isinstance(family, Metric) else _to_metric(family)
+                if metric.samples:
+                    yield metric
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the page and its content type, for the ``Accept`` header of a scraper."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+def _to_metric(family: Family) -> Metric:
+    make = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    metric = make(PREFIX + family.name, family.help, labels=family.labels)
+    for labels, value in family.samples:
+        metric.add_metric(labels, value)
+    return metric

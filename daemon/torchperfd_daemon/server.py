@@ -1,0 +1,256 @@
+"""The daemon: the composition root, the only place that builds the parts and knows them all."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import grpc
+import uvicorn
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
+
+from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
+from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.collectors.base import Collector, Sampler
+from torchperfd_daemon.collectors.host import HostCollector
+from torchperfd_daemon.collectors.nvml import NvmlCollector
+from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.http import build_app
+from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.node import NodeMetrics
+from torchperfd_daemon.metrics.own import OwnMetrics
+from torchperfd_daemon.metrics.training import TrainingMetrics
+from torchperfd_daemon.notify import notify
+from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.settings import ServeSettings
+from torchperfd_daemon.store import Store
+
+log = logging.getLogger("torchperfd.server")
+
+_SERVICES: Final = (
+    session_pb2.DESCRIPTOR.services_by_name["Session"].full_name,
+    control_pb2.DESCRIPTOR.services_by_name["Control"].full_name,
+    "",
+)
+_ORPHAN_CHECK_S: Final = 1.0
+
+
+class AlreadyServedError(TorchperfdError):
+    """Another daemon owns the socket."""
+
+
+class Daemon:
+    """One node's daemon, from start to drained stop.
+
+    Args:
+        settings: What to serve where.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._store = Store(grace_seconds=settings.grace_seconds)
+        self._catalog = Catalog(settings.captures_dir)
+        self._coordinator = Coordinator(self._catalog)
+        self._ready = False
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM, SIGINT, or, when embedded, until nobody needs it.
+
+        Raises:
+            TorchperfdError: Something cannot be served; the message names the fix.
+        """
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        with _own(settings.socket), _listen(settings) as listener:
+            samplers = [Sampler(collector, settings.interval_seconds) for collector in _collectors()]
+            page = MetricsPage(
+                [
+                    TrainingMetrics(self._store),
+                    NodeMetrics(samplers),
+                    OwnMetrics(self._store, self._coordinator.counts),
+                ]
+            )
+            host, port = listener.getsockname()[:2]
+            node = Node(socket.gethostname(), f"http://{_shown(host)}:{port}/metrics", settings.captures_dir)
+            sessions = SessionService(self._store, self._coordinator, node, self._changed.set)
+            control = ControlService(self._store, sessions, self._coordinator, node)
+            checks = health.HealthServicer()
+            rpc = await _start_rpc(settings, sessions, control, checks)
+            web = _WebServer(build_app(page, lambda: self._ready))
+            web_task = asyncio.create_task(web.serve(sockets=[listener]))
+            for sampler in samplers:
+                sampler.start()
+            await self._announce(checks, ready=True)
+            log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
+            try:
+                await self._until_unneeded(sessions)
+            finally:
+                log.info("stopping")
+                await self._announce(checks, ready=False)
+                await rpc.stop(grace=min(1.0, settings.drain_seconds))
+                web.should_exit = True
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(web_task, settings.drain_seconds)
+                for sampler in samplers:
+                    sampler.stop()
+
+    async def _until_unneeded(self, sessions: SessionService) -> None:
+        if not self._settings.embedded:
+            await self._stop.wait()
+            return
+        owner = asyncio.create_task(_owner_gone())
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((owner, stop), return_when=asyncio.FIRST_COMPLETED)
+            while not self._stop.is_set() and sessions.count:
+                # Other ranks of the run are still here; the owner was only the first to finish.
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), _ORPHAN_CHECK_S)
+        finally:
+            owner.cancel()
+            stop.cancel()
+
+    async def _announce(self, checks: health.HealthServicer, *, ready: bool) -> None:
+        self._ready = ready
+        status = (
+            health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        )
+        for service in _SERVICES:
+            await checks.set(service, status)
+        notify("READY=1" if ready else "STOPPING=1")
+
+
+class _WebServer(uvicorn.Server):
+    """uvicorn without its own signal handlers: the daemon has one set for all its parts."""
+
+    def __init__(self, app: object) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                limit_concurrency=256,
+                timeout_keep_alive=75,
+                timeout_graceful_shutdown=2,
+                server_header=False,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _collectors() -> list[Collector]:
+    return [HostCollector(), NvmlCollector()]
+
+
+async def _start_rpc(
+    settings: ServeSettings,
+    sessions: SessionService,
+    control: ControlService,
+    checks: health.HealthServicer,
+) -> grpc.aio.Server:
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
+    session_pb2_grpc.add_SessionServicer_to_server(sessions, server)
+    control_pb2_grpc.add_ControlServicer_to_server(control, server)
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    # The socket must never be there with wider permissions than asked for, not even briefly.
+    previous = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{settings.socket}")
+        await server.start()
+    except RuntimeError as error:
+        raise TorchperfdError(
+            f"cannot listen on {settings.socket}: {error}", "choose another path with --socket"
+        ) from error
+    finally:
+        os.umask(previous)
+    Path(settings.socket).chmod(settings.socket_mode)
+    return server
+
+
+@contextlib.contextmanager
+def _own(path: str) -> Iterator[None]:
+    """Hold the socket's lock file, so that no second daemon takes the path over."""
+    if len(os.fsencode(path)) > contract.MAX_SOCKET_PATH_BYTES:
+        raise UsageError(
+            f"the socket path has {len(os.fsencode(path))} bytes, the kernel allows"
+            f" {contract.MAX_SOCKET_PATH_BYTES}",
+            "choose a shorter one with --socket",
+        )
+    lock_path = Path(f"{path}.lock")
+    try:
+        lock_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = lock_path.open("a+")
+    except OSError as error:
+        raise TorchperfdError(
+            f"cannot create {lock_path}: {error.strerror}", "choose another path with --socket"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise AlreadyServedError(
+                f"another daemon serves {path}", "use it, or choose another path with --socket"
+            ) from None
+        try:
+            yield
+        finally:
+            Path(path).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _listen(settings: ServeSettings) -> Iterator[socket.socket]:
+    """Bind the metrics port; an embedded daemon takes any when its own is in use."""
+    host = settings.metrics_host
+    ports = (settings.metrics_port, 0) if settings.embedded else (settings.metrics_port,)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for port in ports:
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            listener.close()
+            if port == ports[-1]:
+                raise TorchperfdError(
+                    f"cannot serve metrics on {host}:{port}: {error.strerror}",
+                    "choose another address with --metrics-address",
+                ) from error
+            continue
+        with listener:
+            yield listener
+        return
+
+
+def _shown(host: str) -> str:
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
+
+
+async def _owner_gone() -> None:
+    """Return once standard input is closed: whoever started us holds its other end."""
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        while await reader.read(4096):
+            pass
+    finally:
+        transport.close()

@@ -1,0 +1,223 @@
+"""The session service: one stream per training process."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from torchperfd._version import __version__
+from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
+from torchperfd_daemon.captures import Coordinator
+from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.service import translate
+from torchperfd_daemon.store import Rank, Store
+
+log = logging.getLogger("torchperfd.session")
+
+_OUTGOING: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What this daemon tells about itself."""
+
+    name: str
+    metrics_url: str
+    captures_dir: Path
+
+
+class Session:
+    """A connected rank: a ``Participant`` of captures."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.record = rank
+        self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.record.identity.rank
+
+    @property
+    def steps_seen(self) -> int:
+        """Training steps it has reported so far."""
+        return self.record.totals.train.steps
+
+    @property
+    def owner(self) -> int | None:
+        """User id of its process, None when it is not to be seen from here."""
+        identity = self.record.identity
+        try:
+            # In another pid namespace the same number is somebody else.
+            if Path("/proc/self/ns/pid").stat().st_ino != identity.pid_namespace:
+                return None
+            return os.stat(f"/proc/{identity.pid}").st_uid  # noqa: PTH116
+        except OSError:
+            return None
+
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path) -> None:
+        """Ask it to get ready for a capture."""
+        self._send(
+            session_pb2.DaemonMessage(
+                prepare_capture=session_pb2.PrepareCapture(
+                    capture_id=capture_id,
+                    options=translate.capture_options_message(options),
+                    directory=str(directory),
+                )
+            )
+        )
+
+    def commit(self, capture_id: str, start_step: int) -> None:
+        """Tell it at which step to start."""
+        self._send(
+            session_pb2.DaemonMessage(
+                commit_capture=session_pb2.CommitCapture(capture_id=capture_id, start_step=start_step)
+            )
+        )
+
+    def cancel(self, capture_id: str, reason: str) -> None:
+        """Tell it to give a capture up."""
+        self._send(
+            session_pb2.DaemonMessage(
+                cancel_capture=session_pb2.CancelCapture(capture_id=capture_id, reason=reason)
+            )
+        )
+
+    def _send(self, message: session_pb2.DaemonMessage) -> None:
+        try:
+            self.outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            # A stopped process reads nothing. What it misses shows as a capture it never acked.
+            log.warning("rank %d of run %s does not read", self.rank, self.record.identity.run)
+
+
+class SessionService(session_pb2_grpc.SessionServicer):
+    """Receives steps into the store and carries captures' messages.
+
+    Args:
+        store: Where steps go.
+        coordinator: Whom acks and results concern.
+        node: What clients are told in the welcome.
+        on_change: Called when a session has begun or ended.
+    """
+
+    def __init__(
+        self, store: Store, coordinator: Coordinator, node: Node, on_change: Callable[[], None]
+    ) -> None:
+        self._store = store
+        self._coordinator = coordinator
+        self._node = node
+        self._on_change = on_change
+        self._sessions: dict[tuple[str, int], Session] = {}
+
+    def of_run(self, run: str) -> list[Session]:
+        """Return the connected ranks of a run, by rank."""
+        found = [session for (name, _), session in self._sessions.items() if name == run]
+        return sorted(found, key=lambda session: session.rank)
+
+    @property
+    def count(self) -> int:
+        """How many sessions there are."""
+        return len(self._sessions)
+
+    async def Attach(  # type: ignore[override]  # noqa: N802 - it writes instead of yielding
+        self,
+        request_iterator: AsyncIterator[session_pb2.ClientMessage],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> None:
+        """Serve one training process until it leaves."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("hello"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with hello")
+            return
+        hello = first.hello
+        if contract.overlapping_api(hello.api.min, hello.api.max) is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, version_conflict("client", hello))
+            return
+        try:
+            identity = translate.identity(hello.identity)
+        except translate.BadMessageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            return
+        session = Session(self._store.join(identity))
+        key = (identity.run, identity.rank)
+        self._sessions[key] = session
+        self._on_change()
+        log.info("rank %d of run %s is here (pid %d)", identity.rank, identity.run, identity.pid)
+        await context.write(self._welcome())
+        sender = asyncio.create_task(_send_all(session, context))
+        try:
+            async for message in request_iterator:
+                if not self._receive(session, message):
+                    break
+        except translate.BadMessageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        finally:
+            sender.cancel()
+            self._coordinator.on_departure(session, "the process left during the capture")
+            if self._sessions.get(key) is session:
+                del self._sessions[key]
+                self._store.leave(session.record)
+            self._on_change()
+            log.info("rank %d of run %s is gone", identity.rank, identity.run)
+
+    def _welcome(self) -> session_pb2.DaemonMessage:
+        return session_pb2.DaemonMessage(
+            welcome=session_pb2.Welcome(
+                api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
+                features=contract.FEATURES,
+                daemon_version=__version__,
+                captures_dir=str(self._node.captures_dir),
+                metrics_url=self._node.metrics_url,
+            )
+        )
+
+    def _receive(self, session: Session, message: session_pb2.ClientMessage) -> bool:
+        """Act on one message; return False when the process has said goodbye."""
+        body = message.WhichOneof("body")
+        rank = session.record
+        if body == "steps":
+            self._store.ingested_steps += message.steps.count
+            self._store.add_steps(rank, translate.training_steps(message.steps))
+        elif body == "account":
+            rank.totals = translate.totals(message.account)
+        elif body == "state":
+            rank.state = translate.state(message.state.state) or rank.state
+        elif body == "capture_ack":
+            ack = message.capture_ack
+            self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack(ack))
+        elif body == "capture_result":
+            self._on_result(session, message.capture_result)
+        return body != "goodbye"
+
+    def _on_result(self, session: Session, message: session_pb2.CaptureResult) -> None:
+        result = translate.result(message)
+        if message.self_started:
+            self._coordinator.adopt(
+                message.capture_id,
+                session.record.identity.run,
+                translate.capture_options(message.options),
+                session.rank,
+                result,
+            )
+        else:
+            self._coordinator.on_result(message.capture_id, session.rank, result)
+
+
+def version_conflict(who: str, hello: session_pb2.Hello) -> str:
+    """Return the one line that names both versions."""
+    return (
+        f"the {who} (torchperfd {hello.client_version or 'unknown'}) speaks protocol"
+        f" {hello.api.min} to {hello.api.max}, this daemon (torchperfd {__version__}) speaks"
+        f" {contract.API_MIN} to {contract.API_MAX}; install the same version on both sides"
+    )
+
+
+async def _send_all(session: Session, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    while True:
+        await context.write(await session.outgoing.get())

@@ -1,0 +1,226 @@
+"""Between messages and the daemon's own types; the only place that knows both."""
+
+import sys
+from array import array
+from typing import Any
+
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress
+from torchperfd_daemon.captures.coordinator import Ack, Result
+from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.store import KindTotal, PhaseTotal, Rank, RankIdentity, State, StepColumns, Totals
+
+_STATES = {
+    session_pb2.RUN_STATE_STARTING: State.STARTING,
+    session_pb2.RUN_STATE_TRAINING: State.TRAINING,
+    session_pb2.RUN_STATE_VALIDATING: State.VALIDATING,
+    session_pb2.RUN_STATE_CHECKPOINTING: State.CHECKPOINTING,
+    session_pb2.RUN_STATE_FINISHED: State.FINISHED,
+}
+_STATES_OUT = {state: value for value, state in _STATES.items()}
+_CAPTURE_STATES = {
+    CaptureState.PREPARING: control_pb2.CAPTURE_STATE_PREPARING,
+    CaptureState.ARMED: control_pb2.CAPTURE_STATE_ARMED,
+    CaptureState.COMPLETE: control_pb2.CAPTURE_STATE_COMPLETE,
+    CaptureState.PARTIAL: control_pb2.CAPTURE_STATE_PARTIAL,
+    CaptureState.FAILED: control_pb2.CAPTURE_STATE_FAILED,
+}
+_IDENTITY_FIELDS = tuple(RankIdentity.__dataclass_fields__)
+_MOST_LABEL_CHARACTERS = 200
+
+
+class BadMessageError(Exception):
+    """A message that no client of ours would send."""
+
+
+def identity(message: session_pb2.RankIdentity) -> RankIdentity:
+    """Read who a process is; overlong text is cut, since it ends up in metric labels.
+
+    Raises:
+        BadMessageError: The run has no name.
+    """
+    if not message.run:
+        raise BadMessageError("the run has no name")
+    values: dict[str, Any] = {name: getattr(message, name) for name in _IDENTITY_FIELDS}
+    for name, value in values.items():
+        if isinstance(value, str):
+            values[name] = value[:_MOST_LABEL_CHARACTERS]
+    return RankIdentity(**values)
+
+
+def identity_message(own: RankIdentity) -> session_pb2.RankIdentity:
+    """Pack who a process is."""
+    return session_pb2.RankIdentity(**{name: getattr(own, name) for name in _IDENTITY_FIELDS})
+
+
+def state(value: int) -> State | None:
+    """Return a state this version knows, else None."""
+    return _STATES.get(session_pb2.RunState.ValueType(value))
+
+
+def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
+    """Unpack the training steps of a batch.
+
+    Raises:
+        BadMessageError: Columns of different lengths.
+    """
+    kinds = _column(batch.kind, batch.count)
+    starts = _column(batch.start_ns, batch.count)
+    durations = _column(batch.duration_ns, batch.count)
+    phases = {column.phase[:64]: _column(column.ns, batch.count) for column in batch.phases}
+    wanted = [position for position, kind in enumerate(kinds) if kind == session_pb2.STEP_KIND_TRAIN]
+    if len(wanted) < batch.count:
+        starts, durations = _pick(starts, wanted), _pick(durations, wanted)
+        phases = {name: _pick(column, wanted) for name, column in phases.items()}
+    ends = array("q", map(int.__add__, starts, durations))
+    return StepColumns(ends, durations, phases)
+
+
+def totals(message: session_pb2.Account) -> Totals:
+    """Unpack a cumulative account."""
+    kinds = {
+        kind.kind: KindTotal(
+            steps=kind.steps,
+            ns=kind.step_ns,
+            samples=kind.samples,
+            phases={
+                phase.phase[:64]: PhaseTotal(phase.calls, phase.ns, phase.sum_squares_ns2)
+                for phase in kind.phases
+            },
+        )
+        for kind in message.kinds
+    }
+    return Totals(
+        train=kinds.get(session_pb2.STEP_KIND_TRAIN, KindTotal()),
+        validate=kinds.get(session_pb2.STEP_KIND_VALIDATE, KindTotal()),
+        recorded=message.recorded_steps,
+        dropped={where[:32]: count for where, count in list(message.dropped_steps.items())[:8]},
+    )
+
+
+def account_message(own: Totals) -> session_pb2.Account:
+    """Pack a cumulative account."""
+    message = session_pb2.Account(recorded_steps=own.recorded, dropped_steps=own.dropped)
+    for kind, total in (
+        (session_pb2.STEP_KIND_TRAIN, own.train),
+        (session_pb2.STEP_KIND_VALIDATE, own.validate),
+    ):
+        packed = message.kinds.add(kind=kind, steps=total.steps, step_ns=total.ns, samples=total.samples)
+        for name, phase in total.phases.items():
+            packed.phases.add(phase=name, calls=phase.calls, ns=phase.ns, sum_squares_ns2=phase.squares)
+    return message
+
+
+def rank_status(rank: Rank) -> control_pb2.RankStatus:
+    """Pack what ``ps`` shows of a rank."""
+    return control_pb2.RankStatus(
+        identity=identity_message(rank.identity),
+        state=_STATES_OUT[rank.state],
+        connected=rank.connected,
+        steps=rank.totals.train.steps,
+        step_seconds=rank.history.mean_step_seconds(),
+        last_step_unix_seconds=rank.last_step_unix_seconds,
+        phase_seconds=rank.history.mean_phase_seconds(),
+        dropped_steps=sum(rank.totals.dropped.values()),
+    )
+
+
+def rank_account(rank: Rank) -> control_pb2.RankAccount:
+    """Pack a rank's whole account."""
+    return control_pb2.RankAccount(
+        identity=identity_message(rank.identity),
+        state=_STATES_OUT[rank.state],
+        account=account_message(rank.totals),
+    )
+
+
+def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
+    """Pack a verdict."""
+    return control_pb2.Verdict(
+        cause=verdict.cause.value,
+        run=verdict.run,
+        node=verdict.node,
+        rank=-1 if verdict.rank is None else verdict.rank,
+        phase=verdict.phase,
+        evidence=verdict.evidence,
+        cost_seconds_per_step=verdict.cost_seconds_per_step,
+        next_command=verdict.next_command,
+        summary=verdict.summary,
+    )
+
+
+def capture_options(message: session_pb2.CaptureOptions) -> CaptureOptions:
+    """Unpack what to record."""
+    return CaptureOptions(
+        steps=message.steps,
+        record_shapes=message.record_shapes,
+        with_stack=message.with_stack,
+        profile_memory=message.profile_memory,
+    )
+
+
+def capture_options_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
+    """Pack what to record."""
+    return session_pb2.CaptureOptions(
+        steps=own.steps,
+        record_shapes=own.record_shapes,
+        with_stack=own.with_stack,
+        profile_memory=own.profile_memory,
+    )
+
+
+def ack(message: session_pb2.CaptureAck) -> Ack:
+    """Unpack a rank's answer to prepare."""
+    return Ack(message.ready, message.reason[:500], message.next_step, message.step_seconds)
+
+
+def result(message: session_pb2.CaptureResult) -> Result:
+    """Unpack a rank's outcome."""
+    return Result(
+        ok=message.ok,
+        reason=message.reason[:500],
+        retry=message.retry,
+        start_step=message.start_step,
+        file=message.file[:100],
+        bytes=message.bytes,
+        sha256=message.sha256[:64],
+    )
+
+
+def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
+    """Pack how far a capture is."""
+    record: CaptureRecord = progress.record
+    return control_pb2.CaptureProgress(
+        capture_id=record.capture_id,
+        state=_CAPTURE_STATES[record.state],
+        reason=record.reason,
+        start_step=record.step_range[0] if record.step_range else 0,
+        directory=str(progress.folder),
+        timed_out=progress.timed_out,
+        ranks=[
+            control_pb2.CaptureRank(
+                rank=rank.rank,
+                state=_CAPTURE_STATES[rank.state],
+                reason=rank.reason,
+                file=rank.file,
+                bytes=rank.bytes,
+                sha256=rank.sha256,
+            )
+            for rank in record.ranks
+        ],
+    )
+
+
+def _column(blob: bytes, count: int) -> "array[int]":
+    if len(blob) != 8 * count:
+        raise BadMessageError(f"a column of {count} steps has {len(blob)} bytes")
+    column = array("q")
+    column.frombytes(blob)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
+
+
+def _pick(column: "array[int]", positions: list[int]) -> "array[int]":
+    return array("q", [column[position] for position in positions])

@@ -1,0 +1,251 @@
+"""The store: what every rank on this node has done, in fixed memory per rank.
+
+Totals come from the clients' cumulative accounts, so a lost batch loses no time;
+batches feed the recent history and the step-time histogram.
+"""
+
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+HISTORY_STEPS: Final = 256
+HISTOGRAM_BOUNDS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+_MAX_PHASES: Final = 32
+
+
+class State(Enum):
+    """What a rank is doing."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    VALIDATING = "validating"
+    CHECKPOINTING = "checkpointing"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class RankIdentity:
+    """Who a training process is; see the message of the same name."""
+
+    run: str
+    rank: int
+    world_size: int = 1
+    local_rank: int = 0
+    node_rank: int = 0
+    job_name: str = ""
+    node: str = ""
+    pid_namespace: int = 0
+    pid: int = 0
+    process_start_ticks: int = 0
+    script: str = ""
+    torch_version: str = ""
+    python_version: str = ""
+    slurm_job_id: str = ""
+    pod_uid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTotal:
+    """One phase since attach: calls, exclusive nanoseconds, sum of their squares per call."""
+
+    calls: int
+    ns: int
+    squares: float
+
+
+@dataclass(frozen=True, slots=True)
+class KindTotal:
+    """All steps of one kind since attach."""
+
+    steps: int = 0
+    ns: int = 0
+    samples: int = 0
+    phases: dict[str, PhaseTotal] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """A rank's cumulative account."""
+
+    train: KindTotal = KindTotal()
+    validate: KindTotal = KindTotal()
+    recorded: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepColumns:
+    """Consecutive training steps: one array per column, nanoseconds, all of one length."""
+
+    end_unix_ns: "array[int]"
+    duration_ns: "array[int]"
+    phases: dict[str, "array[int]"]
+
+
+class History:
+    """The newest steps of one rank, as rings of equal length."""
+
+    def __init__(self, capacity: int = HISTORY_STEPS) -> None:
+        self._capacity = capacity
+        self._seen = 0
+        self._duration = array("q", bytes(8 * capacity))
+        self._phases: dict[str, array[int]] = {}
+
+    def append(self, steps: StepColumns) -> None:
+        """Add steps, forgetting the oldest."""
+        for name in steps.phases:
+            if name not in self._phases and len(self._phases) < _MAX_PHASES:
+                self._phases[name] = array("q", bytes(8 * self._capacity))
+        count = len(steps.duration_ns)
+        skipped = max(0, count - self._capacity)
+        for position in range(skipped, count):
+            slot = (self._seen + position) % self._capacity
+            self._duration[slot] = steps.duration_ns[position]
+            for name, ring in self._phases.items():
+                column = steps.phases.get(name)
+                ring[slot] = column[position] if column is not None else 0
+        self._seen += count
+
+    def __len__(self) -> int:
+        return min(self._seen, self._capacity)
+
+    def mean_step_seconds(self) -> float:
+        """Return the mean duration of the steps held, 0 when there are none."""
+        return self._mean_seconds(self._duration)
+
+    def mean_phase_seconds(self) -> dict[str, float]:
+        """Return each phase's mean exclusive time per step held."""
+        return {name: self._mean_seconds(ring) for name, ring in self._phases.items()}
+
+    def _mean_seconds(self, ring: "array[int]") -> float:
+        # Slots never written hold zero, so a ring that is not full yet sums up right too.
+        return sum(ring) / len(self) / 1e9 if self._seen else 0.0
+
+
+class Histogram:
+    """Counts of durations by upper bound, in seconds."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(HISTOGRAM_BOUNDS_S) + 1)
+        self.sum_seconds = 0.0
+
+    def observe_ns(self, durations: "array[int]") -> None:
+        """Add durations."""
+        for duration in durations:
+            self.counts[bisect_left(HISTOGRAM_BOUNDS_S, duration / 1e9)] += 1
+        self.sum_seconds += sum(durations) / 1e9
+
+
+class Rank:
+    """One rank of one run on this node."""
+
+    def __init__(self, identity: RankIdentity, now: float) -> None:
+        self.identity = identity
+        self.state = State.STARTING
+        self.connected = True
+        self.joined_at = now
+        self.left_at: float | None = None
+        self.totals = Totals()
+        self.history = History()
+        self.last_step_unix_seconds = 0.0
+
+
+class Store:
+    """All ranks that stream to this daemon.
+
+    Args:
+        grace_seconds: How long a rank stays after it has left.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, *, grace_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._grace = grace_seconds
+        self._clock = clock
+        self._ranks: dict[tuple[str, int], Rank] = {}
+        self.histograms: dict[str, Histogram] = {}
+        self.ingested_steps = 0
+        self._departed_dropped: dict[str, int] = {}
+
+    def join(self, identity: RankIdentity) -> Rank:
+        """Admit a process. The same process coming back keeps its record; another one starts afresh."""
+        self.forget_departed()
+        key = (identity.run, identity.rank)
+        known = self._ranks.get(key)
+        if known is not None and _same_process(known.identity, identity):
+            known.identity = identity
+            known.connected = True
+            known.left_at = None
+            return known
+        if known is not None:
+            self._keep_dropped(known)
+        rank = Rank(identity, self._clock())
+        self._ranks[key] = rank
+        return rank
+
+    def leave(self, rank: Rank) -> None:
+        """Mark a rank as gone; its record stays for the grace time."""
+        rank.connected = False
+        rank.left_at = self._clock()
+
+    def add_steps(self, rank: Rank, steps: StepColumns) -> None:
+        """Add a batch of training steps."""
+        if not steps.duration_ns:
+            return
+        rank.history.append(steps)
+        rank.last_step_unix_seconds = steps.end_unix_ns[-1] / 1e9
+        self.histograms.setdefault(rank.identity.run, Histogram()).observe_ns(steps.duration_ns)
+
+    def forget_departed(self) -> None:
+        """Drop the ranks whose grace is over, and what belongs to runs without ranks."""
+        now = self._clock()
+        for key, rank in list(self._ranks.items()):
+            if rank.left_at is not None and now - rank.left_at > self._grace:
+                self._keep_dropped(rank)
+                del self._ranks[key]
+        runs = {run for run, _ in self._ranks}
+        for run in list(self.histograms):
+            if run not in runs:
+                del self.histograms[run]
+
+    def ranks(self) -> Iterator[Rank]:
+        """Yield all ranks, by run and rank."""
+        for key in sorted(self._ranks):
+            yield self._ranks[key]
+
+    def runs(self) -> dict[str, list[Rank]]:
+        """Return the ranks of each run."""
+        runs: dict[str, list[Rank]] = {}
+        for rank in self.ranks():
+            runs.setdefault(rank.identity.run, []).append(rank)
+        return runs
+
+    def connected(self) -> int:
+        """Return how many ranks are connected."""
+        return sum(rank.connected for rank in self._ranks.values())
+
+    def dropped(self) -> dict[str, int]:
+        """Return the steps that clients lost, by where, including those of ranks long gone."""
+        total = dict(self._departed_dropped)
+        for rank in self._ranks.values():
+            for where, count in rank.totals.dropped.items():
+                total[where] = total.get(where, 0) + count
+        return total
+
+    def _keep_dropped(self, rank: Rank) -> None:
+        for where, count in rank.totals.dropped.items():
+            self._departed_dropped[where] = self._departed_dropped.get(where, 0) + count
+
+
+def _same_process(one: RankIdentity, other: RankIdentity) -> bool:
+    return (one.node, one.pid_namespace, one.pid, one.process_start_ticks) == (
+        other.node,
+        other.pid_namespace,
+        other.pid,
+        other.process_start_ticks,
+    )

@@ -1,0 +1,168 @@
+"""Self and total time: by torch's rules, against a reference that compares every pair."""
+
+from array import array
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.operators import Operator, operators
+from torchperfd_daemon.analysis.steps import Step, steps
+
+SMALL = Path(__file__).parents[2] / "golden" / "trace_small.json"
+
+# One call: name, start, end, thread.
+Call = tuple[str, int, int, int]
+
+
+def trace_of(*calls: Call, category: str = "cpu_op") -> analysis.Trace:
+    return analysis.Trace(
+        "made up",
+        0,
+        names=[name for name, *_ in calls],
+        categories=[category] * len(calls),
+        threads=[(1, thread) for *_, thread in calls],
+        starts=array("q", [start for _, start, _, _ in calls]),
+        ends=array("q", [end for _, _, end, _ in calls]),
+        externals=array("q", [0] * len(calls)),
+    )
+
+
+def table(trace: analysis.Trace) -> dict[str, tuple[int, int, int]]:
+    return {row.name: (row.calls, row.self_cpu_ns, row.total_cpu_ns) for row in operators(trace)}
+
+
+def reference(calls: list[Call]) -> dict[str, tuple[int, int, int]]:
+    """The same table from the definition: a parent contains every call from itself up to its child."""
+    sums: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for thread in {call[3] for call in calls}:
+        mine = sorted((call for call in calls if call[3] == thread), key=lambda call: (call[1], -call[2]))
+        for name, start, end, _ in mine:
+            sums[name][0] += 1
+            sums[name][1] += end - start
+            sums[name][2] += end - start
+        for child in range(len(mine)):
+            for parent in range(child - 1, -1, -1):
+                if all(_contains(mine[parent], mine[between]) for between in range(parent + 1, child + 1)):
+                    sums[mine[parent][0]][1] -= mine[child][2] - mine[child][1]
+                    break
+    return {name: (entry[0], entry[1], entry[2]) for name, entry in sums.items()}
+
+
+def _contains(outer: Call, inner: Call) -> bool:
+    return inner[1] < outer[2] and inner[2] <= outer[2]
+
+
+@st.composite
+def nested_calls(draw: st.DrawFn, start: int = 0, end: int = 200, depth: int = 4) -> list[Call]:
+    """Calls that lie wholly inside or wholly outside one another, as one thread makes them."""
+    calls: list[Call] = []
+    at = start
+    while at < end and draw(st.booleans()):
+        begin = draw(st.integers(at, end))
+        stop = draw(st.integers(begin, end))
+        calls.append((f"op{len(calls)}-{depth}-{start}-{end}", begin, stop, 1))
+        if depth:
+            calls += draw(nested_calls(begin, stop, depth - 1))
+        at = stop
+    return calls
+
+
+@st.composite
+def overlapping_calls(draw: st.DrawFn) -> list[Call]:
+    spans = draw(
+        st.lists(
+            st.tuples(st.integers(0, 20), st.integers(0, 12), st.integers(1, 2)), min_size=1, max_size=24
+        )
+    )
+    return [
+        (f"op{number}", start, start + length, thread) for number, (start, length, thread) in enumerate(spans)
+    ]
+
+
+@given(nested_calls())
+def test_nested_calls_match_the_reference_and_self_times_fill_the_busy_time(calls: list[Call]) -> None:
+    assert table(trace_of(*calls)) == reference(calls)
+    busy = {moment for _, start, end, _ in calls for moment in range(start, end)}
+    assert sum(self_ns for _, self_ns, _ in table(trace_of(*calls)).values()) == len(busy)
+
+
+@given(overlapping_calls())
+def test_overlapping_calls_match_the_reference(calls: list[Call]) -> None:
+    assert table(trace_of(*calls)) == reference(calls)
+
+
+def test_a_call_that_outlasts_another_is_no_child_and_ends_its_parenthood() -> None:
+    assert table(trace_of(("a", 0, 10, 1), ("b", 5, 15, 1), ("c", 6, 8, 1))) == {
+        "a": (1, 10, 10),
+        "b": (1, 8, 10),
+        "c": (1, 2, 2),
+    }
+
+
+def test_threads_do_not_nest_in_one_another() -> None:
+    assert table(trace_of(("a", 0, 10, 1), ("b", 2, 4, 2))) == {"a": (1, 10, 10), "b": (1, 2, 2)}
+
+
+def test_a_chain_of_only_children_with_one_name_is_one_call() -> None:
+    chain = trace_of(("a", 0, 10, 1), ("a", 1, 9, 1), ("a", 2, 8, 1), ("b", 3, 5, 1))
+    assert table(chain) == {"a": (1, 8, 10), "b": (1, 2, 2)}
+
+
+def test_siblings_with_their_parents_name_stay_calls_of_their_own() -> None:
+    siblings = trace_of(("a", 0, 10, 1), ("a", 1, 4, 1), ("a", 5, 8, 1))
+    assert table(siblings) == {"a": (3, 10, 16)}
+
+
+def test_steps_are_one_row_and_what_torch_hides_is_no_parent() -> None:
+    trace = trace_of(("ProfilerStep#3", 0, 10, 1), ("aten::is_leaf", 2, 6, 1), ("aten::add", 3, 5, 1))
+    assert table(trace) == {"ProfilerStep*": (1, 8, 10), "aten::add": (1, 2, 2)}
+
+
+def test_collectives_that_complete_elsewhere_have_total_time_only() -> None:
+    trace = trace_of(("gloo:all_reduce", 0, 10, 1), ("work", 2, 4, 1), category="user_annotation")
+    assert table(trace) == {"gloo:all_reduce": (1, 0, 10), "work": (1, 2, 2)}
+
+
+def test_python_frames_are_rows_on_request() -> None:
+    trace = analysis.load(SMALL)
+    without = {row.name for row in operators(trace)}
+    with_frames = {row.name for row in operators(trace, python_functions=True)}
+    assert with_frames - without == {"train.py(12): main"}
+
+
+@pytest.mark.parametrize(
+    ("name", "self_ns", "total_ns"),
+    [
+        ("aten::linear", 0, 225_833),  # two kernels, launched by its child
+        ("aten::addmm", 225_833, 225_833),
+        ("aten::to", 0, 42_014),  # a copy, launched below a merged repetition of itself
+        ("ProfilerStep*", 0, 267_847),
+        ("autograd::engine::evaluate_function: AddmmBackward0", 0, 261_000),
+        ("cudaLaunchKernel", 0, 0),  # shares its operator's id, and must not count its kernel again
+    ],
+)
+def test_device_time_goes_to_the_launching_operator_and_up(name: str, self_ns: int, total_ns: int) -> None:
+    rows = {row.name: row for row in operators(analysis.load(SMALL))}
+    assert (rows[name].self_device_ns, rows[name].total_device_ns) == (self_ns, total_ns)
+
+
+def test_the_table_is_sorted_by_self_time_then_name() -> None:
+    rows = operators(trace_of(("b", 0, 5, 1), ("c", 10, 15, 1), ("a", 20, 29, 1)))
+    assert rows[0] == Operator("a", "cpu_op", 1, 9, 9, 0, 0)
+    assert [row.name for row in rows] == ["a", "b", "c"]
+
+
+def test_steps_come_in_order_once_each_and_from_the_host() -> None:
+    trace = trace_of(
+        ("ProfilerStep#8", 50, 90, 1),
+        ("ProfilerStep#7", 0, 40, 1),
+        ("ProfilerStep#7", 5, 40, 2),
+        ("ProfilerStep#seven", 0, 1, 1),
+        category="user_annotation",
+    )
+    assert steps(trace) == [Step(7, 0, 40), Step(8, 50, 40)]
+    assert steps(trace_of(("ProfilerStep#7", 0, 40, 1), category="gpu_user_annotation")) == []

@@ -1,0 +1,228 @@
+"""Reading a trace file: exact times, and everything that real files do wrong."""
+
+import gzip
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.trace import nanoseconds
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+
+SMALL = Path(__file__).parents[2] / "golden" / "trace_small.json"
+# Traces count from at most three months back: 2^43 µs is 101 days.
+LONGEST_NS = (1 << 43) * 1000 - 1
+
+
+def event(name: Any = "aten::add", **fields: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": 10.0, "dur": 2.5} | fields
+
+
+def write(path: Path, *events: Any) -> Path:
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def load_or_refusal(file: Path) -> analysis.Trace | str:
+    try:
+        return analysis.load(file)
+    except TorchperfdError as error:
+        return str(error)
+
+
+# The second range is where a double is coarsest beside its product with 1000.
+@given(st.integers(0, LONGEST_NS) | st.integers((1 << 42) * 1000, 1 << 52))
+def test_every_nanosecond_of_a_trace_survives_its_three_decimals(ns: int) -> None:
+    assert nanoseconds(float(f"{ns // 1000}.{ns % 1000:03}")) == ns
+
+
+def test_times_since_1970_lose_no_more_than_the_double_did() -> None:
+    assert nanoseconds(1_700_000_000_000_001.0) == 1_700_000_000_000_001_000
+    assert nanoseconds(1_700_000_000_000_000.25) == 1_700_000_000_000_000_250
+
+
+def test_columns_start_at_zero_and_hold_integer_nanoseconds(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "t.json",
+        event(ts=4373220640386.904, dur=0.003, args={"External id": 7}),
+        event("later", ts=4373220640387.005, dur=1, cat="Operator", tid="main", args={"External id": "8"}),
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
+    )
+    trace = analysis.load(file)
+    assert list(trace.starts) == [0, 101]
+    assert list(trace.ends) == [3, 1101]
+    assert trace.names == ["aten::add", "later"]
+    assert trace.categories == ["cpu_op", "cpu_op"]
+    assert trace.threads == [(1, 1), (1, "main")]
+    assert list(trace.externals) == [7, 8]
+    assert (trace.events, trace.skipped, trace.damaged) == (3, 0, False)
+    assert trace.size == file.stat().st_size
+    assert trace.duration_ns == 1101
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"ph": "X"},
+        {"name": "no phase"},
+        event(ts="soon"),
+        event(ts=None),
+        event(dur=-1),
+        event(ts=-9e15),
+        event(ts=1e300),
+        event(dur=1e18),
+        event(name=3),
+        event(name=""),
+        event(cat=[]),
+        event(tid=None),
+        event(args=[1]),
+        event(args={"External id": 1.5}),
+        "text",
+        None,
+        17,
+        [],
+    ],
+)
+def test_a_bad_event_costs_only_itself(tmp_path: Path, broken: Any) -> None:
+    trace = analysis.load(write(tmp_path / "t.json", event("first"), broken, event("last")))
+    assert trace.names == ["first", "last"]
+    assert (trace.events, trace.skipped, trace.damaged) == (2, 1, False)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '{"ph": "X", "name": "a "quoted" name", "cat": "cpu_op", "ts": 1.0, "dur": 1.0}',
+        '{"ph": "X", "name": "a" "cat": "cpu_op"}',
+        f'{{"ph": "X", "name": "a", "cat": "cpu_op", "ts": {math.nan}, "dur": 1.0}}',
+        '{"ph": "X", "name": "a", "args": {"deep": ' + "[" * 100_000 + "}}",
+        '{"ph": "X", "name": "\\ud800", "cat": "cpu_op", "ts": 1.0, "dur": 1.0}',
+    ],
+)
+def test_unparsable_parts_cost_only_their_event(tmp_path: Path, broken: str) -> None:
+    file = tmp_path / "t.json"
+    file.write_text(
+        f'{{"deviceProperties": [{{"id": 0}}], "traceEvents": [{json.dumps(event("first"))},\n  {broken}  ,\n'
+        f'{json.dumps(event("last", args={"External id": 3, "names": ["[{", "}"]}))}\n],"traceName": "t"}}'
+    )
+    trace = analysis.load(file)
+    assert trace.names == ["first", "last"]
+    assert list(trace.externals) == [0, 3]
+    assert trace.skipped == 1
+    assert trace.damaged
+
+
+def test_a_name_that_is_not_utf8_costs_only_its_event(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    whole = json.dumps({"traceEvents": [event("first"), event("b@d"), event("last")]}).encode()
+    file.write_bytes(whole.replace(b"@", b"\xff"))
+    assert analysis.load(file).names == ["first", "last"]
+
+
+def test_a_trace_cut_at_any_byte_is_read_as_far_as_it_goes_or_refused_in_one_line(tmp_path: Path) -> None:
+    whole = SMALL.read_bytes()
+    file = tmp_path / "t.json"
+    most = 0
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        trace = load_or_refusal(file)
+        if isinstance(trace, str):
+            assert most == 0, "a longer file never says less"
+            assert "\n" not in trace
+        else:
+            assert len(trace) >= most
+            if len(trace) > most:
+                analysis.to_dict(analysis.summarise(trace), None)
+            most = len(trace)
+    assert most == len(analysis.load(SMALL))
+
+
+def test_a_gzip_file_cut_at_any_byte_is_read_as_far_as_it_goes_or_refused(tmp_path: Path) -> None:
+    whole = gzip.compress(SMALL.read_bytes())
+    file = tmp_path / "t.json.gz"
+    names: list[str] = []
+    for length in range(len(whole)):
+        file.write_bytes(whole[:length])
+        trace = load_or_refusal(file)
+        if isinstance(trace, str):
+            assert names == []
+            assert "\n" not in trace
+        else:
+            assert trace.damaged
+            names = trace.names
+    assert names == analysis.load(SMALL).names
+
+
+@given(st.lists(st.tuples(st.integers(0, 8151), st.binary(min_size=1, max_size=8)), min_size=1, max_size=5))
+def test_overwritten_bytes_cost_events_and_never_more(
+    tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, bytes]]
+) -> None:
+    contents = bytearray(SMALL.read_bytes())
+    for at, content in damage:
+        contents[at : at + len(content)] = content
+    file = tmp_path_factory.mktemp("damaged") / "t.json"
+    file.write_bytes(contents)
+    trace = load_or_refusal(file)
+    if isinstance(trace, analysis.Trace):
+        analysis.render_text(analysis.summarise(trace), 0, io.StringIO())
+
+
+def test_gzip_is_known_by_its_content_and_may_have_several_members(tmp_path: Path) -> None:
+    whole = SMALL.read_bytes()
+    file = tmp_path / "named-plainly.json"
+    file.write_bytes(gzip.compress(whole[:3000]) + gzip.compress(whole[3000:]))
+    trace = analysis.load(file)
+    assert trace.names == analysis.load(SMALL).names
+    assert not trace.damaged
+
+
+def test_a_corrupted_gzip_file_gives_what_came_before_the_damage(tmp_path: Path) -> None:
+    file = tmp_path / "t.json.gz"
+    file.write_bytes(gzip.compress(SMALL.read_bytes())[:-8] + b"checksum")
+    trace = analysis.load(file)
+    assert trace.damaged
+    assert trace.names == analysis.load(SMALL).names
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_file_beyond_the_cap_is_refused(tmp_path: Path, compress: Any) -> None:
+    file = tmp_path / "t.json.gz"
+    file.write_bytes(compress(b" " * 3_000_000))
+    with pytest.raises(TorchperfdError, match="holds more than 2,000,000 bytes"):
+        analysis.load(file, max_bytes=2_000_000)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b"hello", "not a PyTorch trace"),
+        (b"[]", "not a PyTorch trace"),
+        (b"{}", "not a PyTorch trace"),
+        (b'{"traceEvents": 3}', "not a PyTorch trace"),
+        (b'{"traceEvents": []}', "no event with a duration"),
+        (b'{"traceEvents": [{"ph": "M"}]}', "no event with a duration"),
+        (b"[" * 100_000, "not a PyTorch trace"),
+        (b"\x1f\x8b\x08", "not a PyTorch trace"),
+    ],
+)
+def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "t.json"
+    file.write_bytes(content)
+    with pytest.raises(TorchperfdError, match=said) as caught:
+        analysis.load(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_and_a_directory_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(NoSuchTargetError):
+        analysis.load(tmp_path / "none.json")
+    with pytest.raises(TorchperfdError, match="Is a directory"):
+        analysis.load(tmp_path)

@@ -1,0 +1,157 @@
+"""``torchperfd analyze``: its text, its JSON, its words and its exit codes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchperfd_daemon import cli
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+SMALL = GOLDEN / "trace_small.json"
+
+
+@pytest.fixture
+def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
+    """Run the command; return exit code, stdout and stderr."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        code = cli._run(["analyze", *map(str, arguments)])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_the_text_is_the_golden_file(analyze: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(GOLDEN)
+    monkeypatch.setenv("COLUMNS", "40")
+    code, out, err = analyze("trace_small.json", "--limit", "12")
+    golden = GOLDEN / "analyze.txt"
+    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
+        golden.write_text(out)
+    assert code == 0
+    assert out == golden.read_text()
+    assert max(map(len, out.splitlines())) <= 110
+    assert err == "torchperfd: trace_small.json: skipped 2 broken events\n"
+
+
+def test_the_json_has_one_shape_for_a_file_and_a_capture(analyze: Any, tmp_path: Path) -> None:
+    for name in ("rank10.json", "rank2.json"):
+        (tmp_path / name).write_bytes(SMALL.read_bytes())
+    (tmp_path / "notes.txt").write_text("not a rank")
+    documents = []
+    for target in (SMALL, tmp_path / "rank2.json", tmp_path):
+        code, out, _ = analyze(target, "--json", "--limit", "1")
+        assert code == 0
+        documents.append(json.loads(out))
+    alone, named, capture = documents
+    assert [entry["rank"] for entry in alone["ranks"]] == [None]
+    assert [entry["rank"] for entry in named["ranks"]] == [2]
+    assert [entry["rank"] for entry in capture["ranks"]] == [2, 10]
+    assert alone.keys() == capture.keys() == {"schema", "ranks", "failed"}
+    assert alone["schema"] == "torchperfd.analysis/1"
+
+    entry = alone["ranks"][0]
+    assert entry["trace"] == {
+        "path": str(SMALL),
+        "bytes": SMALL.stat().st_size,
+        "events": 45,
+        "skipped": 2,
+        "damaged": False,
+        "duration_us": 3000.0,
+    }
+    assert entry["steps"] == [
+        {"index": 7, "start_us": 50.125, "duration_us": 1000.875},
+        {"index": 8, "start_us": 1250.251, "duration_us": 1501.312},
+    ]
+    assert len(entry["operators"]) > 1
+    assert entry["operators"][0]["name"] == "ProfilerStep*"
+    assert sum(row["self_cpu_share"] for row in entry["operators"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("order", "column"), [("self", "self_cpu_us"), ("total", "total_cpu_us"), ("calls", "calls")]
+)
+def test_the_order_is_the_asked_one(analyze: Any, order: str, column: str) -> None:
+    _, out, _ = analyze(SMALL, "--json", "--sort-by", order)
+    values = [row[column] for row in json.loads(out)["ranks"][0]["operators"]]
+    assert values == sorted(values, reverse=True)
+
+
+def test_a_capture_shows_each_rank_and_names_the_missing_one(analyze: Any, tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_bytes(SMALL.read_bytes())
+    (tmp_path / "rank1.json").write_text("")
+    code, out, err = analyze(tmp_path)
+    assert code == 5
+    assert out.startswith("rank 0: ")
+    assert err.splitlines()[-1].startswith("torchperfd: 1 of 2 ranks are missing (1): ")
+    assert json.loads(analyze(tmp_path, "--json")[1])["failed"][0]["rank"] == 1
+
+
+def test_a_plain_trace_is_preferred_while_it_is_being_compressed(analyze: Any, tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_bytes(SMALL.read_bytes())
+    (tmp_path / "rank0.json.gz").write_bytes(b"\x1f\x8b")
+    code, out, _ = analyze(tmp_path, "--json")
+    assert code == 0
+    assert [Path(entry["trace"]["path"]).name for entry in json.loads(out)["ranks"]] == ["rank0.json"]
+
+
+def test_a_cut_trace_is_analysed_with_a_warning(analyze: Any, tmp_path: Path) -> None:
+    file = tmp_path / "cut.json"
+    file.write_bytes(SMALL.read_bytes()[:4000])
+    code, out, err = analyze(file)
+    assert code == 0
+    assert "ProfilerStep*" in out
+    assert err.count("\n") == 1
+    assert "is cut off or damaged" in err
+
+
+def test_names_from_a_trace_cannot_drive_the_terminal(analyze: Any, tmp_path: Path) -> None:
+    name = "\x1b]0;owned\x07 [bold]x[/bold] \n\u202e:smile:"
+    event = {"ph": "X", "cat": "cpu_op", "name": name, "ts": 1, "dur": 1000}
+    file = tmp_path / "t.json"
+    file.write_text(json.dumps({"traceEvents": [event]}))
+    code, out, _ = analyze(file)
+    assert code == 0
+    assert "?]0;owned? [bold]x[/bold] ??:smile:" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "said"),
+    [
+        (None, 3, "there is no trace at"),
+        (b"", 1, "is empty"),
+        (b"not json", 1, "not a PyTorch trace"),
+    ],
+)
+def test_errors_are_one_line_with_their_code(
+    analyze: Any, tmp_path: Path, content: bytes | None, code: int, said: str
+) -> None:
+    file = tmp_path / "t.json"
+    if content is not None:
+        file.write_bytes(content)
+    got, out, err = analyze(file)
+    assert got == code
+    assert out == ""
+    assert err.startswith("torchperfd: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_directory_without_ranks_is_no_capture(analyze: Any, tmp_path: Path) -> None:
+    code, out, err = analyze(tmp_path)
+    assert (code, out) == (3, "")
+    assert "holds no rank<k>.json" in err
+
+
+def test_a_directory_that_cannot_be_listed_is_one_line(
+    analyze: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert analyze(tmp_path) == (1, "", f"torchperfd: cannot read {tmp_path}: Permission denied\n")

@@ -1,0 +1,366 @@
+"""The deployment files: well formed, and in agreement with the daemon, the client and one another."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from torchperfd_daemon.cli import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+UNIT = DEPLOY / "systemd" / "torchperfd.service"
+DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
+SBATCH = DEPLOY / "slurm" / "train.sbatch"
+# Where a client looks for the node's daemon when nothing tells it otherwise.
+SOCKET = "/run/torchperfd/daemon.sock"
+CAPTURES = "/var/lib/torchperfd/captures"
+PORT = 9407
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def kind(path: Path, name: str) -> dict[str, Any]:
+    return next(document for document in documents(path) if document["kind"] == name)
+
+
+def compose() -> dict[str, Any]:
+    services: dict[str, Any] = documents(DEPLOY / "compose.yaml")[0]["services"]
+    return services
+
+
+def daemonset_pod() -> dict[str, Any]:
+    pod: dict[str, Any] = kind(DEPLOY / "kubernetes" / "daemonset.yaml", "DaemonSet")["spec"]["template"]
+    return pod
+
+
+def sidecar_pod() -> dict[str, Any]:
+    pod: dict[str, Any] = kind(DEPLOY / "kubernetes" / "sidecar-example.yaml", "Job")["spec"]["template"]
+    return pod
+
+
+def unit_settings() -> dict[str, str]:
+    lines = UNIT.read_text(encoding="utf-8").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+
+
+def image_command() -> list[str]:
+    return re.findall(r'"([^"]*)"', DOCKERFILE.read_text(encoding="utf-8").rpartition("\nCMD ")[2])
+
+
+def serve_commands() -> dict[str, list[str]]:
+    """Every way in which a file here starts the daemon, from the word serve on."""
+    return {
+        "systemd": shlex.split(unit_settings()["ExecStart"])[1:],
+        "docker": image_command(),
+        "daemonset": daemonset_pod()["spec"]["containers"][0]["args"],
+        "sidecar": sidecar_pod()["spec"]["initContainers"][0]["args"],
+        "compose": compose()["daemon"]["command"],
+    }
+
+
+def options(command: list[str]) -> dict[str, str]:
+    """Read `--name value` and `--name=value` alike."""
+    assert command[0] == "serve"
+    words = [part for word in command[1:] for part in word.split("=", 1)]
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def mounts(container: dict[str, Any]) -> dict[str, str]:
+    return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+
+
+def environment(container: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value") for entry in container["env"]}
+
+
+@pytest.fixture(params=sorted(serve_commands()))
+def serve_options(request: pytest.FixtureRequest) -> dict[str, str]:
+    return options(serve_commands()[request.param])
+
+
+def test_every_daemon_listens_where_clients_look_and_keeps_captures_in_one_place(
+    serve_options: dict[str, str],
+) -> None:
+    assert serve_options["--socket"] == SOCKET
+    assert serve_options["--socket-mode"] == "666"
+    assert serve_options["--captures-dir"] == CAPTURES
+
+
+def test_the_command_line_knows_every_option_used_here(serve_options: dict[str, str]) -> None:
+    serve = cli.get_command(click.Context(cli), "serve")
+    assert serve is not None
+    known = {name for parameter in serve.params for name in parameter.opts}
+    assert set(serve_options) <= known
+
+
+def test_metrics_leave_loopback_only_inside_a_container() -> None:
+    addresses = {
+        name: options(command).get("--metrics-address") for name, command in serve_commands().items()
+    }
+    everywhere = f"0.0.0.0:{PORT}"
+    assert addresses == {
+        "systemd": None,
+        "docker": None,
+        "daemonset": everywhere,
+        "sidecar": everywhere,
+        "compose": everywhere,
+    }
+
+
+# systemd
+
+
+@pytest.mark.needs("systemd-analyze")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    text = UNIT.read_text(encoding="utf-8")
+    copy = tmp_path / UNIT.name
+    copy.write_text(text.replace("/usr/bin/torchperfd", "/bin/true"), encoding="utf-8")
+    check = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+    )
+    assert (check.returncode, check.stderr) == (0, "")
+
+
+def test_the_unit_creates_what_the_daemon_writes_to() -> None:
+    settings = unit_settings()
+    assert settings["Type"] == "notify"
+    assert f"/run/{settings['RuntimeDirectory']}" == str(Path(SOCKET).parent)
+    assert f"/var/lib/{settings['StateDirectory']}" == CAPTURES
+    assert settings["StateDirectoryMode"] == "1777"
+
+
+def test_the_unit_hides_neither_gpus_nor_training_processes() -> None:
+    hiding = {
+        "PrivateDevices",
+        "DevicePolicy",
+        "DeviceAllow",
+        "ProtectClock",
+        "ProtectProc",
+        "ProcSubset",
+        "PrivateUsers",
+        "PrivateNetwork",
+        "DynamicUser",
+        "WatchdogSec",
+    }
+    assert not hiding & unit_settings().keys()
+
+
+# Docker
+
+
+def test_the_image_is_built_from_files_that_reach_the_build() -> None:
+    allowed = {
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        if line.startswith("!")
+    }
+    copies = re.findall(r"^COPY (.+)$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    sources = {source for copy in copies for source in copy.split()[:-1]}
+    assert sources == allowed
+    assert all((ROOT / source).exists() for source in sources)
+
+
+def test_the_image_runs_unprivileged_and_is_asked_about_its_health() -> None:
+    text = DOCKERFILE.read_text(encoding="utf-8")
+    assert re.search(r"^USER [1-9]\d*", text, re.MULTILINE)
+    assert re.search(rf"^EXPOSE {PORT}$", text, re.MULTILINE)
+    assert f"http://127.0.0.1:{PORT}/-/healthy" in text
+
+
+# Kubernetes
+
+
+@pytest.mark.parametrize("name", ["daemonset.yaml", "sidecar-example.yaml"])
+def test_pods_are_scraped_at_the_port_that_the_daemon_serves(name: str) -> None:
+    pod = daemonset_pod() if name == "daemonset.yaml" else sidecar_pod()
+    daemon = next(
+        container
+        for container in pod["spec"]["containers"] + pod["spec"]["initContainers"]
+        if "serve" in container.get("args", [])
+    )
+    assert daemon["ports"] == [{"name": "metrics", "containerPort": PORT}]
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(PORT)
+    assert daemon["securityContext"]["runAsNonRoot"]
+
+
+def test_the_daemonset_keeps_socket_and_captures_on_the_host_at_their_own_paths() -> None:
+    spec = daemonset_pod()["spec"]
+    on_host = {
+        volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume
+    }
+    for container in spec["initContainers"] + spec["containers"]:
+        mounted = mounts(container)
+        for path in (str(Path(SOCKET).parent), CAPTURES):
+            assert on_host[mounted[path]] == path
+
+
+def test_the_daemonset_sees_every_gpu_and_takes_none() -> None:
+    spec = daemonset_pod()["spec"]
+    (daemon,) = spec["containers"]
+    assert spec["runtimeClassName"] == "nvidia"
+    assert environment(daemon)["NVIDIA_VISIBLE_DEVICES"] == "all"
+    assert environment(daemon)["NVIDIA_DRIVER_CAPABILITIES"] == "utility"
+    assert not any("nvidia.com/gpu" in amounts for amounts in daemon["resources"].values())
+
+
+def test_the_daemonsets_directories_belong_to_the_images_user() -> None:
+    spec = daemonset_pod()["spec"]
+    user = spec["containers"][0]["securityContext"]["runAsUser"]
+    assert re.search(rf"^USER {user}:", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert f"-o {user} -g {user} " in spec["initContainers"][0]["command"][-1]
+
+
+def test_the_network_policy_selects_the_daemons_pods_and_port() -> None:
+    policy = kind(DEPLOY / "kubernetes" / "daemonset.yaml", "NetworkPolicy")["spec"]
+    labels = daemonset_pod()["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == [PORT]
+
+
+def test_the_sidecar_shares_socket_and_captures_with_training_and_lets_the_job_end() -> None:
+    spec = sidecar_pod()["spec"]
+    (daemon,), (train,) = spec["initContainers"], spec["containers"]
+    assert daemon["restartPolicy"] == "Always"
+    assert environment(train)["TORCHPERFD_SOCKET"] == options(daemon["args"])["--socket"]
+    for path in (str(Path(SOCKET).parent), CAPTURES):
+        assert mounts(daemon)[path] == mounts(train)[path]
+
+
+# Compose
+
+
+def test_what_compose_mounts_from_the_repository_exists() -> None:
+    sources = [
+        volume.split(":")[0]
+        for service in compose().values()
+        for volume in service.get("volumes", [])
+        if isinstance(volume, str) and volume.startswith(".")
+    ]
+    assert len(sources) == 5
+    assert all((DEPLOY / source).exists() for source in sources)
+    assert (DEPLOY / compose()["daemon"]["build"]["context"] / "deploy/docker/Dockerfile").samefile(
+        DOCKERFILE
+    )
+
+
+def test_compose_shares_socket_and_captures_with_the_host_at_their_own_paths() -> None:
+    binds = {volume["source"]: volume["target"] for volume in compose()["daemon"]["volumes"]}
+    assert binds == {path: path for path in (str(Path(SOCKET).parent), CAPTURES)}
+
+
+def test_compose_publishes_on_loopback_only() -> None:
+    published = [port for service in compose().values() for port in service["ports"]]
+    assert published
+    assert all(port.startswith("127.0.0.1:") for port in published)
+
+
+def test_compose_wires_daemon_prometheus_and_grafana_together() -> None:
+    services = compose()
+    config = documents(DEPLOY / "compose" / "prometheus.yml")[0]
+    (target,) = config["scrape_configs"][0]["static_configs"][0]["targets"]
+    assert target == f"daemon:{PORT}"
+    assert "daemon" in services
+
+    grafana = {
+        volume.split(":")[1]: DEPLOY / volume.split(":")[0] for volume in services["grafana"]["volumes"]
+    }
+    datasources = grafana["/etc/grafana/provisioning/datasources"] / "prometheus.yaml"
+    (source,) = documents(datasources)[0]["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+    providers = grafana["/etc/grafana/provisioning/dashboards"] / "torchperfd.yaml"
+    (provider,) = documents(providers)[0]["providers"]
+    dashboards = provider["options"]["path"]
+    assert (grafana[dashboards] / "run.json").exists()
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{dashboards}/run.json"
+
+
+@pytest.mark.needs("promtool")
+def test_promtool_accepts_prometheus_as_compose_lays_it_out(tmp_path: Path) -> None:
+    for volume in compose()["prometheus"]["volumes"]:
+        source, target = volume.split(":")[:2]
+        if source.startswith("."):
+            copy = tmp_path / Path(target).relative_to("/")
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(DEPLOY / source, copy)
+    config = tmp_path / "etc" / "prometheus" / "prometheus.yml"
+    check = subprocess.run(
+        ["promtool", "check", "config", str(config)], capture_output=True, text=True, check=False
+    )
+    assert check.returncode == 0, check.stdout + check.stderr
+    assert "2 rules found" in check.stdout
+
+
+# Slurm
+
+
+def run_sbatch(tmp_path: Path, *arguments: str, **extra: str) -> list[str]:
+    """Run the batch script with the two Slurm programs it calls replaced; return what srun was given."""
+    programs = {
+        "scontrol": 'printf "n1\\nn2\\n"',
+        "srun": 'printf "%s\\n" "run=$TORCHPERFD_RUN" "job=$TORCHPERFD_JOB" "$@"',
+    }
+    for name, body in programs.items():
+        program = tmp_path / name
+        program.write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        program.chmod(0o755)
+    environ = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NAME": "train",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_CPUS_PER_TASK": "64",
+    } | extra
+    result = subprocess.run(
+        ["bash", str(SBATCH), *arguments], env=environ, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def test_the_batch_script_parses() -> None:
+    subprocess.run(["bash", "-n", str(SBATCH)], check=True)
+
+
+def test_the_batch_script_starts_one_launcher_per_node_under_torchperfd(tmp_path: Path) -> None:
+    assert run_sbatch(tmp_path) == [
+        "run=slurm-4711",
+        "job=train",
+        "--kill-on-bad-exit=1",
+        "--cpus-per-task=64",
+        "torchrun",
+        "--nnodes=2",
+        "--nproc-per-node=8",
+        "--rdzv-id=4711",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=n1:30211",
+        "-m",
+        "torchperfd",
+        "run",
+        "train.py",
+    ]
+
+
+def test_the_batch_script_passes_on_the_users_script_and_run(tmp_path: Path) -> None:
+    given = run_sbatch(tmp_path, "other.py", "--note", "two words", TORCHPERFD_RUN="bert-17")
+    assert given[0] == "run=bert-17"
+    assert given[-4:] == ["run", "other.py", "--note", "two words"]
+
+
+@pytest.mark.parametrize("folder", ["systemd", "docker", "kubernetes", "slurm", "compose"])
+def test_every_way_to_deploy_says_how_to_use_it_and_what_was_not_run(folder: str) -> None:
+    readme = (DEPLOY / folder / "README.md").read_text(encoding="utf-8")
+    assert "## What has been run" in readme
