@@ -11,10 +11,10 @@ Importing this package imports neither torch nor grpc; both are loaded when they
 are needed, and only if they are.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from torchperfd._version import __version__
 
+# Type checkers take this name for true; importing typing for it would double our cost.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from torchperfd.client import Capture, Client, attach
     from torchperfd.errors import CaptureError, CaptureTimeoutError, TorchperfdError
@@ -39,7 +39,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -42,6 +42,7 @@ _OUTBOX_STEPS: Final = 20_000
 _EXIT_BUDGET_S: Final = 0.8
 
 _current: "Client | None" = None
+_forks_watched = False
 
 
 def attach(
@@ -74,6 +75,14 @@ def attach(
         log.exception("torchperfd cannot attach; training goes on without it")
         _current = Client(run=run, job=job, inert=True)
     return _current
+
+
+def _watch_forks() -> None:
+    """Make the client of a forked child inert; registered once, since it cannot be taken back."""
+    global _forks_watched
+    if not _forks_watched:
+        _forks_watched = True
+        os.register_at_fork(after_in_child=lambda: _current._become_inert() if _current else None)
 
 
 def _is_helper_process() -> bool:
@@ -119,7 +128,7 @@ class Client:
         self._pump.start()
         self._stream.start()
         self._pending_torch = when_torch_is_imported(self._install_hooks)
-        os.register_at_fork(after_in_child=self._become_inert)
+        _watch_forks()
         atexit.register(self.detach)
 
     # What a script may call.

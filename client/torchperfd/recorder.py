@@ -173,8 +173,9 @@ class Recorder:
 
     def name_gap(self, phase: int) -> None:
         """Charge the time of no phase to ``phase`` from the newest boundary on."""
-        self._charge_gap()
-        self._stack[0] = phase
+        if self.is_open:
+            self._charge_gap()
+            self._stack[0] = phase
 
     def inside(self, phase: int) -> bool:
         """Return whether ``phase`` is open, at any depth."""
@@ -198,8 +199,15 @@ class Recorder:
         exclusive, row = self._exclusive, self._row
         exclusive[min(self.depth, MAX_DEPTH)] += now - self.last
         for depth in range(min(self.depth, MAX_DEPTH), 0, -1):
-            row[NS + self._stack[depth]] += exclusive[depth]
+            # A phase that is open across the edge is one call on either side.
+            phase, spent = self._stack[depth], exclusive[depth]
             exclusive[depth] = 0
+            if self._stack[depth - 1] == phase:
+                exclusive[depth - 1] += spent
+                continue
+            row[NS + phase] += spent
+            row[CALLS + phase] += 1
+            self._squares[phase] += spent * spent
         self._charge_gap()
         other = row[NS + OTHER]
         row[CALLS + OTHER] = 1

@@ -6,6 +6,7 @@ no barrier: a rank that is late or gone costs itself only, and is named.
 """
 
 import asyncio
+import logging
 import math
 import secrets
 import time
@@ -15,8 +16,16 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from torchperfd_daemon.captures.catalog import Catalog, first_reason, overall_state
-from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureRecord, CaptureState, RankTrace
+from torchperfd_daemon.captures.manifest import (
+    FILE_NAME,
+    CaptureOptions,
+    CaptureRecord,
+    CaptureState,
+    RankTrace,
+)
 from torchperfd_daemon.errors import TorchperfdError
+
+log = logging.getLogger("torchperfd.captures")
 
 _PREPARE_TIMEOUT_S: Final = 20.0
 _ATTEMPTS: Final = 3
@@ -53,10 +62,6 @@ class Participant(Protocol):
     @property
     def rank(self) -> int:
         """Its rank."""
-
-    @property
-    def owner(self) -> int | None:
-        """User id of its process, None when unknown."""
 
     @property
     def steps_seen(self) -> int:
@@ -155,16 +160,19 @@ class Coordinator:
             ranks=[RankTrace(participant.rank) for participant in participants],
         )
         try:
-            folder = self._catalog.create(record.capture_id, participants[0].owner)
+            folder = self._catalog.create(record.capture_id)
             deadline = asyncio.get_running_loop().time() + timeout
             for attempt in range(1, _ATTEMPTS + 1):
                 again = False
                 async for progress, again in self._attempt(record, folder, participants, deadline):
-                    if not (progress.record.state.ended and again and attempt < _ATTEMPTS):
-                        yield progress
+                    if record.state.ended:
+                        if again and attempt < _ATTEMPTS:
+                            continue
+                        # Before it is told: who asked may go away upon hearing it.
+                        self._save(record)
+                    yield progress
                 if not again:
                     break
-            self._catalog.save(record)
         finally:
             if not record.state.ended:
                 self._abandon(record, participants)
@@ -191,7 +199,11 @@ class Coordinator:
                 turn.settle(_failure(reason))
 
     def adopt(self, capture_id: str, run: str, options: CaptureOptions, rank: int, result: Result) -> None:
-        """Write the manifest of a capture that a training script made of itself."""
+        """Write the manifest of a capture that a training script made of itself.
+
+        Raises:
+            NoSuchTargetError: The id could not be one.
+        """
         record = CaptureRecord(
             capture_id=capture_id,
             run=run,
@@ -204,8 +216,9 @@ class Coordinator:
         _apply(record.ranks[0], result)
         record.state = overall_state(record.ranks)
         record.reason = first_reason(record.ranks)
-        if self._catalog.folder(capture_id).is_dir():
-            self._catalog.save(record)
+        folder = self._catalog.folder(capture_id)
+        if folder.is_dir() and not (folder / FILE_NAME).exists():
+            self._save(record)
         self.counts.count(record, self._wall())
 
     async def _attempt(
@@ -287,7 +300,14 @@ class Coordinator:
             if not trace.state.ended:
                 trace.state, trace.reason = CaptureState.FAILED, record.reason
         if self._catalog.folder(record.capture_id).is_dir():
+            self._save(record)
+
+    def _save(self, record: CaptureRecord) -> None:
+        """Write the manifest; without it the capture can still be read from its ranks' own."""
+        try:
             self._catalog.save(record)
+        except TorchperfdError as error:
+            log.warning("capture %s: %s", record.capture_id, error)
 
 
 async def _all(

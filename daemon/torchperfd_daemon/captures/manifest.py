@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 SCHEMA: Final = "torchperfd.capture/1"
 FILE_NAME: Final = "manifest.json"
+LATEST: Final = 1e11
+"""Unix time beyond which a date is taken for nonsense: calendars overflow."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Time = Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
 
 
 class CaptureState(Enum):
@@ -29,7 +34,7 @@ class CaptureState(Enum):
 class CaptureOptions:
     """What torch.profiler shall record; see the message of the same name."""
 
-    steps: int = 5
+    steps: _Count = 5
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
@@ -39,11 +44,11 @@ class CaptureOptions:
 class RankTrace:
     """One rank's part of a capture."""
 
-    rank: int
+    rank: _Count
     state: CaptureState = CaptureState.PREPARING
     reason: str = ""
     file: str = ""
-    bytes: int = 0
+    bytes: _Count = 0
     sha256: str = ""
 
 
@@ -54,10 +59,10 @@ class CaptureRecord:
     capture_id: str
     run: str
     trigger: str
-    requested_at: float
+    requested_at: _Time
     state: CaptureState = CaptureState.PREPARING
     reason: str = ""
-    step_range: tuple[int, int] | None = None
+    step_range: tuple[_Count, _Count] | None = None
     options: CaptureOptions = field(default_factory=CaptureOptions)
     ranks: list[RankTrace] = field(default_factory=list)
     schema: str = SCHEMA
@@ -67,6 +72,25 @@ class CaptureRecord:
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
+@dataclass(frozen=True, slots=True)
+class RankManifest:
+    """What a rank writes beside its trace, as far as it is read here."""
+
+    rank: _Count
+    state: CaptureState
+    reason: str
+    file: str
+    bytes: _Count
+    sha256: str
+    step_range: tuple[_Count, _Count]
+    options: CaptureOptions
+    run: str = ""
+
+    def trace(self) -> RankTrace:
+        """Return the rank's part of the capture."""
+        return RankTrace(self.rank, self.state, self.reason, self.file, self.bytes, self.sha256)
+
+
 def decode(document: bytes) -> CaptureRecord:
     """Read a manifest.
 
@@ -74,3 +98,12 @@ def decode(document: bytes) -> CaptureRecord:
         msgspec.MsgspecError: It is not one.
     """
     return msgspec.json.decode(document, type=CaptureRecord)
+
+
+def decode_rank(document: bytes) -> RankManifest:
+    """Read what a rank wrote.
+
+    Raises:
+        msgspec.MsgspecError: It is no such manifest.
+    """
+    return msgspec.json.decode(document, type=RankManifest)

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Rank, Store
 
@@ -47,18 +47,6 @@ class Session:
     def steps_seen(self) -> int:
         """Training steps it has reported so far."""
         return self.record.totals.train.steps
-
-    @property
-    def owner(self) -> int | None:
-        """User id of its process, None when it is not to be seen from here."""
-        identity = self.record.identity
-        try:
-            # In another pid namespace the same number is somebody else.
-            if Path("/proc/self/ns/pid").stat().st_ino != identity.pid_namespace:
-                return None
-            return os.stat(f"/proc/{identity.pid}").st_uid  # noqa: PTH116
-        except OSError:
-            return None
 
     def prepare(self, capture_id: str, options: CaptureOptions, directory: Path) -> None:
         """Ask it to get ready for a capture."""
@@ -197,7 +185,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
 
     def _on_result(self, session: Session, message: session_pb2.CaptureResult) -> None:
         result = translate.result(message)
-        if message.self_started:
+        if not message.self_started:
+            self._coordinator.on_result(message.capture_id, session.rank, result)
+            return
+        try:
             self._coordinator.adopt(
                 message.capture_id,
                 session.record.identity.run,
@@ -205,8 +196,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 session.rank,
                 result,
             )
-        else:
-            self._coordinator.on_result(message.capture_id, session.rank, result)
+        except NoSuchTargetError as error:
+            raise translate.BadMessageError(error.problem) from error
 
 
 def version_conflict(who: str, hello: session_pb2.Hello) -> str:

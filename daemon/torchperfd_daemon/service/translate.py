@@ -28,6 +28,10 @@ _CAPTURE_STATES = {
 }
 _IDENTITY_FIELDS = tuple(RankIdentity.__dataclass_fields__)
 _MOST_LABEL_CHARACTERS = 200
+_MOST_REASON_CHARACTERS = 500
+_MOST_PHASES = 32
+_SHORTEST_STEP_S = 1e-6
+_LAST_STEP = 2**62
 
 
 class BadMessageError(Exception):
@@ -35,7 +39,7 @@ class BadMessageError(Exception):
 
 
 def identity(message: session_pb2.RankIdentity) -> RankIdentity:
-    """Read who a process is; overlong text is cut, since it ends up in metric labels.
+    """Read who a process is; its text ends up in metric labels and on terminals.
 
     Raises:
         BadMessageError: The run has no name.
@@ -45,7 +49,7 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
     values: dict[str, Any] = {name: getattr(message, name) for name in _IDENTITY_FIELDS}
     for name, value in values.items():
         if isinstance(value, str):
-            values[name] = value[:_MOST_LABEL_CHARACTERS]
+            values[name] = _one_line(value, _MOST_LABEL_CHARACTERS)
     return RankIdentity(**values)
 
 
@@ -63,7 +67,7 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
     """Unpack the training steps of a batch.
 
     Raises:
-        BadMessageError: Columns of different lengths.
+        BadMessageError: Columns of different lengths, or a step that ends after the end of time.
     """
     kinds = _column(batch.kind, batch.count)
     starts = _column(batch.start_ns, batch.count)
@@ -73,7 +77,10 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
     if len(wanted) < batch.count:
         starts, durations = _pick(starts, wanted), _pick(durations, wanted)
         phases = {name: _pick(column, wanted) for name, column in phases.items()}
-    ends = array("q", map(int.__add__, starts, durations))
+    try:
+        ends = array("q", map(int.__add__, starts, durations))
+    except OverflowError as error:
+        raise BadMessageError("a step ends after the end of time") from error
     return StepColumns(ends, durations, phases)
 
 
@@ -86,7 +93,7 @@ def totals(message: session_pb2.Account) -> Totals:
             samples=kind.samples,
             phases={
                 phase.phase[:64]: PhaseTotal(phase.calls, phase.ns, phase.sum_squares_ns2)
-                for phase in kind.phases
+                for phase in kind.phases[:_MOST_PHASES]
             },
         )
         for kind in message.kinds
@@ -172,17 +179,22 @@ def capture_options_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
 
 def ack(message: session_pb2.CaptureAck) -> Ack:
     """Unpack a rank's answer to prepare."""
-    return Ack(message.ready, message.reason[:500], message.next_step, message.step_seconds)
+    return Ack(
+        message.ready,
+        _one_line(message.reason, _MOST_REASON_CHARACTERS),
+        min(message.next_step, _LAST_STEP),
+        max(message.step_seconds, _SHORTEST_STEP_S) if message.step_seconds > 0 else 0.0,
+    )
 
 
 def result(message: session_pb2.CaptureResult) -> Result:
     """Unpack a rank's outcome."""
     return Result(
         ok=message.ok,
-        reason=message.reason[:500],
+        reason=_one_line(message.reason, _MOST_REASON_CHARACTERS),
         retry=message.retry,
-        start_step=message.start_step,
-        file=message.file[:100],
+        start_step=min(message.start_step, _LAST_STEP),
+        file=_one_line(message.file, 100).rpartition("/")[2],
         bytes=message.bytes,
         sha256=message.sha256[:64],
     )
@@ -210,6 +222,11 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
             for rank in record.ranks
         ],
     )
+
+
+def _one_line(text: str, most: int) -> str:
+    """Return text that can neither break a line nor drive a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text[:most])
 
 
 def _column(blob: bytes, count: int) -> "array[int]":

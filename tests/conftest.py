@@ -1,0 +1,91 @@
+"""What holds for every test: nothing leaks, and CI has the programs that tests need."""
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for marker in item.iter_markers("needs"):
+        for tool in marker.args:
+            if shutil.which(tool) is None:
+                if os.environ.get("CI"):
+                    pytest.fail(f"CI must have {tool}; .ci/run installs it", pytrace=False)
+                pytest.skip(f"{tool} is not installed here")
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks() -> Iterator[None]:
+    """Fail a test that leaves threads, sockets, children, or a patched torch behind."""
+    before = {name: look() for name, look in _WATCHED.items()}
+    yield
+    left: dict[str, Any] = {}
+    for _ in range(60):
+        left = {name: look() - before[name] for name, look in _WATCHED.items()}
+        if not any(left.values()):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"left behind: { {name: things for name, things in left.items() if things} }", pytrace=False)
+
+
+def _threads() -> set[str]:
+    return {f"{thread.name}-{thread.ident}" for thread in threading.enumerate()}
+
+
+def _children() -> set[str]:
+    return {
+        f"{child.pid} {' '.join(child.cmdline())}"
+        for child in psutil.Process().children()
+        if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())
+    }
+
+
+def _sockets() -> set[str]:
+    found = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            target = os.readlink(entry)
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found.add(target)
+    return found
+
+
+def _patches() -> set[str]:
+    """Name every attribute of torch, and of Python's import system, that is ours right now."""
+    found = {f"meta_path:{finder}" for finder in sys.meta_path if type(finder).__name__ == "TorchImport"}
+    torch = sys.modules.get("torch")
+    if torch is None or "torch.utils.data.dataloader" not in sys.modules:
+        return found
+    from torch.optim import optimizer
+    from torch.utils.data import dataloader
+
+    for owner, name in (
+        (torch.autograd, "backward"),
+        (torch.optim.Optimizer, "zero_grad"),
+        (torch.nn.Module, "zero_grad"),
+        (dataloader._BaseDataLoaderIter, "__next__"),
+    ):
+        code = getattr(vars(owner)[name], "__code__", None)
+        if code is not None and "torchperfd" in code.co_filename:
+            found.add(f"{owner}.{name}")
+    for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
+        found |= {f"optimizer hook {key}" for key in hooks}
+    return found
+
+
+_WATCHED: dict[str, Callable[[], set[str]]] = {
+    "threads": _threads,
+    "children": _children,
+    "sockets": _sockets,
+    "hooks": _patches,
+}

@@ -1,0 +1,14 @@
+"""Real nodes for integration tests."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.node import Node
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """A node without a daemon; start one with ``node.start_daemon()``."""
+    node = Node()
+    yield node
+    node.close()

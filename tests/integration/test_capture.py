@@ -1,0 +1,203 @@
+"""Captures of real jobs: exactly the agreed steps, or an answer that says why not."""
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node import EXAMPLE, Node, eventually
+
+
+@pytest.fixture
+def training(node: Node) -> Iterator[Node]:
+    """A node on which the digits example trains, for as long as the test needs it."""
+    node.start_daemon()
+    with node.running(
+        sys.executable,
+        "-m",
+        "torchperfd",
+        "run",
+        "--quiet",
+        "--run",
+        "digits",
+        str(EXAMPLE),
+        "--epochs",
+        "2000",
+    ) as process:
+        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 50, 60, node.log)
+        yield node
+        assert process.poll() is None, "the capture ended the training"
+        process.kill()
+        process.communicate()
+
+
+def test_a_running_job_yields_a_trace_of_exactly_the_agreed_steps(training: Node) -> None:
+    document = training.json("capture", "--steps", "5", "--record-shapes")
+    assert document["state"] == "complete"
+    first, after = document["step_range"]
+    assert after - first == 5
+    (rank,) = document["ranks"]
+    trace = Path(rank["path"])
+    content = trace.read_bytes()
+    assert hashlib.sha256(content).hexdigest() == rank["sha256"]
+    assert len(content) == rank["bytes"]
+    assert _steps(json.loads(content)) == list(range(first, after))
+    assert sorted(path.name for path in trace.parent.iterdir()) == [
+        "manifest.json",
+        "rank0.json",
+        "rank0.manifest.json",
+    ]
+    manifest = json.loads((trace.parent / "manifest.json").read_text())
+    assert manifest["state"] == "complete"
+    assert manifest["step_range"] == [first, after]
+    assert manifest["ranks"][0]["sha256"] == rank["sha256"]
+    names = {event.get("name") for event in json.loads(content)["traceEvents"]}
+    assert {"aten::convolution_backward", "Optimizer.step#AdamW.step"} <= names
+    shapes = [event for event in json.loads(content)["traceEvents"] if "Input Dims" in event.get("args", {})]
+    assert shapes
+
+
+def test_captures_follow_one_another_and_can_be_listed_fetched_and_removed(
+    training: Node, tmp_path: Path
+) -> None:
+    ids = [training.json("capture", "--steps", "3", "--run", "digits")["capture_id"] for _ in range(3)]
+    listed = training.json("captures", "list")
+    assert {capture["capture_id"] for capture in listed["captures"]} == set(ids)
+    fetched = training.command("captures", "get", ids[0], "--output", str(tmp_path))
+    assert fetched.returncode == 0, fetched.stderr
+    assert (tmp_path / ids[0] / "rank0.json").stat().st_size > 10_000
+    assert training.command("captures", "rm", *ids).returncode == 0
+    assert training.json("captures", "list")["captures"] == []
+    assert training.metric('torchperfd_capture_requests_total{result="complete",trigger="command"}') == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--run", "nobody"], "no run nobody on this node"),
+        (["--ranks", "3"], "run digits has no rank 3"),
+    ],
+)
+def test_a_job_that_is_not_there_is_exit_3_and_one_line(
+    training: Node, arguments: list[str], words: str
+) -> None:
+    done = training.command("capture", *arguments)
+    assert done.returncode == 3
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_no_job_at_all_is_exit_3_and_no_daemon_is_exit_4(node: Node) -> None:
+    unreachable = node.command("capture")
+    assert (unreachable.returncode, unreachable.stderr.count("\n")) == (4, 1)
+    node.start_daemon()
+    nothing = node.command("capture")
+    assert (nothing.returncode, nothing.stderr.count("\n")) == (3, 1)
+    assert "no run" in nothing.stderr
+
+
+def test_a_job_that_makes_no_steps_is_an_error_that_says_so(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "idle.py"
+    script.write_text("import sys, torch\nsys.stdin.read()\n")
+    node.start_daemon()
+    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
+        eventually(lambda: node.metric("torchperfd_clients") == 1, 30, node.log)
+        done = node.command("capture", "--timeout", "5", "--json")
+        process.kill()
+        process.communicate()
+    assert done.returncode == 124
+    assert "makes no training steps" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["state"] == "failed"
+    assert not list(node.captures.glob("*/rank*.json")) or all(
+        path.name.endswith(".manifest.json") for path in node.captures.glob("*/rank*.json")
+    )
+
+
+def test_a_job_that_ends_in_the_middle_says_so(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "short.py"
+    script.write_text(_LOOP + "train(40)\n")
+    node.start_daemon()
+    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
+        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
+        done = node.command("capture", "--steps", "1000")
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert done.returncode == 1
+    assert re.search(r"training ended (after \d+ of 1000|before the chosen) steps", done.stderr), done.stderr
+
+
+def test_the_scripts_own_profiler_is_left_alone(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "profiled.py"
+    script.write_text(
+        _LOOP + "from torch.profiler import profile\nwith profile() as own:\n    train(100)\n"
+        "assert any(event.key == 'aten::addmm' for event in own.key_averages())\n"
+    )
+    node.start_daemon()
+    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
+        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
+        done = node.command("capture", "--steps", "2")
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert done.returncode == 1
+    assert "own profiler is active" in done.stderr
+
+
+@pytest.mark.parametrize("with_daemon", [True, False])
+def test_a_script_captures_itself(node: Node, tmp_path: Path, with_daemon: bool) -> None:
+    script = tmp_path / "itself.py"
+    script.write_text(
+        "import torchperfd\nclient = torchperfd.attach()\n" + _LOOP + "train(20)\n"
+        "capture = client.capture(steps=5, with_stack=True)\n"
+        "train(40)\n"
+        "path = capture.wait(30)\n"
+        "print(path, *capture.step_range)\n"
+        "print(capture.report())\n"
+        "client.detach()\n"
+    )
+    if with_daemon:
+        node.start_daemon()
+    with node.running(sys.executable, str(script)) as process:
+        output, errors = process.communicate(timeout=90)
+        assert process.returncode == 0, errors
+    path, first, after = output.splitlines()[0].split()
+    assert int(after) - int(first) == 5
+    assert _steps(json.loads(Path(path).read_text())) == list(range(int(first), int(after)))
+    assert "aten::addmm" in output
+    (listed,) = node.json("captures", "list")["captures"]
+    assert (listed["state"], listed["trigger"]) == ("complete", "script")
+    assert listed["step_range"] == [int(first), int(after)]
+    if with_daemon:
+        series = 'torchperfd_capture_requests_total{result="complete",trigger="script"}'
+        eventually(lambda: node.metric(series) == 1, 5, node.log)
+
+
+_LOOP = """
+import time, torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.randn(64, 32), torch.randint(0, 4, (64,)))
+model = torch.nn.Linear(32, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def train(epochs):
+    for _ in range(epochs):
+        for x, y in DataLoader(data, batch_size=16):
+            time.sleep(0.02)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+"""
+
+
+def _steps(trace: dict[str, Any]) -> list[int]:
+    return sorted(
+        int(event["name"].removeprefix("ProfilerStep#"))
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X"
+        and event["cat"] == "user_annotation"
+        and event["name"].startswith("ProfilerStep#")
+    )

@@ -1,0 +1,104 @@
+"""The daemon as a process: starting, stopping, and what it does without a GPU."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from tests.node import EXAMPLE, Node, eventually
+
+
+def test_it_serves_health_readiness_and_metrics_and_nothing_else(node: Node) -> None:
+    node.start_daemon()
+    assert node.get("/-/healthy")[0] == 200
+    assert node.get("/-/ready")[0] == 200
+    assert node.get("/metrics")[0] == 200
+    assert node.get("/")[0] == 404
+    assert node.get("/metrics/../etc")[0] == 404
+
+
+def test_a_node_without_a_gpu_costs_one_log_line(node: Node) -> None:
+    node.start_daemon("--interval", "0.1")
+    host = 'torchperfd_collector_last_success_timestamp_seconds{collector="host"}'
+    eventually(lambda: node.metric(host), 10)
+    first = node.metric(host)
+    eventually(lambda: node.metric(host) != first, 10)
+    assert node.metric('torchperfd_collector_success{collector="nvml"}') == 0
+    assert node.metric('torchperfd_collector_success{collector="host"}') == 1
+    assert node.log().count("nvml") == 1
+    assert "Traceback" not in node.log()
+
+
+def test_sigterm_drains_a_daemon_with_a_live_stream_and_a_slow_scraper(node: Node) -> None:
+    node.start_daemon()
+    with (
+        node.running(
+            sys.executable, "-m", "torchperfd", "run", "--quiet", str(EXAMPLE), "--epochs", "500"
+        ) as process,
+        # A scraper that has connected and never asks.
+        socket.create_connection(("127.0.0.1", node.metrics_port)),
+    ):
+        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
+        began = time.monotonic()
+        assert node.stop_daemon(signal.SIGTERM) == 0
+        assert time.monotonic() - began < 10
+        assert process.poll() is None
+        process.kill()
+        process.communicate()
+    assert not node.socket.exists()
+    assert "Traceback" not in node.log()
+
+
+def test_it_tells_a_service_manager_when_it_is_ready_and_when_it_stops(node: Node) -> None:
+    address = node.directory / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(address))
+        manager.settimeout(20)
+        node.env["NOTIFY_SOCKET"] = str(address)
+        node.start_daemon()
+        assert manager.recv(100) == b"READY=1"
+        node.stop_daemon()
+        assert manager.recv(100) == b"STOPPING=1"
+
+
+def test_the_socket_is_the_owners_alone_unless_told_otherwise(node: Node) -> None:
+    node.start_daemon()
+    assert node.socket.stat().st_mode & 0o777 == 0o600
+    node.stop_daemon()
+    node.start_daemon("--socket-mode", "666")
+    assert node.socket.stat().st_mode & 0o777 == 0o666
+
+
+def test_it_listens_on_loopback_only(node: Node) -> None:
+    daemon = node.start_daemon()
+    inodes = {
+        os.readlink(path).removeprefix("socket:[").removesuffix("]")
+        for path in Path(f"/proc/{daemon.pid}/fd").iterdir()
+        if os.readlink(path).startswith("socket:")
+    }
+    listening = [
+        fields[1]
+        for table in ("tcp", "tcp6")
+        for fields in map(str.split, Path(f"/proc/{daemon.pid}/net/{table}").read_text().splitlines()[1:])
+        if fields[3] == "0A" and fields[9] in inodes
+    ]
+    assert listening == [f"0100007F:{node.metrics_port:04X}"]
+
+
+def test_errors_of_serve_are_one_line(node: Node) -> None:
+    node.start_daemon()
+    second = node.command("serve", "--socket", str(node.socket))
+    assert (second.returncode, second.stderr.count("\n")) == (1, 1)
+    assert "another daemon serves" in second.stderr
+    busy = node.command(
+        "serve",
+        *("--socket", str(node.directory / "other.sock")),
+        *("--metrics-address", f"127.0.0.1:{node.metrics_port}"),
+    )
+    assert (busy.returncode, busy.stderr.count("\n")) == (1, 1)
+    assert "--metrics-address" in busy.stderr
+    long = node.command("serve", "--socket", "/tmp/" + "x" * 120)
+    assert (long.returncode, long.stderr.count("\n")) == (2, 1)
+    assert "107" in long.stderr

@@ -1,0 +1,150 @@
+"""Training must come out bit-identical, whatever becomes of the daemon."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.node import EXAMPLE, Node, eventually
+
+EPOCHS = 8
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("never_harm") / "train.py"
+    path.write_text(
+        "import sys, time, torch\n"
+        f"sys.path.insert(0, {str(EXAMPLE.parent)!r})\n"
+        "from train_digits import accuracy, build_loaders, build_model, train_epoch\n"
+        "epochs, workers, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])\n"
+        "torch.manual_seed(0)\n"
+        "train, test = build_loaders(32, workers)\n"
+        "model = build_model()\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)\n"
+        "for epoch in range(epochs):\n"
+        "    print(train_epoch(model, train, optimizer).hex(), accuracy(model, test).hex(), flush=True)\n"
+        "    time.sleep(pause)\n"
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(script: Path) -> list[str]:
+    """What the script prints under plain Python."""
+    node = Node()
+    try:
+        return _plain(node, script)
+    finally:
+        node.close()
+
+
+def _plain(node: Node, script: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(script), str(EPOCHS), "0", "0"],
+        env=node.env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def _run(
+    node: Node, script: Path, meanwhile: Callable[[], None] = lambda: None, *, pause: float = 0.0
+) -> list[str]:
+    """Train under torchperfd; ``meanwhile`` runs after the first epoch was printed."""
+    command = (sys.executable, "-m", "torchperfd", "run", "--no-daemon", "--quiet")
+    with node.running(*command, str(script), str(EPOCHS), "0", str(pause)) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        meanwhile()
+        rest, errors = process.communicate(timeout=150)
+    assert process.returncode == 0, errors
+    return (first + rest).splitlines()
+
+
+def test_plain_python_repeats_itself(node: Node, script: Path, expected: list[str]) -> None:
+    """Without this the other comparisons would prove nothing."""
+    assert len(expected) == EPOCHS
+    assert _plain(node, script) == expected
+
+
+def test_with_a_daemon(node: Node, script: Path, expected: list[str]) -> None:
+    node.start_daemon()
+    assert _run(node, script) == expected
+    assert node.metric("torchperfd_ingest_events_total") == EPOCHS * (45 + 12)
+
+
+def test_without_a_daemon(node: Node, script: Path, expected: list[str]) -> None:
+    assert _run(node, script) == expected
+
+
+def test_a_daemon_killed_and_started_again(node: Node, script: Path, expected: list[str]) -> None:
+    node.start_daemon()
+
+    def kill_and_restart() -> None:
+        eventually(lambda: node.metric("torchperfd_clients") == 1, 20, node.log)
+        node.stop_daemon(signal.SIGKILL)
+        node.start_daemon()
+        # The client must be back within 10 s; its totals survive, since they are cumulative.
+        eventually(lambda: node.metric("torchperfd_clients") == 1, 10, node.log)
+
+    assert _run(node, script, kill_and_restart, pause=2.0) == expected
+    assert node.metric("torchperfd_train_steps_total{") == EPOCHS * 45
+
+
+def test_a_daemon_stopped_for_20_seconds(node: Node, script: Path, expected: list[str]) -> None:
+    daemon = node.start_daemon()
+
+    def stop_for_20_seconds() -> None:
+        eventually(lambda: node.metric("torchperfd_clients") == 1, 20, node.log)
+        daemon.send_signal(signal.SIGSTOP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            # Waits in vain, which is the point: nothing else tells that 20 s have passed.
+            daemon.wait(20)
+        daemon.send_signal(signal.SIGCONT)
+
+    assert _run(node, script, stop_for_20_seconds, pause=3.2) == expected
+    assert node.metric("torchperfd_train_steps_total{") == EPOCHS * 45
+
+
+def test_a_daemon_stopped_for_good(node: Node, script: Path, expected: list[str]) -> None:
+    daemon = node.start_daemon()
+
+    def stop() -> None:
+        eventually(lambda: node.metric("torchperfd_clients") == 1, 20, node.log)
+        daemon.send_signal(signal.SIGSTOP)
+
+    assert _run(node, script, stop) == expected
+
+
+def test_drops_are_counted_and_exported(node: Node, tmp_path: Path) -> None:
+    """Steps that a client could not keep while no daemon listened show on the next one's page."""
+    script = tmp_path / "fast.py"
+    script.write_text(
+        "import sys, time, torchperfd\n"
+        "client = torchperfd.attach()\n"
+        "for _ in range(60):\n"
+        "    for _ in range(1000): client.step()\n"
+        "    client.report()\n"  # drains the ring, so that only the outbox overflows
+        "print('made', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)], env=node.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "made\n"
+        node.start_daemon()
+        series = 'torchperfd_ingest_dropped_events_total{where="outbox"}'
+        eventually(lambda: (node.metric(series) or 0) > 0, 15, node.log)
+        dropped = node.metric(series)
+        received = node.metric("torchperfd_ingest_events_total")
+        assert dropped is not None
+        assert received is not None
+        assert dropped + received == 60_000
+        assert node.metric("torchperfd_train_steps_total{") == 60_000
+        process.communicate(input="")

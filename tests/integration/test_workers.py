@@ -1,0 +1,52 @@
+"""DataLoader workers and other children under a live stream: silent, harmless, gone on time."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.node import Node, eventually
+
+SCRIPT = """
+import os, sys, torch, torchperfd
+from torch.utils.data import DataLoader, Dataset
+class Squares(Dataset):
+    def __len__(self): return 32
+    def __getitem__(self, index):
+        import torchperfd.client
+        assert not torchperfd.client.attach().attached, "a worker has attached"
+        return torch.tensor([float(index)] * 8)
+if __name__ == "__main__":
+    client = torchperfd.attach()
+    assert client._stream.wait_connected(20)
+    model = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in range(3):
+        for x in DataLoader(Squares(), batch_size=8, num_workers=2, multiprocessing_context=sys.argv[1]):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    if sys.argv[1] == "fork":
+        child = os.fork()
+        if child == 0:
+            sys.exit(5)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+    report = client.report()
+    assert report.account.train.steps == 12, report
+    assert not client._faults.counts()
+    client.detach()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_record_nothing_print_nothing_and_exit(node: Node, tmp_path: Path, method: str) -> None:
+    script = tmp_path / "workers.py"
+    script.write_text(SCRIPT)
+    node.start_daemon()
+    with node.running(sys.executable, str(script), method) as process:
+        output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert output + errors == ""
+    assert node.metric("torchperfd_train_steps_total{") == 12
+    (run,) = node.json("ps")["runs"]
+    assert len(run["ranks"]) == 1
+    eventually(lambda: node.metric("torchperfd_clients") == 0, 5, node.log)

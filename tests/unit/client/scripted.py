@@ -1,0 +1,142 @@
+"""A clock that only moves when told, and a loop that is played by hand against it."""
+
+from dataclasses import dataclass, field
+
+from torchperfd.loop import Loop
+from torchperfd.phases import PhaseNames
+from torchperfd.recorder import (
+    CALLS,
+    DURATION,
+    INDEX,
+    KIND,
+    NS,
+    PHASE_SLOTS,
+    ROW_WIDTH,
+    SAMPLES,
+    START,
+    TRAIN,
+    VALIDATE,
+    ZERO_GRAD,
+    Recorder,
+    Rows,
+)
+
+WALL_AHEAD = 1_700_000_000_000_000_000
+"""How far the scripted wall clock is ahead of the monotonic one."""
+
+NAMES = PhaseNames()
+
+
+class Clock:
+    """Nanoseconds, for ``Recorder(clock=…, wall=clock.wall)``."""
+
+    def __init__(self, now: int = 1000) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+    def wall(self) -> int:
+        """Return Unix nanoseconds."""
+        return self.now + WALL_AHEAD
+
+    def advance(self, ns: int) -> None:
+        """Let time pass."""
+        self.now += ns
+
+
+@dataclass(frozen=True)
+class Step:
+    """A drained step, readable; ``phases`` maps a name to (calls, exclusive nanoseconds)."""
+
+    kind: str
+    index: int
+    duration: int
+    phases: dict[str, tuple[int, int]]
+    samples: int = 0
+    start: int = field(default=0, compare=False)
+
+
+def unpack(rows: Rows, names: PhaseNames = NAMES) -> list[Step]:
+    """Return drained rows as steps, without the phases that did not occur."""
+    steps = []
+    for number in range(rows.count):
+        row = rows.values[number * ROW_WIDTH : (number + 1) * ROW_WIDTH]
+        steps.append(
+            Step(
+                kind={TRAIN: "train", VALIDATE: "validate"}[row[KIND]],
+                index=row[INDEX],
+                duration=row[DURATION],
+                phases={
+                    names.name(slot): (row[CALLS + slot], row[NS + slot])
+                    for slot in range(PHASE_SLOTS)
+                    if row[CALLS + slot] or row[NS + slot]
+                },
+                samples=row[SAMPLES],
+                start=row[START] - WALL_AHEAD,
+            )
+        )
+    return steps
+
+
+class ScriptedLoop:
+    """Makes the hook calls that a training script causes, each taking the time it is told."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.recorder = Recorder(capacity=64, clock=self.clock, wall=self.clock.wall)
+        self.loop = Loop(self.recorder)
+
+    def draw(self, ns: int = 1, samples: int = 0) -> None:
+        self.loop.draw_begin()
+        self.clock.advance(ns)
+        self.loop.draw_end(samples)
+
+    def exhausted(self, ns: int = 1) -> None:
+        """A draw that finds its loader at the end."""
+        self.loop.draw_begin()
+        self.clock.advance(ns)
+        self.loop.draw_stop()
+
+    def forward(self, ns: int = 1) -> None:
+        self.loop.forward_begin(gradients=True)
+        self.clock.advance(ns)
+        self.loop.forward_end()
+
+    def evaluate(self, ns: int = 1) -> None:
+        """A forward without gradients."""
+        self.loop.forward_begin(gradients=False)
+        self.clock.advance(ns)
+        self.loop.forward_end()
+
+    def backward(self, ns: int = 1) -> None:
+        self.loop.backward_begin()
+        self.clock.advance(ns)
+        self.loop.exit()
+
+    def optimizer_step(self, ns: int = 1) -> None:
+        self.loop.optimizer_begin()
+        self.clock.advance(ns)
+        self.loop.optimizer_end()
+
+    def zero_grad(self, ns: int = 1) -> None:
+        self.loop.enter(ZERO_GRAD)
+        self.clock.advance(ns)
+        self.loop.exit()
+
+    def other(self, ns: int) -> None:
+        """The script does something that no hook sees."""
+        self.clock.advance(ns)
+
+    def train_on_batch(self) -> None:
+        """What a plain script does with a batch: 100 ns of it forward, 200 backward, and so on."""
+        self.forward(100)
+        self.other(20)  # the loss
+        self.backward(200)
+        self.optimizer_step(50)
+        self.zero_grad(5)
+        self.other(7)
+
+    def steps(self) -> list[Step]:
+        """Take what was recorded since the last look."""
+        return unpack(self.recorder.drain())

@@ -1,0 +1,527 @@
+"""What a step is: the hook calls of real loops, in their real order, on a scripted clock."""
+
+import pytest
+from tests.unit.client.scripted import ScriptedLoop, Step
+
+from torchperfd.recorder import BACKWARD, OPTIMIZER
+
+# What ScriptedLoop.train_on_batch comes to, less the draw.
+BATCH = {
+    "forward": (1, 100),
+    "loss": (1, 20),
+    "backward": (1, 200),
+    "optimizer": (1, 50),
+    "zero_grad": (1, 5),
+    "other": (1, 7),
+}
+BATCH_NS = 382
+
+
+@pytest.fixture
+def scripted() -> ScriptedLoop:
+    return ScriptedLoop()
+
+
+def test_a_plain_loop_has_a_step_per_batch(scripted: ScriptedLoop) -> None:
+    for wait in (11, 12, 13):
+        scripted.draw(wait, samples=4)
+        scripted.train_on_batch()
+    scripted.exhausted()
+    assert scripted.steps() == [
+        Step("train", index, BATCH_NS + wait, {**BATCH, "data": (1, wait)}, samples=4)
+        for index, wait in enumerate((11, 12, 13))
+    ]
+
+
+def test_steps_follow_each_other_without_a_gap(scripted: ScriptedLoop) -> None:
+    for _ in range(4):
+        scripted.draw(1)
+        scripted.train_on_batch()
+    scripted.exhausted()
+    steps = scripted.steps()
+    for before, after in zip(steps, steps[1:], strict=False):
+        assert after.start == before.start + before.duration
+
+
+def test_what_lies_between_two_epochs_belongs_to_no_step(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        scripted.other(10**9)  # building an iterator
+        for _ in range(2):
+            scripted.draw(1)
+            scripted.train_on_batch()
+        scripted.exhausted(10**9)
+        scripted.other(10**9)  # printing, saving
+    assert [step.duration for step in scripted.steps()] == [BATCH_NS + 1] * 4
+
+
+def test_zero_grad_first_is_the_same_step(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        scripted.draw(1)
+        scripted.zero_grad(5)
+        scripted.forward(100)
+        scripted.other(20)
+        scripted.backward(200)
+        scripted.optimizer_step(50)
+        scripted.other(7)  # loss.item()
+    scripted.exhausted()
+    assert scripted.steps() == [
+        Step("train", index, BATCH_NS + 1, {**BATCH, "data": (1, 1)}) for index in range(2)
+    ]
+
+
+def test_zero_grad_between_loss_and_backward_splits_the_loss_but_not_its_call(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.forward(100)
+    scripted.other(20)
+    scripted.zero_grad(5)
+    scripted.other(3)
+    scripted.backward(200)
+    scripted.optimizer_step(50)
+    scripted.exhausted()
+    assert scripted.steps() == [
+        Step("train", 0, 379, {**BATCH, "data": (1, 1), "loss": (1, 23), "other": (1, 0)})
+    ]
+
+
+def test_accumulated_micro_batches_are_one_step(scripted: ScriptedLoop) -> None:
+    for micro in range(8):
+        scripted.draw(1, samples=2)
+        scripted.forward(10)
+        scripted.other(2)
+        scripted.backward(30)
+        if micro % 4 == 3:
+            scripted.optimizer_step(50)
+            scripted.zero_grad(5)
+    scripted.exhausted()
+    phases = {
+        "data": (4, 4),
+        "forward": (4, 40),
+        "loss": (4, 8),
+        "backward": (4, 120),
+        "optimizer": (1, 50),
+        "zero_grad": (1, 5),
+        "other": (1, 0),
+    }
+    assert scripted.steps() == [Step("train", index, 227, phases, samples=8) for index in range(2)]
+
+
+def test_a_group_of_batches_may_be_drawn_up_front(scripted: ScriptedLoop) -> None:
+    """As the Hugging Face Trainer does when it accumulates."""
+    for _ in range(2):
+        for _ in range(3):
+            scripted.draw(1, samples=2)
+        for _ in range(3):
+            scripted.forward(10)
+            scripted.backward(30)
+        scripted.optimizer_step(50)
+    scripted.exhausted()
+    steps = scripted.steps()
+    assert [(step.kind, step.samples, step.duration) for step in steps] == [("train", 6, 173)] * 2
+    assert steps[0].phases["data"] == (3, 3)
+
+
+def test_drawing_one_batch_ahead_keeps_one_step_per_optimizer_step(scripted: ScriptedLoop) -> None:
+    """As Accelerate does; the last batch is trained on after its loader has ended."""
+    scripted.draw(11, samples=4)
+    for wait in (12, 13):
+        scripted.draw(wait, samples=4)
+        scripted.train_on_batch()
+    scripted.exhausted(10**9)
+    scripted.train_on_batch()
+    steps = scripted.steps()
+    assert [(step.index, step.samples) for step in steps] == [(0, 8), (1, 4), (2, 0)]
+    assert [step.phases.get("data") for step in steps] == [(2, 23), (1, 13), None]
+    # The step of the last batch ends with its optimizer's: nothing else will tell.
+    assert [step.phases["backward"] for step in steps] == [(1, 200)] * 3
+    assert steps[2].duration == 370
+
+
+def test_a_validation_between_epochs_has_steps_of_its_own(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        for _ in range(2):
+            scripted.draw(1, samples=4)
+            scripted.train_on_batch()
+        scripted.exhausted()
+        scripted.other(10**9)
+        for _ in range(3):
+            scripted.draw(2, samples=8)
+            scripted.evaluate(40)
+            scripted.other(3)  # the metric
+        scripted.exhausted()
+        scripted.other(10**9)
+    steps = scripted.steps()
+    assert [(step.kind, step.index) for step in steps] == [
+        *(("train", index) for index in (0, 1)),
+        *(("validate", index) for index in (0, 1, 2)),
+        *(("train", index) for index in (2, 3)),
+        *(("validate", index) for index in (3, 4, 5)),
+    ]
+    evaluated = {"data": (1, 2), "forward": (1, 40), "loss": (1, 3), "other": (1, 0)}
+    assert [step for step in steps if step.kind == "validate"] == [
+        Step("validate", index, 45, evaluated, samples=8) for index in range(6)
+    ]
+    assert [step.duration for step in steps if step.kind == "train"] == [BATCH_NS + 1] * 4
+
+
+def test_a_validation_in_the_middle_of_an_epoch_takes_no_time_from_training(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.train_on_batch()
+    for _ in range(2):
+        scripted.draw(2)
+        scripted.evaluate(40)
+    scripted.exhausted()
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.exhausted()
+    steps = scripted.steps()
+    assert [(step.kind, step.index, step.duration) for step in steps] == [
+        ("train", 0, BATCH_NS + 1),
+        ("validate", 0, 42),
+        ("validate", 1, 42),
+        ("train", 1, BATCH_NS + 1),
+    ]
+
+
+def test_a_validation_without_a_loader_is_told_by_its_forwards(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.train_on_batch()
+    for _ in range(3):
+        scripted.evaluate(40)
+        scripted.other(3)
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.exhausted()
+    assert [(step.kind, step.index, step.duration) for step in scripted.steps()] == [
+        ("train", 0, BATCH_NS + 1),
+        *(("validate", index, 43) for index in range(3)),
+        ("train", 1, BATCH_NS + 1),
+    ]
+
+
+def test_a_forward_without_gradients_before_a_backward_is_part_of_training(scripted: ScriptedLoop) -> None:
+    """A teacher, a target network, a rollout."""
+    for _ in range(2):
+        scripted.draw(1)
+        scripted.evaluate(40)
+        scripted.train_on_batch()
+    scripted.exhausted()
+    steps = scripted.steps()
+    assert [(step.kind, step.duration) for step in steps] == [("train", BATCH_NS + 41)] * 2
+    assert steps[0].phases["forward"] == (2, 140)
+
+
+def test_without_a_loader_a_step_runs_from_optimizer_step_to_optimizer_step(scripted: ScriptedLoop) -> None:
+    for _ in range(3):
+        scripted.train_on_batch()
+    first, second, third = scripted.steps()
+    assert first == Step("train", 0, 370, {**without(BATCH, "zero_grad"), "other": (1, 0)})
+    assert second == Step("train", 1, BATCH_NS, BATCH)
+    assert third == Step("train", 2, BATCH_NS, BATCH)
+
+
+def test_a_closure_runs_inside_the_optimizer_and_keeps_its_own_times(scripted: ScriptedLoop) -> None:
+    """As LBFGS and Lightning do."""
+    scripted.draw(1)
+    scripted.loop.optimizer_begin()
+    for _ in range(2):
+        scripted.other(3)
+        scripted.zero_grad(5)
+        scripted.forward(100)
+        scripted.other(20)
+        scripted.backward(200)
+    scripted.loop.optimizer_end()
+    scripted.exhausted()
+    assert scripted.steps() == [
+        Step(
+            "train",
+            0,
+            657,
+            {
+                "data": (1, 1),
+                "optimizer": (1, 46),
+                "zero_grad": (2, 10),
+                "forward": (2, 200),
+                "backward": (2, 400),
+                "other": (1, 0),
+            },
+        )
+    ]
+
+
+def test_two_optimizers_in_a_step_are_one_step(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        scripted.draw(1)
+        scripted.train_on_batch()
+        scripted.train_on_batch()
+    scripted.exhausted()
+    steps = scripted.steps()
+    assert [(step.index, step.duration) for step in steps] == [(0, 765), (1, 765)]
+    assert steps[0].phases["optimizer"] == (2, 100)
+
+
+def test_an_optimizer_inside_an_optimizer_is_one_call(scripted: ScriptedLoop) -> None:
+    """As ZeroRedundancyOptimizer does."""
+    scripted.loop.optimizer_begin()
+    scripted.other(3)
+    scripted.optimizer_step(50)
+    scripted.other(4)
+    scripted.loop.optimizer_end()
+    assert scripted.steps() == [Step("train", 0, 57, {"optimizer": (1, 57), "other": (1, 0)})]
+
+
+def test_a_draw_inside_a_draw_is_not_an_edge(scripted: ScriptedLoop) -> None:
+    """A data set that itself reads from a loader, in this process."""
+    for _ in range(2):
+        scripted.loop.draw_begin()
+        scripted.draw(30)
+        scripted.other(4)
+        scripted.loop.draw_end(4)
+        scripted.train_on_batch()
+    scripted.loop.draw_begin()
+    scripted.exhausted(10)
+    scripted.loop.draw_stop()
+    steps = scripted.steps()
+    assert [(step.index, step.duration) for step in steps] == [(0, BATCH_NS + 34), (1, BATCH_NS + 34)]
+    assert steps[0].phases["data"] == (1, 34)
+
+
+def test_a_second_loader_that_starts_over_in_mid_step_does_not_lose_it(scripted: ScriptedLoop) -> None:
+    scripted.draw(1, samples=4)
+    scripted.exhausted(6)  # the other loader has ended…
+    scripted.draw(2, samples=4)  # …and begins anew
+    scripted.train_on_batch()
+    scripted.exhausted()
+    assert scripted.steps() == [
+        Step("train", 0, BATCH_NS + 9, {**BATCH, "data": (3, 9)}, samples=8),
+    ]
+
+
+def test_draws_that_lead_to_nothing_are_no_step(scripted: ScriptedLoop) -> None:
+    """Counting a data set, computing its mean."""
+    for _ in range(5):
+        scripted.draw(10, samples=4)
+    scripted.exhausted()
+    scripted.loop.finish()
+    assert scripted.steps() == []
+
+
+# The script says where steps end.
+
+
+def test_explicit_steps_end_where_the_script_says(scripted: ScriptedLoop) -> None:
+    for _ in range(3):
+        scripted.other(9)
+        scripted.loop.step(samples=32)
+    scripted.loop.finish()
+    # Nothing was open before the first call: a step starts where the one before has ended.
+    assert [(step.index, step.duration, step.samples) for step in scripted.steps()] == [
+        (0, 0, 32),
+        (1, 9, 32),
+        (2, 9, 32),
+    ]
+
+
+def test_once_steps_are_explicit_neither_draws_nor_optimizers_end_them(scripted: ScriptedLoop) -> None:
+    scripted.loop.step(0)
+    scripted.steps()
+    for _ in range(2):
+        for _ in range(2):
+            scripted.draw(1, samples=4)
+            scripted.train_on_batch()
+        scripted.loop.step(0)
+    scripted.train_on_batch()
+    scripted.train_on_batch()
+    scripted.loop.step(0)
+    steps = scripted.steps()
+    assert [(step.kind, step.index, step.samples) for step in steps] == [
+        ("train", 1, 8),
+        ("train", 2, 8),
+        ("train", 3, 0),
+    ]
+    assert [step.phases["optimizer"][0] for step in steps] == [2, 2, 2]
+
+
+def test_an_explicit_step_inside_a_user_phase_gives_either_step_its_part(scripted: ScriptedLoop) -> None:
+    scripted.loop.enter(BACKWARD)
+    scripted.other(5)
+    scripted.loop.step(0)
+    scripted.other(70)
+    scripted.loop.exit()
+    scripted.loop.step(0)
+    assert [step.phases["backward"] for step in scripted.steps()] == [(1, 5), (1, 70)]
+
+
+def test_an_unfinished_explicit_step_is_no_step(scripted: ScriptedLoop) -> None:
+    scripted.loop.step(0)
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.loop.finish()
+    assert [step.index for step in scripted.steps()] == [0]
+
+
+# Things that go wrong in the script.
+
+
+def test_an_optimizer_that_raised_is_over_with_the_next_draw(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.forward(100)
+    scripted.backward(200)
+    scripted.loop.optimizer_begin()
+    scripted.forward(10)
+    scripted.other(4)  # step() raises: no optimizer_end
+    scripted.other(6)  # the script has caught it
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.exhausted()
+    (step,) = scripted.steps()
+    # The batch that failed is part of the step that succeeded, as with accumulation.
+    assert step.duration == 1 + 100 + 200 + 10 + 10 + 1 + BATCH_NS
+    assert step.phases["optimizer"] == (2, 60)
+    assert step.phases["data"] == (2, 2)
+    assert scripted.recorder.depth == 0
+
+
+def test_a_loader_that_raised_does_not_end_the_step(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.forward(100)
+    scripted.exhausted(3)  # the hook tells an error like an end
+    scripted.backward(200)
+    scripted.optimizer_step(50)
+    scripted.exhausted()
+    assert [step.phases["data"] for step in scripted.steps()] == [(2, 4)]
+
+
+def test_the_end_of_an_optimizer_step_that_was_abandoned_is_no_step(scripted: ScriptedLoop) -> None:
+    scripted.loop.optimizer_begin()
+    scripted.other(50)
+    scripted.recorder.abandon()  # a hook has failed
+    scripted.other(10**9)
+    scripted.loop.optimizer_end()
+    assert scripted.steps() == []
+    assert scripted.loop.train_steps == 0
+    scripted.train_on_batch()
+    (step,) = scripted.steps()
+    assert (step.index, step.duration) == (0, 370)
+
+
+# The end of the loop.
+
+
+def test_finish_ends_a_step_that_no_draw_has_closed_at_its_newest_boundary(scripted: ScriptedLoop) -> None:
+    """A loop that breaks out of its loader."""
+    scripted.draw(1, samples=4)
+    scripted.train_on_batch()
+    scripted.other(10**9)
+    scripted.loop.finish()
+    assert scripted.steps() == [
+        Step("train", 0, 376, {**BATCH, "data": (1, 1), "other": (1, 0)}, samples=4),
+    ]
+    assert not scripted.recorder.is_open
+
+
+def test_finish_ends_a_validation_step_too(scripted: ScriptedLoop) -> None:
+    scripted.draw(2)
+    scripted.evaluate(40)
+    scripted.other(10**9)
+    scripted.loop.finish()
+    assert scripted.steps() == [
+        Step("validate", 0, 42, {"data": (1, 2), "forward": (1, 40), "loss": (1, 0), "other": (1, 0)}),
+    ]
+
+
+def test_finish_forgets_a_step_without_an_optimizer_step(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.forward(100)
+    scripted.backward(200)
+    scripted.loop.finish()
+    assert scripted.steps() == []
+
+
+def test_finish_leaves_phases_that_are_still_open(scripted: ScriptedLoop) -> None:
+    """The script has ended with an exception in the middle of a step."""
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.loop.enter(OPTIMIZER)
+    scripted.other(6)
+    scripted.loop.finish()
+    (step,) = scripted.steps()
+    assert step.duration == BATCH_NS + 7
+    assert step.phases["optimizer"] == (2, 56)
+
+
+def test_finishing_twice_is_finishing_once(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.loop.finish()
+    scripted.loop.finish()
+    assert len(scripted.steps()) == 1
+
+
+def test_a_loop_may_begin_again_after_finish(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        scripted.draw(1)
+        scripted.train_on_batch()
+        scripted.loop.finish()
+        scripted.other(10**9)
+    assert [(step.index, step.duration) for step in scripted.steps()] == [(0, 376), (1, 376)]
+
+
+# The watcher.
+
+
+class Watcher:
+    """Notes the edges, and takes its time over each."""
+
+    def __init__(self, scripted: ScriptedLoop) -> None:
+        self.edges: list[str] = []
+        self._scripted = scripted
+
+    def train_edge(self, next_index: int) -> None:
+        assert self._scripted.loop.train_steps == next_index
+        self.edges.append(f"train {next_index}")
+        self._scripted.other(10**9)
+
+    def validate_edge(self) -> None:
+        self.edges.append("validate")
+        self._scripted.other(10**9)
+
+
+def test_a_watcher_hears_of_every_edge_with_the_index_of_the_step_that_begins(scripted: ScriptedLoop) -> None:
+    watcher = scripted.loop.watcher = Watcher(scripted)
+    for _ in range(2):
+        scripted.draw(1)
+        scripted.train_on_batch()
+    for _ in range(2):
+        scripted.draw(2)
+        scripted.evaluate(40)
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.loop.finish()
+    assert watcher.edges == ["train 1", "train 2", "validate", "validate", "train 3"]
+    # An edge comes before the draw of the step that it begins, and what it takes is nobody's.
+    assert [step.duration for step in scripted.steps()] == [BATCH_NS + 1] * 2 + [42] * 2 + [376]
+
+
+def test_a_watcher_hears_of_edges_without_a_loader_and_of_explicit_ones(scripted: ScriptedLoop) -> None:
+    watcher = scripted.loop.watcher = Watcher(scripted)
+    scripted.train_on_batch()
+    scripted.train_on_batch()
+    scripted.loop.step(0)
+    scripted.other(9)
+    scripted.loop.step(0)
+    assert watcher.edges == ["train 1", "train 2", "train 3", "train 4"]
+    assert [step.duration for step in scripted.steps()] == [370, BATCH_NS, 12, 9]
+
+
+def test_a_watcher_set_in_mid_step_hears_of_the_next_edge_first(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.draw(1)
+    watcher = scripted.loop.watcher = Watcher(scripted)
+    scripted.train_on_batch()
+    scripted.draw(1)
+    assert watcher.edges == ["train 2"]
+
+
+def without(phases: dict[str, tuple[int, int]], name: str) -> dict[str, tuple[int, int]]:
+    return {phase: value for phase, value in phases.items() if phase != name}

@@ -1,0 +1,581 @@
+"""The recorder, on a scripted clock: every nanosecond of a step is somebody's, once."""
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.client.scripted import Clock, unpack
+
+from torchperfd.recorder import (
+    BACKWARD,
+    CALLS,
+    DATA,
+    DURATION,
+    FORWARD,
+    INDEX,
+    KIND,
+    LOSS,
+    MAX_DEPTH,
+    NS,
+    OPTIMIZER,
+    OTHER,
+    PHASE_SLOTS,
+    ROW_WIDTH,
+    SAMPLES,
+    START,
+    TRAIN,
+    VALIDATE,
+    Recorder,
+)
+
+
+def make(capacity: int = 8) -> tuple[Recorder, Clock]:
+    clock = Clock()
+    return Recorder(capacity=capacity, clock=clock, wall=clock.wall), clock
+
+
+def spend(recorder: Recorder, clock: Clock, phase: int, ns: int) -> None:
+    recorder.enter(phase)
+    clock.advance(ns)
+    recorder.exit()
+
+
+def test_a_nested_phase_stops_the_clock_of_the_one_around_it() -> None:
+    recorder, clock = make()
+    recorder.enter(OPTIMIZER)
+    clock.advance(10)
+    recorder.enter(FORWARD)
+    clock.advance(200)
+    recorder.enter(DATA)
+    clock.advance(3000)
+    recorder.exit()
+    clock.advance(40_000)
+    recorder.exit()
+    clock.advance(500_000)
+    recorder.exit()
+    clock.advance(7)
+    recorder.close(TRAIN, 0)
+
+    (step,) = unpack(recorder.drain())
+    assert step.phases == {
+        "optimizer": (1, 500_010),
+        "forward": (1, 40_200),
+        "data": (1, 3000),
+        "other": (1, 7),
+    }
+    assert step.duration == 543_217
+
+
+def test_a_phase_directly_inside_itself_is_one_call() -> None:
+    recorder, clock = make()
+    recorder.enter(OPTIMIZER)
+    clock.advance(1)
+    recorder.enter(OPTIMIZER)
+    clock.advance(10)
+    recorder.enter(OPTIMIZER)
+    clock.advance(100)
+    recorder.exit()
+    recorder.exit()
+    clock.advance(1000)
+    recorder.exit()
+    recorder.close(TRAIN, 0)
+    rows = recorder.drain()
+    assert unpack(rows)[0].phases == {"optimizer": (1, 1111), "other": (1, 0)}
+    assert rows.squares[OPTIMIZER] == 1111.0**2
+
+
+def test_a_phase_inside_itself_with_another_between_is_two_calls() -> None:
+    recorder, clock = make()
+    recorder.enter(FORWARD)
+    recorder.enter(BACKWARD)
+    spend(recorder, clock, FORWARD, 5)
+    recorder.exit()
+    recorder.exit()
+    recorder.close(TRAIN, 0)
+    assert unpack(recorder.drain())[0].phases["forward"] == (2, 5)
+
+
+def test_squares_are_of_each_call() -> None:
+    recorder, clock = make()
+    for ns in (3, 4, 5):
+        spend(recorder, clock, DATA, ns)
+        clock.advance(10)
+    recorder.close(TRAIN, 0)
+    squares = recorder.drain().squares
+    assert squares[DATA] == 9 + 16 + 25
+    assert squares[OTHER] == 30.0**2
+    assert sum(squares) == squares[DATA] + squares[OTHER]
+
+
+def test_a_step_starts_where_the_one_before_has_ended() -> None:
+    recorder, clock = make()
+    recorder.open()
+    for number, ns in enumerate((5, 70, 900)):
+        clock.advance(ns)
+        recorder.close(TRAIN, number)
+    steps = unpack(recorder.drain())
+    assert [step.duration for step in steps] == [5, 70, 900]
+    assert [step.start for step in steps] == [1000, 1005, 1075]
+    assert [step.index for step in steps] == [0, 1, 2]
+
+
+def test_starts_are_told_in_wall_time_as_last_read() -> None:
+    clock = Clock(now=50)
+    wall = [1_000_000]
+    recorder = Recorder(capacity=4, clock=clock, wall=lambda: wall[0])
+    recorder.open()
+    recorder.close(TRAIN, 0)
+    wall[0] = 2_000_000
+    recorder.close(TRAIN, 1)
+    recorder.synchronise()
+    recorder.close(TRAIN, 2)
+    assert list(recorder.drain().column(START)) == [1_000_000, 1_000_000, 2_000_000]
+
+
+def test_opening_inside_a_step_changes_nothing() -> None:
+    recorder, clock = make()
+    recorder.open()
+    clock.advance(30)
+    recorder.open()
+    clock.advance(12)
+    recorder.close(TRAIN, 0)
+    assert unpack(recorder.drain())[0].duration == 42
+
+
+def test_a_named_gap_counts_from_the_newest_boundary_and_only_until_it_is_named_again() -> None:
+    recorder, clock = make()
+    recorder.open()
+    clock.advance(1)
+    spend(recorder, clock, FORWARD, 100)
+    clock.advance(20)
+    recorder.name_gap(LOSS)  # names the 20 that have passed since forward ended, too
+    clock.advance(300)
+    recorder.enter(BACKWARD)
+    recorder.name_gap(OTHER)
+    clock.advance(4000)
+    recorder.exit()
+    clock.advance(50_000)
+    recorder.close(TRAIN, 0)
+    rows = recorder.drain()
+    assert unpack(rows)[0].phases == {
+        "forward": (1, 100),
+        "loss": (1, 320),
+        "backward": (1, 4000),
+        "other": (1, 50_001),
+    }
+    assert rows.squares[LOSS] == 320.0**2
+
+
+def test_a_gap_that_is_still_named_when_the_step_ends_is_charged_and_forgotten() -> None:
+    recorder, clock = make()
+    recorder.open()
+    recorder.name_gap(LOSS)
+    clock.advance(9)
+    recorder.close(TRAIN, 0)
+    clock.advance(5)
+    recorder.close(TRAIN, 1)
+    first, second = unpack(recorder.drain())
+    assert first.phases == {"loss": (1, 9), "other": (1, 0)}
+    assert second.phases == {"other": (1, 5)}
+
+
+def test_naming_the_gap_of_no_step_leaves_no_mark() -> None:
+    recorder, clock = make()
+    recorder.name_gap(LOSS)
+    recorder.name_gap(LOSS)
+    recorder.open()
+    clock.advance(9)
+    recorder.close(TRAIN, 0)
+    assert unpack(recorder.drain())[0].phases == {"other": (1, 9)}
+
+
+def test_a_phase_open_at_an_edge_is_one_call_on_either_side() -> None:
+    recorder, clock = make()
+    recorder.enter(FORWARD)
+    clock.advance(5)
+    recorder.enter(DATA)
+    clock.advance(30)
+    recorder.close(TRAIN, 0)
+    clock.advance(700)
+    recorder.exit()
+    clock.advance(11)
+    recorder.exit()
+    recorder.close(TRAIN, 1)
+    rows = recorder.drain()
+    first, second = unpack(rows)
+    assert first.phases == {"forward": (1, 5), "data": (1, 30), "other": (1, 0)}
+    assert second.phases == {"forward": (1, 11), "data": (1, 700), "other": (1, 0)}
+    assert rows.squares[DATA] == 30.0**2
+    assert rows.squares[PHASE_SLOTS + DATA] == 700.0**2
+
+
+def test_a_step_may_end_at_its_newest_boundary() -> None:
+    recorder, clock = make()
+    spend(recorder, clock, OPTIMIZER, 10)
+    clock.advance(1_000_000)  # printing, saving: no step's
+    recorder.close(TRAIN, 0, at_last=True)
+    assert not recorder.is_open
+    clock.advance(1_000_000)
+    spend(recorder, clock, DATA, 3)
+    recorder.close(TRAIN, 1)
+    first, second = unpack(recorder.drain())
+    assert (first.duration, first.phases) == (10, {"optimizer": (1, 10), "other": (1, 0)})
+    assert (second.duration, second.phases) == (3, {"data": (1, 3), "other": (1, 0)})
+
+
+def test_an_exit_too_many_is_ignored() -> None:
+    recorder, clock = make()
+    recorder.exit()
+    recorder.open()
+    recorder.exit()
+    clock.advance(4)
+    recorder.close(TRAIN, 0)
+    assert recorder.depth == 0
+    assert unpack(recorder.drain())[0].phases == {"other": (1, 4)}
+
+
+def test_unwinding_leaves_every_phase_as_if_it_had_been_left() -> None:
+    recorder, clock = make()
+    recorder.enter(OPTIMIZER)
+    clock.advance(2)
+    recorder.enter(FORWARD)
+    clock.advance(30)
+    recorder.unwind()
+    clock.advance(400)
+    recorder.close(TRAIN, 0)
+    assert unpack(recorder.drain())[0].phases == {"optimizer": (1, 2), "forward": (1, 30), "other": (1, 400)}
+
+
+def test_an_abandoned_step_leaves_no_mark_on_the_next() -> None:
+    recorder, clock = make()
+    recorder.samples = 64
+    spend(recorder, clock, DATA, 5)
+    recorder.name_gap(LOSS)
+    clock.advance(7)
+    recorder.enter(FORWARD)
+    clock.advance(9)
+    recorder.abandon()
+    assert not recorder.is_open
+    recorder.exit()  # the other half of the forward comes all the same
+    clock.advance(1000)
+    spend(recorder, clock, BACKWARD, 3)
+    recorder.close(TRAIN, 0)
+    (step,) = unpack(recorder.drain())
+    assert (step.duration, step.samples) == (3, 0)
+    assert step.phases == {"backward": (1, 3), "other": (1, 0)}
+
+
+def test_a_skipped_stretch_belongs_to_no_step() -> None:
+    recorder, clock = make()
+    recorder.open()
+    recorder.close(TRAIN, 0)
+    clock.advance(5_000_000)  # a profiler starts
+    recorder.skip()
+    clock.advance(8)
+    recorder.close(TRAIN, 1)
+    assert [step.duration for step in unpack(recorder.drain())] == [0, 8]
+
+
+def test_inside_knows_every_level() -> None:
+    recorder, _ = make()
+    recorder.enter(OPTIMIZER)
+    recorder.enter(FORWARD)
+    assert recorder.inside(OPTIMIZER)
+    assert recorder.inside(FORWARD)
+    assert not recorder.inside(BACKWARD)
+    recorder.exit()
+    assert not recorder.inside(FORWARD)
+    assert not recorder.inside(OTHER)  # the gap is no phase that one is inside of
+
+
+def test_phases_too_deep_to_follow_are_part_of_the_deepest_one_followed() -> None:
+    recorder, clock = make()
+    phases = (FORWARD, BACKWARD)
+    for depth in range(MAX_DEPTH + 6):
+        recorder.enter(phases[depth % 2])
+        clock.advance(1)
+    for _ in range(MAX_DEPTH + 6):
+        clock.advance(1)
+        recorder.exit()
+    assert recorder.depth == 0
+    clock.advance(1000)
+    recorder.close(TRAIN, 0)
+    (step,) = unpack(recorder.drain())
+    # Two per level followed; the 12 of the six beyond fall to the last, which is a backward.
+    assert step.phases == {
+        "forward": (MAX_DEPTH // 2, MAX_DEPTH),
+        "backward": (MAX_DEPTH // 2, MAX_DEPTH + 12),
+        "other": (1, 1000),
+    }
+
+
+def test_a_step_may_end_while_it_is_too_deep() -> None:
+    recorder, clock = make()
+    for _ in range(MAX_DEPTH + 3):
+        recorder.enter(DATA)
+    clock.advance(5)
+    recorder.close(TRAIN, 0)
+    clock.advance(60)
+    recorder.unwind()
+    recorder.close(TRAIN, 1)
+    assert [step.phases["data"] for step in unpack(recorder.drain())] == [(1, 5), (1, 60)]
+
+
+def test_steps_are_drained_once_and_in_order_across_the_end_of_the_ring() -> None:
+    recorder, clock = make(capacity=5)
+    recorder.open()
+    written = drained = 0
+    for burst in (3, 4, 5, 0, 1, 5, 2):
+        for _ in range(burst):
+            recorder.samples = 100 + written
+            spend(recorder, clock, DATA, written + 1)
+            recorder.close(TRAIN, written)
+            written += 1
+        rows = recorder.drain()
+        expected = range(drained, written)
+        assert rows.count == burst
+        assert list(rows.column(INDEX)) == list(expected)
+        assert list(rows.column(SAMPLES)) == [100 + number for number in expected]
+        assert list(rows.squares[DATA::PHASE_SLOTS]) == [(number + 1) ** 2 for number in expected]
+        drained = written
+    assert (recorder.recorded, recorder.dropped) == (20, 0)
+    assert recorder.drain().count == 0
+
+
+def test_a_full_ring_keeps_the_oldest_and_counts_what_it_drops() -> None:
+    recorder, clock = make(capacity=3)
+    recorder.open()
+    for number in range(10):
+        clock.advance(1)
+        recorder.close(TRAIN, number)
+    assert (recorder.recorded, recorder.dropped) == (10, 7)
+    assert list(recorder.drain().column(INDEX)) == [0, 1, 2]
+    clock.advance(1)
+    recorder.close(TRAIN, 10)
+    assert recorder.dropped == 7
+    assert list(recorder.drain().column(INDEX)) == [10]
+
+
+def test_a_dropped_step_leaves_no_mark_on_the_next() -> None:
+    recorder, clock = make(capacity=1)
+    spend(recorder, clock, DATA, 5)
+    recorder.close(TRAIN, 0)
+    recorder.samples = 9
+    spend(recorder, clock, FORWARD, 6)
+    recorder.close(TRAIN, 1)
+    recorder.drain()
+    spend(recorder, clock, BACKWARD, 7)
+    recorder.close(TRAIN, 2)
+    (step,) = unpack(recorder.drain())
+    assert (step.index, step.samples) == (2, 0)
+    assert step.phases == {"backward": (1, 7), "other": (1, 0)}
+
+
+def test_memory_is_fixed_whatever_is_recorded() -> None:
+    recorder, clock = make(capacity=16)
+
+    def memory() -> list[tuple[int, int, int]]:
+        blocks: list[Any] = [
+            getattr(recorder, name) for name in ("_ring", "_ring_squares", "_row", "_squares")
+        ]
+        lists = [recorder._stack, recorder._exclusive]
+        return [(id(block), len(block), sys.getsizeof(block)) for block in blocks + lists] + [
+            (*block.buffer_info(), 0) for block in blocks
+        ]
+
+    before = memory()
+    for number in range(200):
+        for depth in range(MAX_DEPTH + 10):
+            recorder.enter(depth % PHASE_SLOTS)
+            clock.advance(1 << 20)
+        recorder.unwind()
+        recorder.close(TRAIN, number)
+        if number % 50 == 0:
+            recorder.drain()
+    assert recorder.dropped > 0
+    assert memory() == before
+
+
+# Against a model that knows nothing of accumulators: it labels each stretch between two boundaries.
+
+
+@dataclass
+class Model:
+    """What any sequence of calls must come to."""
+
+    capacity: int
+    spans: list[int] = field(default_factory=list)
+    is_open: bool = False
+    gap: int = OTHER
+    start: int = 0
+    boundary: int = 0
+    ns: Counter[int] = field(default_factory=Counter)
+    calls: Counter[int] = field(default_factory=Counter)
+    samples: int = 0
+    waiting: list[dict[str, Any]] = field(default_factory=list)
+    recorded: int = 0
+    dropped: int = 0
+
+    def open(self, now: int) -> None:
+        if not self.is_open:
+            self.is_open, self.gap, self.start, self.boundary = True, OTHER, now, now
+
+    def _label(self, now: int) -> None:
+        """The stretch since the last boundary was whatever is innermost, as far as we follow."""
+        labels = [self.gap, *self.spans[:MAX_DEPTH]]
+        self.ns[labels[-1]] += now - self.boundary
+        self.boundary = now
+
+    def enter(self, phase: int, now: int) -> None:
+        self.open(now)
+        if len(self.spans) < MAX_DEPTH:
+            self._label(now)
+        self.spans.append(phase)
+
+    def exit(self, now: int) -> None:
+        if not self.spans:
+            return
+        if len(self.spans) <= MAX_DEPTH:
+            self._label(now)
+            self.calls[self.spans[-1]] += [self.gap, *self.spans][-2] != self.spans[-1]
+        self.spans.pop()
+
+    def name_gap(self, phase: int) -> None:
+        if self.is_open:
+            self.calls[self.gap] += 1
+            self.gap = phase
+
+    def close(self, kind: int, index: int, now: int, *, at_last: bool = False) -> None:
+        if at_last:
+            now = self.boundary
+        self._label(now)
+        labels = [self.gap, *self.spans[:MAX_DEPTH]]
+        for outer, inner in zip(labels, labels[1:], strict=False):
+            self.calls[inner] += outer != inner
+        self.calls[self.gap] += 1
+        self.calls[OTHER] = 1
+        self.recorded += 1
+        if len(self.waiting) == self.capacity:
+            self.dropped += 1
+        else:
+            self.waiting.append(
+                {
+                    "kind": kind,
+                    "index": index,
+                    "duration": now - self.start,
+                    "samples": self.samples,
+                    "ns": [self.ns[slot] for slot in range(PHASE_SLOTS)],
+                    "calls": [self.calls[slot] for slot in range(PHASE_SLOTS)],
+                }
+            )
+        self._forget()
+        self.is_open, self.gap, self.start = not at_last, OTHER, now
+
+    def abandon(self) -> None:
+        self._forget()
+        self.spans.clear()
+        self.is_open = False
+
+    def _forget(self) -> None:
+        self.ns.clear()
+        self.calls.clear()
+        self.samples = 0
+
+
+_PHASES = st.sampled_from([DATA, FORWARD, LOSS, OPTIMIZER, OTHER, PHASE_SLOTS - 1])
+_CALLS = st.one_of(
+    st.tuples(st.just("enter"), _PHASES),
+    st.tuples(st.just("enter many"), st.integers(1, 40)),
+    st.tuples(st.just("exit"), st.none()),
+    st.tuples(st.just("exit"), st.none()),
+    st.tuples(st.just("exit many"), st.integers(1, 40)),
+    st.tuples(st.just("close"), st.sampled_from([TRAIN, VALIDATE])),
+    st.tuples(st.just("close at last"), st.sampled_from([TRAIN, VALIDATE])),
+    st.tuples(st.just("name_gap"), _PHASES),
+    st.tuples(st.sampled_from(["open", "unwind", "abandon", "drain"]), st.none()),
+    st.tuples(st.just("samples"), st.integers(0, 1000)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**7), _CALLS), max_size=60), st.integers(1, 4))
+def test_any_sequence_of_calls_comes_to_what_the_model_says(
+    script: list[tuple[int, tuple[str, Any]]], capacity: int
+) -> None:
+    recorder, clock = make(capacity)
+    model = Model(capacity)
+    index = 0
+    for ns, (call, value) in [*script, (1, ("unwind", None)), (1, ("drain", None))]:
+        clock.advance(ns)
+        now = clock.now
+        if call == "enter":
+            recorder.enter(value)
+            model.enter(value, now)
+        elif call == "enter many":
+            for number in range(value):
+                recorder.enter(number % 3)
+                model.enter(number % 3, now)
+        elif call == "exit":
+            recorder.exit()
+            model.exit(now)
+        elif call == "exit many":
+            for _ in range(value):
+                recorder.exit()
+                model.exit(now)
+        elif call == "close" and recorder.is_open:
+            recorder.close(value, index)
+            model.close(value, index, now)
+            index += 1
+        elif call == "close at last" and recorder.is_open:
+            # As the loop does it: after unwinding, since no step stays open.
+            recorder.unwind()
+            while model.spans:
+                model.exit(now)
+            clock.advance(ns)
+            recorder.close(value, index, at_last=True)
+            model.close(value, index, clock.now, at_last=True)
+            index += 1
+        elif call == "name_gap":
+            recorder.name_gap(value)
+            model.name_gap(value)
+        elif call == "open":
+            recorder.open()
+            model.open(now)
+        elif call == "unwind":
+            recorder.unwind()
+            while model.spans:
+                model.exit(now)
+        elif call == "abandon":
+            recorder.abandon()
+            model.abandon()
+        elif call == "samples":
+            recorder.samples += value
+            model.samples += value
+        elif call == "drain":
+            check_drain(recorder, model)
+        assert recorder.depth == len(model.spans)
+        assert recorder.is_open == model.is_open
+    assert (recorder.recorded, recorder.dropped) == (model.recorded, model.dropped)
+
+
+def check_drain(recorder: Recorder, model: Model) -> None:
+    rows = recorder.drain()
+    expected, model.waiting = model.waiting, []
+    assert rows.count == len(expected)
+    for number, step in enumerate(expected):
+        row = rows.values[number * ROW_WIDTH : (number + 1) * ROW_WIDTH]
+        ns, calls = list(row[NS:CALLS]), list(row[CALLS:])
+        assert sum(ns) == row[DURATION]
+        assert min(ns) >= 0
+        assert ns == step["ns"]
+        assert calls == step["calls"]
+        assert (row[KIND], row[INDEX]) == (step["kind"], step["index"])
+        assert (row[DURATION], row[SAMPLES]) == (step["duration"], step["samples"])
+        # The sum of squares is between that of equal calls and that of one call doing it all.
+        for slot in range(PHASE_SLOTS):
+            squares = rows.squares[number * PHASE_SLOTS + slot]
+            assert squares <= float(ns[slot]) ** 2 * 1.000001
+            assert squares * calls[slot] >= float(ns[slot]) ** 2 * 0.999999

@@ -1,0 +1,169 @@
+"""The daemon's gRPC side in this process, for tests: real services on a real unix socket."""
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
+
+from torchperfd.v1 import control_pb2_grpc, session_pb2, session_pb2_grpc
+from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.server import _start_rpc
+from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.settings import ServeSettings
+from torchperfd_daemon.store import Store
+
+GIVE_UP_S = 20
+"""How long a test waits for what must come; reached by failing tests only."""
+
+
+@dataclass
+class Served:
+    """A daemon's parts behind a socket."""
+
+    socket: str
+    store: Store
+    catalog: Catalog
+    coordinator: Coordinator
+    sessions: SessionService
+    checks: Any
+
+
+@contextlib.contextmanager
+def short_directory() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's name; pytest's own are too long."""
+    directory = Path(tempfile.mkdtemp(prefix="tpd-"))
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[Served]:
+    """Serve on a socket in a directory, on the running loop."""
+    settings = ServeSettings(socket=str(directory / "d.sock"), captures_dir=directory / "captures")
+    store = Store()
+    catalog = Catalog(settings.captures_dir)
+    coordinator = Coordinator(catalog)
+    node = Node("node-a", "http://127.0.0.1:9407/metrics", settings.captures_dir)
+    sessions = SessionService(store, coordinator, node, lambda: None)
+    control = ControlService(store, sessions, coordinator, node)
+    checks = health.HealthServicer()
+    server = await _start_rpc(settings, sessions, control, checks)
+    try:
+        yield Served(settings.socket, store, catalog, coordinator, sessions, checks)
+    finally:
+        await server.stop(None)
+
+
+@contextlib.contextmanager
+def serving_from_a_thread() -> Iterator[Served]:
+    """Serve from another thread, for commands, whose calls block this one."""
+    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, Served]] = []
+    started = threading.Event()
+
+    async def serve(directory: Path) -> None:
+        async with serving(directory) as served:
+            stop = asyncio.Event()
+            loops.append((asyncio.get_running_loop(), stop, served))
+            started.set()
+            await stop.wait()
+
+    with short_directory() as directory:
+        thread = threading.Thread(target=lambda: asyncio.run(serve(directory)))
+        thread.start()
+        assert started.wait(GIVE_UP_S)
+        loop, stop, served = loops[0]
+        try:
+            yield served
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join()
+
+
+def hello(run: str = "bert-17", rank: int = 0, **more: Any) -> session_pb2.ClientMessage:
+    """Return what a client of this version begins with."""
+    identity = {"run": run, "rank": rank, "world_size": 2, "node": "node-a", "pid": 100 + rank, **more}
+    return session_pb2.ClientMessage(
+        hello=session_pb2.Hello(
+            api=session_pb2.ApiRange(min=1, max=1),
+            client_version="0.1.0",
+            identity=session_pb2.RankIdentity(**identity),
+        )
+    )
+
+
+class RankStream:
+    """A training process's end of a session."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any = session_pb2_grpc.SessionStub(channel).Attach()  # type: ignore[call-arg]
+
+    async def say(self, *messages: session_pb2.ClientMessage) -> None:
+        """Send."""
+        for message in messages:
+            await asyncio.wait_for(self.call.write(message), GIVE_UP_S)
+
+    async def hear(self) -> session_pb2.DaemonMessage:
+        """Return the daemon's next message."""
+        message = await asyncio.wait_for(self.call.read(), GIVE_UP_S)
+        assert isinstance(message, session_pb2.DaemonMessage), "the daemon ended the session"
+        return message
+
+    async def join(self, run: str = "bert-17", rank: int = 0, **more: Any) -> session_pb2.Welcome:
+        """Say hello and return the welcome."""
+        await self.say(hello(run, rank, **more))
+        return (await self.hear()).welcome
+
+    async def refused(self) -> tuple[grpc.StatusCode, str]:
+        """Return the status that the daemon ends the session with."""
+        code = await asyncio.wait_for(self.call.code(), GIVE_UP_S)
+        return code, await self.call.details()
+
+    async def leave(self) -> None:
+        """Say goodbye and wait until the daemon has taken note."""
+        await self.say(session_pb2.ClientMessage(goodbye=session_pb2.Goodbye(reason="done")))
+        await asyncio.wait_for(self.call.code(), GIVE_UP_S)
+
+
+def control(channel: grpc.aio.Channel) -> Any:
+    """Return a stub of the control service; its type knows only the blocking calls."""
+    return control_pb2_grpc.ControlStub(channel)
+
+
+def columns(*rows: Sequence[int]) -> list[bytes]:
+    """Pack rows of integers as the wire's columns."""
+    return [b"".join(value.to_bytes(8, "little", signed=True) for value in row) for row in rows]
+
+
+def steps_message(
+    durations_ns: Sequence[int], kinds: Sequence[int] | None = None, **phases: Sequence[int]
+) -> session_pb2.ClientMessage:
+    """Return a batch of steps, back to back from second 1000 on."""
+    count = len(durations_ns)
+    starts = [1_000_000_000_000 + sum(durations_ns[:position]) for position in range(count)]
+    index, kind, start, duration, samples = columns(
+        range(count), kinds or [session_pb2.STEP_KIND_TRAIN] * count, starts, durations_ns, [32] * count
+    )
+    return session_pb2.ClientMessage(
+        steps=session_pb2.StepBatch(
+            count=count,
+            index=index,
+            kind=kind,
+            start_ns=start,
+            duration_ns=duration,
+            samples=samples,
+            phases=[
+                session_pb2.PhaseColumn(phase=name, ns=columns(row)[0], calls=columns([1] * count)[0])
+                for name, row in phases.items()
+            ],
+        )
+    )
