@@ -74,7 +74,8 @@ class Node:
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
         """Fetch from the daemon's HTTP side; (0, '') when nothing listens."""
-        request = urllib.request.Request(f"http://127.0.0.1:{self.metrics_port}{path}", headers=dict(headers or {}))
+        url = f"http://127.0.0.1:{self.metrics_port}{path}"
+        request = urllib.request.Request(url, headers=dict(headers or {}))
         try:
             with urllib.request.urlopen(request, timeout=5) as response:
                 return response.status, response.read().decode()

@@ -28,7 +28,8 @@ Usage: torchperfd run [OPTIONS] SCRIPT [ARGS]...
   time of the run. Under torchrun: torchrun ... -m torchperfd run SCRIPT.
 
 Options:
-  --run NAME      Name of the run; the launcher's job id by default.
+  --run NAME      Name of the run; the launcher's job id by default. (torchrun takes
+                  --run for its own --run-path: there, set TORCHPERFD_RUN or --rdzv-id.)
   --job NAME      What people call this kind of run; the script's name by default.
   --report FILE   Write the account of the run as JSON (schema torchperfd.run/1).
   --no-daemon     Start no daemon when none answers.

@@ -17,16 +17,8 @@ def training(node: Node) -> Iterator[Node]:
     """A node on which the digits example trains, for as long as the test needs it."""
     node.start_daemon()
     with node.running(
-        sys.executable,
-        "-m",
-        "torchperfd",
-        "run",
-        "--quiet",
-        "--run",
-        "digits",
-        str(EXAMPLE),
-        "--epochs",
-        "2000",
+        *(sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits"),
+        *(str(EXAMPLE), "--epochs", "2000"),
     ) as process:
         eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 50, 60, node.log)
         yield node
@@ -103,7 +95,7 @@ def test_no_job_at_all_is_exit_3_and_no_daemon_is_exit_4(node: Node) -> None:
 
 def test_a_job_that_makes_no_steps_is_an_error_that_says_so(node: Node, tmp_path: Path) -> None:
     script = tmp_path / "idle.py"
-    script.write_text("import sys, torch\nsys.stdin.read()\n")
+    script.write_text("import time, torch\ntime.sleep(600)\n")
     node.start_daemon()
     with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
         eventually(lambda: node.metric("torchperfd_clients") == 1, 30, node.log)

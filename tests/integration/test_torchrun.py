@@ -65,7 +65,9 @@ def test_the_embedded_daemon_serves_both_ranks_and_rank_0_reports_on_both(
     node: Node, script: Path, tmp_path: Path
 ) -> None:
     report = tmp_path / "report.json"
-    with node.running(*_torchrun("--report", str(report), "--run", "pair", str(script), "10")) as process:
+    with node.running(
+        *_torchrun("--report", str(report), str(script), "10"), TORCHPERFD_RUN="pair"
+    ) as process:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     document = json.loads(report.read_text())
