@@ -13,6 +13,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_train_step_seconds_total": _RANK,
     "torchperfd_train_phase_seconds_total": _RANK | {"phase"},
     "torchperfd_train_samples_total": _RANK,
+    "torchperfd_train_validate_steps_total": _RANK,
     "torchperfd_train_last_step_timestamp_seconds": _RANK,
     "torchperfd_train_world_size": _RANK,
     "torchperfd_train_state": _RANK | {"state"},
@@ -46,12 +47,14 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_capture_requests_total": frozenset({"trigger", "result"}),
     "torchperfd_capture_active": _NONE,
     "torchperfd_capture_bytes_total": _NONE,
+    "torchperfd_capture_last_success_timestamp_seconds": _NONE,
     "torchperfd_build_info": frozenset({"version", "python_version"}),
     "torchperfd_clients": _NONE,
     "torchperfd_ingest_events_total": _NONE,
     "torchperfd_ingest_dropped_events_total": frozenset({"where"}),
     "torchperfd_collector_success": frozenset({"collector"}),
     "torchperfd_collector_duration_seconds": frozenset({"collector"}),
+    "torchperfd_collector_last_success_timestamp_seconds": frozenset({"collector"}),
 }
 
 _SELECTOR: Final = re.compile(r"\b(?P<name>torchperfd_\w+)(?:\{(?P<matchers>[^}]*)\})?")

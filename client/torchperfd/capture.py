@@ -1,8 +1,8 @@
 """Captures: torch.profiler over an agreed range of training steps, in this process.
 
-torch.profiler records nothing when it is started from another thread, and may
+torch's profiler records nothing when it is started from another thread, and may
 crash when two run at once. So it is started and stopped on the training thread,
-at step edges; everything else (imports, export, hashing) happens on a thread of
+at step edges; everything else (checks, export, hashing) happens on a thread of
 its own.
 """
 
@@ -10,21 +10,18 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from torchperfd import tracer
 from torchperfd._version import __version__
 from torchperfd.identity import Identity
 from torchperfd.loop import Loop
-
-if TYPE_CHECKING:
-    from torch.profiler import profile
 
 log = logging.getLogger("torchperfd")
 
@@ -113,7 +110,7 @@ class RankCapture:
         self._loop = loop
         self._identity = identity
         self._on_outcome = on_outcome
-        self._profiler: profile | None = None
+        self._trace: tracer.Tracer | None = None
         self._annotation: Any = None
         self._foreign_steps = 0
         self._cancel_reason = ""
@@ -128,18 +125,14 @@ class RankCapture:
 
     def prepare(self) -> str:
         """Do ahead of time what would stall a step or fail late; return why not, or ''."""
-        reason = _profiler_unusable()
+        reason = tracer.unusable()
         if not reason:
             try:
-                # torch.profiler imports these on its first start, which costs seconds.
-                import torch._inductor.config
-                import torch.profiler  # noqa: F401
-
                 self.directory.mkdir(parents=True, exist_ok=True)
                 probe = self.directory / f".{self.file}.part"
                 probe.touch()
-            except (ImportError, OSError) as error:
-                reason = f"cannot prepare: {error}"
+            except OSError as error:
+                reason = f"cannot write to {self.directory}: {error.strerror}"
         if not reason:
             self.stage = CaptureStage.READY
         return reason
@@ -165,7 +158,7 @@ class RankCapture:
 
     def train_edge(self, next_index: int) -> None:
         """Start, go on or stop."""
-        if self._profiler is None:
+        if self._trace is None:
             if next_index == self.start_step and not self._cancel_reason:
                 self._start(next_index)
             elif next_index >= self.start_step:
@@ -181,7 +174,7 @@ class RankCapture:
 
     def validate_edge(self) -> None:
         """Bear with a short validation in between; a long one would fill the memory."""
-        if self._profiler is None:
+        if self._trace is None:
             return
         self._foreign_steps += 1
         if self._cancel_reason:
@@ -191,60 +184,53 @@ class RankCapture:
 
     def loop_ended(self) -> None:
         """The loop is over: no more edges will come."""
-        if self._profiler is not None:
+        if self._trace is not None:
             done = self._loop.train_steps - self.start_step
             self._discard(f"training ended after {done} of {self.options.steps} steps")
         elif not self.ended.is_set() and self.stage is not CaptureStage.EXPORTING:
             self.fail("training ended before the chosen steps")
 
     def _start(self, index: int) -> None:
-        reason = _profiler_unusable()
+        reason = tracer.unusable()
         if reason:
             self.fail(reason)
             return
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-        profiler = profile(
-            activities=activities,
+        trace = tracer.Tracer(
             record_shapes=self.options.record_shapes,
             with_stack=self.options.with_stack,
             profile_memory=self.options.profile_memory,
         )
         try:
-            profiler.start()
+            trace.start()
         except Exception as error:  # noqa: BLE001 - kineto may refuse for reasons of its own
-            self.fail(f"torch.profiler did not start: {error}")
+            self.fail(f"torch's profiler did not start: {error}")
             return
-        self._profiler = profiler
+        self._trace = trace
         self.stage = CaptureStage.RUNNING
         self._open_annotation(index)
 
     def _stop(self) -> None:
-        profiler = self._profiler
-        assert profiler is not None
-        self._profiler = None
+        trace = self._trace
+        assert trace is not None
+        self._trace = None
         self._loop.watcher = None
         self.stage = CaptureStage.EXPORTING
         try:
-            profiler.stop()
+            trace.stop()
         except Exception as error:  # noqa: BLE001
-            self.fail(f"torch.profiler did not stop: {error}")
+            self.fail(f"torch's profiler did not stop: {error}")
             return
         # Not a daemon thread: a script that ends right now keeps its trace.
-        threading.Thread(target=self._export, args=(profiler,), name="torchperfd-export").start()
+        threading.Thread(target=self._export, args=(trace,), name="torchperfd-export").start()
 
     def _discard(self, reason: str, *, retry: bool = False) -> None:
-        profiler, self._profiler = self._profiler, None
+        trace, self._trace = self._trace, None
         self._close_annotation()
         try:
-            if profiler is not None:
-                profiler.stop()
+            if trace is not None:
+                trace.stop()
         except Exception as error:  # noqa: BLE001
-            log.debug("torch.profiler did not stop cleanly: %s", error)
+            log.debug("torch's profiler did not stop cleanly: %s", error)
         self.fail(reason, retry=retry)
 
     def _open_annotation(self, index: int) -> None:
@@ -261,12 +247,12 @@ class RankCapture:
 
     # On the export thread.
 
-    def _export(self, profiler: "profile") -> None:
+    def _export(self, trace: tracer.Tracer) -> None:
         part = self.directory / f".{self.file}.part"
         try:
             # torch picks the format by the name's end, so the part needs the final one too.
             unfinished = part.with_suffix(".json")
-            profiler.export_chrome_trace(os.fspath(unfinished))
+            trace.export(unfinished)
             size, digest = _measure(unfinished)
             unfinished.replace(self.directory / self.file)
             part.unlink(missing_ok=True)
@@ -328,18 +314,6 @@ class RankCapture:
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(manifest, indent=2) + "\n")
         part.replace(path)
-
-
-def _profiler_unusable() -> str:
-    """Return why torch.profiler cannot be started now, '' when it can."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return "the process has not imported torch yet"
-    from torch.autograd import profiler
-
-    if getattr(profiler, "_is_profiler_enabled", False):
-        return "the script's own profiler is active; wait until it has stopped"
-    return ""
 
 
 def _measure(path: Path) -> tuple[int, str]:

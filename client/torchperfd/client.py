@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 _OUTBOX_STEPS: Final = 20_000
 _EXIT_BUDGET_S: Final = 0.8
+_TORCH_BUDGET_S: Final = 15.0
 
 _current: "Client | None" = None
 _forks_watched = False
@@ -75,6 +76,19 @@ def attach(
         log.exception("torchperfd cannot attach; training goes on without it")
         _current = Client(run=run, job=job, inert=True)
     return _current
+
+
+def _torch_version() -> str:
+    """Return the version of the torch that is installed, which may not be imported yet."""
+    imported = getattr(sys.modules.get("torch"), "__version__", None)
+    if imported is not None:
+        return str(imported)
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _watch_forks() -> None:
@@ -119,12 +133,16 @@ class Client:
         self._hooks: Hooks | None = None
         self._model: nn.Module | None = None
         self._pending_torch: TorchImport | None = None
+        self._torch_ready = threading.Event()
         self._pid = os.getpid()
         self.attached = not inert
         if not inert:
             self._begin()
 
     def _begin(self) -> None:
+        # Here rather than on the pump's thread, which would race the script's own imports.
+        from torchperfd import wire  # noqa: F401
+
         self._pump.start()
         self._stream.start()
         self._pending_torch = when_torch_is_imported(self._install_hooks)
@@ -220,7 +238,7 @@ class Client:
         self._self_started.add(capture_id)
 
         def prepare_and_arm() -> None:
-            reason = capture.prepare()
+            reason = self._not_ready() or capture.prepare()
             if reason:
                 capture.fail(reason)
             else:
@@ -294,6 +312,7 @@ class Client:
                 hooks.add_model(self._model)
         except Exception as error:  # noqa: BLE001 - runs inside the script's `import torch`
             self._faults.note("hooks", error)
+        self._torch_ready.set()
 
     def _watch_model(self, model: "nn.Module") -> None:
         self._model = model
@@ -319,8 +338,7 @@ class Client:
     def _hello(self) -> "session_pb2.ClientMessage":
         from torchperfd import wire
 
-        torch = sys.modules.get("torch")
-        return wire.hello(self._identity, str(getattr(torch, "__version__", "")))
+        return wire.hello(self._identity, _torch_version())
 
     def _on_welcome(self, welcome: "session_pb2.Welcome") -> None:
         if welcome.captures_dir:
@@ -352,6 +370,8 @@ class Client:
 
         options = order.options
         reason = ""
+        # A thread that imports parts of torch while the script imports it can break both.
+        self._torch_ready.wait(_TORCH_BUDGET_S)
         try:
             wanted = CaptureOptions(
                 options.steps, options.record_shapes, options.with_stack, options.profile_memory
@@ -363,7 +383,7 @@ class Client:
             if capture is None:
                 reason = "another capture is in progress in this process"
             else:
-                reason = capture.prepare()
+                reason = self._not_ready() or capture.prepare()
                 if reason:
                     # The daemon hears of it by the ack below; nobody waits for an outcome.
                     self._capture = None
@@ -376,6 +396,9 @@ class Client:
             step_seconds=train.ns / train.steps / 1e9 if train.steps else 0.0,
         )
         self._outbox.put(session_pb2.ClientMessage(capture_ack=ack))
+
+    def _not_ready(self) -> str:
+        return "" if self._torch_ready.is_set() else "the process has not imported torch yet"
 
     def _new_capture(self, capture_id: str, directory: Path, options: CaptureOptions) -> RankCapture | None:
         with self._capture_lock:

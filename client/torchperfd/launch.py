@@ -116,7 +116,7 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
 
 
 def _run(options: RunOptions) -> None:
-    from torchperfd import embedded
+    from torchperfd import embedded, stream
     from torchperfd.client import attach
 
     script = options.script
@@ -128,6 +128,8 @@ def _run(options: RunOptions) -> None:
     daemon = None
     if options.start_daemon and int(os.environ.get("LOCAL_RANK", "0") or 0) == 0:
         daemon = embedded.start_unless_one_answers()
+    if daemon is not None:
+        stream.load_grpc()
     client = attach(run=options.run, job=options.job or _job_name(script))
     ended: BaseException | None = None
     try:
@@ -169,7 +171,7 @@ def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOpt
         sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")
     if not options.quiet and client.rank == 0:
         sys.stdout.flush()
-        sys.stderr.write(_summary(client, ranks, verdict, options))
+        sys.stderr.write(_summary(client, ranks, verdict, options, embedded=daemon is not None))
     client.detach()
     if daemon is not None:
         daemon.leave()
@@ -222,7 +224,12 @@ def _verdict(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | No
 
 
 def _summary(
-    client: "Client", ranks: list["RankReport"], verdict: dict[str, Any] | None, options: RunOptions
+    client: "Client",
+    ranks: list["RankReport"],
+    verdict: dict[str, Any] | None,
+    options: RunOptions,
+    *,
+    embedded: bool,
 ) -> str:
     lines = ["", f"── torchperfd · run {client.run} ──"]
     lines += ["\n\n".join(rank.to_text() for rank in ranks), ""]
@@ -230,10 +237,10 @@ def _summary(
         lines.append("verdict   none: no daemon answered")
     else:
         lines.append(f"verdict   {verdict['summary']}")
-        if verdict["next_command"]:
-            lines.append(f"next      {verdict['next_command']}")
+    # The run is over, so the verdict's own next command would come too late for it.
+    lines.append("next      torchperfd capture --steps 5, while a run trains")
     if client.metrics_url:
-        lines.append(f"metrics   {client.metrics_url}")
+        lines.append(f"metrics   {client.metrics_url}{' (until now)' if embedded else ''}")
     lines.append(f"captures  {client.captures_dir}")
     if options.report is not None:
         lines.append(f"report    {options.report}")

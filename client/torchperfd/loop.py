@@ -133,7 +133,8 @@ class Loop:
         """An optimizer step has ended."""
         recorder = self.recorder
         recorder.exit()
-        if recorder.depth == 0:
+        # Not open: a hook has failed since this optimizer step began, and the step was abandoned.
+        if recorder.depth == 0 and recorder.is_open:
             self._stepped = True
             self._evaluated = False
             if not self._drew and not self._explicit:

@@ -111,6 +111,7 @@ def duration(seconds: float) -> str:
     if seconds >= 100:
         return f"{seconds:,.0f} s"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= scale:
+        # What three digits would round up to 1000 of one unit is 1 of the next.
+        if seconds >= scale * 0.99949:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds * 1e9:.0f} ns"

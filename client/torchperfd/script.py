@@ -43,10 +43,12 @@ class Script:
         else:
             sys.argv = [self.target, *self.arguments]
             sys.path[0] = str(Path(self.target).resolve().parent)
-            main.__file__ = self.target
-            main.__loader__ = SourceFileLoader("__main__", self.target)
+            # Absolute, as Python makes it: the script may change its directory.
+            path = str(Path(self.target).absolute())
+            main.__file__ = path
+            main.__loader__ = SourceFileLoader("__main__", path)
             main.__spec__ = None
-            code = _read_code(self.target)
+            code = _read_code(path)
         # Pickle and spawned workers look the script's functions up here, also after it has ended.
         sys.modules["__main__"] = main
         exec(code, main.__dict__)

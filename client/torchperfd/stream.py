@@ -1,7 +1,7 @@
 """The stream: one thread that keeps a session with the node's daemon, come what may.
 
-grpc is imported here and nowhere else, inside the thread, so that a training
-process without a daemon never loads it. The synchronous API is used because
+grpc is imported here and nowhere else, and only once a daemon is there, so that
+a training process without one never loads it. The synchronous API is used because
 grpc.aio crashes in processes that fork, and fork support is off because with
 it forked DataLoader workers hang; children inherit a channel they never touch.
 """
@@ -83,7 +83,9 @@ class Stream:
         """Sessions that were opened so far."""
 
     def start(self) -> None:
-        """Begin to look for a daemon."""
+        """Begin to look for a daemon; loads grpc on the calling thread when one is there already."""
+        if any(map(answers, self._sockets)):
+            load_grpc()
         self._thread.start()
 
     @property
@@ -146,7 +148,7 @@ class Stream:
         while not self._stopping.is_set():
             path = next(filter(answers, self._sockets), None)
             if path is not None:
-                if not _load_grpc():
+                if not load_grpc():
                     return
                 before = self.connections
                 if not self._hold_session(path):
@@ -204,8 +206,12 @@ class Stream:
             self._faults.note("command", error)
 
 
-def _load_grpc() -> bool:
-    """Import grpc with fork support off; return False, having said why, where that cannot be."""
+def load_grpc() -> bool:
+    """Import grpc with fork support off; return False, having said why, where that cannot be.
+
+    Best called on the script's own thread before it imports anything: two threads in the
+    same packages at once may see each other's half-made modules.
+    """
     if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "0").lower() in ("1", "true"):
         log.warning(
             "GRPC_ENABLE_FORK_SUPPORT=1 makes forked DataLoader workers hang; "
@@ -216,6 +222,8 @@ def _load_grpc() -> bool:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         import grpc  # noqa: F401
+
+        from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc  # noqa: F401
     except ImportError as error:
         log.warning("cannot stream to the daemon: %s", error)
         return False

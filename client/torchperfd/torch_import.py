@@ -1,11 +1,11 @@
 """Wait for the script to import torch, without importing it ourselves."""
 
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 
 def when_torch_is_imported(action: Callable[[], None]) -> "TorchImport | None":
@@ -23,7 +23,7 @@ def when_torch_is_imported(action: Callable[[], None]) -> "TorchImport | None":
 
 
 class TorchImport(MetaPathFinder):
-    """Stands first among the finders until torch is asked for, then steps aside."""
+    """Stands first among the finders until torch has been imported, then steps aside."""
 
     def __init__(self, action: Callable[[], None]) -> None:
         self._action = action
@@ -36,20 +36,34 @@ class TorchImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch as everybody else would, with a loader that tells us when it is done."""
+        """Find torch as everybody else would, with a loader that tells us when it is done.
+
+        Whoever asks may only want to know whether there is a torch: keep waiting for its import.
+        """
         if fullname != "torch":
             return None
-        self.cancel()
-        spec = importlib.util.find_spec("torch")
-        if spec is not None and spec.loader is not None:
-            spec.loader = _TellingLoader(spec.loader, self._action)
-        return spec
+        for finder in list(sys.meta_path):
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _TellingLoader(spec.loader, self._imported)
+                return spec
+        return None
+
+    def _imported(self) -> None:
+        if self in sys.meta_path:
+            self.cancel()
+            self._action()
 
 
 class _TellingLoader(Loader):
-    def __init__(self, loader: Loader, action: Callable[[], None]) -> None:
+    def __init__(self, loader: Loader, tell: Callable[[], None]) -> None:
         self._loader = loader
-        self._action = action
+        self._tell = tell
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -60,4 +74,4 @@ class _TellingLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._action()
+        self._tell()

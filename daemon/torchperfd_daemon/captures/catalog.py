@@ -76,8 +76,9 @@ class Catalog:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with _opened(path) as folder:
+                descriptor = os.open(part, flags, 0o644, dir_fd=folder)
                 try:
-                    with open(os.open(part, flags, 0o644, dir_fd=folder), "wb") as file:  # noqa: PTH123
+                    with open(descriptor, "wb") as file:  # noqa: PTH123
                         file.write(record.encode())
                     os.replace(part, manifest.FILE_NAME, src_dir_fd=folder, dst_dir_fd=folder)
                 except OSError:

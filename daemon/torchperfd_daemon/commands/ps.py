@@ -17,9 +17,17 @@ from torchperfd_daemon.commands._options import json_option, socket_option
 def command(socket: str | None, as_json: bool) -> None:
     """List the runs on this node and what each rank is doing."""
     with connect(socket) as daemon:
+        info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=10)
         runs = daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=10).runs
     if as_json:
-        click.echo(json.dumps({"schema": "torchperfd.ps/1", "runs": [_run_dict(run) for run in runs]}))
+        document = {
+            "schema": "torchperfd.ps/1",
+            "node": info.node,
+            "metrics_url": info.metrics_url,
+            "captures_dir": info.captures_dir,
+            "runs": [_run_dict(run) for run in runs],
+        }
+        click.echo(json.dumps(document))
         return
     if not runs:
         click.echo("no runs; start one with `torchperfd run train.py`", err=True)

@@ -1,5 +1,6 @@
 """The verdict on a run: its cause, where, the evidence, the cost and the next command."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -61,6 +62,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
     seen = [rank for rank in ranks if rank.steps and rank.step_seconds > 0]
     if not seen:
         return Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")
+    capture = f"torchperfd capture --run {shlex.quote(run)} --steps 5"
     worst = max(seen, key=lambda rank: rank.share("data"))
     if worst.share("data") >= INPUT_BOUND_SHARE:
         alike = all(rank.share("data") >= INPUT_BOUND_SHARE / 2 for rank in seen)
@@ -74,7 +76,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
             f"waiting for data takes {_ms(waited)} of each {_ms(worst.step_seconds)} step"
             f" ({worst.share('data'):.0%}); give the DataLoader more workers",
             waited,
-            f"torchperfd capture --run {run} --steps 5",
+            capture,
         )
     slowest = max(seen, key=lambda rank: rank.step_seconds)
     phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name], default="other")
@@ -87,7 +89,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
         f"nothing stands out: {phase} is {slowest.share(phase):.0%} of a {_ms(slowest.step_seconds)} step,"
         f" data {slowest.share('data'):.0%}",
         0.0,
-        f"torchperfd capture --run {run} --steps 5",
+        capture,
     )
 
 

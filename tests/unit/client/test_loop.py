@@ -1,5 +1,7 @@
 """What a step is: the hook calls of real loops, in their real order, on a scripted clock."""
 
+from itertools import pairwise
+
 import pytest
 from tests.unit.client.scripted import ScriptedLoop, Step
 
@@ -39,7 +41,7 @@ def test_steps_follow_each_other_without_a_gap(scripted: ScriptedLoop) -> None:
         scripted.train_on_batch()
     scripted.exhausted()
     steps = scripted.steps()
-    for before, after in zip(steps, steps[1:], strict=False):
+    for before, after in pairwise(steps):
         assert after.start == before.start + before.duration
 
 

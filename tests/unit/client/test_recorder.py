@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given, settings
@@ -453,7 +454,7 @@ class Model:
             now = self.boundary
         self._label(now)
         labels = [self.gap, *self.spans[:MAX_DEPTH]]
-        for outer, inner in zip(labels, labels[1:], strict=False):
+        for outer, inner in pairwise(labels):
             self.calls[inner] += outer != inner
         self.calls[self.gap] += 1
         self.calls[OTHER] = 1

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import gc
 import shutil
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ class Served:
     checks: Any
 
 
+Scenario = Callable[[Served, grpc.aio.Channel], Awaitable[None]]
+
+
 @contextlib.contextmanager
 def short_directory() -> Iterator[Path]:
     """A directory whose path leaves room for a socket's name; pytest's own are too long."""
@@ -44,6 +48,7 @@ def short_directory() -> Iterator[Path]:
         yield directory
     finally:
         shutil.rmtree(directory)
+        gc.collect()  # grpc.aio ends its poller thread with its last object, and some sit in cycles
 
 
 @contextlib.asynccontextmanager
@@ -62,6 +67,20 @@ async def serving(directory: Path) -> AsyncIterator[Served]:
         yield Served(settings.socket, store, catalog, coordinator, sessions, checks)
     finally:
         await server.stop(None)
+
+
+def play(scenario: Scenario) -> None:
+    """Serve, connect, and let a test's scenario run to its end."""
+
+    async def run(directory: Path) -> None:
+        async with (
+            serving(directory) as served,
+            grpc.aio.insecure_channel(f"unix:{served.socket}") as channel,
+        ):
+            await asyncio.wait_for(scenario(served, channel), GIVE_UP_S * 2)
+
+    with short_directory() as directory:
+        asyncio.run(run(directory))
 
 
 @contextlib.contextmanager
@@ -131,7 +150,8 @@ class RankStream:
     async def leave(self) -> None:
         """Say goodbye and wait until the daemon has taken note."""
         await self.say(session_pb2.ClientMessage(goodbye=session_pb2.Goodbye(reason="done")))
-        await asyncio.wait_for(self.call.code(), GIVE_UP_S)
+        while isinstance(await asyncio.wait_for(self.call.read(), GIVE_UP_S), session_pb2.DaemonMessage):
+            pass
 
 
 def control(channel: grpc.aio.Channel) -> Any:

@@ -2,38 +2,15 @@
 
 import asyncio
 import stat
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
 import pytest
-from tests.unit.daemon.served import (
-    GIVE_UP_S,
-    RankStream,
-    Served,
-    hello,
-    serving,
-    short_directory,
-    steps_message,
-)
+from tests.unit.daemon.served import GIVE_UP_S, RankStream, Served, hello, play, steps_message
 
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.store import State
-
-Scenario = Callable[[Served, grpc.aio.Channel], Awaitable[None]]
-
-
-def play(scenario: Scenario) -> None:
-    async def run(directory: Path) -> None:
-        async with (
-            serving(directory) as served,
-            grpc.aio.insecure_channel(f"unix:{served.socket}") as channel,
-        ):
-            await asyncio.wait_for(scenario(served, channel), GIVE_UP_S * 2)
-
-    with short_directory() as directory:
-        asyncio.run(run(directory))
 
 
 def test_a_rank_is_welcomed_and_told_where_things_are() -> None:

@@ -1,0 +1,123 @@
+"""The account: sums of drained steps, equal to adding them up one by one."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.client.scripted import Clock
+
+from torchperfd.account import Account, PhaseAccount
+from torchperfd.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder, Rows
+
+
+def record(steps: list[tuple[int, int, dict[int, int]]], capacity: int = 64) -> Rows:
+    """Return drained steps of (kind, samples, nanoseconds by phase)."""
+    clock = Clock()
+    recorder = Recorder(capacity=capacity, clock=clock, wall=clock.wall)
+    recorder.open()
+    for index, (kind, samples, phases) in enumerate(steps):
+        recorder.samples = samples
+        for phase, ns in phases.items():
+            recorder.enter(phase)
+            clock.advance(ns)
+            recorder.exit()
+        recorder.close(kind, index)
+    return recorder.drain()
+
+
+def test_kinds_are_kept_apart_however_they_are_mixed() -> None:
+    account = Account()
+    account.fold(
+        record(
+            [
+                (TRAIN, 4, {DATA: 1}),
+                (TRAIN, 4, {DATA: 10}),
+                (VALIDATE, 8, {DATA: 100}),
+                (TRAIN, 4, {DATA: 1000}),
+                (VALIDATE, 8, {DATA: 10_000}),
+                (VALIDATE, 8, {FORWARD: 100_000}),
+            ]
+        )
+    )
+    assert (account.train.steps, account.train.ns, account.train.samples) == (3, 1011, 12)
+    assert (account.validate.steps, account.validate.ns, account.validate.samples) == (3, 110_100, 24)
+    assert account.train.phases[DATA] == PhaseAccount(3, 1011, 1.0 + 100 + 10**6)
+    assert account.validate.phases[DATA] == PhaseAccount(2, 10_100, 10.0**4 + 10**8)
+    assert account.validate.phases[FORWARD] == PhaseAccount(1, 100_000, 10.0**10)
+    assert account.train.phases[FORWARD] == PhaseAccount()
+
+
+def test_folding_nothing_changes_nothing() -> None:
+    account = Account()
+    account.fold(record([]))
+    assert account == Account()
+
+
+def test_of_finds_the_kind_or_says_that_there_is_none() -> None:
+    account = Account()
+    assert account.of(TRAIN) is account.train
+    assert account.of(VALIDATE) is account.validate
+    with pytest.raises(ValueError, match="no such kind of step: 3"):
+        account.of(3)
+
+
+def test_mean_and_deviation_are_those_of_the_calls() -> None:
+    phase = PhaseAccount(calls=4, ns=20, squares=float(2 * 2 + 4 * 4 + 4 * 4 + 10 * 10))
+    assert phase.mean_seconds == pytest.approx(5e-9)
+    assert phase.std_seconds == pytest.approx(3e-9)
+    assert phase.seconds == pytest.approx(20e-9)
+
+
+def test_a_phase_that_never_was_has_zeros() -> None:
+    assert (PhaseAccount().mean_seconds, PhaseAccount().std_seconds) == (0.0, 0.0)
+
+
+def test_rounding_never_takes_the_root_of_a_negative_variance() -> None:
+    ns = 3_333_333_333
+    assert PhaseAccount(calls=3, ns=3 * ns, squares=3 * float(ns) ** 2 * (1 - 1e-15)).std_seconds == 0.0
+
+
+_STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([TRAIN, VALIDATE]),
+        st.integers(0, 4096),
+        st.dictionaries(st.integers(0, PHASE_SLOTS - 1), st.integers(0, 10**10), max_size=6),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(_STEPS, st.integers(0, 40))
+def test_an_account_is_the_sum_of_its_steps_however_they_are_drained(
+    steps: list[tuple[int, int, dict[int, int]]], cut: int
+) -> None:
+    account = Account()
+    account.fold(record(steps[:cut]))
+    account.fold(record(steps[cut:]))
+    for kind in (TRAIN, VALIDATE):
+        own = [(samples, phases) for step_kind, samples, phases in steps if step_kind == kind]
+        totals = account.of(kind)
+        assert totals.steps == len(own)
+        assert totals.samples == sum(samples for samples, _ in own)
+        assert totals.ns == sum(sum(phases.values()) for _, phases in own)
+        assert sum(phase.ns for phase in totals.phases) == totals.ns
+        for slot in set(range(PHASE_SLOTS)) - {OTHER}:
+            spent = [phases[slot] for _, phases in own if slot in phases]
+            assert totals.phases[slot].calls == len(spent)
+            assert totals.phases[slot].ns == sum(spent)
+            assert math.isclose(totals.phases[slot].squares, sum(float(ns) ** 2 for ns in spent))
+
+
+def test_a_phase_open_across_an_edge_is_in_the_account_even_before_it_ends() -> None:
+    clock = Clock()
+    recorder = Recorder(capacity=4, clock=clock, wall=clock.wall)
+    recorder.enter(PHASE_SLOTS - 1)
+    for index in range(3):
+        clock.advance(10)
+        recorder.close(TRAIN, index)
+    account = Account()
+    account.fold(recorder.drain())
+    assert account.train.phases[PHASE_SLOTS - 1] == PhaseAccount(3, 30, 300.0)
+    assert account.train.ns == 30

@@ -1,0 +1,140 @@
+"""The embedded daemon: started only where none answers, and never a reason to fail."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchperfd import embedded
+
+
+class Started(list[tuple[list[str], dict[str, Any]]]):
+    """What would have been started; a Popen whose children do nothing."""
+
+    def __call__(self, command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        self.append((command, options))
+        # A stand-in that, like the daemon, lives until its stdin is closed.
+        return subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    started = Started()
+
+    class Fake:
+        PIPE = subprocess.PIPE
+        TimeoutExpired = subprocess.TimeoutExpired
+        Popen = started
+
+    monkeypatch.setattr(embedded, "subprocess", Fake)
+    monkeypatch.setattr(embedded, "_LEAVE_WITHIN_S", 20)
+    return started
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's name."""
+    path = Path(tempfile.mkdtemp(prefix="tpd-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def test_nothing_is_started_where_a_socket_answers(
+    started: Started, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHPERFD_SOCKET", str(directory / "d.sock"))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "d.sock"))
+        listener.listen()
+        assert embedded.start_unless_one_answers() is None
+    assert started == []
+
+
+def test_the_users_own_daemon_will_do_where_no_socket_is_named(
+    started: Started, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHPERFD_SOCKET")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    (directory / "torchperfd").mkdir()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "torchperfd/daemon.sock"))
+        listener.listen()
+        assert embedded.start_unless_one_answers() is None
+    assert started == []
+
+
+@pytest.mark.parametrize("left", ["nothing", "a dead socket", "a file"])
+def test_one_is_started_where_none_answers(
+    started: Started, directory: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    path = directory / "new" / "d.sock"
+    monkeypatch.setenv("TORCHPERFD_SOCKET", str(path))
+    if left != "nothing":
+        path.parent.mkdir()
+    if left == "a dead socket":
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.bind(str(path))
+    elif left == "a file":
+        path.write_text("not a socket")
+    daemon = embedded.start_unless_one_answers()
+    assert daemon is not None
+    ((command, options),) = started
+    assert command[1:] == ["-m", "torchperfd_daemon", "serve", "--embedded", "--socket", str(path)]
+    # Ctrl-C is meant for the script, and the script's stdout for the script's words.
+    assert options["start_new_session"] is True
+    assert options["stdout"].name == options["stderr"].name == str(path.parent / "embedded.log")
+    assert daemon.log_path == path.parent / "embedded.log"
+    assert daemon.pid > 0
+    daemon.leave()
+    with pytest.raises(ProcessLookupError):
+        os.kill(daemon.pid, 0)
+
+
+def test_the_directory_it_makes_is_this_users_alone(
+    started: Started, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHPERFD_SOCKET")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    monkeypatch.setattr("torchperfd.v1.contract.SYSTEM_SOCKET", str(directory / "no service"))
+    daemon = embedded.start_unless_one_answers()
+    assert daemon is not None
+    daemon.leave()
+    assert (directory / "torchperfd").stat().st_mode & 0o777 == 0o700
+    assert started[0][0][-1] == str(directory / "torchperfd/daemon.sock")
+
+
+def test_where_none_can_be_started_the_log_says_so(
+    started: Started, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (directory / "file").write_text("in the way")
+    monkeypatch.setenv("TORCHPERFD_SOCKET", str(directory / "file" / "d.sock"))
+    assert embedded.start_unless_one_answers() is None
+    assert started == []
+    (record,) = caplog.records
+    assert record.getMessage().startswith("cannot start a daemon: ")
+
+
+def test_leaving_a_daemon_that_others_need_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_LEAVE_WITHIN_S", 0.01)
+    busy = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], stdin=subprocess.PIPE)
+    try:
+        embedded.EmbeddedDaemon(busy, Path("log")).leave()
+        assert busy.poll() is None
+    finally:
+        busy.kill()
+        busy.wait()
+
+
+def test_leaving_a_daemon_that_has_died_is_no_error() -> None:
+    gone = subprocess.Popen([sys.executable, "-S", "-c", ""], stdin=subprocess.PIPE)
+    gone.wait()
+    daemon = embedded.EmbeddedDaemon(gone, Path("log"))
+    daemon.leave()
+    daemon.leave()

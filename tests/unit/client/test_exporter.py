@@ -1,0 +1,92 @@
+"""The opt-in metrics page of one rank, scraped over loopback. The leak fixture sees it close."""
+
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import torchperfd
+from torchperfd.account import Account
+from torchperfd.exporter import Exporter
+from torchperfd.phases import PhaseNames
+from torchperfd.recorder import FORWARD
+
+
+def scrape(port: int) -> dict[str, float]:
+    """Return the value of each sample by its series, as in the exposition."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    samples = {}
+    for family in text_string_to_metric_families(text):
+        assert family.type == "counter"
+        assert family.documentation
+        for sample in family.samples:
+            labels = ",".join(f"{name}={sample.labels[name]}" for name in ("run", "rank", "phase") if name in sample.labels)
+            samples[f"{sample.name}{{{labels}}}"] = sample.value
+    return samples
+
+
+def test_a_scrape_has_the_account_as_of_now() -> None:
+    account, names = Account(), PhaseNames()
+    augment = names.slot("augment")
+    exporter = Exporter(0, run="bert-17", rank=3, names=names, account=lambda: account)
+    try:
+        assert scrape(exporter.port) == {
+            "torchperfd_train_steps_total{run=bert-17,rank=3}": 0,
+            "torchperfd_train_step_seconds_total{run=bert-17,rank=3}": 0,
+        }
+        account.train.steps, account.train.ns = 2, 3_000_000_000
+        account.train.phases[FORWARD].calls, account.train.phases[FORWARD].ns = 2, 2_500_000_000
+        account.train.phases[augment].calls, account.train.phases[augment].ns = 1, 500_000_000
+        assert scrape(exporter.port) == {
+            "torchperfd_train_steps_total{run=bert-17,rank=3}": 2,
+            "torchperfd_train_step_seconds_total{run=bert-17,rank=3}": 3,
+            "torchperfd_train_phase_seconds_total{run=bert-17,rank=3,phase=forward}": 2.5,
+            "torchperfd_train_phase_seconds_total{run=bert-17,rank=3,phase=augment}": 0.5,
+        }
+    finally:
+        exporter.close()
+
+
+def test_it_listens_on_loopback_only_and_no_more_once_closed() -> None:
+    exporter = Exporter(0, run="r", rank=0, names=PhaseNames(), account=Account)
+    assert exporter._server.server_address[0] == "127.0.0.1"
+    exporter.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
+
+
+def test_two_exporters_share_nothing() -> None:
+    first = Exporter(0, run="a", rank=0, names=PhaseNames(), account=Account)
+    second = Exporter(0, run="b", rank=0, names=PhaseNames(), account=Account)
+    try:
+        assert all("run=a" in series for series in scrape(first.port))
+        assert all("run=b" in series for series in scrape(second.port))
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_client_serves_its_own_steps_until_it_is_detached() -> None:
+    client = torchperfd.attach(run="mine", metrics_port=0)
+    client.step()
+    client.step()
+    assert client._exporter is not None
+    port = client._exporter.port
+    assert torchperfd.attach(metrics_port=0)._exporter is client._exporter  # asked twice, served once
+    assert scrape(port)["torchperfd_train_steps_total{run=mine,rank=0}"] == 2
+    client.detach()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_a_port_that_is_taken_costs_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        client = torchperfd.attach(metrics_port=port)
+        assert client.attached
+        client.detach()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"cannot serve metrics on port {port}: ")
+    assert record.getMessage().endswith("choose another metrics_port")

@@ -1,0 +1,53 @@
+"""Our own failures: counted by place, told once, and enough is enough."""
+
+import logging
+
+import pytest
+
+from torchperfd.faults import Faults
+
+
+def test_a_place_is_spent_at_the_limit_and_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    faults = Faults(limit=3)
+    for _ in range(2):
+        faults.note("pump", ValueError("no"))
+        assert not faults.spent("pump")
+    faults.note("pump", ValueError("no"))
+    faults.note("stream", OSError())
+    assert faults.spent("pump")
+    assert not faults.spent("stream")
+    assert not faults.spent("a place that never failed")
+    assert faults.counts() == {"pump": 3, "stream": 1}
+
+
+def test_the_log_has_the_first_failure_in_full_and_the_last_in_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    faults = Faults(limit=3)
+    error = ValueError("a reason")
+    for _ in range(100):
+        faults.note("pump", error)
+    first, last = caplog.records
+    assert (first.levelno, first.name) == (logging.WARNING, "torchperfd")
+    assert first.getMessage() == "pump failed; training goes on unaffected"
+    assert first.exc_info is not None
+    assert first.exc_info[1] is error
+    assert last.getMessage() == "pump failed 3 times and is now off"
+    assert last.exc_info is None
+    assert faults.counts() == {"pump": 100}
+
+
+def test_the_counts_that_are_given_out_are_nobody_elses() -> None:
+    faults = Faults()
+    faults.note("pump", ValueError())
+    faults.counts()["pump"] = 99
+    assert faults.counts() == {"pump": 1}
+
+
+def test_ten_failures_are_enough_by_default() -> None:
+    faults = Faults()
+    for _ in range(9):
+        faults.note("hook draw", ValueError())
+    assert not faults.spent("hook draw")
+    faults.note("hook draw", ValueError())
+    assert faults.spent("hook draw")

@@ -1,0 +1,171 @@
+"""Who a process is, from a scripted environment and a fake ``/proc``."""
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from torchperfd.identity import Identity, read_identity
+
+STAT = (
+    "4321 (python3) S 1 4321 4321 0 -1 4194304 1000 0 0 0 10 5 0 0 20 0 3 0 "
+    "7654321 123456789 2000 18446744073709551615 1 1 0 0 0 0 0 16781312 134217730 0 0 0 17 1 0 0 0 0 0"
+)
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    (tmp_path / "proc/self/ns").mkdir(parents=True)
+    (tmp_path / "proc/self/ns/pid").touch()
+    (tmp_path / "proc/self/stat").write_text(STAT)
+    return tmp_path / "proc"
+
+
+@pytest.fixture
+def read(proc: Path, monkeypatch: pytest.MonkeyPatch) -> "Reader":
+    monkeypatch.setattr(sys, "argv", ["/jobs/train_digits.py", "--epochs", "2"])
+    return Reader(proc)
+
+
+class Reader:
+    def __init__(self, proc: Path) -> None:
+        self.proc = proc
+
+    def __call__(
+        self, environ: Mapping[str, str] | None = None, *, run: str | None = None, job_name: str | None = None
+    ) -> Identity:
+        return read_identity(run=run, job_name=job_name, environ=environ or {}, proc=self.proc)
+
+
+def test_a_process_of_nobody_is_rank_0_of_1_in_a_run_named_after_its_script(read: Reader) -> None:
+    assert read() == Identity(
+        run=f"train_digits-{7654321:x}-{os.getpid()}",
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        node_rank=0,
+        job_name="train_digits",
+        script="train_digits.py",
+        slurm_job_id="",
+        pod_uid="",
+        node=socket.gethostname(),
+        pid=os.getpid(),
+        pid_namespace=(read.proc / "self/ns/pid").stat().st_ino,
+        process_start_ticks=7654321,
+        python_version=platform.python_version(),
+    )
+
+
+TORCHRUN = {
+    "RANK": "13",
+    "LOCAL_RANK": "5",
+    "WORLD_SIZE": "16",
+    "GROUP_RANK": "1",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "bert-17",
+}
+
+
+def test_torchrun_says_which_rank_it_is(read: Reader) -> None:
+    identity = read(TORCHRUN)
+    assert (identity.run, identity.rank, identity.world_size) == ("bert-17", 13, 16)
+    assert (identity.local_rank, identity.node_rank) == (5, 1)
+
+
+def test_torchruns_name_for_a_run_that_nobody_named_is_none(read: Reader) -> None:
+    """All such runs have it: the ranks of one agree on their launcher instead."""
+    identity = read({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
+    assert identity.run == f"train_digits-{os.getppid()}-29500"
+
+
+def test_slurm_says_which_rank_it_is(read: Reader) -> None:
+    identity = read(
+        {
+            "SLURM_JOB_ID": "4242",
+            "SLURM_PROCID": "3",
+            "SLURM_NTASKS": "8",
+            "SLURM_LOCALID": "1",
+            "SLURM_NODEID": "1",
+        }
+    )
+    assert (identity.run, identity.slurm_job_id) == ("4242", "4242")
+    assert (identity.rank, identity.world_size) == (3, 8)
+    assert (identity.local_rank, identity.node_rank) == (1, 1)
+
+
+def test_torchrun_under_slurm_knows_its_ranks_better(read: Reader) -> None:
+    slurm = {"SLURM_JOB_ID": "4242", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
+    identity = read({**slurm, **TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
+    assert (identity.run, identity.rank, identity.world_size) == ("4242", 13, 16)
+    assert identity.slurm_job_id == "4242"
+
+
+def test_a_pod_has_its_uid_and_its_nodes_name(read: Reader) -> None:
+    identity = read({"POD_UID": "8f14e45f-ceea", "NODE_NAME": "gpu-node-7"})
+    assert (identity.run, identity.pod_uid, identity.node) == ("8f14e45f-ceea", "8f14e45f-ceea", "gpu-node-7")
+
+
+def test_names_are_taken_in_the_order_of_how_deliberate_they_are(read: Reader) -> None:
+    environ = {
+        "TORCHPERFD_RUN": "from us",
+        "TORCHELASTIC_RUN_ID": "from torchrun",
+        "SLURM_JOB_ID": "from slurm",
+        "POD_UID": "from kubernetes",
+    }
+    assert read(environ, run="from the call").run == "from the call"
+    for name in list(environ):
+        assert read(environ).run == environ.pop(name)
+    assert read(environ).run.startswith("train_digits-")
+
+
+def test_the_job_is_named_by_the_call_then_the_environment_then_the_script(read: Reader) -> None:
+    assert read({"TORCHPERFD_JOB": "bert"}, job_name="gpt").job_name == "gpt"
+    assert read({"TORCHPERFD_JOB": "bert"}).job_name == "bert"
+    assert read().job_name == "train_digits"
+
+
+@pytest.mark.parametrize("value", ["", "-1", "three", "1.5", " 2"])
+def test_numbers_that_are_none_are_as_if_not_there(read: Reader, value: str) -> None:
+    identity = read({"RANK": value, "SLURM_PROCID": "6", "WORLD_SIZE": value})
+    assert (identity.rank, identity.world_size) == (6, 1)
+
+
+@pytest.mark.parametrize(("argv", "script"), [([], "python"), ([""], "python"), (["-c"], "-c")])
+def test_a_process_without_a_script_has_a_name_too(
+    read: Reader, monkeypatch: pytest.MonkeyPatch, argv: list[str], script: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    assert (read().script, read().job_name) == (script, script)
+
+
+@pytest.mark.parametrize("command", ["a b", "(sd-pam)", ") R 1 1", "x) S 0 (y", "line\nbreak", ""])
+def test_odd_command_names_do_not_shift_the_start_time(read: Reader, command: str) -> None:
+    (read.proc / "self/stat").write_text(STAT.replace("python3", command))
+    assert read().process_start_ticks == 7654321
+
+
+@pytest.mark.parametrize("stat", ["", "4321 (python3) S 1", "4321 (python3) " + "x " * 40])
+def test_a_stat_that_cannot_be_read_leaves_zero(read: Reader, stat: str) -> None:
+    (read.proc / "self/stat").write_text(stat)
+    assert read().process_start_ticks == 0
+
+
+def test_no_proc_at_all_leaves_zeros(tmp_path: Path) -> None:
+    identity = read_identity(environ={}, proc=tmp_path / "nothing")
+    assert (identity.pid_namespace, identity.process_start_ticks) == (0, 0)
+
+
+def test_the_key_tells_two_processes_apart(read: Reader) -> None:
+    identity = read({"NODE_NAME": "n7"})
+    assert identity.key == f"n7-{identity.pid_namespace}-{os.getpid()}-7654321"
+
+
+def test_the_real_proc_can_be_read() -> None:
+    identity = read_identity(environ={})
+    assert identity.pid_namespace == Path("/proc/self/ns/pid").stat().st_ino
+    assert identity.process_start_ticks > 0

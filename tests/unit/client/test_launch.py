@@ -1,0 +1,114 @@
+"""``torchperfd run``: its command line, up to the point where the script begins."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchperfd import launch
+from torchperfd.launch import RunOptions, parse
+from torchperfd.script import Script
+
+
+def test_a_script_alone() -> None:
+    assert parse(["train.py"]) == RunOptions(Script("train.py", (), is_module=False))
+
+
+def test_everything_after_the_script_is_the_scripts() -> None:
+    options = parse(["train.py", "--quiet", "-m", "--run", "x", "-h", "--"])
+    assert options == RunOptions(
+        Script("train.py", ("--quiet", "-m", "--run", "x", "-h", "--"), is_module=False)
+    )
+
+
+def test_everything_after_the_module_is_the_modules() -> None:
+    options = parse(["--job", "bert", "-m", "jobs.train", "--quiet", "train.py"])
+    assert options == RunOptions(Script("jobs.train", ("--quiet", "train.py"), is_module=True), job="bert")
+
+
+def test_every_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = RunOptions(
+        Script("train.py", ("--epochs", "2"), is_module=False),
+        run="bert-17",
+        job="bert",
+        report=tmp_path / "out/run.json",
+        start_daemon=False,
+        quiet=True,
+    )
+    apart = "--run bert-17 --job bert --report out/run.json --no-daemon --quiet train.py --epochs 2"
+    joined = "--quiet --no-daemon --report=out/run.json --job=bert --run=bert-17 train.py --epochs 2"
+    assert parse(apart.split()) == expected
+    assert parse(joined.split()) == expected
+
+
+def test_a_report_goes_where_it_was_meant_to_though_the_script_changes_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert parse(["--report", "run.json", "x.py"]).report == tmp_path / "run.json"
+    assert parse(["--report", "/elsewhere/run.json", "x.py"]).report == Path("/elsewhere/run.json")
+
+
+def test_a_value_may_look_like_an_option_or_hold_an_equals_sign() -> None:
+    assert parse(["--run", "--odd", "x.py"]).run == "--odd"
+    assert parse(["--run=a=b", "x.py"]).run == "a=b"
+
+
+def test_the_last_of_two_values_counts() -> None:
+    assert parse(["--job", "a", "--job=b", "x.py"]).job == "b"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "no script given"),
+        (["--quiet"], "no script given"),
+        (["-m"], "-m needs a module"),
+        (["--run"], "--run needs a value"),
+        (["--quiet", "--report"], "--report needs a value"),
+        (["--epochs", "3", "train.py"], "no such option: --epochs"),
+        (["--quiet=1", "train.py"], "no such option: --quiet=1"),
+        (["-x", "train.py"], "no such option: -x"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_one_line_and_exit_code_2(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        launch.main(words)
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"torchperfd run: {complaint}; see torchperfd run --help\n")
+
+
+def test_a_script_that_is_not_there_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for missing in (tmp_path / "nothing.py", tmp_path):
+        with pytest.raises(SystemExit) as exit_:
+            launch.main([str(missing)])
+        assert exit_.value.code == 2
+        out, err = capsys.readouterr()
+        assert (out, err) == ("", f"torchperfd run: can't open file '{missing}'; is the path right?\n")
+
+
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_names_every_option(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    launch.main([word, "--nonsense"])
+    out, err = capsys.readouterr()
+    assert err == ""
+    for option in ("--run NAME", "--job NAME", "--report FILE", "--no-daemon", "--quiet", "-m MODULE"):
+        assert option in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_the_module_door_leads_to_run_with_what_follows_the_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(launch, "main", seen.append)
+    monkeypatch.setattr(sys, "argv", ["torchperfd", "run", "train.py", "run"])
+    runpy.run_module("torchperfd", run_name="__main__")
+    assert seen == [["train.py", "run"]]

@@ -1,0 +1,152 @@
+"""The outbox: bounded, honest about what it threw away, and never a place to hang."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd.outbox import Outbox
+
+
+def taken(outbox: Outbox[str]) -> list[str]:
+    items = []
+    while (item := outbox.get(0)) is not None:
+        items.append(item)
+    return items
+
+
+def test_messages_come_out_in_the_order_they_went_in() -> None:
+    outbox: Outbox[str] = Outbox(10)
+    outbox.put("batch 1", weight=3)
+    outbox.put("capture done")
+    outbox.put("batch 2", weight=4)
+    assert len(outbox) == 3
+    assert taken(outbox) == ["batch 1", "capture done", "batch 2"]
+    assert (len(outbox), outbox.dropped) == (0, 0)
+
+
+def test_the_oldest_batches_go_first_and_nothing_else_does() -> None:
+    outbox: Outbox[str] = Outbox(10)
+    outbox.put("ack")
+    outbox.put("old", weight=6)
+    outbox.put("result")
+    outbox.put("newer", weight=4)
+    assert outbox.dropped == 0
+    outbox.put("newest", weight=5)
+    assert outbox.dropped == 6
+    assert taken(outbox) == ["ack", "result", "newer", "newest"]
+
+
+def test_as_many_batches_go_as_it_takes() -> None:
+    outbox: Outbox[str] = Outbox(10)
+    for number in range(5):
+        outbox.put(f"batch {number}", weight=2)
+    outbox.put("large", weight=7)
+    assert outbox.dropped == 8
+    assert taken(outbox) == ["batch 4", "large"]
+
+
+def test_a_batch_larger_than_the_box_is_thrown_away_itself() -> None:
+    outbox: Outbox[str] = Outbox(10)
+    outbox.put("fits", weight=10)
+    outbox.put("never fits", weight=11)
+    assert outbox.dropped == 21
+    assert taken(outbox) == []
+
+
+def test_what_was_taken_makes_room() -> None:
+    outbox: Outbox[str] = Outbox(2)
+    for number in range(100):
+        outbox.put(str(number), weight=2)
+        assert outbox.get(0) == str(number)
+    assert outbox.dropped == 0
+
+
+def test_of_a_topic_only_the_newest_is_kept() -> None:
+    outbox: Outbox[str] = Outbox(10)
+    outbox.put_newest("account", "account 1")
+    outbox.put_newest("state", "training")
+    outbox.put("batch", weight=1)
+    outbox.put_newest("account", "account 2")
+    assert len(outbox) == 3
+    # After all that was put before it; a newer one keeps its topic's turn.
+    assert taken(outbox) == ["batch", "account 2", "training"]
+
+
+def test_a_goodbye_put_last_leaves_last() -> None:
+    outbox: Outbox[str] = Outbox(10)
+    outbox.put_newest("account", "account 1")
+    outbox.put_newest("goodbye", "bye")
+    outbox.put_newest("account", "account 2")
+    outbox.put("batch", weight=1)
+    assert taken(outbox) == ["batch", "account 2", "bye"]
+
+
+@given(st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=60))
+def test_nothing_is_lost_uncounted_and_no_more_is_held_than_allowed(weights: list[int | None]) -> None:
+    outbox: Outbox[int] = Outbox(20)
+    put = got = 0
+    for weight in weights:  # None: somebody takes one
+        if weight is None:
+            got += outbox.get(0) or 0
+        else:
+            put += weight
+            outbox.put(weight, weight=weight)
+        assert put - got - outbox.dropped <= 20
+    while (item := outbox.get(0)) is not None:
+        got += item
+    assert put == got + outbox.dropped
+
+
+@given(st.lists(st.integers(1, 12), max_size=60))
+def test_what_is_kept_is_the_newest_that_fits(weights: list[int]) -> None:
+    outbox: Outbox[int] = Outbox(20)
+    for weight in weights:
+        outbox.put(weight, weight=weight)
+    kept = []
+    while (item := outbox.get(0)) is not None:
+        kept.append(item)
+    assert sum(kept) + outbox.dropped == sum(weights)
+    assert kept == weights[len(weights) - len(kept) :]
+
+
+def test_getting_from_an_empty_box_ends_with_nothing() -> None:
+    outbox: Outbox[str] = Outbox(1)
+    assert outbox.get(0) is None
+    assert outbox.get(0.001) is None
+
+
+def test_what_is_put_wakes_up_who_waits() -> None:
+    outbox: Outbox[str] = Outbox(1)
+    with waiting(outbox) as got:
+        outbox.put("news")
+    assert got == ["news"]
+    with waiting(outbox) as got:
+        outbox.put_newest("topic", "newest")
+    assert got == ["newest"]
+
+
+def test_closing_wakes_up_who_waits_and_leaves_what_is_held() -> None:
+    outbox: Outbox[str] = Outbox(5)
+    with waiting(outbox) as got:
+        outbox.close()
+    assert got == [None]
+    assert outbox.closed
+    outbox.put("still here", weight=1)
+    outbox.put_newest("state", "finished")
+    assert outbox.get(60) == "still here"
+    assert outbox.get(60) == "finished"
+    assert outbox.get(60) is None  # at once: nothing more will come
+
+
+@contextmanager
+def waiting(outbox: Outbox[str]) -> Iterator[list[str | None]]:
+    """Get on another thread, for up to a minute; give what came once the block has ended."""
+    got: list[str | None] = []
+    thread = threading.Thread(target=lambda: got.append(outbox.get(60)))
+    thread.start()
+    yield got
+    thread.join(30)
+    assert not thread.is_alive()

@@ -1,0 +1,408 @@
+"""The captures directory: what is kept there, and that hostile files in it lead nowhere else."""
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
+from torchperfd_daemon.captures.catalog import first_reason, overall_state
+from torchperfd_daemon.captures.manifest import CaptureOptions, decode
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+
+HOSTILE_IDS = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "/etc",
+    "a\0b",
+    "-rf",
+    "_x",
+    "a b",
+    "a\n",
+    "é",
+    "x" * 10_000,
+    "x" * 81,
+]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return Catalog(tmp_path / "captures")
+
+
+@pytest.fixture
+def odd_umask() -> Iterator[None]:
+    previous = os.umask(0o077)
+    yield
+    os.umask(previous)
+
+
+def record(capture_id: str = "one", **more: Any) -> CaptureRecord:
+    return CaptureRecord(
+        **{
+            "capture_id": capture_id,
+            "run": "bert-17",
+            "trigger": "command",
+            "requested_at": 1_700_000_000.5,
+            "state": CaptureState.PARTIAL,
+            "reason": "rank 1: gone",
+            "step_range": (120, 125),
+            "options": CaptureOptions(steps=5, record_shapes=True),
+            "ranks": [
+                RankTrace(0, CaptureState.COMPLETE, "", "rank0.json", 10, "ab"),
+                RankTrace(1, CaptureState.FAILED, "gone"),
+            ],
+            **more,
+        }
+    )
+
+
+def saved(catalog: Catalog, capture_id: str = "one", **more: Any) -> Path:
+    folder = catalog.create(capture_id)
+    catalog.save(record(capture_id, **more))
+    return folder
+
+
+def rank_manifest(rank: int, **more: Any) -> dict[str, Any]:
+    """Return what a rank of ours writes; the keys are those of the client."""
+    return {
+        "schema": "torchperfd.capture.rank/1",
+        "capture_id": "own",
+        "run": "bert-17",
+        "rank": rank,
+        "node": "node-a",
+        "pid": 4711,
+        "state": "complete",
+        "reason": "",
+        "step_range": [40, 45],
+        "file": f"rank{rank}.json",
+        "bytes": 9,
+        "sha256": "ab",
+        "options": {"steps": 5, "record_shapes": False, "with_stack": True, "profile_memory": False},
+        "torchperfd_version": "0.1.0",
+        "torch_version": "2.13.0",
+        **more,
+    }
+
+
+def write_rank(catalog: Catalog, rank: int, capture_id: str = "own", **more: Any) -> Path:
+    folder = catalog.directory / capture_id
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"rank{rank}.manifest.json"
+    path.write_text(json.dumps(rank_manifest(rank, **more)))
+    return path
+
+
+def test_what_is_saved_is_read_back_whole(catalog: Catalog) -> None:
+    folder = saved(catalog)
+    assert catalog.get("one") == record("one")
+    document = json.loads((folder / "manifest.json").read_text())
+    assert document["schema"] == "torchperfd.capture/1"
+    assert document["step_range"] == [120, 125]
+    assert document["ranks"][1] == {
+        "rank": 1,
+        "state": "failed",
+        "reason": "gone",
+        "file": "",
+        "bytes": 0,
+        "sha256": "",
+    }
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"], "no part is left"
+
+
+def test_captures_are_listed_newest_first(catalog: Catalog) -> None:
+    assert catalog.list() == []
+    for number, capture_id in enumerate(("b", "a", "c")):
+        saved(catalog, capture_id, requested_at=1000.0 + number)
+    assert [found.capture_id for found in catalog.list()] == ["c", "a", "b"]
+
+
+def test_a_capture_is_removed_with_all_its_files(catalog: Catalog) -> None:
+    folder = saved(catalog)
+    (folder / "rank0.json").write_text("{}")
+    saved(catalog, "two")
+    catalog.remove("one")
+    assert not folder.exists()
+    assert [found.capture_id for found in catalog.list()] == ["two"]
+    with pytest.raises(NoSuchTargetError, match=r"no capture one in .*captures list"):
+        catalog.remove("one")
+
+
+def test_what_cannot_be_deleted_is_said(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(catalog)
+
+    def refuse(_: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    with pytest.raises(TorchperfdError, match=r"cannot delete .*/one: Operation not permitted; "):
+        catalog.remove("one")
+
+
+@pytest.mark.parametrize("capture_id", HOSTILE_IDS)
+def test_a_hostile_id_names_nothing(catalog: Catalog, tmp_path: Path, capture_id: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "manifest.json").write_bytes(record("x").encode())
+    catalog.directory.mkdir()
+    for call in (catalog.folder, catalog.get, catalog.remove, catalog.create):
+        with pytest.raises(NoSuchTargetError, match="is no capture id") as caught:
+            call(capture_id)
+        assert len(str(caught.value)) < 500
+        assert str(caught.value).isprintable()
+    with pytest.raises(NoSuchTargetError):
+        catalog.save(record(capture_id))
+    assert (tmp_path / "x" / "manifest.json").exists()
+    assert list(catalog.directory.iterdir()) == []
+
+
+def test_every_user_may_write_into_a_captures_folder_but_not_delete_anothers_file(
+    catalog: Catalog, odd_umask: None
+) -> None:
+    folder = catalog.create("one")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert stat.S_IMODE(catalog.directory.stat().st_mode) == 0o700, "the directory is as the umask has it"
+
+
+def test_a_folder_that_is_there_already_is_not_taken_over(catalog: Catalog) -> None:
+    catalog.create("one")
+    with pytest.raises(TorchperfdError, match=r"cannot write to .*captures: File exists; .*--captures-dir"):
+        catalog.create("one")
+
+
+def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TorchperfdError, match=r"cannot write to .*file: Not a directory; .*--captures-dir"):
+        Catalog(tmp_path / "file").create("one")
+
+
+def test_saving_does_not_write_through_a_planted_link(catalog: Catalog, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = catalog.create("one")
+    for name in ("manifest.json", ".manifest.json.part", ".manifest.json"):
+        (folder / name).symlink_to(victim)
+    catalog.save(record("one"))
+    assert victim.read_text() == "precious"
+    assert not (folder / "manifest.json").is_symlink()
+    assert decode((folder / "manifest.json").read_bytes()) == record("one")
+
+
+def test_saving_does_not_open_a_name_that_is_taken(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    folder = catalog.create("one")
+    monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
+    (folder / ".manifest.json.guessed").symlink_to(victim)
+    with pytest.raises(TorchperfdError, match=r"cannot write the manifest in .*/one: File exists"):
+        catalog.save(record("one"))
+    assert victim.read_text() == "precious"
+    (folder / ".manifest.json.guessed").unlink()
+    os.link(victim, folder / ".manifest.json.guessed")
+    with pytest.raises(TorchperfdError, match="File exists"):
+        catalog.save(record("one"))
+    assert victim.read_text() == "precious"
+
+
+def test_a_folder_swapped_for_a_link_is_not_followed(catalog: Catalog, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    catalog.directory.mkdir()
+    (catalog.directory / "one").symlink_to(elsewhere)
+    with pytest.raises(TorchperfdError, match="cannot write the manifest"):
+        catalog.save(record("one"))
+    assert list(elsewhere.iterdir()) == []
+    (elsewhere / "manifest.json").write_bytes(record("one").encode())
+    assert catalog.list() == []
+    with pytest.raises(NoSuchTargetError):
+        catalog.remove("one")
+    assert (elsewhere / "manifest.json").exists()
+
+
+def test_a_failed_save_leaves_no_part_behind(catalog: Catalog) -> None:
+    folder = catalog.create("one")
+    (folder / "manifest.json").mkdir()
+    with pytest.raises(TorchperfdError, match=r"cannot write the manifest in .*/one: Is a directory"):
+        catalog.save(record("one"))
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rank0.manifest.json"])
+@pytest.mark.parametrize("through", ["symlink", "fifo", "directory", "too big", "too deep"])
+def test_a_hostile_manifest_is_no_manifest(catalog: Catalog, tmp_path: Path, name: str, through: str) -> None:
+    good = record("evil").encode() if name == "manifest.json" else json.dumps(rank_manifest(0)).encode()
+    outside = tmp_path / "outside.json"
+    outside.write_bytes(good)
+    saved(catalog, "good")
+    path = catalog.create("evil") / name
+    path.write_bytes(good)
+    assert len(catalog.list()) == 2, "as a plain file it counts"
+    path.unlink()
+    match through:
+        case "symlink":
+            path.symlink_to(outside)
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+        case "too big":
+            path.write_bytes(good + b" " * (1024 * 1024))
+        case "too deep":
+            path.write_bytes(good.rstrip()[:-1] + b', "more": ' + b"[" * 500_000)
+    assert [found.capture_id for found in catalog.list()] == ["good"]
+    with pytest.raises(NoSuchTargetError):
+        catalog.get("evil")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b"{}",
+        record().encode()[:-20],
+        record().encode().replace(b"1700000000.5", b"1e300"),
+        record().encode().replace(b'"partial"', b'"great"'),
+        record().encode().replace(b'"bytes": 10', b'"bytes": 99999999999999999999999'),
+    ],
+)
+def test_a_broken_manifest_is_skipped(catalog: Catalog, document: bytes) -> None:
+    saved(catalog, "good")
+    (catalog.create("broken") / "manifest.json").write_bytes(document)
+    assert [found.capture_id for found in catalog.list()] == ["good"]
+
+
+def test_other_things_in_the_directory_are_no_captures(catalog: Catalog) -> None:
+    saved(catalog)
+    (catalog.directory / "empty").mkdir()
+    (catalog.directory / "note.txt").write_text("hello")
+    odd = catalog.directory / "\x1b[31m"
+    odd.mkdir()
+    (odd / "manifest.json").write_bytes(record("one").encode())
+    assert [found.capture_id for found in catalog.list()] == ["one"]
+
+
+def test_a_manifest_cannot_pass_itself_off_as_another_capture(catalog: Catalog) -> None:
+    folder = catalog.create("two")
+    (folder / "manifest.json").write_bytes(record("../../home/me").encode())
+    assert catalog.get("two").capture_id == "two"
+    assert [found.capture_id for found in catalog.list()] == ["two"]
+
+
+def test_a_record_is_put_together_from_the_ranks_manifests(catalog: Catalog) -> None:
+    for rank in (0, 10, 2):
+        path = write_rank(catalog, rank)
+        os.utime(path, (1_600_000_000, 1_600_000_000))
+    found = catalog.get("own")
+    assert found == CaptureRecord(
+        capture_id="own",
+        run="bert-17",
+        trigger="script",
+        requested_at=1_600_000_000.0,
+        state=CaptureState.COMPLETE,
+        step_range=(40, 45),
+        options=CaptureOptions(steps=5, with_stack=True),
+        ranks=[
+            RankTrace(rank, CaptureState.COMPLETE, "", f"rank{rank}.json", 9, "ab") for rank in (0, 2, 10)
+        ],
+    )
+    assert catalog.list() == [found]
+    write_rank(catalog, 11, state="failed", reason="disk full", file="")
+    assert catalog.get("own").state is CaptureState.PARTIAL
+    assert catalog.get("own").reason == "rank 11: disk full"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"rank": "zero"},
+        {"rank": -1},
+        {"state": "great"},
+        {"bytes": 1e300},
+        {"bytes": -1},
+        {"step_range": [1]},
+        {"step_range": None},
+        {"options": {"steps": "many"}},
+        {"options": []},
+        {"run": 7},
+    ],
+)
+def test_a_broken_rank_manifest_costs_that_rank_only(catalog: Catalog, damage: dict[str, Any]) -> None:
+    write_rank(catalog, 0)
+    write_rank(catalog, 1).write_text(json.dumps(rank_manifest(1) | damage))
+    assert [trace.rank for trace in catalog.get("own").ranks] == [0]
+
+
+def test_the_daemons_manifest_comes_before_the_ranks(catalog: Catalog) -> None:
+    saved(catalog, "own")
+    write_rank(catalog, 7)
+    assert catalog.get("own").trigger == "command"
+
+
+def test_the_whole_is_what_its_ranks_are() -> None:
+    complete, failed = RankTrace(0, CaptureState.COMPLETE), RankTrace(1, CaptureState.FAILED, "no disk")
+    assert overall_state([]) is CaptureState.FAILED
+    assert overall_state([complete, complete]) is CaptureState.COMPLETE
+    assert overall_state([complete, failed]) is CaptureState.PARTIAL
+    assert overall_state([failed, failed]) is CaptureState.FAILED
+    assert first_reason([complete]) == ""
+    assert first_reason([complete, failed]) == "rank 1: no disk"
+    assert first_reason([failed, RankTrace(2, CaptureState.FAILED, "x")]) == "rank 1: no disk (and 1 more)"
+
+
+RECORDS = st.builds(
+    CaptureRecord,
+    capture_id=st.just("one"),
+    run=st.text(),
+    trigger=st.sampled_from(["command", "script"]),
+    requested_at=st.floats(0, 4e9),
+    state=st.sampled_from(CaptureState),
+    reason=st.text(),
+    step_range=st.none() | st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)),
+    options=st.builds(CaptureOptions, st.integers(1, 1000), st.booleans(), st.booleans(), st.booleans()),
+    ranks=st.lists(
+        st.builds(RankTrace, st.integers(0, 2**32 - 1), st.sampled_from(CaptureState), st.text(), st.text()),
+        max_size=3,
+    ),
+)
+
+
+@given(RECORDS)
+def test_encoding_loses_nothing(written: CaptureRecord) -> None:
+    assert decode(written.encode()) == written
+
+
+@settings(max_examples=200)
+@given(
+    st.binary(max_size=300)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from([*rank_manifest(0), "trigger", "requested_at"]), inner, max_size=12
+            )
+        ),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_no_manifest_breaks_the_list(document: bytes) -> None:
+
+    with tempfile.TemporaryDirectory() as directory:
+        catalog = Catalog(Path(directory))
+        for name in ("manifest.json", "rank0.manifest.json"):
+            (catalog.directory / "a").mkdir(exist_ok=True)
+            (catalog.directory / "a" / name).write_bytes(document)
+        assert len(catalog.list()) <= 1

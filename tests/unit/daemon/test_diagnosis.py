@@ -1,0 +1,95 @@
+"""The verdict: its cause, whom it names, and the words that people read."""
+
+import os
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from torchperfd_daemon.diagnosis import Cause, RankProfile, Verdict, diagnose
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "verdicts.txt"
+
+
+def profile(rank: int, data: float, step: float = 0.1, steps: int = 50, **phases: float) -> RankProfile:
+    """Return a rank that waits for data for a share of its step and spends the rest going forward."""
+    return RankProfile(
+        rank,
+        "node-b" if rank > 3 else "node-a",
+        steps,
+        step,
+        {"data": data * step, "forward": (1 - data) * step, **phases},
+    )
+
+
+CASES: dict[str, list[RankProfile]] = {
+    "one rank starves": [profile(0, 0.02), profile(5, 0.5, 0.25), profile(2, 0.05)],
+    "all ranks starve": [profile(0, 0.4), profile(1, 0.45), profile(2, 0.1)],
+    "the only rank starves, slowly": [profile(0, 0.75, 4.0)],
+    "just enough to tell": [profile(0, 0.2)],
+    "just not enough to tell": [profile(0, 0.199)],
+    "nothing stands out": [profile(0, 0.05, 0.0123), profile(1, 0.03, 0.0125)],
+    "no phases": [RankProfile(0, "node-a", 3, 0.5, {})],
+    "nobody has made a step": [RankProfile(0, "node-a", 0, 0.0, {}), profile(1, 0.9, steps=0)],
+    "nobody is there": [],
+}
+
+
+def test_the_words_are_the_golden_file() -> None:
+    lines = []
+    for title, ranks in CASES.items():
+        verdict = diagnose("bert-17", ranks)
+        lines += [f"# {title}", verdict.summary]
+        lines += [f"    {name}: {value}" for name, value in asdict(verdict).items() if name != "evidence"]
+    text = "\n".join(lines) + "\n"
+    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_the_starving_rank_is_named_with_its_cost() -> None:
+    verdict = diagnose("bert-17", CASES["one rank starves"])
+    assert (verdict.cause, verdict.rank, verdict.node, verdict.phase) == (
+        Cause.INPUT_BOUND,
+        5,
+        "node-b",
+        "data",
+    )
+    assert verdict.cost_seconds_per_step == 0.125
+    assert "rank 5 on node-b" in verdict.summary
+
+
+def test_no_rank_is_blamed_when_all_starve() -> None:
+    verdict = diagnose("bert-17", CASES["all ranks starve"])
+    assert (verdict.cause, verdict.rank) == (Cause.INPUT_BOUND, None)
+    assert "rank" not in verdict.summary
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0999])
+def test_one_rank_that_does_not_wait_is_enough_to_blame_the_other(share: float) -> None:
+    assert diagnose("r", [profile(0, share), profile(1, 0.3)]).rank == 1
+    assert diagnose("r", [profile(0, 0.1001), profile(1, 0.3)]).rank is None
+
+
+def test_ranks_without_steps_have_no_say() -> None:
+    idle = profile(7, 0.9, steps=0)
+    assert diagnose("r", [idle, profile(1, 0.05)]).cause is Cause.NONE
+    assert diagnose("r", [idle, profile(1, 0.5)]).rank is None
+
+
+def test_the_longest_phase_of_the_slowest_rank_is_told() -> None:
+    verdict = diagnose("r", [profile(0, 0.1, 1.0), profile(1, 0.1, 2.0, backward=1.9)])
+    assert (verdict.cause, verdict.phase) == (Cause.NONE, "backward")
+    assert "backward is 95% of a 2 s step, data 10%" in verdict.evidence
+
+
+def test_nothing_seen_means_unknown() -> None:
+    expected = Verdict(Cause.UNKNOWN, "r", "", None, "", "no training step was seen", 0.0, "torchperfd ps")
+    assert diagnose("r", []) == diagnose("r", [RankProfile(0, "n", 5, 0.0, {})]) == expected
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_the_next_command_survives_a_shell_whatever_the_runs_name(share: float) -> None:
+    command = diagnose("bert 17; reboot", [profile(0, share)]).next_command
+    assert shlex.split(command) == ["torchperfd", "capture", "--run", "bert 17; reboot", "--steps", "5"]

@@ -1,0 +1,310 @@
+"""The metrics page: the whole of it as a golden file, its names, and what parsers make of it."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pynvml
+import pytest
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics import parser as openmetrics_parser
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.metric_names import METRICS
+
+from torchperfd._version import __version__
+from torchperfd_daemon.captures import CaptureCounts
+from torchperfd_daemon.collectors.base import Family, Sampler
+from torchperfd_daemon.collectors.host import HostCollector
+from torchperfd_daemon.collectors.nvml import NvmlCollector
+from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
+from torchperfd_daemon.metrics.node import NodeMetrics
+from torchperfd_daemon.metrics.own import OwnMetrics
+from torchperfd_daemon.metrics.training import TrainingMetrics
+from torchperfd_daemon.store import KindTotal, PhaseTotal, RankIdentity, State, StepColumns, Store, Totals
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
+FORBIDDEN_LABELS = {"job", "instance", "pod", "namespace", "container", "pid"}
+
+
+class FixedCollector:
+    """Always the same GPU, node and so on."""
+
+    def __init__(self, name: str, families: list[Family]) -> None:
+        self.name = name
+        self._families = families
+
+    def sample(self) -> list[Family]:
+        if not self._families:
+            raise OSError("nothing here")
+        return self._families
+
+
+def family(name: str, kind: str, labels: Iterable[str], **samples: float) -> Family:
+    made = Family(name, f"The {name}.", kind, tuple(labels))  # type: ignore[arg-type]
+    for key, value in samples.items():
+        made.add(value, *([key] if made.labels else []))
+    return made
+
+
+def host() -> FixedCollector:
+    return FixedCollector(
+        "host",
+        [
+            family("node_cpu_utilization_ratio", "gauge", [], _=0.25),
+            family("node_network_bytes", "counter", ["direction"], receive=1e9, transmit=5),
+        ],
+    )
+
+
+def store() -> Store:
+    made = Store(clock=lambda: 0.0)
+    for run, rank, state, waits in (
+        ("bert-17", 0, State.TRAINING, 10),
+        ("bert-17", 1, State.VALIDATING, 60),
+        ('odd "name"\\', 0, State.STARTING, 0),
+    ):
+        record = made.join(
+            RankIdentity(
+                run=run,
+                rank=rank,
+                world_size=2,
+                local_rank=rank,
+                node_rank=0,
+                job_name="bert",
+                node="node-a",
+                pid=4000 + rank,
+                script="train.py",
+                torch_version="2.13.0",
+                python_version="3.11.7",
+                slurm_job_id="77",
+                pod_uid="",
+            )
+        )
+        record.state = state
+        if not waits:
+            continue
+        durations = array("q", [100_000_000, 120_000_000, 99_000_000])
+        columns = {
+            "data": array("q", [waits * 1_000_000] * 3),
+            "forward": array("q", [40_000_000] * 3),
+        }
+        ends = array("q", [1_700_000_000_000_000_000 + rank] * 3)
+        made.add_steps(record, StepColumns(ends, durations, columns))
+        made.ingested_steps += 3
+        record.totals = Totals(
+            train=KindTotal(
+                steps=3,
+                ns=319_000_000,
+                samples=96,
+                phases={
+                    "data": PhaseTotal(3, waits * 3_000_000, 1.0),
+                    "forward": PhaseTotal(3, 120_000_000, 1.0),
+                },
+            ),
+            validate=KindTotal(steps=rank, ns=rank * 50_000_000),
+            recorded=3 + rank,
+            dropped={"ring": rank},
+        )
+    return made
+
+
+def counts() -> CaptureCounts:
+    return CaptureCounts(
+        requests={("command", "complete"): 2, ("script", "failed"): 1},
+        bytes=123456,
+        active=1,
+        last_success_unix_seconds=1_700_000_100.5,
+    )
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
+    """A page over two runs, a good collector and a failing one, at fixed times."""
+    monkeypatch.setattr("torchperfd_daemon.metrics.own.__version__", "1.2.3")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.11.0")
+    samplers = []
+    for collector in (host(), FixedCollector("nvml", [])):
+        moments = iter((5.0, 5.25))
+        sampler = Sampler(collector, 1.0, lambda moments=moments: next(moments), lambda: 1_700_000_050.0)  # type: ignore[misc]
+        sampler.sample_once()
+        samplers.append(sampler)
+    kept = store()
+    return MetricsPage([TrainingMetrics(kept), NodeMetrics(samplers), OwnMetrics(kept, counts())])
+
+
+@pytest.fixture
+def text(page: MetricsPage) -> str:
+    return page.render("")[0].decode()
+
+
+def test_the_page_is_the_golden_file(text: str) -> None:
+    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_a_new_store_shows_only_what_is_always_there() -> None:
+    empty = Store()
+    page = MetricsPage([TrainingMetrics(empty), NodeMetrics([]), OwnMetrics(empty, CaptureCounts())])
+    body = page.render("")[0].decode()
+    lines = [line for line in body.splitlines() if not line.startswith("#")]
+    assert lines == [
+        f'torchperfd_build_info{{python_version="{platform.python_version()}",version="{__version__}"}} 1.0',
+        "torchperfd_clients 0.0",
+        "torchperfd_ingest_events_total 0.0",
+        'torchperfd_ingest_dropped_events_total{where="ring"} 0.0',
+        'torchperfd_ingest_dropped_events_total{where="outbox"} 0.0',
+        "torchperfd_capture_bytes_total 0.0",
+        "torchperfd_capture_active 0.0",
+    ]
+
+
+def test_a_rank_that_is_gone_has_no_series() -> None:
+    now = [0.0]
+    kept = Store(grace_seconds=60, clock=lambda: now[0])
+    rank = kept.join(RankIdentity("bert-17", 0))
+    kept.add_steps(rank, StepColumns(array("q", [1]), array("q", [1]), {}))
+    page = MetricsPage([TrainingMetrics(kept)])
+    kept.leave(rank)
+    now[0] = 60.0
+    assert b"torchperfd_train_steps_total{" in page.render("")[0], "one more scrape may see it"
+    now[0] = 60.1
+    assert page.render("")[0] == b""
+
+
+@pytest.mark.parametrize("kind", CONTENT_TYPES)
+def test_the_scraper_chooses_the_format(page: MetricsPage, kind: str) -> None:
+    body, content_type = page.render(f"{kind};version=1.0.0")
+    assert content_type.startswith(kind)
+    assert body.endswith(b"# EOF\n") == (kind != "text/plain")
+
+
+def test_both_formats_parse_to_the_same_samples(page: MetricsPage, text: str) -> None:
+    def samples(families: Iterable[Metric]) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        return {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+    openmetrics = page.render("application/openmetrics-text;version=1.0.0")[0].decode()
+    plain = samples(parse_text(text))
+    parsed: Iterable[Metric] = openmetrics_parser.text_string_to_metric_families(openmetrics)  # type: ignore[no-untyped-call]
+    assert samples(parsed) == plain
+    assert len(plain) == len([line for line in text.splitlines() if not line.startswith("#")])
+    assert plain["torchperfd_train_steps_total", frozenset({("run", "bert-17"), ("rank", "1")})] == 3
+    verdict = frozenset({("run", "bert-17"), ("cause", "input-bound")})
+    assert plain["torchperfd_train_verdict", verdict] == 1
+
+
+def test_phases_sum_to_what_was_given_and_validate_is_apart(text: str) -> None:
+    found = {
+        (sample.labels["rank"], sample.labels["phase"]): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+        if sample.name == "torchperfd_train_phase_seconds_total" and sample.labels["run"] == "bert-17"
+    }
+    assert found == {
+        ("0", "data"): 0.03,
+        ("0", "forward"): 0.12,
+        ("1", "data"): 0.18,
+        ("1", "forward"): 0.12,
+        ("1", "validate"): 0.05,
+    }
+
+
+def emitted(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, tuple[str, set[str]]]:
+    """Return kind and labels of every metric: those of the page and those of the real collectors."""
+    (tmp_path / "pressure").mkdir()
+    (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n")
+    for name, value in {
+        "nvmlInit": None,
+        "nvmlSystemGetDriverVersion": "580.1",
+        "nvmlDeviceGetCount": 1,
+        "nvmlDeviceGetHandleByIndex": 0,
+        "nvmlDeviceGetUUID": "GPU-0",
+        "nvmlDeviceGetName": "H200",
+        "nvmlDeviceGetPciInfo": SimpleNamespace(busId="0"),
+        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=1),
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=1, total=1),
+        "nvmlDeviceGetPowerUsage": 1,
+        "nvmlDeviceGetTotalEnergyConsumption": 1,
+        "nvmlDeviceGetTemperature": 1,
+    }.items():
+        monkeypatch.setattr(pynvml, name, lambda *_, value=value: value)
+    for name, value in {
+        "net_io_counters": SimpleNamespace(bytes_recv=1, bytes_sent=1),
+        "disk_io_counters": SimpleNamespace(read_bytes=1, write_bytes=1),
+    }.items():
+        monkeypatch.setattr(f"psutil.{name}", lambda value=value: value)
+
+    class Real:
+        def families(self) -> list[Family]:
+            return [*HostCollector(tmp_path).sample(), *NvmlCollector().sample()]
+
+    real = MetricsPage([Real()]).render("")[0].decode()
+    found: dict[str, tuple[str, set[str]]] = {}
+    for metric in (*parse_text(text), *parse_text(real)):
+        name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+        labels = {label for sample in metric.samples for label in sample.labels} - {"le"}
+        found[name] = (metric.type, labels)
+    return found
+
+
+def test_every_metric_is_in_the_catalogue_with_its_labels_and_the_other_way_round(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert {name: labels for name, (_, labels) in emitted(text, monkeypatch, tmp_path).items()} == METRICS
+
+
+def test_names_follow_the_conventions(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    units = "seconds|bytes|ratio|celsius|watts|joules|hertz|info"
+    counted = "steps|samples|events|requests|clients|size|state|verdict|active|success"
+    odd = re.compile(r"(?i)percent|milli|micro|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)")
+    for name, (kind, labels) in emitted(text, monkeypatch, tmp_path).items():
+        assert re.fullmatch(r"torchperfd_[a-z][a-z0-9_]*", name), name
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert not odd.search(name), name
+        last = name.removesuffix("_total").rpartition("_")[2]
+        assert re.fullmatch(f"{units}|{counted}", last), f"{name} ends in no unit and counts nothing"
+        assert not labels & FORBIDDEN_LABELS, name
+        assert kind == "gauge" or not name.endswith("_info"), name
+
+
+def test_every_series_of_training_carries_run_and_rank_and_only_info_grows(text: str) -> None:
+    for family in parse_text(text):
+        for sample in family.samples:
+            if not family.name.startswith("torchperfd_train_"):
+                assert "run" not in sample.labels
+                continue
+            extra = set(sample.labels) - {"run", "rank"}
+            if family.name == "torchperfd_train_rank_info":
+                assert {"node", "job_name", "slurm_job_id"} <= extra
+            else:
+                assert extra <= {"phase", "state", "cause", "le"}, family.name
+
+
+def test_odd_names_are_escaped(text: str) -> None:
+    runs = {
+        sample.labels["run"]
+        for family in parse_text(text)
+        for sample in family.samples
+        if "run" in sample.labels
+    }
+    assert runs == {"bert-17", 'odd "name"\\'}
+
+
+@pytest.mark.needs("promtool")
+def test_promtool_finds_nothing_to_object_to(text: str) -> None:
+    promtool = shutil.which("promtool")
+    assert promtool
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

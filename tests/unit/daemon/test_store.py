@@ -1,0 +1,213 @@
+"""The store: who is there, what is remembered, and what is forgotten when."""
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon.store import (
+    HISTOGRAM_BOUNDS_S,
+    Histogram,
+    History,
+    RankIdentity,
+    StepColumns,
+    Store,
+    Totals,
+)
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def who(rank: int = 0, run: str = "bert", pid: int = 10, ticks: int = 1, **more: str) -> RankIdentity:
+    return RankIdentity(run=run, rank=rank, node="a", pid=pid, process_start_ticks=ticks, **more)  # type: ignore[arg-type]
+
+
+def steps(durations: Sequence[int], **phases: Sequence[int]) -> StepColumns:
+    ends = array("q", [1_000 + sum(durations[: position + 1]) for position in range(len(durations))])
+    return StepColumns(
+        ends, array("q", durations), {name: array("q", values) for name, values in phases.items()}
+    )
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(clock: Clock) -> Store:
+    return Store(grace_seconds=60, clock=clock)
+
+
+def test_ranks_are_listed_by_run_and_rank(store: Store) -> None:
+    for run, rank in (("b", 1), ("a", 10), ("b", 0), ("a", 2)):
+        store.join(who(rank, run, pid=rank))
+    assert [(rank.identity.run, rank.identity.rank) for rank in store.ranks()] == [
+        ("a", 2),
+        ("a", 10),
+        ("b", 0),
+        ("b", 1),
+    ]
+    assert {run: len(ranks) for run, ranks in store.runs().items()} == {"a": 2, "b": 2}
+    assert store.connected() == 4
+
+
+def test_the_same_process_coming_back_keeps_its_record(store: Store, clock: Clock) -> None:
+    rank = store.join(who(script="before"))
+    store.add_steps(rank, steps([10, 20]))
+    rank.totals = Totals(recorded=2)
+    store.leave(rank)
+    assert (store.connected(), rank.left_at) == (0, 100.0)
+    clock.now += 59
+    again = store.join(who(script="after"))
+    assert again is rank
+    assert (len(again.history), again.totals.recorded, again.identity.script) == (2, 2, "after")
+    clock.now += 1000
+    store.forget_departed()
+    assert list(store.ranks()) == [rank], "it is here, so its grace never runs out"
+    assert store.connected() == 1
+
+
+@pytest.mark.parametrize("other", [who(pid=11), who(ticks=2), RankIdentity("bert", 0, node="b", pid=10)])
+def test_another_process_in_its_place_starts_afresh(store: Store, other: RankIdentity) -> None:
+    rank = store.join(who())
+    store.add_steps(rank, steps([10]))
+    rank.totals = Totals(dropped={"ring": 3})
+    fresh = store.join(other)
+    assert fresh is not rank
+    assert list(store.ranks()) == [fresh]
+    assert (len(fresh.history), fresh.totals) == (0, Totals())
+    assert store.dropped() == {"ring": 3}, "what was lost stays lost"
+
+
+def test_a_rank_goes_when_its_grace_is_over_and_not_before(store: Store, clock: Clock) -> None:
+    gone, stays = store.join(who(0)), store.join(who(1))
+    store.leave(gone)
+    clock.now += 60
+    store.forget_departed()
+    assert list(store.ranks()) == [gone, stays]
+    clock.now += 0.1
+    store.forget_departed()
+    assert list(store.ranks()) == [stays]
+
+
+def test_a_new_rank_sweeps_the_departed_ones(store: Store, clock: Clock) -> None:
+    store.leave(store.join(who(0)))
+    clock.now += 61
+    new = store.join(who(1))
+    assert list(store.ranks()) == [new]
+
+
+def test_what_was_dropped_outlives_the_rank_and_counts_once(store: Store, clock: Clock) -> None:
+    first, second = store.join(who(0)), store.join(who(1))
+    first.totals = Totals(dropped={"ring": 5, "outbox": 1})
+    second.totals = Totals(dropped={"ring": 2})
+    assert store.dropped() == {"ring": 7, "outbox": 1}
+    store.leave(first)
+    clock.now += 61
+    store.forget_departed()
+    store.forget_departed()
+    assert len(list(store.ranks())) == 1
+    assert store.dropped() == {"ring": 7, "outbox": 1}
+
+
+def test_a_runs_histogram_goes_with_its_last_rank(store: Store, clock: Clock) -> None:
+    first, second, other = store.join(who(0)), store.join(who(1)), store.join(who(0, "gpt"))
+    for rank in (first, second, other):
+        store.add_steps(rank, steps([2_000_000]))
+    assert {run: sum(found.counts) for run, found in store.histograms.items()} == {"bert": 2, "gpt": 1}
+    store.leave(first)
+    store.leave(other)
+    clock.now += 61
+    store.forget_departed()
+    assert {run: sum(found.counts) for run, found in store.histograms.items()} == {"bert": 2}
+
+
+def test_steps_leave_their_mark(store: Store) -> None:
+    rank = store.join(who())
+    assert rank.last_step_unix_seconds == 0
+    store.add_steps(rank, steps([10**9, 10**9]))
+    assert rank.last_step_unix_seconds == (1_000 + 2 * 10**9) / 1e9
+    store.add_steps(rank, steps([]))
+    assert rank.last_step_unix_seconds == (1_000 + 2 * 10**9) / 1e9, "an empty batch changes nothing"
+
+
+def test_an_empty_history_has_no_mean() -> None:
+    history = History(4)
+    assert (len(history), history.mean_step_seconds(), history.mean_phase_seconds()) == (0, 0.0, {})
+
+
+def test_a_full_ring_forgets_the_oldest() -> None:
+    history = History(3)
+    history.append(steps([10**9, 2 * 10**9], data=[10**9, 0]))
+    assert (len(history), history.mean_step_seconds()) == (2, 1.5)
+    history.append(steps([3 * 10**9, 4 * 10**9], data=[0, 10**9]))
+    assert (len(history), history.mean_step_seconds()) == (3, 3.0)
+    assert history.mean_phase_seconds() == {"data": pytest.approx(1 / 3)}
+
+
+def test_a_phase_that_a_batch_lacks_counts_as_nothing() -> None:
+    history = History(2)
+    history.append(steps([4, 4], data=[4_000_000_000, 4_000_000_000]))
+    history.append(steps([4], loss=[2_000_000_000]))
+    assert history.mean_phase_seconds() == {"data": 2.0, "loss": 1.0}
+
+
+def test_phases_without_end_cost_bounded_memory() -> None:
+    history = History(2)
+    for number in range(100):
+        history.append(steps([1], **{f"phase{number}": [1]}))
+    assert len(history.mean_phase_seconds()) == 32
+
+
+BATCHES = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, 10**15), max_size=12),
+        st.sets(st.sampled_from(["data", "forward", "loss"])),
+    ),
+    max_size=8,
+)
+
+
+@given(capacity=st.integers(1, 7), batches=BATCHES)
+def test_history_is_a_list_that_remembers_its_end(
+    capacity: int, batches: list[tuple[list[int], set[str]]]
+) -> None:
+    history = History(capacity)
+    plain: list[tuple[int, dict[str, int]]] = []
+    for durations, names in batches:
+        columns = {name: [duration // (2 + len(name)) for duration in durations] for name in sorted(names)}
+        history.append(steps(durations, **columns) if durations else StepColumns(array("q"), array("q"), {}))
+        plain += [
+            (duration, {name: column[position] for name, column in columns.items()})
+            for position, duration in enumerate(durations)
+        ]
+    kept = plain[-capacity:]
+    assert len(history) == len(kept)
+    if kept:
+        assert history.mean_step_seconds() == pytest.approx(sum(step for step, _ in kept) / len(kept) / 1e9)
+    seen = {name for _, phases in plain for name in phases}
+    means = history.mean_phase_seconds()
+    assert means.keys() == seen
+    for name in seen:
+        mean = sum(phases.get(name, 0) for _, phases in kept) / len(kept) / 1e9
+        assert means[name] == pytest.approx(mean)
+
+
+def test_a_duration_on_a_bound_belongs_below_it() -> None:
+    histogram = Histogram()
+    histogram.observe_ns(array("q", [0, 1_000_000, 1_000_001, 60_000_000_000, 60_000_000_001]))
+    expected = [0] * (len(HISTOGRAM_BOUNDS_S) + 1)
+    expected[0], expected[1], expected[-2], expected[-1] = 2, 1, 1, 1
+    assert histogram.counts == expected
+    assert histogram.sum_seconds == pytest.approx(120.002000002)

@@ -1,0 +1,219 @@
+"""Between messages and the daemon's own types: nothing is lost, and no bytes break it."""
+
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.daemon.served import columns, steps_message
+
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
+from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.service import translate
+from torchperfd_daemon.store import (
+    Histogram,
+    History,
+    KindTotal,
+    PhaseTotal,
+    RankIdentity,
+    State,
+    Totals,
+)
+
+TRAIN, VALIDATE = session_pb2.STEP_KIND_TRAIN, session_pb2.STEP_KIND_VALIDATE
+
+
+def test_only_training_steps_are_taken() -> None:
+    batch = steps_message([10, 20, 30, 40], [TRAIN, VALIDATE, 0, TRAIN], data=[1, 2, 3, 4]).steps
+    steps = translate.training_steps(batch)
+    assert steps.duration_ns == array("q", [10, 40])
+    assert steps.end_unix_ns == array("q", [1_000_000_000_010, 1_000_000_000_100])
+    assert steps.phases == {"data": array("q", [1, 4])}
+
+
+def test_an_empty_batch_is_no_steps() -> None:
+    steps = translate.training_steps(session_pb2.StepBatch())
+    assert (len(steps.duration_ns), len(steps.end_unix_ns), steps.phases) == (0, 0, {})
+
+
+@given(
+    count=st.integers(0, 4) | st.just(2**32 - 1),
+    blobs=st.lists(st.binary(max_size=32) | st.binary(min_size=16, max_size=16), min_size=4, max_size=4),
+    phase=st.text(max_size=100),
+)
+def test_no_bytes_in_a_batch_break_the_daemon(count: int, blobs: list[bytes], phase: str) -> None:
+    kind, start, duration, column = blobs
+    batch = session_pb2.StepBatch(
+        count=count,
+        kind=kind,
+        start_ns=start,
+        duration_ns=duration,
+        phases=[session_pb2.PhaseColumn(phase=phase, ns=column)],
+    )
+    try:
+        steps = translate.training_steps(batch)
+    except translate.BadMessageError:
+        return
+    assert len(steps.duration_ns) == len(steps.end_unix_ns) <= count
+    history, histogram = History(3), Histogram()
+    history.append(steps)
+    histogram.observe_ns(steps.duration_ns)
+    assert len(history) == min(3, len(steps.duration_ns))
+    assert sum(histogram.counts) == len(steps.duration_ns)
+
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from([TRAIN, VALIDATE]), INT64, INT64), max_size=5))
+def test_well_formed_columns_are_read_exactly_or_refused(rows: list[tuple[int, int, int]]) -> None:
+    kinds, starts, durations = columns(*zip(*rows, strict=True)) if rows else (b"", b"", b"")
+    batch = session_pb2.StepBatch(count=len(rows), kind=kinds, start_ns=starts, duration_ns=durations)
+    expected = [(start + duration, duration) for kind, start, duration in rows if kind == TRAIN]
+    if any(not -(2**63) <= end < 2**63 for end, _ in expected):
+        with pytest.raises(translate.BadMessageError, match="ends after the end of time"):
+            translate.training_steps(batch)
+        return
+    steps = translate.training_steps(batch)
+    assert list(zip(steps.end_unix_ns, steps.duration_ns, strict=True)) == expected
+
+
+COUNTS = st.integers(0, 2**63)
+KINDS = st.builds(
+    KindTotal,
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    st.dictionaries(
+        st.sampled_from(["data", "forward", "other"]),
+        st.builds(PhaseTotal, COUNTS, COUNTS, st.floats(0, 1e300)),
+    ),
+)
+
+
+@given(st.builds(Totals, KINDS, KINDS, COUNTS, st.dictionaries(st.sampled_from(["ring", "outbox"]), COUNTS)))
+def test_an_account_survives_the_wire(totals: Totals) -> None:
+    message = session_pb2.Account.FromString(translate.account_message(totals).SerializeToString())
+    assert translate.totals(message) == totals
+
+
+def test_an_account_takes_bounded_memory() -> None:
+    kind = session_pb2.KindAccount(
+        kind=TRAIN, phases=[session_pb2.PhaseAccount(phase=f"{n}" * 100, calls=1) for n in range(500)]
+    )
+    message = session_pb2.Account(kinds=[kind], dropped_steps={f"{n}-" * 30: 1 for n in range(100)})
+    totals = translate.totals(message)
+    assert len(totals.train.phases) <= 32
+    assert max(map(len, totals.train.phases)) <= 64
+    assert len(totals.dropped) <= 8
+    assert max(map(len, totals.dropped)) <= 32
+
+
+def test_an_identity_survives_the_wire() -> None:
+    own = RankIdentity(
+        "bert-17",
+        3,
+        8,
+        1,
+        2,
+        "bert",
+        "node-a",
+        4026531836,
+        99,
+        123456,
+        "train.py",
+        "2.13",
+        "3.11",
+        "77",
+        "uid",
+    )
+    assert translate.identity(translate.identity_message(own)) == own
+
+
+@given(st.text())
+def test_text_of_a_client_can_neither_break_a_line_nor_drive_a_terminal(text: str) -> None:
+    identity = translate.identity(session_pb2.RankIdentity(run="r", script=text))
+    ack = translate.ack(session_pb2.CaptureAck(reason=text))
+    result = translate.result(session_pb2.CaptureResult(reason=text, file=text))
+    for kept in (identity.script, ack.reason, result.reason, result.file):
+        assert kept.isprintable()
+        assert len(kept) <= 500
+    assert "/" not in result.file, "it is a name below the capture's directory"
+
+
+def test_a_result_is_what_the_rank_said() -> None:
+    message = session_pb2.CaptureResult(
+        ok=True, retry=True, start_step=7, file="rank0.json", bytes=9, sha256="ab" * 32, reason="why é"
+    )
+    result = translate.result(message)
+    assert (result.ok, result.retry, result.start_step, result.bytes) == (True, True, 7, 9)
+    assert (result.file, result.sha256, result.reason) == ("rank0.json", "ab" * 32, "why é")
+    assert translate.result(session_pb2.CaptureResult(file="../../etc/passwd")).file == "passwd"
+
+
+@pytest.mark.parametrize("state", State)
+def test_every_state_has_its_message(state: State) -> None:
+    value = session_pb2.RunState.Value(f"RUN_STATE_{state.name}")
+    assert translate.state(value) is state
+
+
+def test_an_unknown_state_is_none() -> None:
+    assert translate.state(0) is None
+    assert translate.state(99) is None
+
+
+def test_a_verdict_names_its_rank_or_minus_one() -> None:
+    verdict = Verdict(Cause.INPUT_BOUND, "r", "node-a", 3, "data", "evidence", 0.5, "next")
+    message = translate.verdict_message(verdict)
+    assert (message.cause, message.rank, message.summary) == (
+        "input-bound",
+        3,
+        "input-bound · rank 3 on node-a · evidence",
+    )
+    assert translate.verdict_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
+
+
+@pytest.mark.parametrize("state", CaptureState)
+def test_progress_is_told_rank_by_rank(state: CaptureState) -> None:
+    record = CaptureRecord(
+        "one",
+        "r",
+        "command",
+        1.0,
+        state,
+        "why",
+        (120, 125),
+        CaptureOptions(5),
+        [RankTrace(2, state, "so", "rank2.json", 9, "ab")],
+    )
+    message = translate.capture_progress(Progress(record, Path("/captures/one"), timed_out=True))
+    assert message == control_pb2.CaptureProgress(
+        capture_id="one",
+        state=control_pb2.CaptureState.Value(f"CAPTURE_STATE_{state.name}"),
+        reason="why",
+        start_step=120,
+        directory="/captures/one",
+        timed_out=True,
+        ranks=[
+            control_pb2.CaptureRank(
+                rank=2,
+                state=control_pb2.CaptureState.Value(f"CAPTURE_STATE_{state.name}"),
+                reason="so",
+                file="rank2.json",
+                bytes=9,
+                sha256="ab",
+            )
+        ],
+    )
+
+
+def test_capture_options_survive_the_wire() -> None:
+    for own in (
+        CaptureOptions(),
+        CaptureOptions(9, True, False, True),
+        CaptureOptions(1, False, True, False),
+    ):
+        assert translate.capture_options(translate.capture_options_message(own)) == own
