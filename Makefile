@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
-	bench-import build clean
+	bench-import bench-step bench-exit build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -51,6 +51,12 @@ protos:  ## Regenerate client/torchperfd/v1 from protos/.
 
 dashboards: setup  ## Regenerate grafana/dashboards.
 	$(BIN)/python -m grafana.build
+
+bench-step: setup  ## What a step costs the training thread.
+	$(BIN)/python benchmarks/step_cost.py
+
+bench-exit: setup  ## How much later a script exits.
+	$(BIN)/python -m benchmarks.exit_delay
 
 bench-import: setup  ## What `import torchperfd` costs.
 	$(BIN)/python benchmarks/import_time.py

@@ -4,6 +4,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+# Everything that makes, sends, receives or reads a message.
+tests=(
+  tests/unit/client/test_wire.py
+  tests/unit/daemon/test_translate.py
+  tests/unit/daemon/test_session_service.py
+  tests/unit/daemon/test_control_service.py
+  tests/unit/daemon/test_command_live.py
+)
 
 run_with() {
   local name=$1
@@ -17,7 +25,7 @@ run_with() {
   fi
   echo "wire tests on the $name pair: $("$venv/bin/pip" list --disable-pip-version-check 2>/dev/null |
     awk '/^(grpcio|grpcio-health-checking|protobuf) / {printf "%s %s  ", $1, $2}')"
-  "$venv/bin/python" -m pytest -q tests/unit/daemon -m wire
+  "$venv/bin/python" -m pytest -q "${tests[@]}"
 }
 
 run_with oldest grpcio==1.63.2 grpcio-health-checking==1.62.3 protobuf==4.25.0

@@ -220,8 +220,7 @@ class RankCapture:
         except Exception as error:  # noqa: BLE001
             self.fail(f"torch's profiler did not stop: {error}")
             return
-        # Not a daemon thread: a script that ends right now keeps its trace.
-        threading.Thread(target=self._export, args=(trace,), name="torchperfd-export").start()
+        threading.Thread(target=self._export, args=(trace,), name="torchperfd-export", daemon=True).start()
 
     def _discard(self, reason: str, *, retry: bool = False) -> None:
         trace, self._trace = self._trace, None
@@ -254,6 +253,10 @@ class RankCapture:
             unfinished = part.with_suffix(".json")
             trace.export(unfinished)
             size, digest = _measure(unfinished)
+            if self.outcome is not None:
+                # Given up meanwhile: the process is ending.
+                unfinished.unlink()
+                return
             unfinished.replace(self.directory / self.file)
             part.unlink(missing_ok=True)
         except Exception as error:  # noqa: BLE001 - a full disk, a directory taken away

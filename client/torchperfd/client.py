@@ -2,13 +2,14 @@
 
 import atexit
 import logging
+import multiprocessing
 import os
 import secrets
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -40,6 +41,7 @@ T = TypeVar("T")
 
 _OUTBOX_STEPS: Final = 20_000
 _EXIT_BUDGET_S: Final = 0.8
+_EXPORT_BUDGET_S: Final = 0.3
 _TORCH_BUDGET_S: Final = 15.0
 
 _current: "Client | None" = None
@@ -100,7 +102,13 @@ def _watch_forks() -> None:
 
 
 def _is_helper_process() -> bool:
-    """Return whether this process only serves a training process: a DataLoader worker."""
+    """Return whether this process only serves a training process: a DataLoader worker.
+
+    A spawned process that imports the script's main module, which may call ``attach()`` at its
+    top, does not say yet what it will be; if it trains, it can attach where it does.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        return True
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return worker is not None and worker.get_worker_info() is not None
 
@@ -190,21 +198,19 @@ class Client:
 
         iterator = iter(iterable)
         while True:
-            here = self._here()
+            here = self._here() and not self._faults.spent("wrap")
             if here:
-                self._loop.draw_begin()
+                self._tell(self._loop.draw_begin)
             try:
                 batch = next(iterator)
-            except StopIteration:
+            except BaseException as error:
                 if here:
-                    self._loop.draw_stop()
-                return
-            except BaseException:
-                if here:
-                    self._loop.draw_stop()
+                    self._tell(self._loop.draw_stop)
+                if isinstance(error, StopIteration):
+                    return
                 raise
             if here:
-                self._loop.draw_end(samples_in(batch))
+                self._tell(lambda drawn: self._loop.draw_end(samples_in(drawn)), batch)
             yield batch
 
     def report(self) -> RankReport:
@@ -249,9 +255,12 @@ class Client:
 
     def detach(self) -> None:
         """Put torch back as it was, send what is left, and end every thread; within a second."""
+        self.detach_by(time.monotonic() + _EXIT_BUDGET_S)
+
+    def detach_by(self, deadline: float) -> None:
+        """Detach, waiting for the daemon no longer than until ``deadline`` on the monotonic clock."""
         if not self.attached or os.getpid() != self._pid:
             return
-        deadline = time.monotonic() + _EXIT_BUDGET_S
         self.finish()
         self.attached = False
         atexit.unregister(self.detach)
@@ -274,7 +283,8 @@ class Client:
         capture = self._capture
         if capture is not None:
             capture.loop_ended()
-            capture.ended.wait(_EXIT_BUDGET_S / 2)
+            if not capture.ended.wait(_EXPORT_BUDGET_S):
+                capture.fail("the process ended before the trace was written")
         from torchperfd.v1 import session_pb2
 
         self._pump.turn(send_account=True)
@@ -300,6 +310,14 @@ class Client:
 
     def _here(self) -> bool:
         return self.attached and threading.get_ident() == self._loop.thread
+
+    def _tell(self, event: Callable[..., None], *details: object) -> None:
+        """Report to the loop from :meth:`wrap`; a failure of ours costs the step in progress."""
+        try:
+            event(*details)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+            self._faults.note("wrap", error)
+            self._recorder.abandon()
 
     def _install_hooks(self) -> None:
         try:

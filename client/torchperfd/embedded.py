@@ -6,14 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Final
 
 from torchperfd.stream import answers
 from torchperfd.v1 import contract
 
 log = logging.getLogger("torchperfd")
-
-_LEAVE_WITHIN_S: Final = 0.4
 
 
 class EmbeddedDaemon:
@@ -32,14 +29,14 @@ class EmbeddedDaemon:
         """The daemon's process id."""
         return self._process.pid
 
-    def leave(self) -> None:
-        """Let the daemon go; it stops as soon as nobody needs it."""
+    def leave(self, timeout: float) -> None:
+        """Let the daemon go; it stops as soon as nobody needs it. Waits for that up to ``timeout`` seconds."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         # Another rank may still need it; then it outlives us, as an orphan with a purpose.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LEAVE_WITHIN_S)
+            self._process.wait(timeout)
 
 
 def start_unless_one_answers() -> EmbeddedDaemon | None:

@@ -225,6 +225,9 @@ def _listen(settings: ServeSettings) -> Iterator[socket.socket]:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, port))
+            # Here, not in uvicorn: whoever hears that we are ready may connect, and of two
+            # daemons that have bound the same port at once, only one gets past this.
+            listener.listen(128)
         except OSError as error:
             listener.close()
             if port == ports[-1]:

@@ -15,8 +15,8 @@ class Squares(Dataset):
         import torchperfd.client
         assert not torchperfd.client.attach().attached, "a worker has attached"
         return torch.tensor([float(index)] * 8)
+client = torchperfd.attach()  # at the top, where spawned workers come by too
 if __name__ == "__main__":
-    client = torchperfd.attach()
     assert client._stream.wait_connected(20)
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -11,7 +11,10 @@ def samples_in(batch: Any) -> int:
     for _ in range(_MAX_NESTING):
         shape = getattr(batch, "shape", None)
         if shape is not None:
-            return int(shape[0]) if len(shape) else 1
+            try:
+                return int(shape[0]) if len(shape) else 1
+            except (TypeError, ValueError):
+                return 0  # an attribute of that name, but no tensor's
         if isinstance(batch, list | tuple) and batch:
             batch = batch[0]
         elif isinstance(batch, Mapping) and batch:

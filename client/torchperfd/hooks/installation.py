@@ -48,7 +48,7 @@ class Hooks:
         for name, put_on in hooks:
             try:
                 put_on()
-            except (AttributeError, ImportError) as error:
+            except (AttributeError, ImportError, KeyError) as error:
                 log.warning(
                     "this torch has no place for the %s hook (%s); its phase stays empty", name, error
                 )

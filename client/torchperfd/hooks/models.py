@@ -1,6 +1,7 @@
 """Forward passes of the root models: found by what the optimizers own, hooked once each."""
 
 import gc
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.patches import Patches
 
 _MAX_SEARCHES_AT_DRAW = 2
-_MAX_OPTIMIZERS = 32
+_MAX_SEARCHES_AT_STEP = 32
 
 
 class RootModels:
@@ -27,15 +28,15 @@ class RootModels:
         self._context = context
         self._patches = patches
         self._handles: list[Any] = []
-        self._hooked: set[int] = set()
-        self._optimizers: set[int] = set()
+        self._hooked: dict[int, weakref.ref[nn.Module]] = {}
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._draws = 0
+        self._steps = 0
 
     def add(self, model: nn.Module) -> None:
         """Time the forward of ``model``; twice is once."""
-        if id(model) in self._hooked:
+        if not _is_new(model, self._hooked):
             return
-        self._hooked.add(id(model))
         if getattr(model, "_compiled_call_impl", None) is not None:
             self._wrap_compiled(model)
             return
@@ -55,15 +56,16 @@ class RootModels:
 
         A script may train one model after another; each brings its own optimizer.
         """
-        if id(optimizer) in self._optimizers or len(self._optimizers) >= _MAX_OPTIMIZERS:
+        if self._steps >= _MAX_SEARCHES_AT_STEP or not _is_new(optimizer, self._optimizers):
             return
-        self._optimizers.add(id(optimizer))
+        self._steps += 1
         self._search()
 
     def _search(self) -> None:
         # A scan of all objects: 70 to 250 ms with torch loaded, hence the limits above.
         optimizers, modules = _optimizers_and_modules()
-        self._optimizers.update(id(optimizer) for optimizer in optimizers)
+        for optimizer in optimizers:
+            _is_new(optimizer, self._optimizers)
         for root in roots(modules, optimizers):
             self.add(root)
 
@@ -102,6 +104,18 @@ class RootModels:
                 self._after(model, args, None)
 
         self._patches.replace(model, "_compiled_call_impl", timed)
+
+
+def _is_new(thing: Any, known: dict[int, "weakref.ref[Any]"]) -> bool:
+    """Add a thing to those that are known; return whether it was not among them.
+
+    An id alone does not tell: the model of the next fold may live where the last one did.
+    """
+    seen = known.get(id(thing))
+    if seen is not None and seen() is thing:
+        return False
+    known[id(thing)] = weakref.ref(thing)
+    return True
 
 
 def roots(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list[nn.Module]:

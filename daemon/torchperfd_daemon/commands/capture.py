@@ -1,7 +1,8 @@
 """``torchperfd capture``."""
 
 import json
-from typing import Any
+import re
+from typing import Any, Final
 
 import click
 
@@ -9,6 +10,9 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.errors import DeadlineError, PartialResultError, TorchperfdError, UsageError
+
+_RANKS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+_MOST_RANKS: Final = 100_000
 
 
 @click.command("capture")
@@ -81,13 +85,15 @@ def parse_ranks(text: str) -> list[int]:
     """
     ranks: set[int] = set()
     for part in filter(None, text.replace(" ", "").split(",")):
-        low, dash, high = part.partition("-")
-        if not low.isdecimal() or (dash and not high.isdecimal()):
-            raise UsageError(f"{part!r} is no rank or range of ranks", "write them like 0,8-15")
-        first, final = int(low), int(high) if dash else int(low)
-        if final < first or final - first > 100_000:
+        match = _RANKS.fullmatch(part)
+        if match is None:
+            raise UsageError(f"{part[:40]!r} is no rank or range of ranks", "write them like 0,8-15")
+        first, final = int(match[1]), int(match[2] or match[1])
+        if final < first:
             raise UsageError(f"{part!r} is no range of ranks", "write them like 0,8-15")
-        ranks.update(range(first, final + 1))
+        ranks.update(range(first, min(final, first + _MOST_RANKS) + 1))
+        if len(ranks) > _MOST_RANKS:
+            raise UsageError(f"these are more than {_MOST_RANKS:,} ranks", "leave --ranks out for all")
     return sorted(ranks)
 
 

@@ -65,10 +65,14 @@ def get_capture(catalog: Catalog, capture_id: str, output: Path) -> None:
     """Copy a capture's traces and manifest, and print where they are."""
     record = catalog.get(capture_id)
     target = output / record.capture_id
-    if target.exists():
-        raise TorchperfdError(f"{target} exists", "choose another directory with --output")
     try:
-        shutil.copytree(catalog.folder(capture_id), target)
+        target.mkdir(parents=True)
+        for path in catalog.folder(capture_id).iterdir():
+            # Other users can write there: a link could lead to a file that is the caller's alone.
+            if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
+                shutil.copyfile(path, target / path.name, follow_symlinks=False)
+    except FileExistsError:
+        raise TorchperfdError(f"{target} exists", "choose another directory with --output") from None
     except OSError as error:
         raise TorchperfdError(f"cannot copy to {target}: {error}") from error
     click.echo(target)
@@ -90,7 +94,7 @@ def _cells(record: CaptureRecord) -> list[Any]:
     size = sum(rank.bytes for rank in record.ranks)
     return [
         record.capture_id,
-        record.run,
+        "".join(character if character.isprintable() else "?" for character in record.run),
         record.state.value,
         f"{steps[0]}-{steps[1] - 1}" if steps else "-",
         str(len(record.ranks)),

@@ -78,7 +78,7 @@ def command(
 
 def _address(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
         raise UsageError(f"{text!r} is no HOST:PORT", "write it like 127.0.0.1:9407")
     return host.strip("[]"), int(port)
 

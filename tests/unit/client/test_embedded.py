@@ -14,14 +14,17 @@ import pytest
 
 from torchperfd import embedded
 
+# Like the daemon, these live until their stdin is closed, or for as long as others need them.
+PATIENT = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+BUSY = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+
 
 class Started(list[tuple[list[str], dict[str, Any]]]):
-    """What would have been started; a Popen whose children do nothing."""
+    """A Popen that remembers what it was asked to start, and starts something harmless."""
 
     def __call__(self, command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
         self.append((command, options))
-        # A stand-in that, like the daemon, lives until its stdin is closed.
-        return subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+        return subprocess.Popen(PATIENT, stdin=subprocess.PIPE)
 
 
 @pytest.fixture
@@ -34,7 +37,6 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
         Popen = started
 
     monkeypatch.setattr(embedded, "subprocess", Fake)
-    monkeypatch.setattr(embedded, "_LEAVE_WITHIN_S", 20)
     return started
 
 
@@ -92,7 +94,7 @@ def test_one_is_started_where_none_answers(
     assert options["stdout"].name == options["stderr"].name == str(path.parent / "embedded.log")
     assert daemon.log_path == path.parent / "embedded.log"
     assert daemon.pid > 0
-    daemon.leave()
+    daemon.leave(20)
     with pytest.raises(ProcessLookupError):
         os.kill(daemon.pid, 0)
 
@@ -105,7 +107,7 @@ def test_the_directory_it_makes_is_this_users_alone(
     monkeypatch.setattr("torchperfd.v1.contract.SYSTEM_SOCKET", str(directory / "no service"))
     daemon = embedded.start_unless_one_answers()
     assert daemon is not None
-    daemon.leave()
+    daemon.leave(20)
     assert (directory / "torchperfd").stat().st_mode & 0o777 == 0o700
     assert started[0][0][-1] == str(directory / "torchperfd/daemon.sock")
 
@@ -121,11 +123,10 @@ def test_where_none_can_be_started_the_log_says_so(
     assert record.getMessage().startswith("cannot start a daemon: ")
 
 
-def test_leaving_a_daemon_that_others_need_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded, "_LEAVE_WITHIN_S", 0.01)
-    busy = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], stdin=subprocess.PIPE)
+def test_leaving_a_daemon_that_others_need_does_not_wait_for_it() -> None:
+    busy = subprocess.Popen(BUSY, stdin=subprocess.PIPE)
     try:
-        embedded.EmbeddedDaemon(busy, Path("log")).leave()
+        embedded.EmbeddedDaemon(busy, Path("log")).leave(0.01)
         assert busy.poll() is None
     finally:
         busy.kill()
@@ -136,5 +137,5 @@ def test_leaving_a_daemon_that_has_died_is_no_error() -> None:
     gone = subprocess.Popen([sys.executable, "-S", "-c", ""], stdin=subprocess.PIPE)
     gone.wait()
     daemon = embedded.EmbeddedDaemon(gone, Path("log"))
-    daemon.leave()
-    daemon.leave()
+    daemon.leave(20)
+    daemon.leave(20)

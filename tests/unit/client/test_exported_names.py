@@ -11,8 +11,8 @@ import torchperfd
 
 
 def fresh(source: str) -> str:
-    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
-    return done.stdout
+    command = [sys.executable, "-c", source]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_all_is_exactly_what_is_public() -> None:
@@ -54,7 +54,7 @@ def test_a_star_import_brings_all_of_it() -> None:
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'torchperfd' has no attribute 'Recorder'"):
-        torchperfd.Recorder  # type: ignore[attr-defined] # noqa: B018
+        torchperfd.Recorder  # noqa: B018
 
 
 HEAVY = "{'torch', 'grpc', 'google.protobuf', 'numpy', 'prometheus_client'}"
@@ -65,22 +65,28 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 def test_neither_does_looking_at_every_public_name() -> None:
-    assert fresh(f"""
+    assert (
+        fresh(f"""
 import sys
 from torchperfd import *
 print(sorted({HEAVY} & set(sys.modules)))
-""") == "[]\n"
+""")
+        == "[]\n"
+    )
 
 
 def test_nor_attaching_where_nobody_listens() -> None:
     """Protobuf comes with the client, grpc with the first daemon, torch with the script."""
-    assert fresh(f"""
+    assert (
+        fresh(f"""
 import sys, torchperfd
 client = torchperfd.attach()
 print(sorted(({HEAVY} - {{'google.protobuf'}}) & set(sys.modules)))
 client.detach()
 print(sorted(({HEAVY} - {{'google.protobuf'}}) & set(sys.modules)))
-""") == "[]\n[]\n"
+""")
+        == "[]\n[]\n"
+    )
 
 
 def test_the_package_is_typed_and_versioned() -> None:

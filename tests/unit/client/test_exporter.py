@@ -22,7 +22,8 @@ def scrape(port: int) -> dict[str, float]:
         assert family.type == "counter"
         assert family.documentation
         for sample in family.samples:
-            labels = ",".join(f"{name}={sample.labels[name]}" for name in ("run", "rank", "phase") if name in sample.labels)
+            order = [name for name in ("run", "rank", "phase") if name in sample.labels]
+            labels = ",".join(f"{name}={sample.labels[name]}" for name in order)
             samples[f"{sample.name}{{{labels}}}"] = sample.value
     return samples
 

@@ -212,6 +212,17 @@ def test_a_forward_without_gradients_before_a_backward_is_part_of_training(scrip
     assert steps[0].phases["forward"] == (2, 140)
 
 
+def test_a_model_in_evaluation_mode_that_is_trained_is_training(scripted: ScriptedLoop) -> None:
+    """Frozen batch norms, accumulating: the forward looks like evaluation, the backward does not."""
+    for _ in range(2):
+        scripted.draw(1)
+        scripted.evaluate(10)
+        scripted.backward(30)
+    scripted.optimizer_step(50)
+    scripted.exhausted()
+    assert [(step.kind, step.duration) for step in scripted.steps()] == [("train", 132)]
+
+
 def test_without_a_loader_a_step_runs_from_optimizer_step_to_optimizer_step(scripted: ScriptedLoop) -> None:
     for _ in range(3):
         scripted.train_on_batch()

@@ -195,3 +195,12 @@ def test_a_module_that_is_not_there_is_named(runner: Runner, name: str, words: s
     assert words in plain.stderr
     assert words in ours.stderr
     assert (plain.returncode, ours.returncode) == (1, 1)
+
+
+def test_a_package_that_breaks_shows_no_frame_of_ours(runner: Runner) -> None:
+    runner.write("jobs/__init__.py", "import nothing_of_this_name")
+    runner.write("jobs/train.py", "")
+    done = runner.ours("-m", "jobs.train")
+    assert done.returncode == 1
+    assert "No module named 'nothing_of_this_name'" in done.stderr
+    assert "torchperfd" not in done.stderr

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.unit.client.scripted import WALL_AHEAD, Clock, unpack
+
 from torchperfd import __version__, wire
 from torchperfd.account import Account
 from torchperfd.identity import read_identity
@@ -104,7 +104,7 @@ def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int
 
 
 @settings(max_examples=60, deadline=None)
-@given(_STEPS, st.integers(0, 2**50), st.dictionaries(st.sampled_from(["ring", "outbox"]), st.integers(0, 2**50)))
+@given(_STEPS, _NS, st.dictionaries(st.sampled_from(["ring", "outbox"]), _NS))
 def test_an_account_arrives_as_it_was_added_up(
     steps: list[tuple[int, int, dict[int, list[int]]]], recorded: int, dropped: dict[str, int]
 ) -> None:

@@ -29,9 +29,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[
     for inputs, targets in batches:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 

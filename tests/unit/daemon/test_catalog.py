@@ -240,6 +240,17 @@ def test_a_failed_save_leaves_no_part_behind(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rank0.manifest.json"])
+def test_a_pipe_that_somebody_holds_open_is_no_manifest(catalog: Catalog, name: str) -> None:
+    path = catalog.create("evil") / name
+    os.mkfifo(path)
+    held = os.open(path, os.O_RDWR)
+    try:
+        assert catalog.list() == []
+    finally:
+        os.close(held)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "rank0.manifest.json"])
 @pytest.mark.parametrize("through", ["symlink", "fifo", "directory", "too big", "too deep"])
 def test_a_hostile_manifest_is_no_manifest(catalog: Catalog, tmp_path: Path, name: str, through: str) -> None:
     good = record("evil").encode() if name == "manifest.json" else json.dumps(rank_manifest(0)).encode()

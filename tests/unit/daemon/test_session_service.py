@@ -139,21 +139,26 @@ def test_a_run_needs_a_name() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("size", [0, 16, 23, 25, 32])
 @pytest.mark.parametrize("column", ["kind", "start_ns", "duration_ns", "phase"])
-def test_a_column_of_the_wrong_length_ends_that_session_only(column: str) -> None:
+def test_a_column_of_the_wrong_length_ends_that_session_only(column: str, size: int) -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         good, bad = RankStream(channel), RankStream(channel)
         await good.join(rank=0)
         await bad.join(rank=1)
         message = steps_message([1, 2, 3], data=[1, 1, 1])
         if column == "phase":
-            message.steps.phases[0].ns += b"\0"
+            message.steps.phases[0].ns = b"\1" * size
         else:
-            setattr(message.steps, column, b"\0" * 23)
+            setattr(message.steps, column, b"\1" * size)
+        gone = asyncio.Event()
+        served.sessions._on_change = gone.set
         await bad.say(message)
-        code, details = await bad.refused()
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert details.startswith("a column of 3 steps has 2")
+        assert await bad.refused() == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"a column of 3 steps has {size} bytes",
+        )
+        await asyncio.wait_for(gone.wait(), GIVE_UP_S)
         assert [session.rank for session in served.sessions.of_run("bert-17")] == [0]
         await good.say(steps_message([1]))
         await good.leave()

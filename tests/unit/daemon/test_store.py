@@ -156,6 +156,14 @@ def test_a_full_ring_forgets_the_oldest() -> None:
     assert history.mean_phase_seconds() == {"data": pytest.approx(1 / 3)}
 
 
+def test_a_batch_longer_than_the_ring_leaves_its_end() -> None:
+    history = History(2)
+    history.append(steps([10**9, 2 * 10**9, 3 * 10**9]))
+    assert (len(history), history.mean_step_seconds()) == (2, 2.5)
+    history.append(steps([10 * 10**9]))
+    assert history.mean_step_seconds() == 6.5, "the oldest made room"
+
+
 def test_a_phase_that_a_batch_lacks_counts_as_nothing() -> None:
     history = History(2)
     history.append(steps([4, 4], data=[4_000_000_000, 4_000_000_000]))

@@ -1,0 +1,110 @@
+"""The client's own face: what attach makes, what its calls refuse, and that it leaves cleanly."""
+
+import threading
+
+import pytest
+
+import torchperfd
+import torchperfd.client
+from torchperfd.report import RankReport
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("torchperfd")}
+
+
+def test_attach_takes_names_from_the_call_and_the_rank_from_the_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    client = torchperfd.attach(run="bert-17", job="bert")
+    assert (client.run, client.rank, client._identity.job_name) == ("bert-17", 3, "bert")
+    assert client.attached
+    assert not client.connected
+    assert client.metrics_url == ""
+
+
+def test_captures_go_where_the_environment_says_until_a_daemon_says_otherwise(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    assert client.captures_dir == f"{tmp_path}/captures"
+
+
+def test_it_has_two_threads_while_attached_and_none_after() -> None:
+    client = torchperfd.attach()
+    assert threads() == {"torchperfd-pump", "torchperfd-stream"}
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name in threads())
+    client.detach()
+    assert threads() == set()
+
+
+def test_the_report_is_of_all_steps_up_to_now(client: torchperfd.Client) -> None:
+    for expected in (1, 2, 3):
+        client.step()
+        report = client.report()
+        assert isinstance(report, RankReport)
+        assert report.account.train.steps == expected
+    assert str(report).startswith("rank 0 · train · 3 steps")
+
+
+def test_the_report_is_still_there_after_detaching(client: torchperfd.Client) -> None:
+    client.step()
+    client.detach()
+    client.step()
+    assert client.report().account.train.steps == 1
+
+
+def test_a_bad_phase_name_is_the_callers_error(client: torchperfd.Client) -> None:
+    with pytest.raises(ValueError, match="1 to 64 printable characters"):
+        client.phase("")
+
+
+def test_phases_of_the_same_name_are_one_phase_and_may_be_kept(client: torchperfd.Client) -> None:
+    kept = client.phase("augment")
+    for _ in range(2):
+        with kept:
+            pass
+        with client.phase("augment"):
+            pass
+    client.step()
+    assert client.report().to_dict()["train"]["phases"]["augment"]["calls"] == 4
+
+
+def test_a_phase_ends_when_its_block_raises(client: torchperfd.Client) -> None:
+    with pytest.raises(KeyError), client.phase("augment"):
+        raise KeyError
+    assert client._recorder.depth == 0
+
+
+def test_the_seventeenth_phase_is_other(client: torchperfd.Client) -> None:
+    for number in range(20):
+        with client.phase(f"mine {number}"):
+            pass
+    client.step()
+    phases = client.report().to_dict()["train"]["phases"]
+    assert set(phases) == {f"mine {number}" for number in range(16)} | {"other"}
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1001])
+def test_a_capture_of_an_impossible_length_is_the_callers_error(
+    client: torchperfd.Client, steps: int
+) -> None:
+    with pytest.raises(ValueError, match="steps must be 1 to 1000"):
+        client.capture(steps=steps)
+
+
+def test_a_detached_client_captures_nothing() -> None:
+    client = torchperfd.attach()
+    client.detach()
+    with pytest.raises(torchperfd.CaptureError, match=r"detached; call torchperfd.attach\(\) first"):
+        client.capture()
+
+
+def test_detaching_twice_and_finishing_after_it_are_nothing() -> None:
+    client = torchperfd.attach()
+    client.finish()
+    client.finish()
+    client.detach()
+    client.detach()
+    client.finish()
+    assert not client.attached

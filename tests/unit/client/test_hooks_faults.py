@@ -1,0 +1,185 @@
+"""When we fail: training comes out bit for bit the same, failures are counted, and at the limit we stop."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.client.training import calls, loader, tiny_model, train
+
+import torchperfd
+from torchperfd.loop import Loop
+
+EPOCHS = 12
+LIMIT = 10
+
+
+Outcome = tuple[list[float], list[torch.Tensor]]
+
+
+def outcome() -> Outcome:
+    """Train twelve short epochs; return every loss and the final weights."""
+    model = tiny_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    losses = [loss for _ in range(EPOCHS) for loss in train(model, optimizer, loader(2, shuffle=True))]
+    return losses, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def assert_same(one: Outcome, other: Outcome) -> None:
+    assert one[0] == other[0]
+    assert all(torch.equal(mine, yours) for mine, yours in zip(one[1], other[1], strict=True))
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> Outcome:
+    """What training comes to without us."""
+    return outcome()
+
+
+def test_healthy_hooks_change_no_bit(undisturbed: Outcome, client: torchperfd.Client) -> None:
+    assert_same(outcome(), undisturbed)
+    assert calls(client)["steps"] == 2 * EPOCHS
+
+
+@pytest.mark.parametrize(
+    ("callback", "places"),
+    [
+        ("draw_begin", {"hook draw"}),
+        ("draw_end", {"hook draw"}),
+        ("draw_stop", {"hook draw"}),
+        ("forward_begin", {"hook forward"}),
+        ("forward_end", {"hook forward"}),
+        ("backward_begin", {"hook backward"}),
+        ("optimizer_begin", {"hook optimizer"}),
+        ("optimizer_end", {"hook optimizer"}),
+        ("enter", {"hook zero_grad"}),
+        ("exit", {"hook zero_grad", "hook backward"}),
+    ],
+)
+def test_a_callback_that_always_fails_disturbs_nothing_and_is_switched_off(
+    callback: str, places: set[str], undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: Any, **_options: Any) -> None:
+        raise ZeroDivisionError(f"injected into {callback}")
+
+    monkeypatch.setattr(Loop, callback, fail)
+    client = torchperfd.attach()
+    assert_same(outcome(), undisturbed)
+    counts = client._faults.counts()
+    assert set(counts) == places
+    assert max(counts.values()) == LIMIT
+    assert client._hooks is not None
+    assert not client._hooks.active
+    client.detach()
+
+
+def test_a_failure_costs_the_step_in_progress_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, failures = Loop.backward_begin, iter([False, True, False, False])
+
+    def fail_once(loop: Loop) -> None:
+        if next(failures):
+            raise ZeroDivisionError
+        honest(loop)
+
+    monkeypatch.setattr(Loop, "backward_begin", fail_once)
+    client = torchperfd.attach()
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(4))
+    counted = calls(client)
+    assert (counted["data"], counted["forward"], counted["backward"]) == (3, 3, 3)
+    assert client._faults.counts() == {"hook backward": 1}
+    assert client._hooks is not None
+    assert client._hooks.active
+    account = client.report().account.train
+    assert sum(phase.ns for phase in account.phases) == account.ns
+
+
+def test_a_watcher_that_fails_disturbs_nothing(undisturbed: Outcome, client: torchperfd.Client) -> None:
+    class Broken:
+        def train_edge(self, next_index: int) -> None:
+            raise ZeroDivisionError
+
+        def validate_edge(self) -> None:
+            raise ZeroDivisionError
+
+    client._loop.watcher = Broken()
+    assert_same(outcome(), undisturbed)
+    assert client._faults.counts()["hook draw"] == LIMIT
+    assert client._hooks is not None
+    assert not client._hooks.active
+    client._loop.watcher = None
+
+
+def test_an_explicit_step_that_fails_is_counted_not_raised(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Loop, "step", lambda *_: 1 / 0)
+    client.step(samples=3)
+    assert client._faults.counts() == {"step": 1}
+
+
+@pytest.mark.parametrize("callback", ["draw_begin", "draw_end", "draw_stop"])
+def test_wrapping_an_iterable_hands_on_its_items_whatever_we_do(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, callback: str
+) -> None:
+    monkeypatch.setattr(Loop, callback, lambda *_: 1 / 0)
+    for _ in range(12):
+        assert list(client.wrap(range(5))) == [0, 1, 2, 3, 4]
+    assert client._faults.counts() == {"wrap": LIMIT}
+
+
+def test_wrapping_an_iterable_hands_on_its_errors(client: torchperfd.Client) -> None:
+    def broken() -> Any:
+        yield 1
+        raise OSError("disk")
+
+    items = client.wrap(broken())
+    assert next(items) == 1
+    with pytest.raises(OSError, match="disk"):
+        next(items)
+    assert client._recorder.depth == 0
+
+
+def test_wrapping_survives_batches_that_cannot_even_be_looked_at(client: torchperfd.Client) -> None:
+    class Hostile:
+        @property
+        def shape(self) -> Any:
+            raise RuntimeError("look away")
+
+    batch = Hostile()
+    assert list(client.wrap([batch])) == [batch]
+    assert client._recorder.depth == 0
+
+
+def test_the_pump_gives_up_after_ten_failures_and_training_does_not_notice(
+    undisturbed: Outcome, client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client._pump.stop(5)
+    monkeypatch.setattr("torchperfd.pump._INTERVAL_S", 0)
+    monkeypatch.setattr(client._pump, "turn", lambda **_: 1 / 0)
+    client._pump._stopping = False
+    client._pump._run()  # on this thread: it returns once it has given up
+    assert client._faults.counts() == {"pump": LIMIT}
+    monkeypatch.undo()
+    assert_same(outcome(), undisturbed)
+    assert calls(client)["steps"] == 2 * EPOCHS
+
+
+def test_a_client_that_cannot_be_made_is_replaced_by_one_that_does_nothing(
+    undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("no threads left")
+
+    monkeypatch.setattr("torchperfd.pump.Pump.start", fail)
+    client = torchperfd.attach()
+    assert not client.attached
+    assert "torchperfd cannot attach; training goes on without it" in caplog.text
+    assert_same(outcome(), undisturbed)
+    with client.phase("augment"):
+        client.step()
+    assert list(client.wrap([1])) == [1]
+    assert str(client.report()) == "rank 0: no step was seen"
+    with pytest.raises(torchperfd.CaptureError, match="detached"):
+        client.capture()
+    client.finish()
+    client.detach()

@@ -1,0 +1,230 @@
+"""Putting hooks on and taking them off: afterwards torch is as it was, object by object."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.client.training import calls, loader, per_step, tiny_model, train
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import dataloader
+
+import torchperfd
+from torchperfd.faults import Faults
+from torchperfd.hooks import Hooks
+from torchperfd.hooks.patches import Patches
+from torchperfd.loop import Loop
+from torchperfd.recorder import Recorder
+
+PATCHED = (
+    (torch.autograd, "backward"),
+    (torch.optim.Optimizer, "zero_grad"),
+    (nn.Module, "zero_grad"),
+    (dataloader._BaseDataLoaderIter, "__next__"),
+)
+
+
+def patched_attributes() -> list[Any]:
+    return [vars(owner)[name] for owner, name in PATCHED]
+
+
+def global_optimizer_hooks() -> list[Any]:
+    return [
+        *torch_optimizer._global_optimizer_pre_hooks.values(),
+        *torch_optimizer._global_optimizer_post_hooks.values(),
+    ]
+
+
+def same(some: list[Any], others: list[Any]) -> bool:
+    return all(one is other for one, other in zip(some, others, strict=True))
+
+
+def test_detaching_puts_back_the_identical_objects() -> None:
+    before = patched_attributes()
+    model = tiny_model()
+    client = torchperfd.attach(model=model)
+    assert not any(one is other for one, other in zip(before, patched_attributes(), strict=True))
+    assert len(global_optimizer_hooks()) == 2
+    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(1))
+
+    client.detach()
+    assert same(before, patched_attributes())
+    assert global_optimizer_hooks() == []
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    assert not model._forward_hooks_always_called
+    client.detach()
+    assert same(before, patched_attributes())
+
+
+def test_a_model_compiled_in_place_gets_its_own_call_back() -> None:
+    model = tiny_model()
+    model.compile(backend="eager")
+    compiled = model._compiled_call_impl
+    client = torchperfd.attach(model=model)
+    assert model._compiled_call_impl is not compiled
+    client.detach()
+    assert model._compiled_call_impl is compiled
+
+
+def test_what_is_patched_still_looks_like_itself(client: torchperfd.Client) -> None:
+    assert torch.autograd.backward.__name__ == "backward"
+    assert "Compute the sum of gradients" in str(torch.autograd.backward.__doc__)
+    assert torch.optim.Optimizer.zero_grad.__module__ == "torch.optim.optimizer"
+    assert nn.Module.zero_grad.__qualname__ == "Module.zero_grad"
+
+
+def test_attaching_twice_is_attaching_once(client: torchperfd.Client) -> None:
+    once = patched_attributes()
+    assert torchperfd.attach() is client
+    assert torchperfd.attach(run="another", job="another") is client
+    assert same(once, patched_attributes())
+    assert len(global_optimizer_hooks()) == 2
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    assert calls(client) == per_step(3)
+
+
+def test_attaching_after_detaching_starts_anew() -> None:
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batches in (3, 2):
+        client = torchperfd.attach()
+        train(model, optimizer, loader(batches))
+        assert calls(client) == per_step(batches)
+        client.detach()
+        assert not client.attached
+
+
+def test_a_patch_that_somebody_put_over_ours_stays_and_works() -> None:
+    original = torch.autograd.backward
+    client = torchperfd.attach()
+    ours = torch.autograd.backward
+    seen: list[int] = []
+
+    def foreign(*arguments: Any, **options: Any) -> None:
+        seen.append(1)
+        ours(*arguments, **options)
+
+    torch.autograd.backward = foreign
+    try:
+        model = tiny_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train(model, optimizer, loader(2))
+        assert calls(client) == per_step(2)
+        client.detach()
+        assert torch.autograd.backward is foreign
+        train(model, optimizer, loader(3))
+        assert len(seen) == 5
+        assert calls(client) == per_step(2)
+    finally:
+        torch.autograd.backward = original
+
+
+def test_hooks_that_others_registered_stay(client: torchperfd.Client) -> None:
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[str] = []
+    handles = [
+        model.register_forward_hook(lambda *_: seen.append("forward")),
+        torch_optimizer.register_optimizer_step_post_hook(lambda *_: seen.append("step")),
+    ]
+    try:
+        train(model, optimizer, loader(1))
+        client.detach()
+        train(model, optimizer, loader(1))
+        assert seen == ["forward", "step"] * 2
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def test_a_torch_that_lacks_a_place_loses_that_phase_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(dataloader, "_BaseDataLoaderIter", type("Renamed", (), {}))
+    client = torchperfd.attach()
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    counted = calls(client)
+    assert "data" not in counted
+    assert counted["optimizer"] == 3
+    (record,) = caplog.records
+    assert record.getMessage().startswith("this torch has no place for the DataLoader hook")
+
+
+def test_silenced_hooks_pass_through_and_can_still_be_taken_off() -> None:
+    before = patched_attributes()
+    loop = Loop(Recorder(16))
+    hooks = Hooks(loop, Faults())
+    hooks.install()
+    try:
+        hooks.silence()
+        assert not hooks.active
+        model = tiny_model()
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+        assert (loop.recorder.recorded, loop.recorder.is_open) == (0, False)
+    finally:
+        hooks.uninstall()
+    assert same(before, patched_attributes())
+
+
+# Patches, on things that are not torch's.
+
+
+class Owner:
+    def greet(self) -> str:
+        return "hello"
+
+    @staticmethod
+    def aside() -> str:
+        return "psst"
+
+
+class Heir(Owner):
+    pass
+
+
+def test_a_patch_is_undone_to_the_identical_attribute() -> None:
+    originals = vars(Owner)["greet"], vars(Owner)["aside"]
+    patches = Patches()
+    patches.replace(Owner, "greet", lambda self: "patched")
+    patches.replace(Owner, "aside", staticmethod(lambda: "patched"))
+    assert (Owner().greet(), Owner.aside()) == ("patched", "patched")
+    patches.undo()
+    # As stored, not as looked up: a static method must not come back as a plain function.
+    assert same([*originals], [vars(Owner)["greet"], vars(Owner)["aside"]])
+
+
+def test_patches_upon_patches_are_undone_newest_first() -> None:
+    original = vars(Owner)["greet"]
+    patches = Patches()
+    patches.replace(Owner, "greet", lambda self: "first")
+    patches.replace(Owner, "greet", lambda self: "second")
+    patches.undo()
+    assert vars(Owner)["greet"] is original
+
+
+def test_undoing_leaves_a_foreign_later_patch_alone() -> None:
+    original = vars(Owner)["greet"]
+    patches = Patches()
+    patches.replace(Owner, "greet", lambda self: "ours")
+    foreign = lambda self: "foreign"  # noqa: E731
+    Owner.greet = foreign  # type: ignore[method-assign]
+    try:
+        patches.undo()
+        assert vars(Owner)["greet"] is foreign
+        patches.undo()
+        assert vars(Owner)["greet"] is foreign
+    finally:
+        Owner.greet = original  # type: ignore[method-assign]
+
+
+def test_only_an_attribute_of_its_own_can_be_replaced() -> None:
+    patches = Patches()
+    for name in ("greet", "nothing"):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}' of its own"):
+            patches.replace(Heir, name, None)
+    assert vars(Heir).keys().isdisjoint({"greet", "nothing"})
+    patches.undo()

@@ -1,0 +1,155 @@
+"""The command line as a whole: its codes, its one-line errors, and the commands without a daemon."""
+
+import json
+import platform
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import click
+import pytest
+
+from torchperfd._version import __version__
+from torchperfd_daemon import cli, errors
+from torchperfd_daemon.commands import version
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command; return exit code, stdout and stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = cli._run(list(arguments))
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def test_help_names_every_command(run: Run) -> None:
+    code, out, err = run("--help")
+    assert (code, err) == (0, "")
+    for name, words in cli.COMMANDS.items():
+        assert name in out
+        assert words in out
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_is_there(name: str) -> None:
+    command = cli.cli.get_command(click.Context(cli.cli), name)
+    assert command is not None
+    assert command.name == name
+    assert command.help or command.get_short_help_str()
+
+
+def test_an_unknown_command_is_a_usage_error(run: Run) -> None:
+    code, out, err = run("fly")
+    assert (code, out) == (2, "")
+    assert "No such command 'fly'" in err
+
+
+@pytest.mark.parametrize("arguments", [["ps", "--no-such"], ["capture", "--steps", "0"], ["captures", "rm"]])
+def test_a_wrong_option_is_a_usage_error(run: Run, arguments: list[str]) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: torchperfd ")
+
+
+def test_version_as_text(run: Run) -> None:
+    code, out, err = run("version")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[:2] == [
+        f"torchperfd {__version__} (protocol 1-1)",
+        f"Python {platform.python_version()}",
+    ]
+    assert f"grpcio {metadata.version('grpcio')}" in out.splitlines()
+
+
+def test_version_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "_DEPENDENCIES", ("grpcio", "no-such-distribution"))
+    code, out, err = run("version", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {
+        "schema": "torchperfd.version/1",
+        "version": __version__,
+        "api": {"min": 1, "max": 1},
+        "python": platform.python_version(),
+        "executable": sys.executable,
+        "dependencies": {"grpcio": metadata.version("grpcio"), "no-such-distribution": None},
+    }
+    assert "no-such-distribution not installed\n" in run("version")[1]
+
+
+@pytest.mark.parametrize("arguments", [["ps"], ["ps", "--json"], ["capture"], ["capture", "--json"]])
+def test_without_a_daemon_it_is_said_in_one_line(run: Run, tmp_path: Path, arguments: list[str]) -> None:
+    missing = tmp_path / "no.sock"
+    code, out, err = run(*arguments, "--socket", str(missing))
+    assert (code, out) == (4, "")
+    assert err == f"torchperfd: no daemon answers at {missing}; start one with `torchperfd serve`\n"
+
+
+def test_without_a_daemon_the_usual_places_are_named(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHPERFD_SOCKET", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("torchperfd.v1.contract.SYSTEM_SOCKET", str(tmp_path / "system.sock"))
+    code, _, err = run("ps")
+    assert code == 4
+    assert f"at {tmp_path}/system.sock or {tmp_path}/torchperfd/daemon.sock;" in err
+    monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "mine.sock"))
+    assert f"at {tmp_path}/mine.sock;" in run("ps")[2]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.TorchperfdError, 1),
+        (errors.UsageError, 2),
+        (errors.NoSuchTargetError, 3),
+        (errors.DaemonUnreachableError, 4),
+        (errors.PartialResultError, 5),
+        (errors.IncompatibleVersionError, 6),
+        (errors.DeadlineError, 124),
+    ],
+)
+def test_every_error_has_its_documented_code(
+    run: Run, error: type[errors.TorchperfdError], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: str) -> None:
+        raise error("it broke", "mend it")
+
+    monkeypatch.setattr(version, "_installed", fail)
+    assert run("version") == (code, "", "torchperfd: it broke; mend it\n")
+
+
+def test_an_error_without_a_remedy_is_the_problem_alone() -> None:
+    assert str(errors.TorchperfdError("it broke")) == "it broke"
+
+
+def test_an_interrupt_is_no_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(version, "_installed", interrupt)
+    code, out, err = run("version")
+    assert (code, out, err.strip()) == (130, "", "")
+
+
+def test_main_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["fly"])
+    assert caught.value.code == 2
+
+
+def test_run_hands_over_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[object] = []
+    monkeypatch.setattr("os.execv", lambda *arguments: handed.extend(arguments))
+    assert cli._run(["run", "--job", "x", "train.py", "--help", "-v"]) == 0
+    assert handed == [
+        sys.executable,
+        [sys.executable, "-m", "torchperfd", "run", "--job", "x", "train.py", "--help", "-v"],
+    ]

@@ -1,0 +1,305 @@
+"""``torchperfd serve`` in this process: what it refuses, and one whole life of a daemon."""
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.unit.daemon.served import GIVE_UP_S, RankStream, control, short_directory
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon import cli
+from torchperfd_daemon.commands.serve import _address, _mode
+from torchperfd_daemon.errors import UsageError
+from torchperfd_daemon.server import _SERVICES, Daemon, _listen, _shown
+from torchperfd_daemon.settings import ServeSettings
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory
+
+
+@pytest.fixture
+def serve(directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a daemon that is expected to refuse; return exit code, stdout and stderr."""
+
+    def run(*options: str) -> tuple[int, str, str]:
+        defaults = ["--socket", str(directory / "d.sock"), "--metrics-address", "127.0.0.1:0"]
+        code = cli._run(["serve", *defaults, "--captures-dir", str(directory), *options])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+Serve = Callable[..., tuple[int, str, str]]
+
+
+@pytest.mark.parametrize(
+    "address", ["9407", "localhost", ":9407", "host:", "host:port", "host:-1", "host:65536", "host:²", ""]
+)
+def test_a_wrong_address_is_a_usage_error(serve: Serve, address: str) -> None:
+    assert serve("--metrics-address", address) == (
+        2,
+        "",
+        f"torchperfd: {address!r} is no HOST:PORT; write it like 127.0.0.1:9407\n",
+    )
+
+
+@pytest.mark.parametrize("port", ["1" * 5000, "٣"])
+def test_odd_numbers_are_no_traceback(port: str) -> None:
+    try:
+        assert _address(f"host:{port}") == ("host", 3)
+    except UsageError:
+        assert len(port) > 5
+
+
+def test_addresses_are_read() -> None:
+    assert _address("127.0.0.1:9407") == ("127.0.0.1", 9407)
+    assert _address("[::1]:0") == ("::1", 0)
+    assert _address("node.example.com:65535") == ("node.example.com", 65535)
+
+
+@pytest.mark.parametrize("mode", ["rw", "888", "1777", "-1", "", "0x1ff"])
+def test_a_wrong_mode_is_a_usage_error(serve: Serve, mode: str) -> None:
+    assert serve("--socket-mode", mode) == (
+        2,
+        "",
+        f"torchperfd: {mode!r} is no file mode; write it like 600 or 666\n",
+    )
+
+
+def test_modes_are_octal() -> None:
+    assert (_mode("600"), _mode("666"), _mode("0777"), _mode("0")) == (0o600, 0o666, 0o777, 0)
+
+
+@pytest.mark.parametrize(
+    "option", [["--interval", "0"], ["--interval", "x"], ["--log-level", "loud"], ["more"]]
+)
+def test_a_wrong_option_is_a_usage_error(serve: Serve, option: list[str]) -> None:
+    code, out, err = serve(*option)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: torchperfd serve ")
+
+
+@pytest.mark.parametrize("letter", ["x", "é"])
+def test_a_socket_path_that_the_kernel_cannot_hold_is_a_usage_error(
+    serve: Serve, directory: Path, letter: str
+) -> None:
+    path = f"{directory}/{letter * 107}"
+    size = len(os.fsencode(path))
+    assert serve("--socket", path) == (
+        2,
+        "",
+        f"torchperfd: the socket path has {size} bytes, the kernel allows 107; choose a shorter one with"
+        " --socket\n",
+    )
+    assert list(directory.iterdir()) == []
+
+
+def test_a_port_in_use_is_one_line(serve: Serve, directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve("--metrics-address", f"127.0.0.1:{port}") == (
+            1,
+            "",
+            f"torchperfd: cannot serve metrics on 127.0.0.1:{port}: Address already in use; choose another"
+            " address with --metrics-address\n",
+        )
+    assert not (directory / "d.sock").exists()
+
+
+def test_a_host_that_is_not_here_is_one_line(serve: Serve) -> None:
+    code, out, err = serve("--metrics-address", "192.0.2.1:0")
+    assert (code, out) == (1, "")
+    assert err.startswith("torchperfd: cannot serve metrics on 192.0.2.1:0: ")
+    assert err.count("\n") == 1
+
+
+@pytest.fixture
+def other_daemon(directory: Path) -> Iterator[Path]:
+    """What a running daemon holds: its lock, and its socket."""
+    path = directory / "d.sock"
+    path.write_text("the other one's")
+    with (directory / "d.sock.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield path
+
+
+def test_a_second_daemon_on_a_socket_is_refused_and_takes_nothing_away(
+    serve: Serve, other_daemon: Path
+) -> None:
+    assert serve() == (
+        1,
+        "",
+        f"torchperfd: another daemon serves {other_daemon}; use it, or choose another path with --socket\n",
+    )
+    assert other_daemon.read_text() == "the other one's"
+
+
+def test_a_second_embedded_daemon_leaves_it_to_the_first(serve: Serve, other_daemon: Path) -> None:
+    assert serve("--embedded") == (0, "", "")
+    assert other_daemon.read_text() == "the other one's"
+
+
+def test_a_socket_where_none_can_be_is_one_line(serve: Serve, directory: Path) -> None:
+    (directory / "file").write_text("")
+    code, out, err = serve("--socket", f"{directory}/file/d.sock")
+    assert (code, out) == (1, "")
+    assert err.startswith(f"torchperfd: cannot create {directory}/file/d.sock.lock: ")
+    assert err.endswith("; choose another path with --socket\n")
+    assert err.count("\n") == 1
+
+
+def test_the_metrics_port_takes_connections_before_the_daemon_says_that_it_is_ready(directory: Path) -> None:
+    settings = ServeSettings(socket="", captures_dir=directory, metrics_port=0)
+    with _listen(settings) as listener, socket.create_connection(listener.getsockname()):
+        pass
+
+
+def test_what_others_are_told_to_connect_to() -> None:
+    assert _shown("127.0.0.1") == "127.0.0.1"
+    assert _shown("::1") == "[::1]"
+    assert _shown("0.0.0.0") == _shown("::") == socket.gethostname()
+
+
+class Life:
+    """A daemon that runs in this process, and the service manager that it reports to."""
+
+    def __init__(self, directory: Path, manager: socket.socket) -> None:
+        self.directory, self.manager = directory, manager
+        self.settings: dict[str, Any] = {"metrics_port": 0, "interval_seconds": 0.05}
+
+    async def told(self) -> str:
+        """Return what the daemon reports next."""
+        loop = asyncio.get_running_loop()
+        return (await asyncio.wait_for(loop.sock_recv(self.manager, 100), GIVE_UP_S)).decode()
+
+    def play(self, scenario: Callable[["grpc.aio.Channel", str], Awaitable[None]]) -> None:
+        """Start a daemon, run a scenario once it is ready, and see it end in good order."""
+        path = str(self.directory / "run" / "d.sock")
+
+        async def run() -> None:
+            settings = ServeSettings(socket=path, captures_dir=self.directory / "captures", **self.settings)
+            daemon = asyncio.create_task(Daemon(settings).run())
+            told = asyncio.create_task(self.told())
+            await asyncio.wait((daemon, told), return_when=asyncio.FIRST_COMPLETED)
+            if daemon.done():
+                told.cancel()
+                await daemon
+            assert await told == "READY=1"
+            async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+                info = await control(channel).GetInfo(control_pb2.GetInfoRequest())
+                await scenario(channel, info.metrics_url)
+            assert await self.told() == "STOPPING=1"
+            await asyncio.wait_for(daemon, GIVE_UP_S)
+
+        asyncio.run(run())
+        assert not Path(path).exists()
+
+
+@pytest.fixture
+def life(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Life]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.setblocking(False)
+        manager.bind(str(directory / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(directory / "notify"))
+        yield Life(directory, manager)
+
+
+async def health(channel: grpc.aio.Channel, service: str) -> str:
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service))
+    name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+    return name
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_daemon_is_ready_serves_and_drains(life: Life, number: signal.Signals) -> None:
+    async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+        assert sorted(_SERVICES) == ["", "torchperfd.v1.Control", "torchperfd.v1.Session"]
+        assert [await health(channel, service) for service in _SERVICES] == ["SERVING"] * 3
+        assert stat.S_IMODE((life.directory / "run" / "d.sock").stat().st_mode) == 0o600
+        assert stat.S_IMODE((life.directory / "run").stat().st_mode) == 0o700
+        rank = RankStream(channel)
+        assert (await rank.join()).metrics_url == metrics_url
+        async with httpx.AsyncClient() as http:
+            assert (await http.get(metrics_url.replace("/metrics", "/-/ready"))).status_code == 200
+            page = await http.get(metrics_url)
+            assert "torchperfd_clients 1.0" in page.text.splitlines()
+            assert "server" not in page.headers
+        os.kill(os.getpid(), number)
+
+    life.play(scenario)
+
+
+def test_the_socket_has_the_mode_that_was_asked_for(life: Life) -> None:
+    async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+        assert stat.S_IMODE((life.directory / "run" / "d.sock").stat().st_mode) == 0o660
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    life.settings["socket_mode"] = 0o660
+    life.play(scenario)
+
+
+def test_an_embedded_daemon_takes_another_port_and_stays_until_the_last_rank_has_left(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    with (
+        os.fdopen(reading) as stdin,
+        os.fdopen(writing, "w") as owner,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        port = taken.getsockname()[1]
+        life.settings |= {"embedded": True, "metrics_port": port}
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+            assert f":{port}/" not in metrics_url
+            rank = RankStream(channel)
+            await rank.join()
+            owner.close()
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(told := asyncio.ensure_future(life.told())), 0.2)
+            told.cancel()
+            assert (await control(channel).GetInfo(control_pb2.GetInfoRequest())).clients == 1
+            await rank.leave()
+
+        life.play(scenario)
+
+
+def test_an_embedded_daemon_ends_with_its_owner(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as stdin, os.fdopen(writing, "w") as owner:
+        life.settings["embedded"] = True
+        monkeypatch.setattr(sys, "stdin", stdin)
+
+        async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+            owner.close()
+
+        life.play(scenario)
+
+
+def test_what_a_dead_daemon_left_behind_does_not_matter(life: Life) -> None:
+    path = life.directory / "run" / "d.sock"
+    path.parent.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    (life.directory / "run" / "d.sock.lock").write_text("")
+
+    async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    life.play(scenario)

@@ -1,0 +1,41 @@
+"""The drawing stays true: contracts name every module, and doors lead where they say."""
+
+import subprocess
+import sys
+import tomllib
+
+from tests.node import ROOT
+
+CLIENT = ROOT / "client" / "torchperfd"
+DAEMON_MAY_USE = {"_version", "v1"}
+
+
+def test_the_contract_names_every_module_that_the_daemon_may_not_use() -> None:
+    modules = {
+        path.stem if path.is_file() else path.name
+        for path in CLIENT.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    expected = {f"torchperfd.{name}" for name in modules - DAEMON_MAY_USE - {"__init__", "__main__"}}
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = (one for one in contracts if one["name"].startswith("The daemon takes only"))
+    assert set(contract["forbidden_modules"]) == expected
+
+
+def test_no_command_of_the_daemons_loads_torch() -> None:
+    code = (
+        "import importlib, sys\n"
+        "from torchperfd_daemon.cli import COMMANDS\n"
+        "for name in COMMANDS: importlib.import_module(f'torchperfd_daemon.commands.{name}')\n"
+        "import torchperfd_daemon.server\n"
+        "print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_the_command_table_and_the_modules_agree() -> None:
+    from torchperfd_daemon.cli import COMMANDS
+
+    folder = ROOT / "daemon" / "torchperfd_daemon" / "commands"
+    assert {path.stem for path in folder.glob("[a-z]*.py")} == set(COMMANDS)
