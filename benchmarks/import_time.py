@@ -44,7 +44,8 @@ def main() -> int:
         capture_output=True,
         text=True,
     ).stdout.strip()
-    print(f"import torchperfd adds {added:.2f} ms (limit {LIMIT_MS:.0f} ms); heavy imports: {heavy or 'none'}")
+    print(f"import torchperfd adds {added:.2f} ms, limit {LIMIT_MS:.0f} ms")
+    print(f"heavy imports: {heavy or 'none'}")
     return 1 if added >= LIMIT_MS or heavy else 0
 
 

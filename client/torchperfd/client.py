@@ -264,12 +264,13 @@ class Client:
         self.finish()
         self.attached = False
         atexit.unregister(self.detach)
-        if self._exporter is not None:
-            self._exporter.close()
+        closing = self._exporter.close() if self._exporter is not None else None
         self._pump.stop(0.1)
         if self.connected:
             self._say_goodbye()
         self._stream.stop(max(0.1, deadline - time.monotonic()))
+        if closing is not None:
+            closing.join(max(0.1, deadline - time.monotonic()))
 
     def finish(self) -> None:
         """End the loop: account for its last step, take the hooks off, stay connected."""
@@ -323,13 +324,14 @@ class Client:
         try:
             from torchperfd.hooks import Hooks
 
-            hooks = Hooks(self._loop, self._faults)
-            hooks.install()
-            self._hooks = hooks
+            self._hooks = Hooks(self._loop, self._faults)
+            self._hooks.install()
             if self._model is not None:
-                hooks.add_model(self._model)
+                self._hooks.add_model(self._model)
         except Exception as error:  # noqa: BLE001 - runs inside the script's `import torch`
             self._faults.note("hooks", error)
+            if self._hooks is not None:
+                self._hooks.uninstall()
         self._torch_ready.set()
 
     def _watch_model(self, model: "nn.Module") -> None:

@@ -30,7 +30,7 @@ class EmbeddedDaemon:
         return self._process.pid
 
     def leave(self, timeout: float) -> None:
-        """Let the daemon go; it stops as soon as nobody needs it. Waits for that up to ``timeout`` seconds."""
+        """Let the daemon go: it stops once nobody needs it. Waits for that up to ``timeout`` seconds."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()

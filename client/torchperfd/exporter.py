@@ -4,6 +4,7 @@ A scrape runs in the training process and holds its GIL, which is why the daemon
 page is the better place.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,8 +61,13 @@ class Exporter:
                 phases.add_metric([*self._labels, self._names.name(slot)], train.phases[slot].seconds)
         yield phases
 
-    def close(self) -> None:
-        """Stop serving."""
+    def close(self) -> threading.Thread:
+        """Stop serving; return a thread that ends when that is done, which takes up to half a second."""
+        closing = threading.Thread(target=self._close, name="torchperfd-exporter", daemon=True)
+        closing.start()
+        return closing
+
+    def _close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

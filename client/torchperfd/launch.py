@@ -61,19 +61,19 @@ class _BadUsageError(Exception):
 
 def main(argv: Sequence[str]) -> None:
     """Run a script as ``torchperfd run`` does; leaves as the script leaves."""
-    if "-h" in argv[:1] or "--help" in argv[:1]:
-        sys.stdout.write(USAGE)
-        return
     try:
         options = parse(argv)
     except _BadUsageError as error:
         sys.stderr.write(f"torchperfd run: {error}; see torchperfd run --help\n")
         sys.exit(2)
-    _run(options)
+    if options is None:
+        sys.stdout.write(USAGE)
+    else:
+        _run(options)
 
 
-def parse(argv: Sequence[str]) -> RunOptions:
-    """Read the command line. Everything after the script is the script's.
+def parse(argv: Sequence[str]) -> RunOptions | None:
+    """Read the command line; None when it asks for help. Everything after the script is the script's.
 
     Raises:
         _BadUsageError: An unknown option, a missing value or no script.
@@ -83,6 +83,8 @@ def parse(argv: Sequence[str]) -> RunOptions:
     position = 0
     while position < len(argv):
         word = argv[position]
+        if word in ("-h", "--help"):
+            return None
         if word == "-m":
             if position + 1 >= len(argv):
                 raise _BadUsageError("-m needs a module")

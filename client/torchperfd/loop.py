@@ -40,6 +40,7 @@ class Loop:
     """Follows one training loop on one thread."""
 
     __slots__ = (
+        "_draws",
         "_drew",
         "_evaluated",
         "_explicit",
@@ -58,6 +59,7 @@ class Loop:
         self.train_steps = 0
         self.validate_steps = 0
         self.watcher: StepWatcher | None = None
+        self._draws = False
         self._drew = False
         self._first_draw = False
         self._stepped = False
@@ -70,11 +72,15 @@ class Loop:
         if recorder.depth and recorder.inside(OPTIMIZER):
             # step() raised, so its post hook never ran; nobody draws inside an optimizer.
             recorder.unwind()
-        if recorder.depth == 0 and recorder.is_open:
+        if recorder.is_open and recorder.idle():
             if self._stepped and not self._explicit:
                 self._close_train()
             elif self._evaluated:
                 self._close_validate()
+            elif not self._draws and not self._explicit:
+                # The first loop begins: what a phase of the script's own has timed so far is set-up.
+                recorder.abandon()
+        self._draws = True
         self._first_draw = not self._drew
         self._drew = True
         recorder.enter(DATA)
@@ -90,14 +96,14 @@ class Loop:
         Unless the step has drawn before: then this was a second loader, about to start over.
         """
         self.recorder.exit()
-        if self.recorder.depth == 0 and self._first_draw:
+        if self._first_draw and self.recorder.idle():
             self._reset()
             self.recorder.abandon()
 
     def forward_begin(self, gradients: bool) -> None:
         """The model is called; ``gradients`` is false in evaluation."""
         recorder = self.recorder
-        if not gradients and recorder.depth == 0:
+        if not gradients and recorder.idle():
             if self._stepped and not self._explicit:
                 # A loop that validates without drawing: the training step ended long ago.
                 self._close_train()
@@ -134,18 +140,25 @@ class Loop:
         recorder = self.recorder
         recorder.exit()
         # Not open: a hook has failed since this optimizer step began, and the step was abandoned.
-        if recorder.depth == 0 and recorder.is_open:
+        if recorder.is_open and recorder.idle():
             self._stepped = True
             self._evaluated = False
             if not self._drew and not self._explicit:
-                self._close_train()
+                # Where loaders are used, this is the last batch of one that was drawn ahead.
+                self._close_train(last=self._draws)
 
     def enter(self, phase: int) -> None:
-        """Any other phase begins."""
-        self.recorder.enter(phase)
+        """Any other phase begins: the zeroing of gradients, or one of the script's own.
+
+        It may lie within a step, between two loops, or around a whole one.
+        """
+        if self._draws:
+            self.recorder.push(phase)
+        else:
+            self.recorder.enter(phase)
 
     def exit(self) -> None:
-        """Any other phase ends."""
+        """Whatever began last ends."""
         self.recorder.exit()
 
     def step(self, samples: int) -> None:
@@ -160,21 +173,15 @@ class Loop:
         """The loop is over: account for a last step that no draw has closed."""
         recorder = self.recorder
         recorder.unwind()
-        stepped = self._stepped and not self._explicit
-        if recorder.is_open and (stepped or self._evaluated):
-            if stepped:
-                recorder.close(TRAIN, self.train_steps, at_last=True)
-                self.train_steps += 1
-                if self.watcher is not None:
-                    self.watcher.train_edge(self.train_steps)
-            else:
-                recorder.close(VALIDATE, self.validate_steps, at_last=True)
-                self.validate_steps += 1
+        if recorder.is_open and self._stepped and not self._explicit:
+            self._close_train(last=True)
+        elif recorder.is_open and self._evaluated:
+            self._close_validate(last=True)
         self._reset()
         recorder.abandon()
 
-    def _close_train(self) -> None:
-        self.recorder.close(TRAIN, self.train_steps)
+    def _close_train(self, *, last: bool = False) -> None:
+        self.recorder.close(TRAIN, self.train_steps, at_last=last)
         self.train_steps += 1
         self._reset()
         if self.watcher is not None:
@@ -182,8 +189,8 @@ class Loop:
             # What the watcher did is our time, not the next step's.
             self.recorder.skip()
 
-    def _close_validate(self) -> None:
-        self.recorder.close(VALIDATE, self.validate_steps)
+    def _close_validate(self, *, last: bool = False) -> None:
+        self.recorder.close(VALIDATE, self.validate_steps, at_last=last)
         self.validate_steps += 1
         self._reset()
         if self.watcher is not None:

@@ -35,6 +35,8 @@ INDEX, KIND, START, DURATION, SAMPLES, NS = range(6)
 CALLS: Final = NS + PHASE_SLOTS
 ROW_WIDTH: Final = CALLS + PHASE_SLOTS
 
+_HOOKED: Final = frozenset((DATA, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD))
+
 MAX_DEPTH: Final = 64
 _ZERO_ROW: Final = array("q", bytes(8 * ROW_WIDTH))
 _ZERO_SQUARES: Final = array("d", bytes(8 * PHASE_SLOTS))
@@ -150,13 +152,23 @@ class Recorder:
             self._exclusive[depth + 1] = 0
         self.depth = depth + 1
 
+    def push(self, phase: int) -> None:
+        """Enter a phase that starts no step: between steps its time is not recorded."""
+        if self.is_open:
+            self.enter(phase)
+            return
+        if self.depth < MAX_DEPTH:
+            self._stack[self.depth + 1] = phase
+            self._exclusive[self.depth + 1] = 0
+        self.depth += 1
+
     def exit(self) -> None:
         """Leave the innermost phase; ignored when none is open."""
         depth = self.depth
         if depth == 0:
             return
         self.depth = outer = depth - 1
-        if depth > MAX_DEPTH:
+        if depth > MAX_DEPTH or not self.is_open:
             return
         now = self._clock()
         spent = self._exclusive[depth] + now - self.last
@@ -180,6 +192,10 @@ class Recorder:
     def inside(self, phase: int) -> bool:
         """Return whether ``phase`` is open, at any depth."""
         return phase in self._stack[1 : self.depth + 1]
+
+    def idle(self) -> bool:
+        """Return whether no hooked phase is open; the script's own may be, around whole loops."""
+        return not self.depth or _HOOKED.isdisjoint(self._stack[1 : self.depth + 1])
 
     def unwind(self) -> None:
         """Leave every open phase: a hook's other half never came."""
@@ -223,14 +239,18 @@ class Recorder:
         self.is_open = not at_last
 
     def abandon(self) -> None:
-        """Forget the open step: its time belongs to no step."""
+        """Forget the open step: its time belongs to no step. The script's own phases stay open."""
         self._clear()
-        self.depth = 0
+        if not self.idle():
+            self.depth = 0
+        for depth in range(min(self.depth, MAX_DEPTH) + 1):
+            self._exclusive[depth] = 0
         self.is_open = False
 
     def skip(self) -> None:
-        """Move the start of a step that has just begun to now."""
-        self.last = self._start = self._clock()
+        """Move the start of a step that has just begun, if one has, to now."""
+        if self.is_open:
+            self.last = self._start = self._clock()
 
     def _charge_gap(self) -> None:
         spent = self._exclusive[0]

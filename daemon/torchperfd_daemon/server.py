@@ -90,6 +90,8 @@ class Daemon:
             rpc = await _start_rpc(settings, sessions, control, checks)
             web = _WebServer(build_app(page, lambda: self._ready))
             web_task = asyncio.create_task(web.serve(sockets=[listener]))
+            # A daemon without its page is no daemon: leave, and let the service manager restart it.
+            web_task.add_done_callback(lambda _: self._stop.set())
             for sampler in samplers:
                 sampler.start()
             await self._announce(checks, ready=True)

@@ -23,7 +23,7 @@ _MOST_MANIFEST_BYTES: Final = 1024 * 1024
 # The training processes of all users write into a capture's folder, so it is open to them
 # like /tmp, sticky bit included. Whatever lies in there is therefore hostile until read: a link
 # planted under the manifest's name must lead neither the daemon's writes nor anyone's reads
-# to another file. Hence no name in here is opened through a link, and none is guessable.
+# to another file. Hence no name is opened through a link, and what is made has a random one first.
 _FOLDER_MODE: Final = 0o1777
 
 
@@ -57,7 +57,12 @@ class Catalog:
         """
         folder = self.folder(capture_id)
         try:
-            folder.mkdir(parents=True)
+            try:
+                folder.mkdir()
+            except FileNotFoundError:
+                # A service's directory is there already, open to all; what we make is its owner's alone.
+                self.directory.mkdir(mode=0o700, parents=True)
+                folder.mkdir()
             folder.chmod(_FOLDER_MODE)  # mkdir's own mode is subject to the umask
         except OSError as error:
             raise TorchperfdError(

@@ -8,7 +8,7 @@ import click
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.commands._daemon import connect
-from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._options import Seconds, json_option, socket_option
 from torchperfd_daemon.errors import DeadlineError, PartialResultError, TorchperfdError, UsageError
 
 _RANKS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
@@ -26,7 +26,7 @@ _MOST_RANKS: Final = 100_000
 @click.option("--profile-memory", is_flag=True, help="Record allocations.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(1, 86400),
+    type=Seconds(1, 86400),
     default=60.0,
     show_default=True,
     help="Seconds to wait for the steps.",

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from torchperfd.v1 import contract
+from torchperfd_daemon.commands._options import Seconds
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.settings import ServeSettings
 
@@ -24,7 +25,7 @@ from torchperfd_daemon.settings import ServeSettings
 @click.option("--captures-dir", type=click.Path(path_type=Path), help="Where traces are kept.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.05, 3600),
+    type=Seconds(0.05, 3600),
     default=1.0,
     show_default=True,
     help="Seconds between two samples of the node.",

@@ -47,13 +47,13 @@ def test_a_scrape_has_the_account_as_of_now() -> None:
             "torchperfd_train_phase_seconds_total{run=bert-17,rank=3,phase=augment}": 0.5,
         }
     finally:
-        exporter.close()
+        exporter.close().join()
 
 
 def test_it_listens_on_loopback_only_and_no_more_once_closed() -> None:
     exporter = Exporter(0, run="r", rank=0, names=PhaseNames(), account=Account)
     assert exporter._server.server_address[0] == "127.0.0.1"
-    exporter.close()
+    exporter.close().join()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", exporter.port), timeout=5)
 
@@ -65,8 +65,8 @@ def test_two_exporters_share_nothing() -> None:
         assert all("run=a" in series for series in scrape(first.port))
         assert all("run=b" in series for series in scrape(second.port))
     finally:
-        first.close()
-        second.close()
+        first.close().join()
+        second.close().join()
 
 
 def test_a_client_serves_its_own_steps_until_it_is_detached() -> None:

@@ -11,6 +11,12 @@ from torchperfd.launch import RunOptions, parse
 from torchperfd.script import Script
 
 
+def parsed(arguments: list[str]) -> RunOptions:
+    options = parse(arguments)
+    assert options is not None
+    return options
+
+
 def test_a_script_alone() -> None:
     assert parse(["train.py"]) == RunOptions(Script("train.py", (), is_module=False))
 
@@ -47,17 +53,17 @@ def test_a_report_goes_where_it_was_meant_to_though_the_script_changes_directory
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parse(["--report", "run.json", "x.py"]).report == tmp_path / "run.json"
-    assert parse(["--report", "/elsewhere/run.json", "x.py"]).report == Path("/elsewhere/run.json")
+    assert parsed(["--report", "run.json", "x.py"]).report == tmp_path / "run.json"
+    assert parsed(["--report", "/elsewhere/run.json", "x.py"]).report == Path("/elsewhere/run.json")
 
 
 def test_a_value_may_look_like_an_option_or_hold_an_equals_sign() -> None:
-    assert parse(["--run", "--odd", "x.py"]).run == "--odd"
-    assert parse(["--run=a=b", "x.py"]).run == "a=b"
+    assert parsed(["--run", "--odd", "x.py"]).run == "--odd"
+    assert parsed(["--run=a=b", "x.py"]).run == "a=b"
 
 
 def test_the_last_of_two_values_counts() -> None:
-    assert parse(["--job", "a", "--job=b", "x.py"]).job == "b"
+    assert parsed(["--job", "a", "--job=b", "x.py"]).job == "b"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from tests.unit.client.scripted import ScriptedLoop, Step
+from tests.unit.client.scripted import NAMES, ScriptedLoop, Step
 
 from torchperfd.recorder import BACKWARD, OPTIMIZER
 
@@ -538,3 +538,38 @@ def test_a_watcher_set_in_mid_step_hears_of_the_next_edge_first(scripted: Script
 
 def without(phases: dict[str, tuple[int, int]], name: str) -> dict[str, tuple[int, int]]:
     return {phase: value for phase, value in phases.items() if phase != name}
+
+
+def test_a_phase_of_the_scripts_own_around_a_whole_loop_hides_no_steps(scripted: ScriptedLoop) -> None:
+    """`with client.phase("epoch"): for batch in loader: …`, twice."""
+    own = NAMES.slot("epoch")
+    for _ in range(2):
+        scripted.loop.enter(own)
+        scripted.other(10**9)  # set-up before the first draw belongs to no step
+        for _ in range(2):
+            scripted.draw(5, samples=4)
+            scripted.train_on_batch()
+            scripted.other(7)
+        scripted.exhausted()
+        scripted.other(10**9)
+        scripted.loop.exit()
+    steps = scripted.steps()
+    assert [(step.index, step.samples) for step in steps] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert len({step.duration for step in steps}) == 1
+    for step in steps:
+        assert step.phases["data"] == (1, 5)
+        assert step.phases["epoch"][1] >= 7
+        assert sum(ns for _, ns in step.phases.values()) == step.duration
+
+
+def test_a_pause_after_the_last_batch_drawn_ahead_belongs_to_no_step(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        scripted.draw(11, samples=4)
+        scripted.draw(12, samples=4)
+        scripted.train_on_batch()
+        scripted.exhausted()
+        scripted.train_on_batch()
+        scripted.other(10**9)
+    steps = scripted.steps()
+    assert len(steps) == 4
+    assert max(step.duration for step in steps) < 10**6

@@ -29,6 +29,7 @@ from torchperfd.recorder import (
     START,
     TRAIN,
     VALIDATE,
+    ZERO_GRAD,
     Recorder,
 )
 
@@ -436,10 +437,16 @@ class Model:
             self._label(now)
         self.spans.append(phase)
 
+    def push(self, phase: int, now: int) -> None:
+        if self.is_open:
+            self.enter(phase, now)
+        else:
+            self.spans.append(phase)
+
     def exit(self, now: int) -> None:
         if not self.spans:
             return
-        if len(self.spans) <= MAX_DEPTH:
+        if self.is_open and len(self.spans) <= MAX_DEPTH:
             self._label(now)
             self.calls[self.spans[-1]] += [self.gap, *self.spans][-2] != self.spans[-1]
         self.spans.pop()
@@ -477,7 +484,8 @@ class Model:
 
     def abandon(self) -> None:
         self._forget()
-        self.spans.clear()
+        if {DATA, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD} & set(self.spans[:MAX_DEPTH]):
+            self.spans.clear()
         self.is_open = False
 
     def _forget(self) -> None:
@@ -489,6 +497,7 @@ class Model:
 _PHASES = st.sampled_from([DATA, FORWARD, LOSS, OPTIMIZER, OTHER, PHASE_SLOTS - 1])
 _CALLS = st.one_of(
     st.tuples(st.just("enter"), _PHASES),
+    st.tuples(st.just("push"), _PHASES),
     st.tuples(st.just("enter many"), st.integers(1, 40)),
     st.tuples(st.just("exit"), st.none()),
     st.tuples(st.just("exit"), st.none()),
@@ -515,6 +524,9 @@ def test_any_sequence_of_calls_comes_to_what_the_model_says(
         if call == "enter":
             recorder.enter(value)
             model.enter(value, now)
+        elif call == "push":
+            recorder.push(value)
+            model.push(value, now)
         elif call == "enter many":
             for number in range(value):
                 recorder.enter(number % 3)

@@ -153,3 +153,11 @@ def test_run_hands_over_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
         sys.executable,
         [sys.executable, "-m", "torchperfd", "run", "--job", "x", "train.py", "--help", "-v"],
     ]
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--interval", "nan"], ["capture", "--timeout", "nan"]])
+def test_a_time_that_is_no_number_is_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli._run(arguments) == 2
+    assert "'nan' is not a time in seconds" in capsys.readouterr().err
