@@ -118,6 +118,8 @@ def test_ctrl_c_ends_it_as_it_would_end_the_script(node: Node, script: Path) -> 
         with node.running(sys.executable, *prefix, str(script)) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
+            # It has printed, but may not have come to sleep yet; the traceback would show where.
+            eventually(lambda: _state(process.pid) == "S", 10)
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=20)
             outcomes.append((process.returncode, errors))
@@ -242,3 +244,8 @@ def _embedded_daemons(parent: int) -> list[int]:
             if b"--embedded" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.append(int(child))
     return found
+
+
+def _state(pid: int) -> str:
+    """Return the scheduler's letter for a process's main thread."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

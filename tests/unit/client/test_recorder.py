@@ -380,13 +380,8 @@ def test_memory_is_fixed_whatever_is_recorded() -> None:
     recorder, clock = make(capacity=16)
 
     def memory() -> list[tuple[int, int, int]]:
-        blocks: list[Any] = [
-            getattr(recorder, name) for name in ("_ring", "_ring_squares", "_row", "_squares")
-        ]
-        lists = [recorder._stack, recorder._exclusive]
-        return [(id(block), len(block), sys.getsizeof(block)) for block in blocks + lists] + [
-            (*block.buffer_info(), 0) for block in blocks
-        ]
+        blocks: list[list[Any]] = [recorder._ring, recorder._stack, recorder._exclusive, *recorder._ring]
+        return [(id(block), len(block), sys.getsizeof(block)) for block in blocks]
 
     before = memory()
     for number in range(200):
