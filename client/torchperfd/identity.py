@@ -61,8 +61,12 @@ def read_identity(
         elastic = ""
     generated = f"{Path(script).stem}-{start:x}-{pid}"
     if environ.get("MASTER_PORT") and environ.get("TORCHELASTIC_RUN_ID"):
-        # Every rank must make up the same name: the launcher is their common parent.
-        generated = f"{Path(script).stem}-{os.getppid()}-{environ['MASTER_PORT']}"
+        # Every rank must make up the same name: the launcher is their common parent, on one
+        # node; on several, they have nothing in common but their meeting point.
+        common = str(os.getppid())
+        if _integer(environ, "GROUP_WORLD_SIZE", default=1) > 1:
+            common = environ.get("MASTER_ADDR", "")
+        generated = f"{Path(script).stem}-{common}-{environ['MASTER_PORT']}"
     return Identity(
         run=run or environ.get("TORCHPERFD_RUN") or elastic or slurm_job_id or pod_uid or generated,
         rank=_integer(environ, "RANK", "SLURM_PROCID"),

@@ -77,6 +77,11 @@ def test_torchrun_says_which_rank_it_is(read: Reader) -> None:
     assert (identity.local_rank, identity.node_rank) == (5, 1)
 
 
+def test_ranks_of_several_nodes_agree_on_a_name_by_their_meeting_point(read: Reader) -> None:
+    unnamed = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "2"}
+    assert read(unnamed).run.endswith("-10.0.0.1-29500")
+
+
 def test_torchruns_name_for_a_run_that_nobody_named_is_none(read: Reader) -> None:
     """All such runs have it: the ranks of one agree on their launcher instead."""
     identity = read({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
