@@ -7,16 +7,28 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-exit build clean
+	bench-import bench-step bench-overhead bench-memory bench-exit build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
+PIP := $(BIN)/pip install -q --disable-pip-version-check
+
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check --upgrade pip
-	$(BIN)/pip install -q --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install -q --disable-pip-version-check -e '.[demo,test,lint,dashboards]'
+	$(PIP) --upgrade pip
+	$(PIP) $(TORCH)
+	$(PIP) -e '.[demo,test,lint,dashboards,wandb,tensorboard,mlflow]'
+	touch $@
+
+# Real frameworks for tests/frameworks. Those that ask for torchvision or fastai come without
+# their dependencies, which would bring a CUDA build of torch, or a server that the daemon's would use.
+$(VENV)/.frameworks: $(VENV)/.installed
+	$(PIP) $(TORCH) lightning==2.6.6 transformers==5.23.0 accelerate==1.15.0 pytorch-ignite==0.5.5
+	$(PIP) --no-deps torchvision==0.28.0 fastai==2.8.12 fastcore==2.2.39 fastprogress==1.1.6 \
+		fastdownload==0.0.8 fasttransform==0.0.5 python-fasthtml==0.14.14 fastxtend==0.1.7
+	$(PIP) $(TORCH) plum-dispatch==2.9.0 matplotlib==3.11.2 pandas==3.1.1 itsdangerous oauthlib \
+		python-multipart beautifulsoup4 httpx2
 	touch $@
 
 setup: $(VENV)/.installed  ## Make the virtual environment.
@@ -24,7 +36,7 @@ setup: $(VENV)/.installed  ## Make the virtual environment.
 demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse; about half a minute.
 	$(BIN)/python client/examples/demo.py
 
-test: setup lint test-wire  ## All that CI runs.
+test: setup $(VENV)/.frameworks lint test-wire  ## All that CI runs.
 	$(BIN)/python -m pytest
 
 test-unit: setup  ## The fast tests.
@@ -55,6 +67,12 @@ dashboards: setup  ## Regenerate grafana/dashboards.
 bench-step: setup  ## What a step costs the training thread.
 	$(BIN)/python benchmarks/step_cost.py
 
+bench-overhead: setup  ## What a step costs beside the other profilers; about five minutes.
+	$(BIN)/python -m benchmarks.overhead
+
+bench-memory: setup  ## Whether ten million steps fit into the memory of one million; two minutes.
+	$(BIN)/python benchmarks/memory_flat.py
+
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay
 
@@ -65,4 +83,4 @@ build: setup  ## Build the wheel into dist/.
 	$(BIN)/pip wheel -q --no-deps -w dist .
 
 clean:  ## Remove all that make has made.
-	rm -rf $(VENV) .venv-protos .venv-wire-* build dist demo-out
+	rm -rf $(VENV) .venv-protos .venv-peers .venv-wire-* build dist demo-out

@@ -1,5 +1,6 @@
 """What holds for every test: nothing leaks, and CI has the programs that tests need."""
 
+import gc
 import os
 import shutil
 import sys
@@ -37,7 +38,9 @@ def nothing_leaks() -> Iterator[None]:
 
 
 def _threads() -> set[str]:
-    return {f"{thread.name}-{thread.ident}" for thread in threading.enumerate()}
+    # tqdm's is one per process, started by whoever uses it first: dynamo, here.
+    threads = (thread for thread in threading.enumerate() if thread.name != "tqdm_monitor")
+    return {f"{thread.name}-{thread.ident}" for thread in threads}
 
 
 def _children() -> set[str]:
@@ -63,6 +66,7 @@ def _sockets() -> set[str]:
 def _patches() -> set[str]:
     """Name every attribute of torch, and of Python's import system, that is ours right now."""
     found = {f"meta_path:{finder}" for finder in sys.meta_path if type(finder).__name__ == "TorchImport"}
+    found |= {f"gc:{each}" for each in gc.callbacks if "torchperfd" in each.__module__}
     torch = sys.modules.get("torch")
     if torch is None or "torch.utils.data.dataloader" not in sys.modules:
         return found
@@ -73,6 +77,9 @@ def _patches() -> set[str]:
         (torch.autograd, "backward"),
         (torch.optim.Optimizer, "zero_grad"),
         (torch.nn.Module, "zero_grad"),
+        (torch.nn.Module, "compile"),
+        (torch.amp.GradScaler, "step"),
+        (torch, "save"),
         (dataloader._BaseDataLoaderIter, "__next__"),
     ):
         code = getattr(vars(owner)[name], "__code__", None)

@@ -16,7 +16,8 @@ from torchperfd._version import __version__
 # Type checkers take this name for true; importing typing for it would double our cost.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from torchperfd.client import Capture, Client, attach
+    from torchperfd.capture_desk import Capture
+    from torchperfd.client import Client, attach
     from torchperfd.errors import CaptureError, CaptureTimeoutError, TorchperfdError
 
 __all__ = [
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Capture": "client",
+    "Capture": "capture_desk",
     "Client": "client",
     "attach": "client",
     "CaptureError": "errors",

@@ -1,7 +1,8 @@
 """The account: what drained steps add up to, per kind of step and phase. Pure."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import mul
 
 from torchperfd.recorder import (
     CALLS,
@@ -10,6 +11,7 @@ from torchperfd.recorder import (
     NS,
     PHASE_SLOTS,
     SAMPLES,
+    START,
     TRAIN,
     VALIDATE,
     Rows,
@@ -43,25 +45,67 @@ class PhaseAccount:
     @property
     def std_seconds(self) -> float:
         """Population standard deviation of a call's exclusive time."""
-        if not self.calls:
-            return 0.0
-        mean = self.ns / self.calls
-        return math.sqrt(max(0.0, self.squares / self.calls - mean * mean)) / 1e9
+        return _deviation(self.calls, self.ns, self.squares) if self.calls else 0.0
+
+    def minus(self, part: "PhaseAccount") -> "PhaseAccount":
+        """Return what remains without ``part``, which is contained in this."""
+        squares = max(0.0, self.squares - part.squares)
+        return PhaseAccount(self.calls - part.calls, self.ns - part.ns, squares)
 
 
 @dataclass(slots=True)
 class KindAccount:
-    """Totals of all steps of one kind; ``phases`` is indexed by phase slot."""
+    """Totals of all steps of one kind.
+
+    Attributes:
+        steps: How many.
+        ns: Their time.
+        samples: What they trained or validated on, where the batches told.
+        phases: Totals by phase slot; their time sums to ``ns``.
+        squares: Sum over steps of squared nanoseconds; 0 where it was not kept.
+        micro_batches: Batches that went backward in them; more than ``steps`` where gradients
+            accumulate. Kept for training only.
+        skipped: Optimizer steps that were called off: refused by a ``GradScaler``, or their
+            gradients zeroed unused. Kept for training only.
+    """
 
     steps: int = 0
     ns: int = 0
     samples: int = 0
     phases: list[PhaseAccount] = field(default_factory=lambda: [PhaseAccount() for _ in range(PHASE_SLOTS)])
+    squares: float = 0.0
+    micro_batches: int = 0
+    skipped: int = 0
+
+    @property
+    def std_seconds(self) -> float | None:
+        """Population standard deviation of a step's time; None where it was not kept."""
+        if not self.steps or (self.ns and not self.squares):
+            return None
+        return _deviation(self.steps, self.ns, self.squares)
+
+    def copy(self) -> "KindAccount":
+        """Return these totals as they are now."""
+        return replace(self, phases=[replace(phase) for phase in self.phases])
+
+    def minus(self, part: "KindAccount") -> "KindAccount":
+        """Return what remains without ``part``, which is contained in this."""
+        return KindAccount(
+            steps=self.steps - part.steps,
+            ns=self.ns - part.ns,
+            samples=self.samples - part.samples,
+            phases=[own.minus(other) for own, other in zip(self.phases, part.phases, strict=True)],
+            squares=max(0.0, self.squares - part.squares),
+            micro_batches=self.micro_batches - part.micro_batches,
+            skipped=self.skipped - part.skipped,
+        )
 
     def fold(self, rows: Rows) -> None:
         """Add steps of this kind. A few C-level sums per phase, however many the steps."""
+        durations = rows.column(DURATION)
         self.steps += rows.count
-        self.ns += sum(rows.column(DURATION))
+        self.ns += sum(durations)
+        self.squares += sum(map(mul, durations, durations))
         self.samples += sum(rows.column(SAMPLES))
         for slot, phase in enumerate(self.phases):
             calls = sum(rows.column(CALLS + slot))
@@ -72,23 +116,64 @@ class KindAccount:
 
 
 @dataclass(slots=True)
+class GcAccount:
+    """Collections of one generation of Python's garbage collector."""
+
+    calls: int = 0
+    ns: int = 0
+
+
+@dataclass(slots=True)
 class Account:
-    """Everything since attach."""
+    """Everything since attach.
+
+    Attributes:
+        train: All training steps, the first one included.
+        validate: All validation steps.
+        warmup: The first training step alone: what is initialised lazily is paid there.
+        began_ns: When the first step began, Unix nanoseconds; 0 where it was not kept.
+        ended_ns: When the newest step ended.
+        checkpoint: Saves between steps, in the time of no step. Those within one are its phase.
+        gc: Pauses of the garbage collector by generation, wherever they fell.
+        ready: Batches that waited in the loader's workers at the newest draw; None without workers.
+    """
 
     train: KindAccount = field(default_factory=KindAccount)
     validate: KindAccount = field(default_factory=KindAccount)
+    warmup: KindAccount = field(default_factory=KindAccount)
+    began_ns: int = 0
+    ended_ns: int = 0
+    checkpoint: PhaseAccount = field(default_factory=PhaseAccount)
+    gc: tuple[GcAccount, ...] = field(default_factory=lambda: tuple(GcAccount() for _ in range(3)))
+    ready: int | None = None
 
     def fold(self, rows: Rows) -> None:
         """Add drained steps, whatever their kinds."""
-        kinds = rows.column(KIND)
+        if not rows.count:
+            return
+        kinds, starts = rows.column(KIND), rows.column(START)
+        self.began_ns = self.began_ns or starts[0]
+        self.ended_ns = starts[-1] + rows.column(DURATION)[-1]
         start = 0
         while start < rows.count:
             kind = kinds[start]
             stop = start + 1
             while stop < rows.count and kinds[stop] == kind:
                 stop += 1
+            if kind == TRAIN and not self.train.steps:
+                self.warmup.fold(rows.part(start, start + 1))
             self.of(kind).fold(rows.part(start, stop))
             start = stop
+
+    def copy(self) -> "Account":
+        """Return the account as it is now."""
+        return replace(
+            self, train=self.train.copy(), validate=self.validate.copy(), warmup=self.warmup.copy()
+        )
+
+    def steady(self) -> KindAccount:
+        """Return the training steps after the first."""
+        return self.train.minus(self.warmup)
 
     def of(self, kind: int) -> KindAccount:
         """Return the totals of ``TRAIN`` or ``VALIDATE`` steps."""
@@ -97,3 +182,8 @@ class Account:
         if kind == VALIDATE:
             return self.validate
         raise ValueError(f"no such kind of step: {kind}")
+
+
+def _deviation(count: int, ns: int, squares: float) -> float:
+    mean = ns / count
+    return math.sqrt(max(0.0, squares / count - mean * mean)) / 1e9

@@ -4,8 +4,6 @@ import atexit
 import logging
 import multiprocessing
 import os
-import secrets
-import subprocess
 import sys
 import threading
 import time
@@ -14,17 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from torchperfd.account import Account
-from torchperfd.capture import CaptureOptions, CaptureOutcome, RankCapture
-from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.capture import CaptureOptions
+from torchperfd.capture_desk import Capture, CaptureDesk
+from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
 from torchperfd.loop import Loop
 from torchperfd.outbox import Outbox
+from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
 from torchperfd.pump import Pump
 from torchperfd.recorder import Recorder
 from torchperfd.report import RankReport
 from torchperfd.stream import Stream
+from torchperfd.tallies import Tallies
 from torchperfd.torch_import import TorchImport, when_torch_is_imported
 from torchperfd.v1 import contract
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from torchperfd.exporter import Exporter
     from torchperfd.hooks import Hooks
+    from torchperfd.loggers.protocol import Logger
+    from torchperfd.loggers.sender import Sender
     from torchperfd.v1 import control_pb2, session_pb2
 
 log = logging.getLogger("torchperfd")
@@ -42,7 +45,6 @@ T = TypeVar("T")
 _OUTBOX_STEPS: Final = 20_000
 _EXIT_BUDGET_S: Final = 0.8
 _EXPORT_BUDGET_S: Final = 0.3
-_TORCH_BUDGET_S: Final = 15.0
 
 _current: "Client | None" = None
 _forks_watched = False
@@ -54,6 +56,7 @@ def attach(
     job: str | None = None,
     run: str | None = None,
     metrics_port: int | None = None,
+    loggers: "Iterable[Logger]" = (),
 ) -> "Client":
     """Instrument this process and connect to the node's daemon, now or whenever there is one.
 
@@ -65,6 +68,7 @@ def attach(
         job: What people call this kind of run; the script's name by default.
         run: The run's name; the launcher's by default.
         metrics_port: Serve this rank's own Prometheus page on this loopback port.
+        loggers: Where to send what is measured, besides the daemon; see :mod:`torchperfd.loggers`.
     """
     global _current
     try:
@@ -74,6 +78,8 @@ def attach(
             _current._watch_model(model)
         if metrics_port is not None:
             _current._export_metrics(metrics_port)
+        for logger in loggers:
+            _current.add_logger(logger)
     except Exception:  # the promise above outranks whatever went wrong
         log.exception("torchperfd cannot attach; training goes on without it")
         _current = Client(run=run, job=job, inert=True)
@@ -123,25 +129,25 @@ class Client:
         self._recorder = Recorder(capacity=16 if inert else 4096)
         self._loop = Loop(self._recorder)
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
-        self._pump = Pump(self._recorder, self._names, self._outbox, self._faults)
+        self._captures = CaptureDesk(self._loop, self._identity, self._outbox, self._mean_step_seconds)
+        self._pauses = GcPauses()
+        tallies = Tallies(self._loop, self._pauses)
+        self._pump = Pump(self._recorder, self._names, self._outbox, self._faults, tallies)
         self._stream = Stream(
             sockets=contract.socket_candidates(),
             hello=self._hello,
             outbox=self._outbox,
             on_welcome=self._on_welcome,
-            on_command=self._on_command,
+            on_command=self._captures.obey,
             faults=self._faults,
         )
         self._captures_dir = contract.user_captures_dir()
         self._metrics_url = ""
-        self._capture: RankCapture | None = None
-        self._capture_lock = threading.Lock()
-        self._self_started: set[str] = set()
         self._exporter: Exporter | None = None
+        self._senders: list[Sender] = []
         self._hooks: Hooks | None = None
         self._model: nn.Module | None = None
         self._pending_torch: TorchImport | None = None
-        self._torch_ready = threading.Event()
         self._pid = os.getpid()
         self.attached = not inert
         if not inert:
@@ -152,6 +158,7 @@ class Client:
         from torchperfd import wire  # noqa: F401
 
         self._pump.start()
+        self._pauses.install()
         self._stream.start()
         self._pending_torch = when_torch_is_imported(self._install_hooks)
         _watch_forks()
@@ -217,7 +224,32 @@ class Client:
         """Return the account so far; ``print(client.report())`` shows the phase table."""
         if self.attached:
             self._pump.turn()
-        return RankReport(self._identity.rank, self._pump.account, self._names)
+        dropped = self._recorder.dropped
+        return RankReport(self._identity.rank, self._pump.snapshot(), self._names, dropped)
+
+    def add_logger(self, logger: "Logger") -> None:
+        """Send the logger what is measured from here on, and the report at the end.
+
+        It is called on a thread of its own; see :class:`torchperfd.loggers.Logger`.
+        """
+        if not self.attached:
+            return
+        from torchperfd.loggers.sender import Sender
+
+        name = f"logger {type(logger).__name__}"
+        taken = {sender.place for sender in self._senders}
+        sender = Sender(
+            logger,
+            name if name not in taken else f"{name} {len(taken) + 1}",
+            account=self._pump.snapshot,
+            steps=lambda: self._pump.account.train.steps,
+            names=self._names,
+            faults=self._faults,
+            on_first=self._leave_first,
+        )
+        self._senders.append(sender)
+        sender.start()
+        self._leave_first()
 
     def capture(
         self,
@@ -236,22 +268,7 @@ class Client:
         options = CaptureOptions(steps, record_shapes, with_stack, profile_memory)
         if not self.attached:
             raise CaptureError("the client is detached; call torchperfd.attach() first")
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        capture_id = f"{stamp}-{secrets.token_hex(3)}"
-        capture = self._new_capture(capture_id, Path(self._captures_dir) / capture_id, options)
-        if capture is None:
-            raise CaptureError("another capture is in progress; wait for it")
-        self._self_started.add(capture_id)
-
-        def prepare_and_arm() -> None:
-            reason = self._not_ready() or capture.prepare()
-            if reason:
-                capture.fail(reason)
-            else:
-                capture.arm(self._loop.train_steps + 2)
-
-        threading.Thread(target=prepare_and_arm, name="torchperfd-capture", daemon=True).start()
-        return Capture(capture)
+        return Capture(self._captures.start(options, Path(self._captures_dir)))
 
     def detach(self) -> None:
         """Put torch back as it was, send what is left, and end every thread; within a second."""
@@ -271,6 +288,8 @@ class Client:
         self._stream.stop(max(0.1, deadline - time.monotonic()))
         if closing is not None:
             closing.join(max(0.1, deadline - time.monotonic()))
+        for sender in self._senders:
+            sender.join(max(0.05, deadline - time.monotonic()))
 
     def finish(self) -> None:
         """End the loop: account for its last step, take the hooks off, stay connected."""
@@ -280,16 +299,17 @@ class Client:
             self._pending_torch.cancel()
         if self._hooks is not None:
             self._hooks.uninstall()
+        self._pauses.uninstall()
         self._loop.finish()
-        capture = self._capture
-        if capture is not None:
-            capture.loop_ended()
-            if not capture.ended.wait(_EXPORT_BUDGET_S):
-                capture.fail("the process ended before the trace was written")
+        self._captures.loop_ended(_EXPORT_BUDGET_S)
         from torchperfd.v1 import session_pb2
 
         self._pump.turn(send_account=True)
         self._pump.announce(session_pb2.RUN_STATE_FINISHED)
+        if self._senders:
+            report = self.report()
+            for sender in self._senders:
+                sender.conclude(report)
 
     # What `torchperfd run` asks besides.
 
@@ -332,7 +352,7 @@ class Client:
             self._faults.note("hooks", error)
             if self._hooks is not None:
                 self._hooks.uninstall()
-        self._torch_ready.set()
+        self._captures.torch_ready.set()
 
     def _watch_model(self, model: "nn.Module") -> None:
         self._model = model
@@ -355,6 +375,12 @@ class Client:
         except OSError as error:
             log.warning("cannot serve metrics on port %d: %s; choose another metrics_port", port, error)
 
+    def _leave_first(self) -> None:
+        """Detach before what has registered so far: a tracker ends its run at exit, too."""
+        if self.attached:
+            atexit.unregister(self.detach)
+            atexit.register(self.detach)
+
     def _hello(self) -> "session_pb2.ClientMessage":
         from torchperfd import wire
 
@@ -366,97 +392,9 @@ class Client:
         self._metrics_url = welcome.metrics_url
         self._pump.greet()
 
-    def _on_command(self, message: "session_pb2.DaemonMessage") -> None:
-        body = message.WhichOneof("body")
-        if body == "prepare_capture":
-            threading.Thread(
-                target=self._prepare, args=(message.prepare_capture,), name="torchperfd-capture", daemon=True
-            ).start()
-        elif body == "commit_capture":
-            capture = self._capture_named(message.commit_capture.capture_id)
-            if capture is not None:
-                capture.arm(message.commit_capture.start_step)
-        elif body == "cancel_capture":
-            capture = self._capture_named(message.cancel_capture.capture_id)
-            if capture is not None:
-                capture.cancel(message.cancel_capture.reason)
-
-    def _capture_named(self, capture_id: str) -> RankCapture | None:
-        capture = self._capture
-        return capture if capture is not None and capture.capture_id == capture_id else None
-
-    def _prepare(self, order: "session_pb2.PrepareCapture") -> None:
-        from torchperfd.v1 import session_pb2
-
-        options = order.options
-        reason = ""
-        # A thread that imports parts of torch while the script imports it can break both.
-        self._torch_ready.wait(_TORCH_BUDGET_S)
-        try:
-            wanted = CaptureOptions(
-                options.steps, options.record_shapes, options.with_stack, options.profile_memory
-            )
-            capture = self._new_capture(order.capture_id, Path(order.directory), wanted)
-        except ValueError as error:
-            reason = str(error)
-        else:
-            if capture is None:
-                reason = "another capture is in progress in this process"
-            else:
-                reason = self._not_ready() or capture.prepare()
-                if reason:
-                    # The daemon hears of it by the ack below; nobody waits for an outcome.
-                    self._capture = None
+    def _mean_step_seconds(self) -> float:
         train = self._pump.account.train
-        ack = session_pb2.CaptureAck(
-            capture_id=order.capture_id,
-            ready=not reason,
-            reason=reason,
-            next_step=self._loop.train_steps,
-            step_seconds=train.ns / train.steps / 1e9 if train.steps else 0.0,
-        )
-        self._outbox.put(session_pb2.ClientMessage(capture_ack=ack))
-
-    def _not_ready(self) -> str:
-        return "" if self._torch_ready.is_set() else "the process has not imported torch yet"
-
-    def _new_capture(self, capture_id: str, directory: Path, options: CaptureOptions) -> RankCapture | None:
-        with self._capture_lock:
-            if self._capture is not None and not self._capture.ended.is_set():
-                return None
-            self._capture = RankCapture(
-                loop=self._loop,
-                identity=self._identity,
-                capture_id=capture_id,
-                directory=directory,
-                options=options,
-                on_outcome=self._report_outcome,
-            )
-            return self._capture
-
-    def _report_outcome(self, capture: RankCapture, outcome: CaptureOutcome) -> None:
-        from torchperfd.v1 import session_pb2
-
-        options = capture.options
-        result = session_pb2.CaptureResult(
-            capture_id=capture.capture_id,
-            ok=outcome.ok,
-            reason=outcome.reason,
-            retry=outcome.retry,
-            start_step=outcome.start_step,
-            steps=options.steps,
-            file=outcome.file,
-            bytes=outcome.bytes,
-            sha256=outcome.sha256,
-            self_started=capture.capture_id in self._self_started,
-            options=session_pb2.CaptureOptions(
-                steps=options.steps,
-                record_shapes=options.record_shapes,
-                with_stack=options.with_stack,
-                profile_memory=options.profile_memory,
-            ),
-        )
-        self._outbox.put(session_pb2.ClientMessage(capture_result=result))
+        return train.ns / train.steps / 1e9 if train.steps else 0.0
 
     def _say_goodbye(self) -> None:
         from torchperfd.v1 import session_pb2
@@ -491,69 +429,3 @@ class Phase:
     def __exit__(self, *exc_info: object) -> None:
         if self._client._here():
             self._client._loop.exit()
-
-
-class Capture:
-    """A capture in progress; training goes on meanwhile."""
-
-    def __init__(self, capture: RankCapture) -> None:
-        self._capture = capture
-
-    @property
-    def id(self) -> str:
-        """The capture's name, as ``torchperfd captures`` shows it."""
-        return self._capture.capture_id
-
-    @property
-    def state(self) -> str:
-        """One of preparing, ready, armed, running, exporting, complete, failed."""
-        return self._capture.stage.value
-
-    @property
-    def step_range(self) -> tuple[int, int]:
-        """First training step of the capture, and the first one after it."""
-        start = self._capture.start_step
-        return start, start + self._capture.options.steps
-
-    def wait(self, timeout: float | None = 60.0) -> Path:
-        """Wait for the trace, from a thread that does not train; return where it is.
-
-        Raises:
-            CaptureError: The capture failed; the message says why.
-            CaptureTimeoutError: It did not end within ``timeout`` seconds.
-        """
-        if not self._capture.ended.wait(timeout):
-            raise CaptureTimeoutError(
-                f"capture {self.id} is still {self.state} after {timeout} s; do training steps go on?"
-            )
-        return self.path
-
-    @property
-    def path(self) -> Path:
-        """The trace file.
-
-        Raises:
-            CaptureError: There is none, or not yet.
-        """
-        outcome = self._capture.outcome
-        if outcome is None:
-            raise CaptureError(f"capture {self.id} is {self.state}; wait() for it")
-        if not outcome.ok:
-            raise CaptureError(f"capture {self.id} failed: {outcome.reason}")
-        return self._capture.directory / outcome.file
-
-    def report(self) -> str:
-        """Return what ``torchperfd analyze`` says of the trace; runs it as a process of its own.
-
-        Raises:
-            CaptureError: There is no trace, or it cannot be read.
-        """
-        command = [sys.executable, "-m", "torchperfd", "analyze", str(self.path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CaptureError(done.stderr.strip())
-        return done.stdout
-
-    def cancel(self) -> None:
-        """Give the capture up."""
-        self._capture.cancel("cancelled by the script")

@@ -8,6 +8,7 @@ from torchperfd.faults import Faults
 from torchperfd.outbox import Outbox
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import KIND, TRAIN, Recorder
+from torchperfd.tallies import Tallies
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -28,16 +29,19 @@ class Pump:
         names: PhaseNames,
         outbox: "Outbox[session_pb2.ClientMessage]",
         faults: Faults,
+        tallies: Tallies,
     ) -> None:
         self.account = Account()
         self._recorder = recorder
         self._names = names
         self._outbox = outbox
         self._faults = faults
+        self._tallies = tallies
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
         self._state = 0
+        self._steps_say = 0
         self._thread = threading.Thread(target=self._run, name="torchperfd-pump", daemon=True)
 
     def start(self) -> None:
@@ -56,19 +60,28 @@ class Pump:
         with self._lock:
             self._recorder.synchronise()
             rows = self._recorder.drain()
+            self._tallies.fill(self.account)
             if rows.count:
                 self.account.fold(rows)
                 self._outbox.put(wire.step_batch(rows, self._names), weight=rows.count)
                 training = rows.column(KIND)[-1] == TRAIN
-                state = session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
-                if state != self._state:
-                    self._state = state
-                    self.announce(state)
+                self._steps_say = (
+                    session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
+                )
+            state = session_pb2.RUN_STATE_CHECKPOINTING if self._tallies.saving else self._steps_say
+            if state and state != self._state:
+                self._state = state
+                self.announce(state)
             if rows.count or send_account:
                 self._outbox.put_newest(
                     "account",
                     wire.account_message(self.account, self._names, self._recorder.recorded, self.dropped()),
                 )
+
+    def snapshot(self) -> Account:
+        """Return a copy of the account, of all that was drained so far."""
+        with self._lock:
+            return self.account.copy()
 
     def announce(self, state: int) -> None:
         """Tell the daemon what the run is doing, a value of ``RunState``."""

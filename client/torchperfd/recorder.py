@@ -25,6 +25,7 @@ LOSS: Final = PHASES.index("loss")
 BACKWARD: Final = PHASES.index("backward")
 OPTIMIZER: Final = PHASES.index("optimizer")
 ZERO_GRAD: Final = PHASES.index("zero_grad")
+CHECKPOINT: Final = PHASES.index("checkpoint")
 OTHER: Final = PHASES.index("other")
 
 TRAIN: Final = 1
@@ -82,6 +83,9 @@ class Recorder:
     __slots__ = (
         "_clock",
         "_exclusive",
+        "_held",
+        "_held_phases",
+        "_held_within",
         "_read",
         "_ring",
         "_row",
@@ -120,6 +124,9 @@ class Recorder:
         # slot of the ring that comes next, so nothing is copied when a step ends.
         self._ring = [list(_ZERO_ROW) for _ in range(capacity + 1)]
         self._row = self._ring[0]
+        self._held = list(_ZERO_ROW)
+        self._held_within = False
+        self._held_phases: list[tuple[int, int]] = []
         self._stack = [OTHER] * (MAX_DEPTH + 1)
         self._exclusive = [0] * (MAX_DEPTH + 1)
         self._written = 0
@@ -240,8 +247,86 @@ class Recorder:
         self._stack[0] = OTHER
         self.is_open = not at_last
 
+    def hold(self) -> None:
+        """Note that the open step may end now: what it has so far is held.
+
+        Made for steps that go on in the end: then noting it has cost a copy. :meth:`rejoin`,
+        :meth:`release` or :meth:`discard` says which it was.
+        """
+        now = self._clock()
+        depth = min(self.depth, MAX_DEPTH)
+        exclusive, held = self._exclusive, self._held
+        exclusive[depth] += now - self.last
+        self.last = now
+        self._charge_gap()
+        self._stack[0] = OTHER
+        held[:] = self._row
+        held[START] = self._start + self._wall_offset
+        held[DURATION] = now - self._start
+        held[SAMPLES] = self.samples
+        self._held_within = True
+        self._held_phases = [*zip(self._stack[1 : depth + 1], exclusive[1:], strict=False)] if depth else []
+
+    def rejoin(self) -> None:
+        """The step did not end where it was held: that and the open one are a single step."""
+        if self._held_within:
+            self._held_within = False
+            return
+        self.open()
+        held, row = self._held, self._row
+        self._start -= held[DURATION]
+        self.samples += held[SAMPLES]
+        for column in range(NS, len(row)):
+            row[column] += held[column]
+
+    def release(self, kind: int, index: int) -> None:
+        """The step did end where it was held; the open one is what followed."""
+        self.separate()
+        held, ring, written = self._held, self._ring, self._written
+        held[KIND], held[INDEX] = kind, index
+        other = held[NS + OTHER]
+        held[CALLS + OTHER] = 1
+        held[_SQUARES + OTHER] = other * other
+        self.recorded += 1
+        if written - self._read < self.capacity:
+            # The live row moves on by a slot; the row that was there is the next to hold.
+            following = (written + 1) % (self.capacity + 1)
+            ring[written % (self.capacity + 1)] = held
+            self._held, ring[following] = ring[following], self._row
+            self._written = written + 1
+        else:
+            self.dropped += 1
+
+    def discard(self) -> None:
+        """Forget what is held: it belongs to no step."""
+        self.separate()
+
+    def separate(self) -> None:
+        """Take what is held out of the open step."""
+        if not self._held_within:
+            return
+        self._held_within = False
+        held, row, exclusive = self._held, self._row, self._exclusive
+        for column in range(NS, len(row)):
+            row[column] -= held[column]
+        self._start += held[DURATION]
+        self.samples -= held[SAMPLES]
+        # A phase of the script's own around the edge is one call on either side.
+        for depth, (phase, spent) in enumerate(self._held_phases, start=1):
+            if depth <= self.depth and self._stack[depth] == phase:
+                exclusive[depth] -= spent
+            else:
+                row[NS + phase] -= spent
+            held[NS + phase] += spent
+            held[CALLS + phase] += 1
+            held[_SQUARES + phase] += spent * spent
+
     def abandon(self) -> None:
-        """Forget the open step: its time belongs to no step. The script's own phases stay open."""
+        """Forget the open step: its time belongs to no step. The script's own phases stay open.
+
+        What is held stays held.
+        """
+        self.separate()
         self._row[:] = _ZERO_ROW
         self.samples = 0
         if not self.idle():

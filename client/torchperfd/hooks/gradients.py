@@ -10,37 +10,36 @@ import torch.nn
 import torch.optim
 
 from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
-from torchperfd.recorder import ZERO_GRAD
 
 
 def install(context: HookContext, patches: Patches) -> None:
     """Time ``torch.autograd.backward`` (which ``Tensor.backward`` calls) and both ``zero_grad``."""
     loop = context.loop
-    patches.replace(
-        torch.autograd,
-        "backward",
-        _timed(context, "backward", torch.autograd.backward, loop.backward_begin, loop.exit),
-    )
+    backward = timed(context, "backward", torch.autograd.backward, loop.backward_begin, loop.backward_end)
+    patches.replace(torch.autograd, "backward", keep_out_of_graphs(backward))
     for owner in (torch.optim.Optimizer, torch.nn.Module):
-        patches.replace(
-            owner,
-            "zero_grad",
-            _timed(context, "zero_grad", vars(owner)["zero_grad"], lambda: loop.enter(ZERO_GRAD), loop.exit),
-        )
+        zero_grad = timed(context, "zero_grad", vars(owner)["zero_grad"], loop.zero_begin, loop.leave)
+        # An optimizer's breaks a graph without us too, a module's does not.
+        patches.replace(owner, "zero_grad", keep_out_of_graphs(zero_grad, inline=owner is torch.nn.Module))
 
 
-def _timed(
+def timed(
     context: HookContext,
     place: str,
     original: Callable[..., Any],
     begin: Callable[[], None],
-    end: Callable[[], None],
+    end: Callable[[int], None],
 ) -> Callable[..., Any]:
+    """Return ``original`` between ``begin()`` and ``end(depth)``: how deep phases were nested before."""
+    recorder = context.loop.recorder
+
     @functools.wraps(original)
     def timed(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not context.here():
             return original(*args, **kwargs)
+        depth = recorder.depth
         try:
             begin()
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
@@ -49,7 +48,7 @@ def _timed(
             return original(*args, **kwargs)
         finally:
             try:
-                end()
+                end(depth)
             except Exception as error:  # noqa: BLE001
                 context.fault(place, error)
 

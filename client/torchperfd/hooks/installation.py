@@ -8,6 +8,7 @@ from torchperfd.faults import Faults
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.patches import Patches
 from torchperfd.loop import Loop
+from torchperfd.recorder import Recorder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -36,14 +37,19 @@ class Hooks:
 
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""
-        from torchperfd.hooks import gradients, loader, models, optimizers
+        from torchperfd.hooks import frames, gradients, loader, models, optimizers, saves, scaler
 
+        frames.keep_classes_out_of_graphs(Loop, Recorder, HookContext, models.RootModels)
         context, patches = self._context, self._patches
         self._models = roots = models.RootModels(context, patches)
+        writers = saves.Saves(context, patches)
         hooks: tuple[tuple[str, Callable[[], None]], ...] = (
-            ("DataLoader", lambda: loader.install(context, patches, roots.before_draw)),
+            ("DataLoader", lambda: loader.install(context, patches, roots.before_draw, writers.look)),
             ("gradients", lambda: gradients.install(context, patches)),
             ("optimizers", lambda: self._handles.extend(optimizers.install(context, roots.before_step))),
+            ("GradScaler", lambda: scaler.install(context, patches)),
+            ("compile", roots.install),
+            ("checkpoint", writers.install),
         )
         for name, put_on in hooks:
             try:

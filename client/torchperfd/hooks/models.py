@@ -1,6 +1,8 @@
 """Forward passes of the root models: found by what the optimizers own, hooked once each."""
 
+import functools
 import gc
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
 
 _MAX_SEARCHES_AT_DRAW = 2
@@ -27,11 +30,25 @@ class RootModels:
     def __init__(self, context: HookContext, patches: Patches) -> None:
         self._context = context
         self._patches = patches
-        self._handles: list[Any] = []
+        self._handles: dict[int, tuple[Any, ...]] = {}
         self._hooked: dict[int, weakref.ref[nn.Module]] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._draws = 0
         self._steps = 0
+
+    def install(self) -> None:
+        """Hear of models that are compiled in place after they were hooked."""
+        original = vars(nn.Module)["compile"]
+
+        @functools.wraps(original)
+        def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            original(module, *args, **kwargs)
+            try:
+                self._compiled(module)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+                self._context.fault("compile", error)
+
+        self._patches.replace(nn.Module, "compile", keep_out_of_graphs(compile))
 
     def add(self, model: nn.Module) -> None:
         """Time the forward of ``model``; twice is once."""
@@ -41,12 +58,17 @@ class RootModels:
             self._wrap_compiled(model)
             return
         # always_call: a forward that raises must still leave its phase.
-        self._handles.append(model.register_forward_pre_hook(self._before, prepend=True))
-        self._handles.append(model.register_forward_hook(self._after, always_call=True))
+        self._handles[id(model)] = (
+            model.register_forward_pre_hook(self._before, prepend=True),
+            model.register_forward_hook(self._after, always_call=True),
+        )
 
     def before_draw(self) -> None:
         """Look for roots before the first batches: early enough to see the first forward."""
-        if self._hooked or self._draws >= _MAX_SEARCHES_AT_DRAW:
+        if self._draws >= _MAX_SEARCHES_AT_DRAW:
+            return
+        # torch.compile may have wrapped a model after it was named: then the wrapper is the root.
+        if self._hooked and (self._draws or "torch._dynamo" not in sys.modules):
             return
         self._draws += 1
         self._search()
@@ -71,10 +93,20 @@ class RootModels:
 
     def remove(self) -> None:
         """Take every hook off."""
-        for handle in self._handles:
-            handle.remove()
+        for handles in self._handles.values():
+            for handle in handles:
+                handle.remove()
         self._handles.clear()
         self._hooked.clear()
+
+    def _compiled(self, module: nn.Module) -> None:
+        known = self._hooked.get(id(module))
+        if not self._context.active or known is None or known() is not module:
+            return
+        # Hooks would be compiled into the graph, and be silent there.
+        for handle in self._handles.pop(id(module), ()):
+            handle.remove()
+        self._wrap_compiled(module)
 
     def _before(self, module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or not self._context.here():

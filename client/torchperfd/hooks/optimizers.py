@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.optim.optimizer import (
 )
 
 from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 from torchperfd.recorder import OPTIMIZER
 
 
@@ -30,31 +30,31 @@ def install(context: HookContext, before_step: Callable[[Optimizer], None]) -> l
     recorder = loop.recorder
 
     def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or not context.here():
+        if torch.compiler.is_compiling():
             return
         try:
+            if not context.here() and not context.adopts():
+                return
             before_step(optimizer)
-            if recorder.depth and recorder.inside(OPTIMIZER) and not _is_nested(sys._getframe(1)):
+            if recorder.depth and recorder.inside(OPTIMIZER) and not inside_step(sys._getframe(1).f_back):
                 # An earlier step() raised, so its post hook never ran.
                 recorder.unwind()
-            loop.optimizer_begin()
+            loop.optimizer_begin(id(optimizer))
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
             context.fault("optimizer", error)
 
-    def after(_optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling() or not context.here():
+    def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
             return
         try:
-            loop.optimizer_end()
+            if context.here():
+                loop.optimizer_end(id(optimizer))
+            elif context.active and context.on_autograds_thread():
+                loop.stepped_elsewhere(id(optimizer))
         except Exception as error:  # noqa: BLE001
             context.fault("optimizer", error)
 
-    return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
-
-
-def _is_nested(wrapper: FrameType) -> bool:
-    """Return whether torch's wrapper of ``step``, our caller, is at work further up the stack too."""
-    outer = wrapper.f_back
-    while outer is not None and outer.f_code is not wrapper.f_code:
-        outer = outer.f_back
-    return outer is not None
+    return [
+        register_optimizer_step_pre_hook(keep_out_of_graphs(before, inline=True)),
+        register_optimizer_step_post_hook(keep_out_of_graphs(after, inline=True)),
+    ]

@@ -16,7 +16,6 @@ from torchperfd.recorder import (
     START,
     TRAIN,
     VALIDATE,
-    ZERO_GRAD,
     Recorder,
     Rows,
 )
@@ -85,7 +84,7 @@ class ScriptedLoop:
     def __init__(self) -> None:
         self.clock = Clock()
         self.recorder = Recorder(capacity=64, clock=self.clock, wall=self.clock.wall)
-        self.loop = Loop(self.recorder)
+        self.loop = Loop(self.recorder, self.clock)
 
     def draw(self, ns: int = 1, samples: int = 0) -> None:
         self.loop.draw_begin()
@@ -110,9 +109,10 @@ class ScriptedLoop:
         self.loop.forward_end()
 
     def backward(self, ns: int = 1) -> None:
+        depth = self.recorder.depth
         self.loop.backward_begin()
         self.clock.advance(ns)
-        self.loop.exit()
+        self.loop.backward_end(depth)
 
     def optimizer_step(self, ns: int = 1) -> None:
         self.loop.optimizer_begin()
@@ -120,7 +120,7 @@ class ScriptedLoop:
         self.loop.optimizer_end()
 
     def zero_grad(self, ns: int = 1) -> None:
-        self.loop.enter(ZERO_GRAD)
+        self.loop.zero_begin()
         self.clock.advance(ns)
         self.loop.exit()
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import Clock
 
-from torchperfd.account import Account, PhaseAccount
+from torchperfd.account import Account, KindAccount, PhaseAccount
 from torchperfd.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder, Rows
 
 
@@ -52,6 +52,52 @@ def test_folding_nothing_changes_nothing() -> None:
     account = Account()
     account.fold(record([]))
     assert account == Account()
+
+
+def test_the_first_training_step_is_also_kept_by_itself() -> None:
+    account = Account()
+    account.fold(record([(VALIDATE, 8, {FORWARD: 7}), (TRAIN, 4, {FORWARD: 1000, DATA: 5})]))
+    account.fold(record([(TRAIN, 4, {FORWARD: 10}), (TRAIN, 4, {FORWARD: 30}), (TRAIN, 4, {})]))
+    assert (account.train.steps, account.train.ns, account.train.samples) == (4, 1045, 16)
+    assert (account.warmup.steps, account.warmup.ns, account.warmup.samples) == (1, 1005, 4)
+    assert account.warmup.phases[FORWARD] == PhaseAccount(1, 1000, 1e6)
+    steady = account.steady()
+    assert (steady.steps, steady.ns, steady.samples, steady.squares) == (3, 40, 12, 1000.0)
+    assert steady.phases[FORWARD] == PhaseAccount(2, 40, 1000.0)
+    assert steady.phases[DATA] == PhaseAccount()
+    assert sum(phase.ns for phase in steady.phases) == steady.ns
+
+
+def test_steps_deviate_from_their_mean_if_that_was_kept() -> None:
+    account = Account()
+    account.fold(record([(VALIDATE, 0, {DATA: ns}) for ns in (2, 4, 4, 10)]))
+    assert account.validate.std_seconds == pytest.approx(3e-9)
+    assert KindAccount().std_seconds is None
+    assert KindAccount(steps=2, ns=10).std_seconds is None
+
+
+def test_the_fit_goes_from_the_first_step_to_the_last_with_all_that_lies_between() -> None:
+    clock = Clock()
+    recorder = Recorder(capacity=4, clock=clock, wall=clock.wall)
+    account = Account()
+    for index in range(2):
+        recorder.open()
+        clock.advance(100)
+        recorder.close(TRAIN, index)
+        recorder.abandon()
+        account.fold(recorder.drain())
+        clock.advance(1000)
+    assert account.ended_ns - account.began_ns == 1200
+    assert account.train.ns == 200
+
+
+def test_a_copy_does_not_change_with_the_account() -> None:
+    account = Account()
+    account.fold(record([(TRAIN, 1, {DATA: 5})]))
+    copy = account.copy()
+    assert copy == account
+    account.fold(record([(TRAIN, 1, {DATA: 5})]))
+    assert (copy.train.steps, copy.train.phases[DATA].ns, copy.warmup.steps) == (1, 5, 1)
 
 
 def test_of_finds_the_kind_or_says_that_there_is_none() -> None:

@@ -44,6 +44,7 @@ def test_the_report_is_of_all_steps_up_to_now(client: torchperfd.Client) -> None
         report = client.report()
         assert isinstance(report, RankReport)
         assert report.account.train.steps == expected
+    assert [report.table.steps, report.table.rows[1].calls] == [3, 2]
     assert str(report).startswith("rank 0 · train · 3 steps")
 
 

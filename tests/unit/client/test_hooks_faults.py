@@ -1,5 +1,7 @@
 """When we fail: training comes out bit for bit the same, failures are counted, and at the limit we stop."""
 
+import io
+import multiprocessing.queues
 from typing import Any
 
 import pytest
@@ -7,6 +9,7 @@ import torch
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
+from torchperfd.hooks.models import RootModels
 from torchperfd.loop import Loop
 
 EPOCHS = 12
@@ -51,8 +54,10 @@ def test_healthy_hooks_change_no_bit(undisturbed: Outcome, client: torchperfd.Cl
         ("backward_begin", {"hook backward"}),
         ("optimizer_begin", {"hook optimizer"}),
         ("optimizer_end", {"hook optimizer"}),
+        ("zero_begin", {"hook zero_grad"}),
         ("enter", {"hook zero_grad"}),
-        ("exit", {"hook zero_grad", "hook backward"}),
+        ("leave", {"hook zero_grad", "hook backward"}),
+        ("backward_end", {"hook backward"}),
     ],
 )
 def test_a_callback_that_always_fails_disturbs_nothing_and_is_switched_off(
@@ -70,6 +75,82 @@ def test_a_callback_that_always_fails_disturbs_nothing_and_is_switched_off(
     assert client._hooks is not None
     assert not client._hooks.active
     client.detach()
+
+
+@pytest.mark.parametrize(
+    ("callback", "places"),
+    [
+        ("save_begin", {"hook save"}),
+        ("save_end", {"hook save"}),
+        ("optimizer_begin", {"hook scaler", "hook optimizer"}),
+        ("optimizer_end", {"hook scaler", "hook optimizer"}),
+        ("leave", {"hook scaler", "hook backward", "hook save"}),
+    ],
+)
+def test_scalers_and_saves_work_whatever_we_do(
+    callback: str, places: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scaled() -> Outcome:
+        model = tiny_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        losses, files = [], []
+        for number, (inputs, targets) in enumerate(loader(12)):
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            scaler.scale(loss * (float("inf") if number % 3 == 0 else 1.0)).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+            torch.save(loss.detach(), file := io.BytesIO())
+            files.append(torch.load(io.BytesIO(file.getvalue())))
+        return losses, [*files, *(parameter.detach().clone() for parameter in model.parameters())]
+
+    alone = scaled()
+    monkeypatch.setattr(Loop, callback, lambda *_, **__: 1 / 0)
+    client = torchperfd.attach()
+    assert_same(scaled(), alone)
+    counts = client._faults.counts()
+    assert counts
+    assert set(counts) <= places
+    assert max(counts.values()) == LIMIT
+    assert client._hooks is not None
+    assert not client._hooks.active
+    client.detach()
+
+
+def test_compiling_in_place_works_whatever_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RootModels, "_wrap_compiled", lambda *_: 1 / 0)
+    model = tiny_model()
+    client = torchperfd.attach(model=model)
+    model.compile(backend="eager")
+    assert model._compiled_call_impl is not None
+    assert client._faults.counts() == {"hook compile": 1}
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
+    assert calls(client)["steps"] == 2
+    torch._dynamo.reset()
+
+
+def test_workers_that_cannot_be_counted_serve_all_the_same(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on macOS, where queues have no size."""
+    monkeypatch.setattr(multiprocessing.queues.Queue, "qsize", lambda _: 1 / 0)
+    model = tiny_model()
+    batches = loader(4, num_workers=1, multiprocessing_context="fork")
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
+    assert client._faults.counts() == {"hook draw": 5}
+    # Draws that failed are not timed; the steps are those of a loop that does not draw.
+    assert calls(client)["steps"] == 4
+    monkeypatch.setattr(multiprocessing.queues.Queue, "qsize", unsupported)
+    client._faults._counts.clear()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
+    assert calls(client)["steps"] == 8
+    assert client._faults.counts() == {}
+    assert client.report().account.ready is None
+
+
+def unsupported(_queue: object) -> int:
+    raise NotImplementedError
 
 
 def test_a_failure_costs_the_step_in_progress_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,9 @@ PATCHED = (
     (torch.autograd, "backward"),
     (torch.optim.Optimizer, "zero_grad"),
     (nn.Module, "zero_grad"),
+    (nn.Module, "compile"),
+    (torch.amp.GradScaler, "step"),
+    (torch, "save"),
     (dataloader._BaseDataLoaderIter, "__next__"),
 )
 

@@ -318,6 +318,243 @@ def test_draws_that_lead_to_nothing_are_no_step(scripted: ScriptedLoop) -> None:
     assert scripted.steps() == []
 
 
+# What is known only later.
+
+
+def test_a_batch_whose_gradients_are_zeroed_after_the_next_draw_is_a_step(scripted: ScriptedLoop) -> None:
+    for stepping in (True, False, True):
+        scripted.draw(11, samples=4)
+        scripted.zero_grad(5)
+        scripted.forward(100)
+        scripted.other(20)
+        scripted.backward(200)
+        if stepping:
+            scripted.optimizer_step(50)
+        scripted.other(7)
+    scripted.exhausted()
+    steps = scripted.steps()
+    whole = {**BATCH, "data": (1, 11)}
+    assert steps == [
+        Step("train", 0, BATCH_NS + 11, whole, samples=4),
+        Step("train", 1, BATCH_NS + 11 - 50, without(whole, "optimizer"), samples=4),
+        Step("train", 2, BATCH_NS + 11, whole, samples=4),
+    ]
+    for before, after in pairwise(steps):
+        assert after.start == before.start + before.duration
+    assert (scripted.loop.skipped, scripted.loop.micro_batches) == (1, 3)
+
+
+def test_a_batch_whose_gradients_are_zeroed_at_once_is_a_step(scripted: ScriptedLoop) -> None:
+    for stepping in (False, True):
+        scripted.draw(11)
+        scripted.forward(100)
+        scripted.backward(200)
+        if stepping:
+            scripted.optimizer_step(50)
+        scripted.zero_grad(5)
+    scripted.exhausted()
+    assert [(step.index, step.duration) for step in scripted.steps()] == [(0, 316), (1, 366)]
+    assert scripted.loop.skipped == 1
+
+
+def test_a_step_that_a_scaler_calls_off_is_a_step(scripted: ScriptedLoop) -> None:
+    for called_off in (True, False):
+        scripted.draw(11)
+        scripted.forward(100)
+        scripted.backward(200)
+        scripted.loop.optimizer_begin(7)
+        scripted.clock.advance(50)
+        scripted.loop.optimizer_end(7, called_off=called_off)
+    scripted.exhausted()
+    assert [step.duration for step in scripted.steps()] == [361, 361]
+    assert (scripted.loop.skipped, scripted.loop.micro_batches) == (1, 2)
+
+
+def play_two(scripted: ScriptedLoop) -> None:
+    """A round of two optimizers, without a draw."""
+    for optimizer in (1, 2):
+        scripted.forward(100)
+        scripted.other(20)
+        scripted.backward(200)
+        scripted.loop.optimizer_begin(optimizer)
+        scripted.clock.advance(50)
+        scripted.loop.optimizer_end(optimizer)
+        scripted.zero_grad(5)
+
+
+def test_two_optimizers_without_a_loader_are_one_step_from_the_first_on(scripted: ScriptedLoop) -> None:
+    for _ in range(4):
+        play_two(scripted)
+    steps = scripted.steps()
+    assert [(step.index, step.duration) for step in steps] == [(0, 745), (1, 750), (2, 750), (3, 750)]
+    for before, after in pairwise(steps):
+        assert after.start == before.start + before.duration
+    for step in steps:
+        assert step.phases["optimizer"] == (2, 100)
+        assert sum(ns for _, ns in step.phases.values()) == step.duration
+    assert scripted.loop.micro_batches == 4
+
+
+def test_an_edge_that_was_late_is_told_before_the_next_step_of_its_optimizer(scripted: ScriptedLoop) -> None:
+    watcher = scripted.loop.watcher = Watcher(scripted)
+    play_two(scripted)
+    assert watcher.edges == []
+    play_two(scripted)
+    assert watcher.edges == ["train 1", "train 2"]
+
+
+def test_a_phase_around_the_loop_is_shared_out_where_an_edge_was_late(scripted: ScriptedLoop) -> None:
+    own = NAMES.slot("epoch")
+    scripted.draw(1)
+    scripted.train_on_batch()
+    scripted.exhausted()
+    scripted.steps()
+    scripted.loop.enter(own)
+    for stepping in (False, True):
+        scripted.draw(11)
+        scripted.zero_grad(5)
+        scripted.other(3)
+        scripted.backward(200)
+        if stepping:
+            scripted.optimizer_step(50)
+        scripted.other(7)
+    scripted.exhausted()
+    scripted.loop.exit()
+    steps = scripted.steps()
+    assert [step.duration for step in steps] == [226, 276]
+    for step in steps:
+        assert sum(ns for _, ns in step.phases.values()) == step.duration
+        assert (step.phases["epoch"], step.phases["backward"]) == ((1, 10), (1, 200))
+
+
+def test_another_optimizer_may_take_over(scripted: ScriptedLoop) -> None:
+    """The next fold, the next stage."""
+    for optimizer in (1, 1, 1, 2, 2, 2):
+        scripted.loop.optimizer_begin(optimizer)
+        scripted.clock.advance(50)
+        scripted.loop.optimizer_end(optimizer)
+    scripted.loop.finish()
+    assert [step.duration for step in scripted.steps()] == [50] * 6
+
+
+def test_a_single_step_without_a_loader_is_accounted_for_in_the_end(scripted: ScriptedLoop) -> None:
+    play_two(scripted)
+    assert scripted.steps() == []
+    scripted.loop.finish()
+    assert [step.duration for step in scripted.steps()] == [745]
+
+
+def test_a_forward_without_gradients_between_two_optimizers_is_the_batchs(scripted: ScriptedLoop) -> None:
+    scripted.draw(1, samples=4)
+    scripted.train_on_batch()
+    scripted.evaluate(40)
+    scripted.train_on_batch()
+    scripted.exhausted()
+    (step,) = scripted.steps()
+    assert (step.duration, step.samples) == (1 + 2 * BATCH_NS + 40, 4)
+    assert step.phases["forward"] == (3, 240)
+
+
+def test_optimizers_inside_a_backward_are_one_step(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        scripted.draw(1)
+        scripted.forward(100)
+        depth = scripted.recorder.depth
+        scripted.loop.backward_begin()
+        for optimizer in (1, 2, 3):
+            scripted.other(10)
+            scripted.loop.optimizer_begin(optimizer)
+            scripted.clock.advance(5)
+            scripted.loop.optimizer_end(optimizer)
+        scripted.loop.backward_end(depth)
+        scripted.other(7)
+    scripted.exhausted()
+    phases = {
+        "data": (1, 1),
+        "forward": (1, 100),
+        "loss": (1, 0),
+        "backward": (1, 30),
+        "optimizer": (3, 15),
+        "other": (1, 7),
+    }
+    assert scripted.steps() == [Step("train", index, 153, phases) for index in range(2)]
+
+
+def test_optimizers_on_autograds_threads_are_one_step(scripted: ScriptedLoop) -> None:
+    """As for parameters on a GPU: their hooks run on the thread of the device."""
+    for _ in range(2):
+        scripted.draw(1)
+        scripted.loop.backward_begin()
+        scripted.other(10)
+        scripted.loop.stepped_elsewhere(1)
+        scripted.loop.stepped_elsewhere(2)
+        scripted.loop.backward_end(0)
+        scripted.loop.stepped_elsewhere(3)  # not in a backward: none of ours
+    scripted.exhausted()
+    assert [step.duration for step in scripted.steps()] == [11, 11]
+
+
+def test_a_backward_that_raised_inside_takes_its_inner_phases_along(scripted: ScriptedLoop) -> None:
+    scripted.draw(1)
+    scripted.loop.backward_begin()
+    scripted.loop.optimizer_begin(1)
+    scripted.other(5)  # it raises
+    scripted.loop.backward_end(0)
+    assert scripted.recorder.depth == 0
+
+
+def test_micro_batches_that_are_left_over_take_no_pause_along(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        for number in range(3):
+            scripted.draw(1)
+            scripted.backward(30)
+            if scripted.loop.train_steps + number == 2:
+                scripted.optimizer_step(50)
+        scripted.exhausted()
+        scripted.other(10**9)
+        scripted.draw(2)
+        scripted.evaluate(40)
+        scripted.exhausted()
+        scripted.other(10**9)
+    scripted.loop.finish()
+    assert max(step.duration for step in scripted.steps()) < 1000
+
+
+def test_draws_of_a_closure_end_nothing(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        scripted.loop.optimizer_begin()
+        for _ in range(3):
+            scripted.loop.closure_draw_begin()
+            scripted.clock.advance(2)
+            scripted.loop.draw_end(4)
+            scripted.backward(10)
+        scripted.loop.closure_draw_begin()
+        scripted.loop.draw_stop()
+        scripted.loop.optimizer_end()
+    assert [(step.duration, step.samples) for step in scripted.steps()] == [(36, 12), (36, 12)]
+    assert scripted.loop.micro_batches == 2
+
+
+def test_a_save_between_steps_and_one_within(scripted: ScriptedLoop) -> None:
+    def save(ns: int) -> None:
+        depth = scripted.recorder.depth
+        scripted.loop.save_begin()
+        scripted.loop.save_begin()  # as a distributed one calls the plain one
+        scripted.clock.advance(ns)
+        scripted.loop.save_end(depth + 1)
+        scripted.loop.save_end(depth)
+
+    scripted.draw(1)
+    scripted.train_on_batch()
+    save(70)
+    scripted.exhausted()
+    save(10**9)
+    (step,) = scripted.steps()
+    assert step.phases["checkpoint"] == (1, 70)
+    loop = scripted.loop
+    assert (loop.saves, loop.save_ns, loop.save_squares, loop.saving) == (1, 10**9, 1e18, 0)
+
+
 # The script says where steps end.
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import Clock, unpack
 
+from torchperfd.phases import PhaseNames
 from torchperfd.recorder import (
     BACKWARD,
     CALLS,
@@ -374,6 +375,85 @@ def test_a_dropped_step_leaves_no_mark_on_the_next() -> None:
     (step,) = unpack(recorder.drain())
     assert (step.index, step.samples) == (2, 0)
     assert step.phases == {"backward": (1, 7), "other": (1, 0)}
+
+
+@given(
+    before=st.lists(st.tuples(st.sampled_from([DATA, FORWARD, BACKWARD]), st.integers(0, 99)), max_size=4),
+    after=st.lists(st.tuples(st.sampled_from([DATA, FORWARD, ZERO_GRAD]), st.integers(0, 99)), max_size=4),
+    around=st.booleans(),
+    pause=st.booleans(),
+)
+def test_what_is_held_and_what_follows_are_together_what_there_was(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], around: bool, pause: bool
+) -> None:
+    """One step or two, and whether or not something that belongs to no step lies in between."""
+
+    def play(outcome: str) -> list[Any]:
+        recorder, clock = make()
+        recorder.open()
+        clock.advance(3)
+        if around:
+            recorder.enter(PHASE_SLOTS - 1)
+        for phase, ns in before:
+            spend(recorder, clock, phase, ns)
+            clock.advance(1)
+        recorder.samples += 4
+        if outcome != "uninterrupted":
+            recorder.hold()
+        if pause:
+            recorder.abandon()
+            clock.advance(10**9)
+            recorder.open()
+        for phase, ns in after:
+            spend(recorder, clock, phase, ns)
+            clock.advance(1)
+        recorder.samples += 5
+        if outcome == "one":
+            recorder.rejoin()
+        elif outcome == "two":
+            recorder.release(TRAIN, 0)
+        elif outcome == "the second":
+            recorder.discard()
+        clock.advance(2)
+        recorder.unwind()
+        recorder.close(TRAIN, 1)
+        assert recorder.recorded == (2 if outcome == "two" else 1)
+        return unpack(recorder.drain(), every_slot())
+
+    for steps in map(play, ("one", "two", "the second")):
+        for step in steps:
+            assert sum(ns for _, ns in step.phases.values()) == step.duration < 10**9
+    first, second = play("two")
+    (one,) = play("one")
+    assert play("the second") == [second]
+    assert (first.samples, second.samples, one.samples) == (4, 5, 9)
+    assert first.duration + second.duration == one.duration
+    assert first.start == 1000
+    if not pause:
+        assert second.start == first.start + first.duration
+        assert play("uninterrupted") == [one]
+
+
+def every_slot() -> PhaseNames:
+    names = PhaseNames()
+    for number in range(PHASE_SLOTS - len(names)):
+        names.slot(f"own {number}")
+    return names
+
+
+def test_a_held_step_that_finds_the_ring_full_is_dropped_and_leaves_no_mark() -> None:
+    recorder, clock = make(capacity=1)
+    for _ in range(2):
+        spend(recorder, clock, FORWARD, 5)
+        recorder.hold()
+        spend(recorder, clock, BACKWARD, 7)
+        recorder.release(TRAIN, 0)
+        recorder.close(TRAIN, 1)
+        assert (recorder.recorded, recorder.dropped) == (2, 1)
+        (step,) = unpack(recorder.drain())
+        assert step.phases == {"forward": (1, 5), "other": (1, 0)}
+        recorder.recorded = recorder.dropped = 0
+        recorder.abandon()
 
 
 def test_memory_is_fixed_whatever_is_recorded() -> None:

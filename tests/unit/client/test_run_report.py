@@ -1,7 +1,13 @@
 """The phase table and the ``torchperfd.run/1`` document, of one and the same account."""
 
+import csv
 import json
+import math
+import os
 import re
+from html.parser import HTMLParser
+from pathlib import Path
+from unicodedata import east_asian_width
 
 import pytest
 from hypothesis import given
@@ -10,45 +16,151 @@ from hypothesis import strategies as st
 from torchperfd.account import Account, KindAccount, PhaseAccount
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import DATA, FORWARD, OTHER
-from torchperfd.report import RankReport, duration, run_document
+from torchperfd.report import RankReport, run_document
+from torchperfd.report.words import duration, rate
 
 MS = 10**6
 
 
+GOLDEN = Path(__file__).parents[2] / "golden"
+# Read here, since no test sees a variable of ours.
+REWRITE = bool(os.environ.get("TORCHPERFD_REWRITE_GOLDEN"))
+
+
+def phase(calls: int, ns: int, of_each: list[float] | None = None) -> PhaseAccount:
+    """Return a phase whose calls took the given times, over and over; all the same by default."""
+    times = of_each or [ns / calls]
+    return PhaseAccount(calls, ns, calls * sum(each * each for each in times) / len(times))
+
+
 @pytest.fixture
 def report() -> RankReport:
-    """One hundred training steps of 10 ms, and two of validation."""
+    """A training step of 5 s, one hundred of 10 ms, two of validation, and half a second between."""
     names = PhaseNames()
-    augment = names.slot("augment the images, slowly")
-    train = KindAccount(steps=100, ns=1000 * MS, samples=3200)
-    # Half of the draws 2 ms, half 4 ms.
-    train.phases[DATA] = PhaseAccount(100, 300 * MS, 50 * (2.0 * MS) ** 2 + 50 * (4.0 * MS) ** 2)
-    train.phases[FORWARD] = PhaseAccount(200, 500 * MS, 200 * (2.5 * MS) ** 2)
-    train.phases[augment] = PhaseAccount(1, 199_999_500, 199_999_500.0**2)
-    train.phases[OTHER] = PhaseAccount(100, 500, 2500.0)
-    validate = KindAccount(steps=2, ns=3 * MS)
-    validate.phases[FORWARD] = PhaseAccount(2, 3 * MS, 2 * (1.5 * MS) ** 2)
-    return RankReport(3, Account(train, validate), names)
+    augment = names.slot("augment <b>|*all*| the images, slowly")
+    train = KindAccount(steps=101, ns=6000 * MS, samples=3232)
+    train.phases[DATA] = phase(101, 1300 * MS)
+    train.phases[DATA].squares = (1000.0 * MS) ** 2 + 50 * (2.0 * MS) ** 2 + 50 * (4.0 * MS) ** 2
+    train.phases[FORWARD] = PhaseAccount(202, 4500 * MS, 2 * (2000.0 * MS) ** 2 + 200 * (2.5 * MS) ** 2)
+    train.phases[augment] = phase(1, 199_999_500)
+    train.phases[OTHER] = phase(101, 505)
+    train.phases[OTHER].ns = 500
+    train.squares = (5000.0 * MS) ** 2 + 50 * (8.0 * MS) ** 2 + 50 * (12.0 * MS) ** 2
+    warmup = KindAccount(steps=1, ns=5000 * MS, samples=32, squares=(5000.0 * MS) ** 2)
+    warmup.phases[DATA] = phase(1, 1000 * MS)
+    warmup.phases[FORWARD] = phase(2, 4000 * MS)
+    validate = KindAccount(steps=2, ns=3 * MS, squares=2 * (1.5 * MS) ** 2)
+    validate.phases[FORWARD] = phase(2, 3 * MS)
+    return RankReport(3, Account(train, validate, warmup, began_ns=1000, ended_ns=1000 + 6503 * MS), names)
 
 
-def test_the_text_is_a_table_per_kind_longest_phase_first(report: RankReport) -> None:
+@pytest.mark.parametrize("layout", ["text", "markdown", "csv", "html"])
+def test_each_layout_is_its_golden_file(report: RankReport, layout: str) -> None:
+    suffix = {"text": "txt", "markdown": "md"}.get(layout, layout)
+    golden = GOLDEN / f"report.{suffix}"
+    rendered = getattr(report, f"to_{layout}")().rstrip("\n") + "\n"
+    if REWRITE:
+        golden.write_text(rendered)
+    assert rendered == golden.read_text()
+
+
+def test_it_prints_and_shows_itself(report: RankReport) -> None:
     assert str(report) == report.to_text()
-    assert report.to_text() == (
-        "rank 3 · train · 100 steps · 10 ms a step · 3,200 samples/s\n"
-        "  phase               calls       mean        std      total   share\n"
-        "  forward               200     2.5 ms       0 ns     500 ms   50.0%\n"
-        "  data                  100       3 ms       1 ms     300 ms   30.0%\n"
-        "  augment the imag        1     200 ms       0 ns     200 ms   20.0%\n"
-        "  other                 100       5 ns       0 ns     500 ns    0.0%\n"
-        "\n"
-        "rank 3 · validate · 2 steps · 1.5 ms a step\n"
-        "  phase               calls       mean        std      total   share\n"
-        "  forward                 2     1.5 ms       0 ns       3 ms  100.0%"
-    )
+    assert report._repr_html_() == report.to_html()
 
 
-def test_the_text_without_steps_says_so() -> None:
-    assert RankReport(7, Account(), PhaseNames()).to_text() == "rank 7: no step was seen"
+def test_the_text_fits_a_terminal_and_is_aligned(report: RankReport) -> None:
+    names = PhaseNames()
+    for name in ("資料の拡張", "a phase whose name goes on for 64 characters, which is permitted"):
+        report.account.train.phases[names.slot(name)] = phase(3, 7 * MS)
+    text = RankReport(0, report.account, names).to_text()
+    lines = text.splitlines()[1:]
+    widths = [sum(2 if east_asian_width(c) in "WF" else 1 for c in line) for line in lines]
+    assert len(set(widths)) == 1
+    assert widths[0] <= 100
+    assert "a phase whose name goes… " in text
+
+
+def test_words_of_the_script_mean_nothing_in_any_layout(report: RankReport) -> None:
+    assert "<b>" not in report.to_html()
+    assert "augment &lt;b&gt;|*all*| the images" in report.to_html()
+    assert r"augment &lt;b&gt;\|\*all\*\| the images" in report.to_markdown()
+    rows = list(csv.DictReader(report.to_csv().splitlines()))
+    assert "augment <b>|*all*| the images, slowly" in [row["action"] for row in rows]
+    parser = HTMLParser()
+    parser.feed(report.to_html())
+    assert "<script" not in report.to_html()
+    assert "<style" not in report.to_html()
+    assert "http" not in report.to_html()
+
+
+def test_the_rows_of_fit_add_up_to_it_and_those_of_a_kind_to_the_kind(report: RankReport) -> None:
+    fit, *parts = [row for row in report.table.rows if row.phase == "fit"]
+    assert fit.share == 1.0
+    assert sum(row.seconds_total for row in parts) == pytest.approx(fit.seconds_total)
+    assert sum(row.share for row in parts) == pytest.approx(1.0)
+    for kind in ("train", "validate"):
+        whole = next(row for row in parts if row.action == kind)
+        phases = [row for row in report.table.rows if row.phase == kind]
+        assert sum(row.seconds_total for row in phases) == pytest.approx(whole.seconds_total)
+        assert [row.seconds_total for row in phases] == sorted(
+            (row.seconds_total for row in phases), reverse=True
+        )
+
+
+def test_the_first_step_is_in_no_mean(report: RankReport) -> None:
+    rows = {(row.phase, row.action): row for row in report.table.rows}
+    first, train, data = rows["fit", "first step"], rows["fit", "train"], rows["train", "data"]
+    assert (first.calls, first.mean_seconds, first.std_seconds) == (1, 5.0, None)
+    assert [train.calls, train.mean_seconds, train.std_seconds] == pytest.approx([100, 0.01, 0.002])
+    assert [data.calls, data.mean_seconds, data.std_seconds] == pytest.approx([100, 0.003, 0.001])
+    assert train.samples_per_second == pytest.approx(3200)
+    assert data.samples_per_second == pytest.approx(3200 / 0.3)
+
+
+def test_where_only_totals_are_known_the_table_says_so() -> None:
+    """Another rank's, from the daemon."""
+    account = Account()
+    account.train = KindAccount(steps=4, ns=8 * MS)
+    account.train.phases[FORWARD] = phase(4, 8 * MS)
+    report = RankReport(1, account, PhaseNames())
+    assert [row.action for row in report.table.rows] == ["fit", "train", "forward"]
+    assert report.table.rows[1].std_seconds is None
+    assert "the first step is part of every mean" in report.to_text()
+    assert report.to_dict()["fit"] is None
+
+
+def test_a_single_step_is_not_taken_away_from_itself() -> None:
+    account = Account()
+    account.train = KindAccount(steps=1, ns=8 * MS)
+    account.train.phases[FORWARD] = phase(1, 8 * MS)
+    account.warmup = account.train.copy()
+    table = RankReport(1, account, PhaseNames()).table
+    assert [row.action for row in table.rows] == ["fit", "train", "forward"]
+    assert table.notes == ("the one training step paid for all that is initialised lazily",)
+
+
+def test_only_validation_is_a_report_too() -> None:
+    account = Account()
+    account.validate = KindAccount(steps=2, ns=8 * MS)
+    account.validate.phases[FORWARD] = phase(2, 8 * MS)
+    report = RankReport(0, account, PhaseNames())
+    assert report.to_text().startswith("rank 0 · validate · 2 steps\n")
+
+
+def test_lost_steps_are_told(report: RankReport) -> None:
+    told = RankReport(0, report.account, report.names, dropped=1234)
+    note = "1,234 steps went unrecorded; their time counts as between steps"
+    assert told.table.notes == (note,)
+    assert all(note in layout for layout in (told.to_text(), told.to_markdown(), told.to_html()))
+
+
+def test_without_steps_every_layout_says_so() -> None:
+    empty = RankReport(7, Account(), PhaseNames())
+    assert empty.to_text() == "rank 7: no step was seen"
+    assert empty.to_markdown() == "**rank 7: no step was seen**\n"
+    assert "rank 7: no step was seen" in empty.to_html()
+    assert empty.to_csv().count("\n") == 1
 
 
 def test_steps_that_took_no_time_do_not_divide_by_it() -> None:
@@ -57,7 +169,7 @@ def test_steps_that_took_no_time_do_not_divide_by_it() -> None:
     account.train.phases[OTHER].calls = 2
     text = RankReport(0, account, PhaseNames()).to_text()
     assert text.splitlines()[0] == "rank 0 · train · 2 steps · 0 ns a step"
-    assert text.splitlines()[2].split() == ["other", "2", "0", "ns", "0", "ns", "0", "ns", "0.0%"]
+    assert " ".join(text.splitlines()[-2].split()) == "train other 0 ns 0 ns 2 - 0 ns 0.0%"
 
 
 def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) -> None:
@@ -74,25 +186,29 @@ def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) ->
     assert [rank["rank"] for rank in document["ranks"]] == [0, 3]
     empty, rank = document["ranks"]
     assert empty["train"] == {"steps": 0, "step_seconds_total": 0.0, "samples": 0, "phases": {}}
-    assert list(rank) == ["rank", "train", "validate"]
+    assert empty["fit"] is None
+    assert list(rank) == ["rank", "train", "validate", "warmup", "fit"]
     assert list(rank["train"]) == ["steps", "step_seconds_total", "samples", "phases"]
     assert (rank["train"]["steps"], rank["train"]["step_seconds_total"], rank["train"]["samples"]) == (
-        100,
-        1.0,
-        3200,
+        101,
+        6.0,
+        3232,
     )
-    assert list(rank["train"]["phases"]) == ["forward", "data", "augment the images, slowly", "other"]
+    assert list(rank["train"]["phases"]) == [
+        "forward",
+        "data",
+        "augment <b>|*all*| the images, slowly",
+        "other",
+    ]
+    mean = 1.3 / 101
+    std = math.sqrt((1.0 + 50 * 0.002**2 + 50 * 0.004**2) / 101 - mean * mean)
     assert rank["train"]["phases"]["data"] == pytest.approx(
-        {"calls": 100, "seconds_total": 0.3, "mean_seconds": 0.003, "std_seconds": 0.001}
+        {"calls": 101, "seconds_total": 1.3, "mean_seconds": mean, "std_seconds": std}
     )
+    assert rank["warmup"]["steps"] == 1
+    assert rank["warmup"]["phases"]["forward"]["seconds_total"] == 4.0
+    assert rank["fit"] == pytest.approx({"seconds_total": 6.503, "between_seconds": 0.5})
     assert rank["validate"]["phases"]["forward"]["seconds_total"] == pytest.approx(0.003)
-
-
-def test_shares_are_of_the_whole_step(report: RankReport) -> None:
-    shares = {line.phase: line.share for line in report.lines(report.account.train)}
-    assert sum(shares.values()) == pytest.approx(1.0)
-    assert shares["data"] == pytest.approx(0.3)
-    assert "backward" not in shares
 
 
 @pytest.mark.parametrize(
@@ -128,3 +244,19 @@ def test_a_duration_is_short_and_within_half_a_percent(seconds: float) -> None:
     number, unit = text.replace(",", "").split()
     told = float(number) * {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
     assert told == pytest.approx(seconds, rel=0.0051, abs=0.51e-9)
+
+
+@pytest.mark.parametrize(
+    ("per_second", "text"),
+    [
+        (None, "-"),
+        (0.0123, "0.0123"),
+        (66.04, "66"),
+        (99.96, "100"),
+        (6834.4, "6,834"),
+        (9_999_999.0, "9,999,999"),
+        (23_738_740.3, "24M"),
+    ],
+)
+def test_a_rate_is_as_exact_as_it_is_worth(per_second: float | None, text: str) -> None:
+    assert rate(per_second) == text

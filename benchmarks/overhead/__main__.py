@@ -1,0 +1,242 @@
+"""Run the contest and judge it.
+
+    make bench-overhead
+    python -m benchmarks.overhead --quick
+
+Prints one row per contestant: the CPU time of the training thread that it adds to a step
+(median and deciles over rounds), how many times ours that is, and what becomes of the
+step's wall time. The first row, nobody, is the noise of the measurement. Exits 1 when
+torchperfd adds more than 8 µs, or is not 15 times cheaper than TraceML, or not 2.5 times
+cheaper than Lightning's SimpleProfiler.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+import torch
+from benchmarks.overhead import peers
+from benchmarks.overhead.contestants import CONTESTANTS
+from benchmarks.overhead.worker import Round
+from tests.node import ROOT, Node, free_port
+
+LIMIT_US: Final = 8.0
+TIMES_CHEAPER: Final = {"TraceML": 15.0, "Lightning SimpleProfiler": 2.5}
+OURS: Final = "torchperfd"
+NOBODY: Final = "nothing (A/A)"
+_START_S: Final = 120.0
+_ANSWER_S: Final = 60.0
+
+
+class Worker:
+    """A contestant's process and the line to it."""
+
+    def __init__(self, name: str, steps: int, directory: Path, env: Mapping[str, str]) -> None:
+        self.failure = ""
+        self.version = ""
+        self._connection: Connection | None = None
+        address = str(directory / f"{len(list(directory.iterdir()))}.sock")
+        with (
+            socket.socket(socket.AF_UNIX) as server,
+            (directory / f"{Path(address).stem}.log").open("wb") as log,
+        ):
+            server.bind(address)
+            server.listen(1)
+            server.settimeout(1.0)
+            self._process = subprocess.Popen(
+                [*_launcher(name, directory), address, name, str(steps)],
+                env={**env, "PYTHONPATH": _python_path(), "CUDA_VISIBLE_DEVICES": ""},
+                cwd=directory,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            deadline = time.monotonic() + _START_S
+            while self._connection is None and self._process.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(TimeoutError):
+                    self._connection = Connection(server.accept()[0].detach())
+        if self._connection is None:
+            said = Path(log.name).read_text(errors="replace").strip().splitlines()
+            self.failure = f"did not start: {said[-1] if said else 'it said nothing'}"
+            return
+        version = self._receive(_START_S)
+        if isinstance(version, str):
+            self.version = version
+
+    def measure(self, alternations: int) -> Round | None:
+        """Measure one round; None once it has failed."""
+        if self.failure or self._connection is None:
+            return None
+        self._connection.send(alternations)
+        answer = self._receive(_ANSWER_S)
+        return answer if isinstance(answer, Round) else None
+
+    def close(self) -> None:
+        """End the process and what it has started."""
+        if self._connection is not None:
+            self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _receive(self, seconds: float) -> object:
+        assert self._connection is not None
+        try:
+            answer: object = self._connection.recv() if self._connection.poll(seconds) else TimeoutError()
+        except (EOFError, ConnectionError) as error:
+            answer = error
+        if isinstance(answer, Exception):
+            self.failure = str(answer) or type(answer).__name__
+        return answer
+
+
+def _launcher(name: str, directory: Path) -> list[str]:
+    script = str(Path(__file__).with_name("worker.py"))
+    if name == "TraceML":
+        options = ["--logs-dir", str(directory / "traceml"), "--aggregator-port", str(free_port())]
+        options += ["--no-save-training-output"]
+        return [str(peers.VENV / "bin" / "traceml"), "run", *options, script, "--args"]
+    return [str(peers.PYTHON) if CONTESTANTS[name].distribution else sys.executable, script]
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
+def contend(
+    rounds: int, alternations: int, steps: int, *, may_install: bool
+) -> tuple[dict[str, list[Round]], dict[str, str], list[str]]:
+    """Return every contestant's measurements, why some are missing, and all versions."""
+    measured: dict[str, list[Round]] = {name: [] for name in CONTESTANTS}
+    failures: dict[str, str] = {}
+    for name, contestant in CONTESTANTS.items():
+        if contestant.distribution and peers.missing(contestant.distribution):
+            reason = peers.install(contestant.distribution) if may_install else "not installed"
+            if reason:
+                failures[name] = f"{contestant.distribution}: {reason}"
+    with contextlib.ExitStack() as stack:
+        node = Node()
+        stack.callback(node.close)
+        node.start_daemon()
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tpd-")))
+        workers: dict[str, Worker] = {}
+        for name in CONTESTANTS:
+            if name not in failures:
+                workers[name] = Worker(name, steps, directory, node.env)
+                stack.callback(workers[name].close)
+        for number in range(rounds):
+            _progress(f"round {number + 1} of {rounds}")
+            for name, worker in workers.items():
+                answer = worker.measure(alternations)
+                if answer is not None:
+                    measured[name].append(answer)
+        _progress("")
+        failures |= {name: worker.failure for name, worker in workers.items() if worker.failure}
+        versions = [worker.version for worker in workers.values() if worker.version]
+    return measured, failures, versions
+
+
+def print_table(measured: Mapping[str, list[Round]], failures: Mapping[str, str]) -> None:
+    """Print one row per contestant."""
+    ours = _added_us(measured[OURS])
+    print(
+        f"{'':<26} {'added CPU per step':>18} {'p10':>7} {'p90':>7} {'x ours':>7} "
+        f"{'mean':>9} {'wall p50':>10} {'wall p99':>10}"
+    )
+    for name, rounds in measured.items():
+        if name in failures or not rounds:
+            print(f"{name:<26} not measured: {failures.get(name, 'no round')}")
+            continue
+        added = _added_us(rounds)
+        deciles = statistics.quantiles((one.added_ns / 1e3 for one in rounds), n=10)
+        mean = statistics.median(one.added_mean_ns for one in rounds) / 1e3
+        ratio = f"{added / ours:.1f}" if ours > 0 and name != NOBODY else ""
+        p50, p99 = _wall_change_us(rounds)
+        print(
+            f"{name:<26} {added:>+15.1f} µs {deciles[0]:>+7.1f} {deciles[8]:>+7.1f} {ratio:>7} "
+            f"{mean:>+6.0f} µs {p50:>+7.0f} µs {p99:>+7.0f} µs"
+        )
+
+
+def judge(measured: Mapping[str, list[Round]], failures: Mapping[str, str]) -> list[str]:
+    """Return what is not as it should be; say what cannot be judged."""
+    if OURS in failures:
+        return [f"torchperfd was not measured: {failures[OURS]}"]
+    ours = _added_us(measured[OURS])
+    complaints = []
+    if ours > LIMIT_US:
+        complaints.append(f"torchperfd adds {ours:.1f} µs to a step, limit {LIMIT_US:.0f} µs")
+    for name, times in TIMES_CHEAPER.items():
+        theirs = _added_us(measured[name])
+        if name in failures:
+            print(f"not judged: how much cheaper torchperfd is than {name}")
+        elif theirs < times * ours:
+            ratio = theirs / ours
+            complaints.append(f"torchperfd is {ratio:.1f} times cheaper than {name}, wanted {times:g}")
+    return complaints
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=30, help="times that everybody attaches and detaches")
+    parser.add_argument("--alternations", type=int, default=8, help="off-on-on-off per round")
+    parser.add_argument("--steps", type=int, default=20, help="steps per block; an alternation has four")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: nothing installed, no limit judged"
+    )
+    options = parser.parse_args()
+    rounds = 2 if options.quick else max(2, options.rounds)
+    measured, failures, versions = contend(
+        rounds, options.alternations, options.steps, may_install=not options.quick
+    )
+    print_table(measured, failures)
+    bare = statistics.median(one.off.quiet_ns for all_rounds in measured.values() for one in all_rounds) / 1e3
+    turns = f"{options.alternations} x (off, on, on, off) x {options.steps} steps"
+    print(
+        f"\nadded CPU: of the training thread, to an undisturbed step (bare: {bare:.0f} µs); median and"
+        f"\ndeciles of {rounds} rounds of attach, {turns}, detach; mean: to any step."
+        "\nSimpleProfiler: profile() around the same seven actions, without a Trainer, which times more;"
+        "\ncallbacks: our own few lines in the manner of fastai and fastxtend."
+    )
+    print(", ".join([f"Python {platform.python_version()}", f"torch {torch.__version__}", *versions]))
+    if options.quick:
+        return 1 if OURS in failures else 0
+    complaints = judge(measured, failures)
+    for complaint in complaints:
+        print(f"FAILED: {complaint}")
+    return 1 if complaints else 0
+
+
+def _added_us(rounds: list[Round]) -> float:
+    return statistics.median(one.added_ns for one in rounds) / 1e3 if rounds else 0.0
+
+
+def _wall_change_us(rounds: list[Round]) -> tuple[float, float]:
+    """Return by how much the median step and the 99th percentile are longer when on."""
+    before = statistics.quantiles((ns for one in rounds for ns in one.off.wall_ns), n=100)
+    after = statistics.quantiles((ns for one in rounds for ns in one.on.wall_ns), n=100)
+    return (after[49] - before[49]) / 1e3, (after[98] - before[98]) / 1e3
+
+
+def _progress(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text:<40}\r{text}", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

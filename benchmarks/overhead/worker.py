@@ -1,0 +1,112 @@
+"""One contestant's process: alternates between off and on whenever it is told to.
+
+    python worker.py SOCKET CONTESTANT STEPS
+
+Answers every number on the socket with a :class:`Round` of as many alternations, and
+anything that goes wrong with its text.
+"""
+
+import gc
+import itertools
+import statistics
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Client
+from typing import Any
+
+from benchmarks.overhead.contestants import CONTESTANTS, Contestant
+from benchmarks.overhead.workload import WARM_STEPS, Workload, now
+from torch.utils.data import DataLoader
+
+
+@dataclass(slots=True)
+class Steps:
+    """What each of some steps took: CPU time of the training thread, and wall time."""
+
+    cpu_ns: list[int] = field(default_factory=list)
+    wall_ns: list[int] = field(default_factory=list)
+
+    def add(self, ends: list[tuple[int, int]]) -> None:
+        """Add the steps between the given times."""
+        for (began_cpu, began), (ended_cpu, ended) in itertools.pairwise(ends):
+            self.cpu_ns.append(ended_cpu - began_cpu)
+            self.wall_ns.append(ended - began)
+
+    @property
+    def quiet_ns(self) -> float:
+        """CPU time of a step that nobody disturbed.
+
+        A neighbour on the core only ever adds CPU time, up to as much again, so that the low
+        end of the distribution stands still where its middle wanders.
+        """
+        return statistics.quantiles(self.cpu_ns, n=10)[0]
+
+
+@dataclass(slots=True)
+class Round:
+    """The steps between one attach and its detach, on and off by turns."""
+
+    off: Steps = field(default_factory=Steps)
+    on: Steps = field(default_factory=Steps)
+
+    @property
+    def added_ns(self) -> float:
+        """CPU time that being on adds to an undisturbed step."""
+        return self.on.quiet_ns - self.off.quiet_ns
+
+    @property
+    def added_mean_ns(self) -> float:
+        """The same of all steps: what comes rarely is in here, and so are the neighbours."""
+        return statistics.fmean(self.on.cpu_ns) - statistics.fmean(self.off.cpu_ns)
+
+
+def measure(contestant: Contestant, alternations: int) -> Round:
+    """Measure one round: attach, alternate, check that all was seen, detach."""
+    workload, measured = contestant.workload, Round()
+
+    def block(train: Callable[[DataLoader[Any]], None], steps: Steps) -> None:
+        train(workload.warm_loader)
+        workload.ends.clear()
+        began = now()
+        train(workload.loader)
+        steps.add([began, *workload.ends])
+
+    gc.collect()
+    contestant.attach()
+    for _ in range(alternations):
+        # Off, on, on, off: a drift of the machine that is linear in time cancels out.
+        contestant.off()
+        block(workload.plain, measured.off)
+        contestant.on()
+        block(contestant.train, measured.on)
+        block(contestant.train, measured.on)
+        contestant.off()
+        block(workload.plain, measured.off)
+    contestant.on()
+    contestant.check(alternations * 2 * (WARM_STEPS + len(workload.loader)))
+    contestant.detach()
+    return measured
+
+
+def main(address: str, name: str, steps: int) -> None:
+    """Serve until the socket is closed."""
+    with Client(address, "AF_UNIX") as benchmark:
+        try:
+            contestant = CONTESTANTS[name](Workload(steps))
+            measure(contestant, 1)  # what it imports and looks for once is no step's cost
+            benchmark.send(contestant.version())
+            while alternations := benchmark.recv():
+                benchmark.send(measure(contestant, alternations))
+        except EOFError:
+            pass
+        except Exception as error:  # noqa: BLE001 - becomes a line of the table
+            traceback.print_exc()
+            benchmark.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+if __name__ == "__main__":
+    from benchmarks.overhead import worker  # not __main__: what is pickled must have a name
+
+    worker.main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

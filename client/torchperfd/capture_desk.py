@@ -1,0 +1,239 @@
+"""The capture desk: where orders for captures arrive, and what a script holds of one it ordered."""
+
+import secrets
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from torchperfd.capture import CaptureOptions, CaptureOutcome, RankCapture
+from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.identity import Identity
+from torchperfd.loop import Loop
+from torchperfd.outbox import Outbox
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+_TORCH_BUDGET_S: Final = 15.0
+_OWN_MARGIN_STEPS: Final = 2
+
+
+class CaptureDesk:
+    """Takes orders from the daemon and from the script; one capture at a time.
+
+    Args:
+        loop: The loop whose steps are captured.
+        identity: This process.
+        outbox: Where acknowledgements and results go.
+        mean_step_seconds: Returns how long a training step takes, 0 before the first.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        identity: Identity,
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        mean_step_seconds: Callable[[], float],
+    ) -> None:
+        self._loop = loop
+        self._identity = identity
+        self._outbox = outbox
+        self._mean_step_seconds = mean_step_seconds
+        self._capture: RankCapture | None = None
+        self._lock = threading.Lock()
+        self._own: set[str] = set()
+        self.torch_ready = threading.Event()
+        """Set once the script has imported torch: a thread of ours that imports parts of it
+        at the same time can break both."""
+
+    def start(self, options: CaptureOptions, captures_dir: Path) -> RankCapture:
+        """Capture the next steps for the script itself.
+
+        Raises:
+            CaptureError: Another capture is in progress.
+        """
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        capture_id = f"{stamp}-{secrets.token_hex(3)}"
+        capture = self._admit(capture_id, captures_dir / capture_id, options)
+        if capture is None:
+            raise CaptureError("another capture is in progress; wait for it")
+        self._own.add(capture_id)
+
+        def prepare_and_arm() -> None:
+            reason = self._not_ready() or capture.prepare()
+            if reason:
+                capture.fail(reason)
+            else:
+                capture.arm(self._loop.train_steps + _OWN_MARGIN_STEPS)
+
+        threading.Thread(target=prepare_and_arm, name="torchperfd-capture", daemon=True).start()
+        return capture
+
+    def obey(self, message: "session_pb2.DaemonMessage") -> None:
+        """Act on a message of the daemon; one that is not about captures is ignored."""
+        body = message.WhichOneof("body")
+        if body == "prepare_capture":
+            threading.Thread(
+                target=self._prepare, args=(message.prepare_capture,), name="torchperfd-capture", daemon=True
+            ).start()
+        elif body == "commit_capture":
+            capture = self._named(message.commit_capture.capture_id)
+            if capture is not None:
+                capture.arm(message.commit_capture.start_step)
+        elif body == "cancel_capture":
+            capture = self._named(message.cancel_capture.capture_id)
+            if capture is not None:
+                capture.cancel(message.cancel_capture.reason)
+
+    def loop_ended(self, timeout: float) -> None:
+        """No more edges will come: end a capture in progress, waiting that long for its export."""
+        capture = self._capture
+        if capture is not None:
+            capture.loop_ended()
+            if not capture.ended.wait(timeout):
+                capture.fail("the process ended before the trace was written")
+
+    def _named(self, capture_id: str) -> RankCapture | None:
+        capture = self._capture
+        return capture if capture is not None and capture.capture_id == capture_id else None
+
+    def _prepare(self, order: "session_pb2.PrepareCapture") -> None:
+        from torchperfd.v1 import session_pb2
+
+        options = order.options
+        reason = ""
+        self.torch_ready.wait(_TORCH_BUDGET_S)
+        try:
+            wanted = CaptureOptions(
+                options.steps, options.record_shapes, options.with_stack, options.profile_memory
+            )
+            capture = self._admit(order.capture_id, Path(order.directory), wanted)
+        except ValueError as error:
+            reason = str(error)
+        else:
+            if capture is None:
+                reason = "another capture is in progress in this process"
+            else:
+                reason = self._not_ready() or capture.prepare()
+                if reason:
+                    # The daemon hears of it by the ack below; nobody waits for an outcome.
+                    self._capture = None
+        ack = session_pb2.CaptureAck(
+            capture_id=order.capture_id,
+            ready=not reason,
+            reason=reason,
+            next_step=self._loop.train_steps,
+            step_seconds=self._mean_step_seconds(),
+        )
+        self._outbox.put(session_pb2.ClientMessage(capture_ack=ack))
+
+    def _not_ready(self) -> str:
+        return "" if self.torch_ready.is_set() else "the process has not imported torch yet"
+
+    def _admit(self, capture_id: str, directory: Path, options: CaptureOptions) -> RankCapture | None:
+        with self._lock:
+            if self._capture is not None and not self._capture.ended.is_set():
+                return None
+            self._capture = RankCapture(
+                loop=self._loop,
+                identity=self._identity,
+                capture_id=capture_id,
+                directory=directory,
+                options=options,
+                on_outcome=self._report_outcome,
+            )
+            return self._capture
+
+    def _report_outcome(self, capture: RankCapture, outcome: CaptureOutcome) -> None:
+        from torchperfd.v1 import session_pb2
+
+        options = capture.options
+        result = session_pb2.CaptureResult(
+            capture_id=capture.capture_id,
+            ok=outcome.ok,
+            reason=outcome.reason,
+            retry=outcome.retry,
+            start_step=outcome.start_step,
+            steps=options.steps,
+            file=outcome.file,
+            bytes=outcome.bytes,
+            sha256=outcome.sha256,
+            self_started=capture.capture_id in self._own,
+            options=session_pb2.CaptureOptions(
+                steps=options.steps,
+                record_shapes=options.record_shapes,
+                with_stack=options.with_stack,
+                profile_memory=options.profile_memory,
+            ),
+        )
+        self._outbox.put(session_pb2.ClientMessage(capture_result=result))
+
+
+class Capture:
+    """A capture in progress; training goes on meanwhile."""
+
+    def __init__(self, capture: RankCapture) -> None:
+        self._capture = capture
+
+    @property
+    def id(self) -> str:
+        """The capture's name, as ``torchperfd captures`` shows it."""
+        return self._capture.capture_id
+
+    @property
+    def state(self) -> str:
+        """One of preparing, ready, armed, running, exporting, complete, failed."""
+        return self._capture.stage.value
+
+    @property
+    def step_range(self) -> tuple[int, int]:
+        """First training step of the capture, and the first one after it."""
+        start = self._capture.start_step
+        return start, start + self._capture.options.steps
+
+    def wait(self, timeout: float | None = 60.0) -> Path:
+        """Wait for the trace, from a thread that does not train; return where it is.
+
+        Raises:
+            CaptureError: The capture failed; the message says why.
+            CaptureTimeoutError: It did not end within ``timeout`` seconds.
+        """
+        if not self._capture.ended.wait(timeout):
+            raise CaptureTimeoutError(
+                f"capture {self.id} is still {self.state} after {timeout} s; do training steps go on?"
+            )
+        return self.path
+
+    @property
+    def path(self) -> Path:
+        """The trace file.
+
+        Raises:
+            CaptureError: There is none, or not yet.
+        """
+        outcome = self._capture.outcome
+        if outcome is None:
+            raise CaptureError(f"capture {self.id} is {self.state}; wait() for it")
+        if not outcome.ok:
+            raise CaptureError(f"capture {self.id} failed: {outcome.reason}")
+        return self._capture.directory / outcome.file
+
+    def report(self) -> str:
+        """Return what ``torchperfd analyze`` says of the trace; runs it as a process of its own.
+
+        Raises:
+            CaptureError: There is no trace, or it cannot be read.
+        """
+        command = [sys.executable, "-m", "torchperfd", "analyze", str(self.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CaptureError(done.stderr.strip())
+        return done.stdout
+
+    def cancel(self) -> None:
+        """Give the capture up."""
+        self._capture.cancel("cancelled by the script")

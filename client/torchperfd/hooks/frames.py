@@ -1,0 +1,60 @@
+"""What the call stack and dynamo know of our hooks."""
+
+import logging
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch.optim import Optimizer
+
+log = logging.getLogger("torchperfd")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Code that runs while an optimizer steps: torch's wrapper of every ``step``, one code object
+# for all of them, and our own around ``GradScaler.step``, which adds itself.
+step_code: set[CodeType] = {Optimizer.profile_hook_step(lambda _: None).__code__}
+
+
+def inside_step(frame: FrameType | None) -> bool:
+    """Return whether an optimizer step is at work in this frame or further up the stack."""
+    while frame is not None:
+        if frame.f_code in step_code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def keep_classes_out_of_graphs(*classes: type) -> None:
+    """The same for all methods that hooks call: dynamo would compile one trivial frame for each."""
+    for owner in classes:
+        for method in vars(owner).values():
+            if isinstance(method, FunctionType):
+                keep_out_of_graphs(method, inline=True)
+
+
+def keep_out_of_graphs(function: F, *, inline: bool = False) -> F:
+    """Have dynamo run a hook as it is where compiled code calls it.
+
+    Otherwise dynamo compiles the hook's frame as well: an extra graph, in which the hook takes
+    itself for compiled and stays silent.
+
+    Args:
+        function: The hook; returned.
+        inline: Let it be traced through where the caller's own frame is compiled. Only what
+            breaks the graph without us may go without: we must not add a break.
+    """
+    dynamo = torch._C._dynamo.eval_frame
+    try:
+        if hasattr(dynamo, "skip_code"):  # before torch 2.7
+            dynamo.skip_code(function.__code__)
+        else:
+            action = dynamo._FrameAction
+            strategy = dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT)
+            dynamo.set_code_exec_strategy(function.__code__, strategy)
+    except AttributeError:
+        log.debug("this torch cannot keep %s out of compiled graphs", function)
+    if not inline:
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return function

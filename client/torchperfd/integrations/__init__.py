@@ -1,0 +1,154 @@
+"""Integrations: what a framework knows of its own loop and torch's hooks cannot see.
+
+One module per framework; it imports the framework, and nothing else of ours does. The
+automatic hooks stay on and do the timing; an integration adds what they miss, and takes
+care that a failure of ours never reaches the framework.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from torchperfd import client as clients
+from torchperfd.faults import Faults
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchperfd.client import Client
+    from torchperfd.loop import Loop
+
+# A name from these holds for every rank, and outranks what a framework calls its run.
+_NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "POD_UID")
+
+
+class Follower:
+    """Attaches the client for a framework's loop, if the script has not, and speaks to it.
+
+    Args:
+        job: What people call this kind of run.
+        run: The run's name.
+    """
+
+    def __init__(self, job: str | None = None, run: str | None = None) -> None:
+        self._job = job
+        self._run = run
+        self._ours = False
+        self._following = False
+        self._client: Client | None = None
+        self._faults = Faults()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Frameworks pickle their callbacks: into spawned ranks, into exported models.
+        return Follower, (self._job, self._run)
+
+    @property
+    def client(self) -> "Client | None":
+        """The client, None before the loop begins; its report outlives the loop."""
+        return self._client
+
+    @property
+    def loop(self) -> "Loop | None":
+        """What to report events to, None where there is nothing to report."""
+        client = self._client
+        return client._loop if self._following and client is not None and client._here() else None
+
+    def begin(
+        self,
+        model: "nn.Module | None" = None,
+        *,
+        job: str | None = None,
+        run: str | None = None,
+        **launched_as: str,
+    ) -> None:
+        """Attach.
+
+        Args:
+            model: The model whose forward to time; found by itself when left out.
+            job: What to fall back on when nobody has said what people call this kind of run.
+            run: What to fall back on when nobody has named the run.
+            launched_as: What a launcher puts into the environment, ``RANK`` and the like, where the
+                framework is its own launcher and does not.
+        """
+        if clients._current is None or not clients._current.attached:
+            self._ours = True
+        if any(os.environ.get(name) for name in _NAMED_BY_LAUNCHER):
+            run = None
+        job = self._job or os.environ.get("TORCHPERFD_JOB") or job
+        absent = {name: value for name, value in launched_as.items() if name not in os.environ}
+        os.environ.update(absent)
+        try:
+            self._client = clients.attach(model, job=job, run=self._run or run)
+        finally:
+            for name in absent:
+                del os.environ[name]
+        self._following = True
+
+    def between_loops(self) -> None:
+        """End the step in progress: what comes now belongs to none, until the next draw."""
+        if self.loop is not None:
+            self.loop.finish()
+
+    def end(self) -> None:
+        """The framework's loop is over: detach if it was us who attached, else only account for it."""
+        self.between_loops()
+        following, self._following = self._following, False
+        client = self._client
+        if client is None or not following or not client.attached:
+            return
+        if self._ours:
+            self._ours = False
+            client.detach()
+        else:
+            client._pump.turn(send_account=True)
+
+    def slot(self, phase: str) -> int:
+        """Return the slot of a phase, ours or one of at most 16 others; past those, ``other``'s."""
+        return self._client._names.slot(phase) if self._client is not None else 0
+
+    def spent(self, place: str) -> bool:
+        """Return whether ``place`` has failed too often to be tried again."""
+        return self._counts().spent(place)
+
+    def fault(self, place: str, error: Exception) -> None:
+        """Count a failure of ours; the step in progress is lost, as with a hook's."""
+        self._counts().note(place, error)
+        if self.loop is not None:
+            self.loop.recorder.abandon()
+
+    def _counts(self) -> Faults:
+        return self._client._faults if self._client is not None else self._faults
+
+
+def drawn_by_torch(loader: Any) -> bool:
+    """Return whether the automatic hooks see the draws: all that feeds the loop is a DataLoader."""
+    from torch.utils.data import DataLoader
+
+    if isinstance(loader, Mapping):
+        loader = list(loader.values())
+    if isinstance(loader, list | tuple):
+        return bool(loader) and all(isinstance(part, DataLoader) for part in loader)
+    return isinstance(loader, DataLoader)
+
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def quietly(method: F) -> F:
+    """Keep failures of a method from the framework: counted, logged once, switched off after ten.
+
+    Its object has the :class:`Follower` as ``follower``.
+    """
+    place = f"integration {method.__module__.rpartition('.')[2]} {method.__name__}"
+
+    @functools.wraps(method)
+    def quiet(self: Any, *args: Any, **kwargs: Any) -> None:
+        if self.follower.spent(place):
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+            self.follower.fault(place, error)
+
+    return cast(F, quiet)

@@ -1,0 +1,95 @@
+"""fastai: ``Learner(..., cbs=torchperfd.integrations.fastai.TorchperfdCallback())``.
+
+fastai's optimizers are none of torch's, so that the automatic hooks see no optimizer, hence
+no step, and cannot find the model. The callback tells them both.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from fastai.callback.core import Callback
+
+from torchperfd.integrations import Follower, quietly
+
+if TYPE_CHECKING:
+    from torchperfd.client import Client
+    from torchperfd.loop import Loop
+
+
+class TorchperfdCallback(Callback):
+    """Names the model, and times the learner's optimizer from the beginning of a fit to its end.
+
+    Args:
+        job: What people call this kind of run; the script's name by default.
+        run: The run's name; the launcher's by default.
+    """
+
+    # After all others at the beginning: none of them may replace the optimizer afterwards.
+    order = 100
+
+    def __init__(self, *, job: str | None = None, run: str | None = None) -> None:
+        self.follower = Follower(job, run)
+
+    @property
+    def client(self) -> "Client | None":
+        """The client, None before ``fit``."""
+        return self.follower.client
+
+    @quietly
+    def before_fit(self) -> None:
+        """Attach, unless this is no training: the learning rate finder, or predictions."""
+        learner = self.learn
+        self.run = not hasattr(learner, "lr_finder") and not hasattr(self, "gather_preds")
+        if not self.run:
+            return
+        self.follower.begin(learner.model)
+        optimizer = learner.opt
+        if isinstance(getattr(optimizer, "opt", None), torch.optim.Optimizer):
+            return  # one of torch's, wrapped: the automatic hooks see it
+        own = id(optimizer)
+        self._time(
+            optimizer, "step", lambda loop: loop.optimizer_begin(own), lambda loop: loop.optimizer_end(own)
+        )
+        self._time(optimizer, "zero_grad", lambda loop: loop.zero_begin(), lambda loop: loop.exit())
+
+    @quietly
+    def after_train(self) -> None:
+        """The last step has ended: what an epoch ends with belongs to none."""
+        self.follower.between_loops()
+
+    @quietly
+    def after_validate(self) -> None:
+        """The last validation step has ended."""
+        self.follower.between_loops()
+
+    @quietly
+    def after_fit(self) -> None:
+        """Put the optimizer back as it was, flush, and detach if we attached."""
+        for name in ("step", "zero_grad"):
+            if hasattr(vars(self.learn.opt).get(name), "__wrapped__"):
+                delattr(self.learn.opt, name)
+        self.follower.end()
+
+    def _time(
+        self, optimizer: Any, name: str, begin: "Callable[[Loop], None]", end: "Callable[[Loop], None]"
+    ) -> None:
+        if name in vars(optimizer):
+            return  # a fit that was interrupted has left it timed
+        original = getattr(optimizer, name)
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._tell(begin)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._tell(end)
+
+        setattr(optimizer, name, timed)
+
+    @quietly
+    def _tell(self, event: "Callable[[Loop], None]") -> None:
+        if self.follower.loop is not None:
+            event(self.follower.loop)

@@ -1,0 +1,93 @@
+"""Ignite: ``torchperfd.integrations.ignite.attach(trainer)``, and the same for evaluators.
+
+The automatic hooks time an engine's loop as it is, as long as a DataLoader feeds it. What
+is attached here besides: batches from anything else are drawn and counted, and what happens
+when an epoch is complete belongs to no step.
+"""
+
+from typing import TYPE_CHECKING
+
+from ignite.engine import Engine, Events
+
+from torchperfd.hooks.batches import samples_in
+from torchperfd.integrations import Follower, drawn_by_torch, quietly
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchperfd.client import Client
+
+
+def attach(
+    engine: Engine, model: "nn.Module | None" = None, *, job: str | None = None, run: str | None = None
+) -> "EngineFollower":
+    """Follow an engine's runs; do so before other handlers are added, to leave their time out of steps.
+
+    Args:
+        engine: A trainer or an evaluator.
+        model: The model whose forward to time; found by itself when left out.
+        job: What people call this kind of run; the script's name by default.
+        run: The run's name; the launcher's by default.
+    """
+    follower = EngineFollower(model, job=job, run=run)
+    for event, handler in (
+        (Events.STARTED, follower.started),
+        (Events.GET_BATCH_STARTED, follower.draw_begins),
+        (Events.GET_BATCH_COMPLETED, follower.drawn),
+        (Events.EPOCH_COMPLETED, follower.epoch_completed),
+        (Events.TERMINATE, follower.completed),
+        (Events.COMPLETED, follower.completed),
+    ):
+        # Never EXCEPTION_RAISED: an engine with a handler for it does not raise.
+        engine.add_event_handler(event, handler)
+    return follower
+
+
+class EngineFollower:
+    """What follows one engine; made by :func:`attach`."""
+
+    def __init__(self, model: "nn.Module | None", *, job: str | None, run: str | None) -> None:
+        self.follower = Follower(job, run)
+        self._model = model
+        self._samples_before = 0
+        self._drawing = False
+
+    @property
+    def client(self) -> "Client | None":
+        """The client, None before the engine runs."""
+        return self.follower.client
+
+    @quietly
+    def started(self, engine: Engine) -> None:
+        """Attach; a step of the engine that runs this one has ended."""
+        self.follower.begin(self._model)
+        self.follower.between_loops()
+
+    @quietly
+    def draw_begins(self, engine: Engine) -> None:
+        """Draw, unless it is a DataLoader that does: the automatic hooks see those."""
+        loop = self.follower.loop
+        if loop is not None and not drawn_by_torch(engine.state.dataloader):
+            self._drawing = True
+            loop.draw_begin()
+            self._samples_before = loop.recorder.samples
+
+    @quietly
+    def drawn(self, engine: Engine) -> None:
+        """The batch is here; its samples count once."""
+        loop = self.follower.loop
+        if loop is not None and self._drawing:
+            self._drawing = False
+            counted = loop.recorder.samples != self._samples_before
+            loop.draw_end(0 if counted else samples_in(engine.state.batch))
+
+    @quietly
+    def epoch_completed(self, engine: Engine) -> None:
+        """The last step has ended."""
+        self._drawing = False
+        self.follower.between_loops()
+
+    @quietly
+    def completed(self, engine: Engine) -> None:
+        """Flush, and detach if we attached."""
+        self.follower.end()

@@ -1,0 +1,272 @@
+"""Lightning: ``Trainer(callbacks=[torchperfd.integrations.lightning.Callback()])``.
+
+Lightning calls ``training_step``, never the module itself, so that the automatic hooks see
+no forward and no validation; it stops drawing where a loader's length ends; and it knows
+what moves batches, what saves checkpoints and which callback takes how long. All of that it
+tells its profiler, once per action: ours turns the actions into phases. The callback names
+the run and brings the profiler along, around whichever one the user has chosen.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.hooks.batches import samples_in
+from torchperfd.integrations import Follower, drawn_by_torch, quietly
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+    from torchperfd.client import Client
+    from torchperfd.loop import Loop
+else:
+    # Both distributions may be there; a class of one is no callback of the other.
+    if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
+        pl = sys.modules["pytorch_lightning"]
+    else:
+        try:
+            pl = import_module("lightning.pytorch")
+        except ImportError:
+            pl = import_module("pytorch_lightning")
+
+# What begins and ends with an action; None: nothing, or another part of us times it.
+Action = tuple[Callable[["Loop"], None], Callable[["Loop"], None]] | None
+
+_HOOK: Final = re.compile(r"\[(?P<owner>\w+)\](?P<name>.*)\.(?P<hook>\w+)")
+_DRAW: Final = re.compile(r"\[\w+\]\.(\w+?)(_dataloader)?_next")
+# With these a loop is over, whatever comes first of them; the next begins with its first draw.
+_EDGES: Final = re.compile(r"on_(train|validation|test|predict|sanity_check)(_epoch)?_(start|end)")
+_FORWARDS: Final = frozenset(("training_step", "validation_step", "test_step", "predict_step"))
+_WHOLE_LOOPS: Final = frozenset(("run_training_epoch", "run_training_batch"))
+
+
+def _nothing(loop: "Loop") -> None:
+    """An edge has no end."""
+
+
+_UNHEARD_OF: Final[Action] = (_nothing, _nothing)
+
+
+class Profiler(pl.profilers.Profiler):
+    """Turns Lightning's actions into phases; an action of the user's own becomes a phase of its name."""
+
+    def __init__(
+        self,
+        *,
+        job: str | None = None,
+        run: str | None = None,
+        around: "pl.profilers.Profiler | None" = None,
+    ) -> None:
+        super().__init__()
+        self.follower = Follower(job, run)
+        self.drew_samples = True
+        """Whether the automatic hooks have counted the samples of the newest batch."""
+        self._samples_before = 0
+        self._manual = False
+        self._around = around
+        self._trainer: Any = None
+        self._actions: dict[str, Action] = {}
+
+    @property
+    def client(self) -> "Client | None":
+        """The client, None before ``fit``."""
+        return self.follower.client
+
+    def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
+        """Attach; Lightning calls this as ``fit``, ``validate`` and so on begin."""
+        super().setup(stage, local_rank, log_dir)
+        self.attach(getattr(self, "_lightning_module", None))
+
+    @quietly
+    def attach(self, module: "pl.LightningModule | None") -> None:
+        """Attach the client, unless it is."""
+        self._actions.clear()
+        if module is None:
+            self.follower.begin()
+            return
+        # What Lightning hands a profiler is a weak proxy; the trainer has the module itself.
+        self._trainer = trainer = module.trainer
+        module = trainer.lightning_module
+        self._manual = not module.automatic_optimization
+        run = None
+        if trainer.world_size > 1:
+            # Lightning's own launcher numbers the ranks only locally; they meet at this address.
+            meeting_point = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+            run = "-".join((Path(sys.argv[0]).stem, *meeting_point))
+        self.follower.begin(
+            None if self._manual else module,
+            job=type(module).__name__,
+            run=run,
+            RANK=str(trainer.global_rank),
+            WORLD_SIZE=str(trainer.world_size),
+        )
+        if self._manual and self.client is not None:
+            for part in module.children():
+                if next(part.parameters(), None) is not None:
+                    self.client._watch_model(part)
+
+    def start(self, action_name: str) -> None:
+        """An action begins."""
+        if self._actions.get(action_name, _UNHEARD_OF) is not None:
+            self._report(action_name, 0)
+        if self._around is not None:
+            self._around.start(action_name)
+
+    def stop(self, action_name: str) -> None:
+        """An action has ended."""
+        if self._around is not None:
+            self._around.stop(action_name)
+        if self._actions.get(action_name) is not None:
+            self._report(action_name, 1)
+
+    def teardown(self, stage: str | None) -> None:
+        """Flush, and detach if we attached."""
+        if hasattr(self, "follower"):
+            self._end()
+        super().teardown(stage)
+
+    @quietly
+    def _end(self) -> None:
+        self._trainer = None
+        self.follower.end()
+
+    @quietly
+    def _report(self, action_name: str, side: int) -> None:
+        loop = self.follower.loop
+        if loop is None:
+            return
+        if action_name not in self._actions:
+            self._actions[action_name] = None  # until it is understood without failing
+            self._actions[action_name] = self._understand(action_name)
+        action = self._actions[action_name]
+        if action is not None:
+            action[side](loop)
+
+    def _understand(self, action_name: str) -> Action:
+        draw = _DRAW.fullmatch(action_name)
+        if draw is not None:
+            return None if self._is_seen(draw[1]) else (self._draw_begin, self._draw_end)
+        match = _HOOK.fullmatch(action_name)
+        if match is None:
+            return None if action_name in _WHOLE_LOOPS else self._phase(_own_phase(action_name))
+        owner, name, hook = match.group("owner", "name", "hook")
+        if _EDGES.fullmatch(hook):
+            return (lambda loop: loop.finish()), _nothing
+        if owner == "Strategy":
+            if hook == "batch_to_device":
+                return self._phase("h2d")
+            training = hook == "training_step"
+            if hook not in _FORWARDS or (training and self._manual):
+                # With manual optimization all else lies inside: there the module's parts are the forward.
+                return None
+            # Its end names no loss: that lies inside, too.
+            return lambda loop: loop.forward_begin(training), lambda loop: loop.exit()
+        if hook == "lr_scheduler_step":
+            return self._phase("lr_scheduler")
+        if hook == "configure_gradient_clipping" and self._trainer.gradient_clip_val is not None:
+            return self._phase("clip_gradients")
+        if not self._is_overridden(owner, name, hook):
+            return None
+        if owner == "Callback":
+            return self._phase(_own_phase(name.partition("{")[0]))
+        return self._phase("module_hooks") if hook.startswith("on_") else None
+
+    def _is_overridden(self, owner: str, name: str, hook: str) -> bool:
+        """Return whether anybody's code runs: most hooks of most callbacks are Lightning's empty ones."""
+        trainer = self._trainer
+        base = getattr(pl, owner, None)
+        whose = {
+            "Callback": [callback for callback in trainer.callbacks if callback.state_key == name],
+            "LightningModule": [trainer.lightning_module],
+            "LightningDataModule": [trainer.datamodule],
+        }.get(owner, [])
+        return any(
+            getattr(type(one), hook, None) is not getattr(base, hook, None)
+            for one in whose
+            if not isinstance(one, Callback)
+        )
+
+    def _phase(self, name: str) -> Action:
+        return partial(_enter, slot=self.follower.slot(name)), lambda loop: loop.exit()
+
+    def _is_seen(self, stage: str) -> bool:
+        name = "train_dataloader" if stage == "train" else f"{stage}_dataloaders"
+        return drawn_by_torch(getattr(self._trainer, name))
+
+    def _draw_begin(self, loop: "Loop") -> None:
+        # A DataLoader may yet be at work somewhere inside: its draw is the same call.
+        loop.draw_begin()
+        self._samples_before = loop.recorder.samples
+
+    def _draw_end(self, loop: "Loop") -> None:
+        self.drew_samples = loop.recorder.samples != self._samples_before
+        loop.draw_end(0)
+
+
+class Callback(pl.Callback):
+    """Brings the profiler along, names the run and counts the samples of unusual loaders.
+
+    Args:
+        job: What people call this kind of run; the module's class by default.
+        run: The run's name; the launcher's by default.
+    """
+
+    def __init__(self, *, job: str | None = None, run: str | None = None) -> None:
+        self._profiler = Profiler(job=job, run=run)
+        self._replaced: pl.profilers.Profiler | None = None
+
+    @property
+    def follower(self) -> Follower:
+        """What speaks to the client."""
+        return self._profiler.follower
+
+    @property
+    def client(self) -> "Client | None":
+        """The client, None before ``fit``."""
+        return self.follower.client
+
+    @quietly
+    def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
+        """Attach, and listen to what the trainer tells its profiler."""
+        if isinstance(trainer.profiler, Profiler):
+            self._profiler = trainer.profiler
+            return
+        self._profiler.attach(pl_module)
+        self._replaced = trainer.profiler
+        if not isinstance(self._replaced, pl.profilers.PassThroughProfiler):
+            self._profiler._around = self._replaced
+        trainer.profiler = self._profiler
+
+    @quietly
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Count the samples of a batch that no DataLoader drew."""
+        loop = self.follower.loop
+        if loop is not None and not self._profiler.drew_samples:
+            loop.recorder.samples += samples_in(batch)
+
+    @quietly
+    def teardown(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
+        """Flush, detach if we attached, and give the trainer its profiler back."""
+        if self._replaced is not None:
+            trainer.profiler, self._replaced = self._replaced, None
+        self.follower.end()
+
+    def on_exception(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", exception: Any) -> None:
+        """As :meth:`teardown`, which Lightning does not call then."""
+        self.teardown(trainer, pl_module, "")
+
+
+def _enter(loop: "Loop", *, slot: int) -> None:
+    loop.enter(slot)
+
+
+def _own_phase(name: str) -> str:
+    """Return the name of a phase for an action that we do not know."""
+    if name == "save_checkpoint" or "Checkpoint" in name:
+        return "checkpoint"
+    return "".join(letter for letter in name if letter.isprintable())[:64] or "unnamed"

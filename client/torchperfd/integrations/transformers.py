@@ -1,0 +1,90 @@
+"""Transformers: ``Trainer(callbacks=[torchperfd.integrations.transformers.TorchperfdCallback()])``.
+
+The automatic hooks time the Trainer's loop as it is. The callback names the run and the
+model, tells the saving of checkpoints from the rest of a step, and detaches at the end.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from transformers.trainer_callback import TrainerCallback
+
+from torchperfd.integrations import Follower, quietly
+
+if TYPE_CHECKING:
+    from torchperfd.client import Client
+
+
+class TorchperfdCallback(TrainerCallback):
+    """Names the run after ``TrainingArguments.run_name``, and marks checkpoints.
+
+    Args:
+        job: What people call this kind of run; the model's class by default.
+        run: The run's name; the launcher's, else ``run_name``, by default.
+    """
+
+    def __init__(self, *, job: str | None = None, run: str | None = None) -> None:
+        self.follower = Follower(job, run)
+        self._saving = False
+
+    @property
+    def client(self) -> "Client | None":
+        """The client, None before ``train()``."""
+        return self.follower.client
+
+    @quietly
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Attach."""
+        # Older versions fill an unset run_name with the output directory.
+        named = args.run_name if args.run_name != args.output_dir else None
+        self._saving = False
+        self.follower.begin(model, job=type(model).__name__ if model is not None else None, run=named)
+
+    @quietly
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A save that was announced has not come."""
+        self._saved()
+
+    @quietly
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What follows is logging, then evaluation, then saving, as far as ``control`` says so."""
+        if not control.should_log and not control.should_evaluate:
+            self._save_begins(control)
+
+    @quietly
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Logging is done; evaluation or saving is next."""
+        if not control.should_evaluate:
+            self._save_begins(control)
+
+    @quietly
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The evaluation is over, and with it its last step; saving is next."""
+        self.follower.between_loops()
+        self._save_begins(control)
+
+    @quietly
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The checkpoint is written."""
+        self._saved()
+
+    @quietly
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The last step has ended: what an epoch ends with belongs to none."""
+        self.follower.between_loops()
+
+    @quietly
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Flush, and detach if we attached."""
+        self.follower.end()
+
+    def _save_begins(self, control: Any) -> None:
+        loop = self.follower.loop
+        if loop is not None and control.should_save and not self._saving and loop.recorder.is_open:
+            self._saving = True
+            loop.enter(self.follower.slot("checkpoint"))
+
+    def _saved(self) -> None:
+        if self._saving:
+            self._saving = False
+            if self.follower.loop is not None:
+                self.follower.loop.exit()

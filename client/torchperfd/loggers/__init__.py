@@ -1,0 +1,17 @@
+"""Send what torchperfd measures to an experiment tracker, while training goes on.
+
+    from torchperfd.loggers import WandbLogger
+
+    client = torchperfd.attach(loggers=[WandbLogger()])
+
+Each logger runs on a thread of its own, so that one which is slow, hangs or raises costs
+only itself. No tracker's library is imported before there is something to log.
+Your own logger is any object with the three methods of :class:`Logger`.
+"""
+
+from torchperfd.loggers.mlflow import MLflowLogger
+from torchperfd.loggers.protocol import Logger
+from torchperfd.loggers.tensorboard import TensorBoardLogger
+from torchperfd.loggers.wandb import WandbLogger
+
+__all__ = ["Logger", "MLflowLogger", "TensorBoardLogger", "WandbLogger"]

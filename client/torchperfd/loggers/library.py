@@ -1,0 +1,16 @@
+"""Importing a tracker's library when it is first needed."""
+
+from importlib import import_module
+from typing import Any
+
+
+def library(name: str, extra: str) -> Any:
+    """Return a module that is not a dependency of ours.
+
+    Raises:
+        ImportError: It is not installed; the message says how to get it.
+    """
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{error}; pip install 'torchperfd[{extra}]'") from error

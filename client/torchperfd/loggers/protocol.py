@@ -1,0 +1,26 @@
+"""What a logger is."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torchperfd.report import RankReport
+
+
+class Logger(Protocol):
+    """Takes numbers while training goes on, and the table at its end.
+
+    All three methods are called on one thread, which is not the one that trains; whatever they
+    raise is counted, and a logger that raises too often is left alone. Optional attributes say
+    how often to call: ``every_seconds`` (10 by default), ``every_steps`` (also after so many
+    training steps; by default never).
+    """
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Take the means since the last call; ``step`` training steps have ended so far."""
+
+    def log_table(self, report: "RankReport") -> None:
+        """Take the report of the whole fit; called once, at its end."""
+
+    def close(self) -> None:
+        """Write out what is left; called last."""

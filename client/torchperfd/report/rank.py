@@ -1,0 +1,70 @@
+"""One rank's report: what ``client.report()`` returns."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchperfd.account import Account
+from torchperfd.phases import PhaseNames
+from torchperfd.report.document import rank_document
+from torchperfd.report.numbers import Table, tabulate
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What one rank spent its time on.
+
+    ``print`` it in a terminal; in a notebook, it is a table by itself.
+
+    Attributes:
+        rank: Whose report it is.
+        account: The totals it was made of; must not change any more.
+        names: What their phases are called.
+        dropped: Steps that the recorder had to throw away.
+        table: Every number that is shown.
+    """
+
+    rank: int
+    account: Account
+    names: PhaseNames
+    dropped: int = 0
+    table: Table = field(init=False)
+
+    def __post_init__(self) -> None:
+        table = tabulate(self.rank, self.account, self.names, dropped=self.dropped)
+        object.__setattr__(self, "table", table)
+
+    # Each layout is imported when it is asked for: a training process pays for none.
+
+    def to_text(self) -> str:
+        """Return the phase table for a terminal."""
+        from torchperfd.report import text
+
+        return text.render(self.table)
+
+    def to_markdown(self) -> str:
+        """Return the phase table as GitHub-flavoured Markdown."""
+        from torchperfd.report import markdown
+
+        return markdown.render(self.table)
+
+    def to_html(self) -> str:
+        """Return the phase table as HTML that needs nothing else."""
+        from torchperfd.report import html
+
+        return html.render(self.table)
+
+    def to_csv(self) -> str:
+        """Return the phase table as comma-separated values, in seconds."""
+        from torchperfd.report import csv
+
+        return csv.render(self.table)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rank's part of a ``torchperfd.run/1`` document."""
+        return rank_document(self.rank, self.account, self.names)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()

@@ -1,0 +1,72 @@
+"""What an account must be true to: the calls, the sums, and the script's own watch."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torchperfd
+
+PAUSE_S = 0.006
+"""What a step of a timed scenario sleeps, so that two in a hundred are not noise."""
+
+_TOLERANCE = 0.02
+_ATTEMPTS = 3
+
+
+def calls(client: torchperfd.Client, kind: str = "train") -> dict[str, int]:
+    """Return how often each phase occurred, and ``steps``; check that phases sum to the steps."""
+    account = client.report().account
+    totals = getattr(account, kind)
+    assert sum(phase.ns for phase in totals.phases) == totals.ns
+    counted = {
+        client._names.name(slot): totals.phases[slot].calls
+        for slot in range(len(client._names))
+        if totals.phases[slot].calls
+    }
+    return {"steps": totals.steps, **counted}
+
+
+def train_tallies(client: torchperfd.Client) -> tuple[int, int]:
+    """Return micro-batches and skipped optimizer steps."""
+    train = client.report().account.train
+    return train.micro_batches, train.skipped
+
+
+class Watch:
+    """The script's own watch: runs while its loops do."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def over(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Run from the first draw to the end of the last batch; making the iterator is set-up."""
+        iterator = iter(batches)
+        began = ended = time.perf_counter()
+        for batch in iterator:
+            yield batch
+            ended = time.perf_counter()
+        self.seconds += ended - began
+
+
+def assert_accounted(client: torchperfd.Client, run: Callable[[Watch], None]) -> None:
+    """Run a script, at most three times on a busy machine, until its watch and our account agree.
+
+    The first run, of which nothing is compared, finds the model and imports what torch needs.
+    """
+    run(Watch())
+    differences = []
+    for _ in range(_ATTEMPTS):
+        before = _accounted(client)
+        watch = Watch()
+        run(watch)
+        accounted = _accounted(client) - before
+        assert watch.seconds > 20 * PAUSE_S
+        differences.append(accounted / watch.seconds - 1)
+        if abs(differences[-1]) < _TOLERANCE:
+            return
+    raise AssertionError(f"the account is off by {differences} of the script's own time")
+
+
+def _accounted(client: torchperfd.Client) -> float:
+    account = client.report().account
+    return (account.train.ns + account.validate.ns) / 1e9

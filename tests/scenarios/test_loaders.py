@@ -1,0 +1,96 @@
+"""Every kind of loader draws once per batch, whatever serves it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.client.training import per_step
+
+ROOT = Path(__file__).parents[2]
+
+# Two epochs of three batches each; worker processes of spawn and forkserver import this file anew.
+SCRIPT = """
+import itertools, json, sys, torch, torchperfd
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from tests.unit.client.training import tiny_model, train
+
+class Map(Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        return torch.full((4,), float(index)), torch.ones(2)
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        own = range(6) if info is None else range(info.id, 6, info.num_workers)
+        return iter([(torch.full((4,), float(index)), torch.ones(2)) for index in own])
+
+def main():
+    client = torchperfd.attach()
+    Loader = DataLoader
+    if sys.argv[1] == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader as Loader
+    data, size = (Stream(), 1) if sys.argv[1] == "stream" else (Map(), 2)
+    runs = []
+    for workers, start, persistent in json.loads(sys.argv[2]):
+        options = {"num_workers": workers}
+        if workers:
+            options.update(persistent_workers=persistent, multiprocessing_context=start)
+        batches = Loader(data, batch_size=size, **options)
+        model = tiny_model()
+        torchperfd.attach(model=model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = client.report().account.train
+        for _ in range(2):
+            train(model, optimizer, batches)
+        account = client.report().account
+        run = account.train.minus(before)
+        calls = {client._names.name(slot): run.phases[slot].calls for slot in range(len(client._names))}
+        runs.append({
+            "steps": run.steps, **{name: count for name, count in calls.items() if count},
+            "samples": run.samples, "adds up": sum(phase.ns for phase in run.phases) == run.ns,
+            "workers seen": account.ready is not None,
+        })
+        del batches
+    print(json.dumps({"runs": runs, "faults": client._faults.counts()}))
+
+if __name__ == "__main__":
+    main()
+"""
+
+WORKERS: list[list[Any]] = [
+    [0, None, False],
+    *([2, start, persistent] for start in ("fork", "spawn", "forkserver") for persistent in (False, True)),
+]
+
+
+@pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
+def test_loaders(kind: str, tmp_path: Path, alone: None) -> None:
+    if kind == "stateful":
+        pytest.importorskip("torchdata")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    # Starting a worker anew takes a second and more: of the other kinds, one start method each.
+    workers = WORKERS if kind == "map" else [WORKERS[0], WORKERS[1], WORKERS[4]]
+    done = subprocess.run(
+        [sys.executable, str(script), kind, json.dumps(workers)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told["faults"] == {}
+    steps = 2 * 6 if kind == "stream" else 2 * 3
+    expected = {**per_step(steps), "samples": 12, "adds up": True}
+    for (count, *_), run in zip(workers, told["runs"], strict=True):
+        workers_seen = run.pop("workers seen")
+        assert workers_seen or not count
+        assert run == expected

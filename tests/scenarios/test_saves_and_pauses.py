@@ -1,0 +1,163 @@
+"""What is no step and accounted for all the same: checkpoints, garbage, waiting batches."""
+
+import gc
+import io
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.scenarios.accounts import calls
+from tests.scenarios.spy import Events
+from tests.unit.client.training import loader, per_step, tiny_model, train
+
+import torchperfd
+from torchperfd.pauses import GcPauses
+from torchperfd.v1 import session_pb2
+
+
+class Slow:
+    """Takes its time to be pickled."""
+
+    seconds = 0.05
+
+    def __reduce__(self) -> Any:
+        time.sleep(self.seconds)
+        return (Slow, ())
+
+
+def plain_step(model: Any, optimizer: Any, batch: Any) -> None:
+    train(model, optimizer, [batch])
+
+
+def test_a_checkpoint_between_epochs_is_in_no_step_but_in_the_account(
+    client: torchperfd.Client, events: Events, tmp_path: Path
+) -> None:
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for epoch in range(2):
+        train(model, optimizer, loader(1))
+        torch.save({"model": model.state_dict(), "slow": Slow()}, tmp_path / f"{epoch}.pt")
+    epoch_events = "data() zero() forward() backward() optimizer() data(end) save()"
+    assert events.take() == f"{epoch_events} {epoch_events}"
+    assert calls(client) == per_step(2)
+    account = client.report().account
+    assert account.checkpoint.calls == 2
+    assert account.checkpoint.seconds >= 2 * Slow.seconds
+    assert account.checkpoint.std_seconds < account.checkpoint.mean_seconds
+
+
+def test_a_checkpoint_within_an_epoch_is_a_phase_of_its_step(client: torchperfd.Client) -> None:
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, batch in enumerate(loader(3)):
+        plain_step(model, optimizer, batch)
+        if number == 1:
+            torch.save(Slow(), io.BytesIO())
+    assert calls(client) == per_step(3, checkpoint=1)
+    account = client.report().account
+    assert account.train.phases[client._names.slot("checkpoint")].seconds >= Slow.seconds
+    assert account.checkpoint.calls == 0
+
+
+def test_a_save_that_fails_has_ended(client: torchperfd.Client, tmp_path: Path) -> None:
+    for _ in range(2):
+        try:
+            torch.save(1, tmp_path / "missing" / "directory.pt")
+        except (RuntimeError, OSError):
+            continue
+    assert client._loop.saving == 0
+    assert client.report().account.checkpoint.calls == 2
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_distributed_checkpoints_are_seen_once_the_script_imports_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import torch.distributed.checkpoint as distributed
+
+    original = vars(distributed)["save"]
+    monkeypatch.delitem(sys.modules, distributed.__name__)
+    client = torchperfd.attach()
+    assert vars(distributed)["save"] is original
+    monkeypatch.setitem(sys.modules, distributed.__name__, distributed)
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(1))
+    vars(distributed)["save"]({"model": model.state_dict()}, checkpoint_id=tmp_path / "sharded")
+    # It writes with torch.save inside: one save all the same.
+    assert client.report().account.checkpoint.calls == 1
+    client.detach()
+    assert vars(distributed)["save"] is original
+
+
+def test_the_run_is_checkpointing_while_it_saves(client: torchperfd.Client) -> None:
+    said: list[int] = []
+    client._pump.announce = said.append  # type: ignore[method-assign,assignment]
+
+    class Looks:
+        def __reduce__(self) -> Any:
+            client.report()
+            return (int, ())
+
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
+    torch.save(Looks(), io.BytesIO())
+    client.report()
+    assert said[-3:] == [
+        session_pb2.RUN_STATE_TRAINING,
+        session_pb2.RUN_STATE_CHECKPOINTING,
+        session_pb2.RUN_STATE_TRAINING,
+    ] or said[-2:] == [session_pb2.RUN_STATE_CHECKPOINTING, session_pb2.RUN_STATE_TRAINING]
+
+
+def test_collections_are_counted_by_generation(client: torchperfd.Client) -> None:
+    def oldest() -> tuple[int, int]:
+        account = client.report().account.gc[2]
+        return account.calls, account.ns
+
+    calls_before, ns_before = oldest()
+    for _ in range(3):
+        gc.collect()
+    calls_after, ns_after = oldest()
+    assert calls_after >= calls_before + 3
+    assert ns_after > ns_before
+    client.detach()
+    assert not any("torchperfd" in each.__module__ for each in gc.callbacks)
+
+
+def test_pauses_are_counted_from_a_start_only() -> None:
+    now = [0]
+    pauses = GcPauses(clock=lambda: now[0])
+    for phase, time_ns in (
+        ("stop", 5),
+        ("start", 10),
+        ("stop", 17),
+        ("stop", 30),
+        ("start", 40),
+        ("stop", 41),
+    ):
+        now[0] = time_ns
+        pauses._note(phase, {"generation": 1})
+    assert (pauses.calls, pauses.ns) == ([0, 2, 0], [0, 8, 0])
+    pauses.install()
+    pauses.install()
+    assert gc.callbacks.count(pauses._callback) == 1
+    pauses.uninstall()
+    pauses.uninstall()
+    assert pauses._callback not in gc.callbacks
+
+
+def test_batches_that_wait_are_told_from_workers_that_starve(client: torchperfd.Client) -> None:
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, loader(2))
+    assert client.report().account.ready is None
+    batches = loader(8, num_workers=1, prefetch_factor=4, multiprocessing_context="fork")
+    seen = []
+    for batch in batches:
+        plain_step(model, optimizer, batch)
+        time.sleep(0.1)
+        seen.append(client.report().account.ready)
+    assert max(each for each in seen if each is not None) >= 1

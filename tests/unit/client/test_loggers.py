@@ -1,0 +1,271 @@
+"""Loggers: what they are sent, when, on which thread, and what becomes of those that misbehave."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+import torchperfd
+from torchperfd.account import Account, KindAccount
+from torchperfd.faults import Faults
+from torchperfd.loggers import Logger
+from torchperfd.loggers.measures import measures
+from torchperfd.loggers.sender import Sender
+from torchperfd.phases import PhaseNames
+from torchperfd.recorder import DATA, FORWARD
+from torchperfd.report import RankReport
+
+MS = 10**6
+
+
+@dataclass
+class Keeper:
+    """A logger that keeps what it is told."""
+
+    every_seconds: float = 0.02
+    every_steps: int = 0
+    metrics: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    reports: list[RankReport] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    closed: int = 0
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.metrics.append((step, dict(metrics)))
+
+    def log_table(self, report: RankReport) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.reports.append(report)
+
+    def close(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.closed += 1
+
+
+def account(steps: int, *, first_ms: int = 0, validations: int = 0) -> Account:
+    """Return steps of 10 ms and 32 samples, a fifth of it data, after a first one that took longer."""
+
+    def kind(steps: int, extra_ms: int = 0) -> KindAccount:
+        made = KindAccount(steps=steps, ns=(10 * steps + extra_ms) * MS, samples=32 * steps)
+        made.phases[DATA].calls, made.phases[DATA].ns = steps, 2 * steps * MS
+        made.phases[FORWARD].calls, made.phases[FORWARD].ns = steps, (8 * steps + extra_ms) * MS
+        return made
+
+    warmup = kind(1, first_ms) if steps else KindAccount()
+    return Account(kind(steps, first_ms), kind(validations), warmup)
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_measures_are_the_means_of_what_came_since() -> None:
+    assert measures(account(11), account(31, validations=4), PhaseNames()) == pytest.approx(
+        {
+            "torchperfd/train/step_seconds": 0.01,
+            "torchperfd/train/samples_per_second": 3200,
+            "torchperfd/train/phase_seconds/data": 0.002,
+            "torchperfd/train/phase_seconds/forward": 0.008,
+            "torchperfd/validate/step_seconds": 0.01,
+            "torchperfd/validate/samples_per_second": 3200,
+            "torchperfd/validate/phase_seconds/data": 0.002,
+            "torchperfd/validate/phase_seconds/forward": 0.008,
+        }
+    )
+
+
+def test_the_first_step_is_in_no_measure() -> None:
+    told = measures(Account(), account(3, first_ms=5000), PhaseNames())
+    assert told["torchperfd/train/step_seconds"] == pytest.approx(0.01)
+    assert measures(Account(), account(1, first_ms=5000), PhaseNames()) == {}
+
+
+def test_nothing_new_is_nothing_to_tell() -> None:
+    assert measures(account(9), account(9), PhaseNames()) == {}
+
+
+def test_a_phase_never_makes_a_level_of_its_own() -> None:
+    names, now = PhaseNames(), account(3)
+    now.train.phases[names.slot("aug/crop")].calls = 3
+    assert "torchperfd/train/phase_seconds/aug_crop" in measures(account(1), now, names)
+
+
+# The sender, without a client.
+
+
+class Senders:
+    """Makes senders, and ends those that a test leaves behind."""
+
+    def __init__(self) -> None:
+        self.now = account(1)
+        self.faults = Faults(limit=3)
+        self.made: list[Sender] = []
+
+    def start(self, logger: Logger, on_first: Callable[[], None] = lambda: None) -> Sender:
+        sender = Sender(
+            logger,
+            "logger Test",
+            account=lambda: self.now.copy(),
+            steps=lambda: self.now.train.steps,
+            names=PhaseNames(),
+            faults=self.faults,
+            on_first=on_first,
+        )
+        self.made.append(sender)
+        sender.start()
+        return sender
+
+    def report(self) -> RankReport:
+        return RankReport(0, self.now.copy(), PhaseNames())
+
+
+@pytest.fixture
+def senders() -> Iterator[Senders]:
+    made = Senders()
+    yield made
+    for sender in made.made:
+        sender.conclude(made.report())
+        sender.join(5)
+
+
+def test_it_tells_what_is_new_and_at_the_end_the_rest_and_the_table(senders: Senders) -> None:
+    keeper, firsts = Keeper(), list[int]()
+    sender = senders.start(keeper, lambda: firsts.append(1))
+    senders.now = account(11)
+    until(lambda: bool(keeper.metrics))
+    senders.now = account(21)
+    until(lambda: len(keeper.metrics) == 2)
+    keeper.every_seconds = 60
+    report = senders.report()
+    sender.conclude(report)
+    sender.conclude(report)
+    sender.join(5)
+    assert [step for step, _ in keeper.metrics] == [11, 21]
+    assert keeper.reports == [report]
+    assert (keeper.closed, firsts) == (1, [1])
+    assert keeper.threads == {"torchperfd-logger"}
+    assert senders.faults.counts() == {}
+
+
+def test_what_came_after_the_last_time_is_told_at_the_end(senders: Senders) -> None:
+    keeper = Keeper(every_seconds=3600)
+    sender = senders.start(keeper)
+    senders.now = account(5)
+    sender.conclude(senders.report())
+    sender.join(5)
+    assert [step for step, _ in keeper.metrics] == [5]
+
+
+def test_steps_may_say_when(senders: Senders) -> None:
+    keeper = Keeper(every_seconds=float("inf"), every_steps=10)
+    senders.start(keeper)
+    senders.now = account(11)
+    until(lambda: len(keeper.metrics) == 1)
+    senders.now = account(20)
+    time.sleep(0.6)
+    assert [step for step, _ in keeper.metrics] == [11]
+    senders.now = account(21)
+    until(lambda: len(keeper.metrics) == 2)
+
+
+class Broken(Keeper):
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        super().log_metrics(metrics, step)
+        raise OSError("disk full")
+
+
+def test_one_that_raises_is_counted_and_left_alone_past_the_limit(senders: Senders) -> None:
+    broken = Broken()
+    sender = senders.start(broken)
+    for steps in range(2, 100):
+        senders.now = account(steps)
+        if broken.closed:
+            break
+        time.sleep(0.05)
+    assert len(broken.metrics) == 3
+    sender.conclude(senders.report())
+    sender.join(5)
+    assert (broken.reports, broken.closed) == ([], 1)
+    assert senders.faults.counts() == {"logger Test": 3}
+
+
+class Missing(Keeper):
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        super().log_metrics(metrics, step)
+        raise ImportError("No module named 'wandb'; pip install 'torchperfd[wandb]'")
+
+
+def test_one_whose_library_is_missing_is_tried_once(
+    senders: Senders, caplog: pytest.LogCaptureFixture
+) -> None:
+    missing = Missing()
+    senders.start(missing)
+    senders.now = account(3)
+    until(lambda: bool(missing.closed))
+    assert len(missing.metrics) == 1
+    assert "pip install 'torchperfd[wandb]'" in caplog.text
+
+
+class Hanging(Keeper):
+    release: threading.Event
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        super().log_metrics(metrics, step)
+        self.release.wait(20)
+
+
+# With a client.
+
+
+def test_a_client_sends_from_threads_of_their_own() -> None:
+    keeper, other = Keeper(), Keeper()
+    client = torchperfd.attach(loggers=[keeper])
+    client.add_logger(other)
+    for _ in range(3):
+        client.step(samples=8)
+    client.detach()
+    for each in (keeper, other):
+        assert each.threads == {"torchperfd-logger"}
+        assert sum(metrics["torchperfd/train/samples_per_second"] > 0 for _, metrics in each.metrics) >= 1
+        assert [report.table.steps for report in each.reports] == [3]
+        assert each.closed == 1
+    assert [sender.place for sender in client._senders] == ["logger Keeper", "logger Keeper 2"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "torchperfd-logger"]
+
+
+def test_a_detached_client_takes_no_logger() -> None:
+    client = torchperfd.attach()
+    client.detach()
+    client.add_logger(Keeper())
+    assert client._senders == []
+
+
+def test_something_that_is_no_logger_costs_training_nothing() -> None:
+    client = torchperfd.attach(loggers=[object()])  # type: ignore[list-item]
+    for _ in range(3):
+        client.step()
+    client.detach()
+    assert client._faults.counts()["logger object"] >= 1
+
+
+def test_a_logger_that_hangs_delays_neither_the_account_nor_the_exit() -> None:
+    hanging, keeper = Hanging(), Keeper()
+    hanging.release = threading.Event()
+    client = torchperfd.attach(loggers=[hanging, keeper])
+    for _ in range(3):
+        client.step()
+    until(lambda: bool(hanging.metrics))
+    client.step()
+    assert client.report().table.steps == 4
+    began = time.monotonic()
+    client.detach()
+    assert time.monotonic() - began < 1.0
+    assert keeper.closed == 1
+    assert client._faults.counts() == {"logger Hanging": 1}
+    hanging.release.set()
+    until(lambda: not [t for t in threading.enumerate() if t.name == "torchperfd-logger"])
