@@ -26,7 +26,7 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.frameworks: $(VENV)/.installed
 	$(PIP) $(TORCH) lightning==2.6.6 transformers==5.23.0 accelerate==1.15.0 pytorch-ignite==0.5.5
 	$(PIP) --no-deps torchvision==0.28.0 fastai==2.8.12 fastcore==2.2.39 fastprogress==1.1.6 \
-		fastdownload==0.0.8 fasttransform==0.0.5 python-fasthtml==0.14.14 fastxtend==0.1.7
+		fastdownload==0.0.8 fasttransform==0.0.5 python-fasthtml==0.14.14 fastxtend==0.1.7 torchdata==0.11.0
 	$(PIP) $(TORCH) plum-dispatch==2.9.0 matplotlib==3.11.2 pandas==3.1.1 itsdangerous oauthlib \
 		python-multipart beautifulsoup4 httpx2
 	touch $@
