@@ -65,13 +65,13 @@ dashboards: setup  ## Regenerate grafana/dashboards.
 	$(BIN)/python -m grafana.build
 
 bench-step: setup  ## What a step costs the training thread.
-	$(BIN)/python benchmarks/step_cost.py
+	$(BIN)/python -m benchmarks.step_cost
 
 bench-overhead: setup  ## What a step costs beside the other profilers; about five minutes.
 	$(BIN)/python -m benchmarks.overhead
 
 bench-memory: setup  ## Whether ten million steps fit into the memory of one million; two minutes.
-	$(BIN)/python benchmarks/memory_flat.py
+	$(BIN)/python -m benchmarks.memory_flat
 
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay

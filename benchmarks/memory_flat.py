@@ -1,7 +1,7 @@
 """Whether ten million steps fit into the memory of one million.
 
     make bench-memory
-    python benchmarks/memory_flat.py --steps 1000000
+    python -m benchmarks.memory_flat --steps 1000000
 
 Feeds the loop what the hooks report of plain training steps, in a process without torch and
 without a daemon, which is when most piles up, and lets the pump drain at its usual pace of
@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from benchmarks.plain_step import plain_step
 
 import torchperfd
 from torchperfd.loop import Loop
-from torchperfd.recorder import ZERO_GRAD
 
 LIMIT_MB: Final = 2.0
 STEPS_PER_DRAIN: Final = 1000
@@ -31,16 +31,7 @@ SAMPLES: Final = 10
 def train(loop: Loop, steps: int) -> None:
     """Report steps of six phases each."""
     for _ in range(steps):
-        loop.draw_begin()
-        loop.draw_end(32)
-        loop.enter(ZERO_GRAD)
-        loop.exit()
-        loop.forward_begin(True)
-        loop.forward_end()
-        loop.backward_begin()
-        loop.exit()
-        loop.optimizer_begin()
-        loop.optimizer_end()
+        plain_step(loop)
 
 
 def main() -> int:

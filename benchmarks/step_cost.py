@@ -1,6 +1,6 @@
 """What a step costs the training thread: the recorder and loop alone, without torch.
 
-    python benchmarks/step_cost.py
+    make bench-step
 
 Feeds the loop the ten calls that the hooks make in a plain training step and prints the
 thread's CPU time per step: median and spread over interleaved rounds, beside the clock
@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from benchmarks.plain_step import plain_step
+
 from torchperfd.loop import Loop
-from torchperfd.recorder import ZERO_GRAD, Recorder
+from torchperfd.recorder import Recorder
 
 ROUNDS: Final = 40
 STEPS: Final = 2000
@@ -33,23 +35,11 @@ def main() -> int:
     recorder = Recorder()
     loop = Loop(recorder)
 
-    def step() -> None:
-        loop.draw_begin()
-        loop.draw_end(32)
-        loop.enter(ZERO_GRAD)
-        loop.exit()
-        loop.forward_begin(True)
-        loop.forward_end()
-        loop.backward_begin()
-        loop.exit()
-        loop.optimizer_begin()
-        loop.optimizer_end()
-
     measured: dict[str, list[float]] = {"empty call": [], "perf_counter_ns": [], "step, five phases": []}
     for _ in range(ROUNDS):
         measured["empty call"].append(cpu_ns(lambda: None))
         measured["perf_counter_ns"].append(cpu_ns(time.perf_counter_ns))
-        measured["step, five phases"].append(cpu_ns(step))
+        measured["step, five phases"].append(cpu_ns(lambda: plain_step(loop)))
         recorder.drain()
     print(f"{'':<20} {'median':>10} {'p10':>10} {'p90':>10}")
     for name, times in measured.items():
