@@ -20,6 +20,8 @@ OF_RANKS: Final = 'run="$run",rank=~"$rank"'
 ON_NODES_OF_RUN: Final = f"and on (job, instance) {INFO}{{{OF_RUN}}}"
 # The share of step time above which TorchperfdRunInputBound fires.
 INPUT_BOUND: Final = 0.3
+# The part of training time above which TorchperfdClientOverhead fires.
+OVERHEAD: Final = 0.01
 # Grafana 11 opens it as it is, newer ones migrate it upwards; nothing here needs a later schema.
 SCHEMA_VERSION: Final = 39
 
@@ -179,12 +181,41 @@ def _time() -> Panels:
             ),
             unit=units.Seconds,
         ),
+        over_time(
+            "Time on the device per step, by phase",
+            "Mean time that phases take on the device, without the calls that were not timed there. It "
+            "passes beside the host's time and is not added to it: a forward that is short here and long "
+            "there waits for the host. Empty without a CUDA device.",
+            Target(
+                f"{_rate('torchperfd_train_phase_device_seconds_total', OF_RANKS, 'phase')}"
+                f" / on () group_left () ({_rate('torchperfd_train_steps_total', OF_RANKS)} > 0)",
+                "{{phase}}",
+            ),
+            unit=units.Seconds,
+            stacked=True,
+        ),
+        over_time(
+            "Beside the steps",
+            "Seconds per second and rank that go into saves between steps, and into pauses of Python's "
+            "garbage collector wherever they fall.",
+            *(
+                Target(
+                    f"{_rate(f'torchperfd_train_{metric}_seconds_total', OF_RANKS)}"
+                    f" / count(count by (rank) ({INFO}{{{OF_RANKS}}}))",
+                    legend,
+                )
+                for metric, legend in (("checkpoint", "checkpoints"), ("gc", "garbage collector"))
+            ),
+            unit=units.PercentUnit,
+        ),
     ]
 
 
 def _ranks() -> Panels:
     waiting = _phase_seconds("collective_wait", by="rank")
     stepping = _step_seconds(by="rank")
+    skipped = _rate("torchperfd_train_skipped_optimizer_steps_total", OF_RANKS, "rank")
+    micro_batches = _rate("torchperfd_train_micro_batches_total", OF_RANKS, "rank")
     return [
         over_time(
             "Step time per rank",
@@ -215,6 +246,52 @@ def _ranks() -> Panels:
             "size is not known.",
             Target(_rate("torchperfd_train_samples_total", OF_RANKS), "samples"),
             unit=units.CountsPerSecond,
+        ),
+        over_time(
+            "Tokens per second",
+            "Tokens that the chosen ranks train on per second of wall time, together. Empty unless the "
+            "script says how many there are.",
+            Target(_rate("torchperfd_train_tokens_total", OF_RANKS), "tokens"),
+            unit=units.CountsPerSecond,
+        ),
+        over_time(
+            "Model FLOPs utilisation",
+            "Part of its device's peak that a rank's recent training steps make use of (MFU). Empty where "
+            "the FLOPs of a step or the peak are not known.",
+            Target(f"torchperfd_train_model_flops_utilization_ratio{{{OF_RANKS}}}", "rank {{rank}}"),
+            unit=units.PercentUnit,
+            top=1,
+        ),
+        over_time(
+            "Batches ready",
+            "Batches that wait in a DataLoader's workers when the loop asks for one: at zero the workers are "
+            "slower than the step. Empty without workers.",
+            Target(f"torchperfd_train_dataloader_ready_batches{{{OF_RANKS}}}", "rank {{rank}}"),
+            unit=units.NoUnit,
+        ),
+        over_time(
+            "CUDA memory",
+            "Device memory as torch sees it: of tensors, the most that they ever had, and what is kept from "
+            "the device for them. Empty without a CUDA device.",
+            *(
+                Target(f"torchperfd_train_cuda_{metric}_bytes{{{OF_RANKS}}}", f"rank {{{{rank}}}} {metric}")
+                for metric in ("allocated", "peak", "reserved")
+            ),
+            unit=units.BytesIEC,
+        ),
+        over_time(
+            "Optimizer steps skipped",
+            "Optimizer steps per training step that were called off, by a GradScaler or with their gradients "
+            "zeroed unused. Empty until a step went backward.",
+            Target(f"{skipped} / ({_steps()} > 0)", "rank {{rank}}"),
+            unit=units.PercentUnit,
+        ),
+        over_time(
+            "Micro-batches per step",
+            "Batches that go backward in a training step; more than one where gradients accumulate. Empty "
+            "until a step went backward.",
+            Target(f"{micro_batches} / ({_steps()} > 0)", "rank {{rank}}"),
+            unit=units.NoUnit,
         ),
     ]
 
@@ -323,5 +400,20 @@ def _profiler() -> Panels:
             Target(f"torchperfd_collector_success {ON_NODES_OF_RUN}", "{{instance}} {{collector}}"),
             unit=units.NoUnit,
             top=1,
+        ),
+        over_time(
+            "Overhead of the client",
+            "What torchperfd itself costs a rank, as it measures on interleaved steps. Empty until it has "
+            "measured, and where measuring is off.",
+            Target(f"torchperfd_client_overhead_ratio{{{OF_RANKS}}}", "rank {{rank}}"),
+            unit=units.PercentUnit,
+            warn_above=OVERHEAD,
+        ),
+        over_time(
+            "Detail shed",
+            "Tiers of detail that a rank's client has given up to keep within the overhead allowed. Empty "
+            "until it has measured what it costs.",
+            Target(f"torchperfd_client_shed_tiers{{{OF_RANKS}}}", "rank {{rank}}"),
+            unit=units.NoUnit,
         ),
     ]

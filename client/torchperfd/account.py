@@ -26,11 +26,15 @@ class PhaseAccount:
         calls: How often the phase was entered.
         ns: Exclusive host time.
         squares: Sum over calls of squared nanoseconds.
+        device_ns: Time on the device, of the calls that were timed there.
+        device_calls: How many those were; 0 without a device.
     """
 
     calls: int = 0
     ns: int = 0
     squares: float = 0.0
+    device_ns: int = 0
+    device_calls: int = 0
 
     @property
     def seconds(self) -> float:
@@ -47,10 +51,20 @@ class PhaseAccount:
         """Population standard deviation of a call's exclusive time."""
         return _deviation(self.calls, self.ns, self.squares) if self.calls else 0.0
 
+    @property
+    def device_mean_seconds(self) -> float | None:
+        """Mean time of a call on the device; None where none was timed there."""
+        return self.device_ns / self.device_calls / 1e9 if self.device_calls else None
+
     def minus(self, part: "PhaseAccount") -> "PhaseAccount":
         """Return what remains without ``part``, which is contained in this."""
-        squares = max(0.0, self.squares - part.squares)
-        return PhaseAccount(self.calls - part.calls, self.ns - part.ns, squares)
+        return PhaseAccount(
+            calls=self.calls - part.calls,
+            ns=self.ns - part.ns,
+            squares=max(0.0, self.squares - part.squares),
+            device_ns=self.device_ns - part.device_ns,
+            device_calls=self.device_calls - part.device_calls,
+        )
 
 
 @dataclass(slots=True)
@@ -67,6 +81,7 @@ class KindAccount:
             accumulate. Kept for training only.
         skipped: Optimizer steps that were called off: refused by a ``GradScaler``, or their
             gradients zeroed unused. Kept for training only.
+        tokens: What they trained or validated on, where the script told.
     """
 
     steps: int = 0
@@ -76,6 +91,7 @@ class KindAccount:
     squares: float = 0.0
     micro_batches: int = 0
     skipped: int = 0
+    tokens: int = 0
 
     @property
     def std_seconds(self) -> float | None:
@@ -98,6 +114,7 @@ class KindAccount:
             squares=max(0.0, self.squares - part.squares),
             micro_batches=self.micro_batches - part.micro_batches,
             skipped=self.skipped - part.skipped,
+            tokens=self.tokens - part.tokens,
         )
 
     def fold(self, rows: Rows) -> None:
@@ -123,6 +140,21 @@ class GcAccount:
     ns: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """What the caching allocator of the rank's device holds, in bytes.
+
+    Attributes:
+        allocated: By tensors.
+        reserved: From the device, for tensors of now and later.
+        peak: Most that tensors ever had.
+    """
+
+    allocated: int
+    reserved: int
+    peak: int
+
+
 @dataclass(slots=True)
 class Account:
     """Everything since attach.
@@ -134,8 +166,16 @@ class Account:
         began_ns: When the first step began, Unix nanoseconds; 0 where it was not kept.
         ended_ns: When the newest step ended.
         checkpoint: Saves between steps, in the time of no step. Those within one are its phase.
-        gc: Pauses of the garbage collector by generation, wherever they fell.
+        gc: Pauses of the garbage collector by generation, wherever they fell; empty where unknown.
         ready: Batches that waited in the loader's workers at the newest draw; None without workers.
+        epoch: Training passes, each with what belongs to it, that have ended.
+        train_pass: Passes over a loader in training that have ended.
+        validate_pass: Passes over a loader in validation that have ended.
+        cuda: Memory of the device; None without CUDA.
+        flops_per_step: Floating-point operations of a training step; None where not counted.
+        peak_flops: What the device can do of them in a second; None where unknown.
+        overhead: What the client costs, as a part of the time of training; None where not measured.
+        shed: Tiers of detail that were given up to keep within the overhead allowed.
     """
 
     train: KindAccount = field(default_factory=KindAccount)
@@ -146,6 +186,14 @@ class Account:
     checkpoint: PhaseAccount = field(default_factory=PhaseAccount)
     gc: tuple[GcAccount, ...] = field(default_factory=lambda: tuple(GcAccount() for _ in range(3)))
     ready: int | None = None
+    epoch: PhaseAccount = field(default_factory=PhaseAccount)
+    train_pass: PhaseAccount = field(default_factory=PhaseAccount)
+    validate_pass: PhaseAccount = field(default_factory=PhaseAccount)
+    cuda: CudaMemory | None = None
+    flops_per_step: float | None = None
+    peak_flops: float | None = None
+    overhead: float | None = None
+    shed: int = 0
 
     def fold(self, rows: Rows) -> None:
         """Add drained steps, whatever their kinds."""
@@ -168,12 +216,26 @@ class Account:
     def copy(self) -> "Account":
         """Return the account as it is now."""
         return replace(
-            self, train=self.train.copy(), validate=self.validate.copy(), warmup=self.warmup.copy()
+            self,
+            train=self.train.copy(),
+            validate=self.validate.copy(),
+            warmup=self.warmup.copy(),
+            checkpoint=replace(self.checkpoint),
+            gc=tuple(replace(generation) for generation in self.gc),
+            epoch=replace(self.epoch),
+            train_pass=replace(self.train_pass),
+            validate_pass=replace(self.validate_pass),
         )
 
     def steady(self) -> KindAccount:
         """Return the training steps after the first."""
         return self.train.minus(self.warmup)
+
+    def flops_utilization(self, steps: KindAccount) -> float | None:
+        """Return the part of the device's peak that training steps made use of (MFU); None where unknown."""
+        if not self.flops_per_step or not self.peak_flops or steps.steps <= 0 or steps.ns <= 0:
+            return None
+        return self.flops_per_step * steps.steps / (steps.ns / 1e9) / self.peak_flops
 
     def of(self, kind: int) -> KindAccount:
         """Return the totals of ``TRAIN`` or ``VALIDATE`` steps."""

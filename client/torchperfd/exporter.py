@@ -6,10 +6,12 @@ page is the better place.
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
-from torchperfd.account import Account
+from torchperfd.account import Account, KindAccount
 from torchperfd.phases import PhaseNames
+
+_LABELS: Final = ("run", "rank")
 
 
 class Exporter:
@@ -41,25 +43,53 @@ class Exporter:
 
     def collect(self) -> Iterator[Any]:
         """Yield the metric families, as prometheus_client asks for them."""
+        account = self._account()
+        train = account.train
+        yield self._counter("train_steps", "Training steps.", train.steps)
+        yield self._counter("train_step_seconds", "Time in training steps.", train.ns / 1e9)
+        yield self._phases(train)
+        if train.samples:
+            yield self._counter("train_samples", "Samples trained on.", train.samples)
+        if train.tokens:
+            yield self._counter("train_tokens", "Tokens trained on, where the script tells.", train.tokens)
+        utilization = account.flops_utilization(train)
+        if utilization is not None:
+            yield self._gauge(
+                "train_model_flops_utilization_ratio",
+                "Part of the device's peak that the training steps made use of (MFU).",
+                utilization,
+            )
+        if account.overhead is not None:
+            yield self._gauge(
+                "client_overhead_ratio",
+                "Cost of the client as a part of the time of training.",
+                account.overhead,
+            )
+
+    def _phases(self, train: KindAccount) -> Any:
         from prometheus_client.core import CounterMetricFamily
 
-        train = self._account().train
-        labels = ("run", "rank")
-        steps = CounterMetricFamily("torchperfd_train_steps", "Training steps.", labels=labels)
-        steps.add_metric(self._labels, train.steps)
-        yield steps
-        seconds = CounterMetricFamily(
-            "torchperfd_train_step_seconds", "Time in training steps.", labels=labels
-        )
-        seconds.add_metric(self._labels, train.ns / 1e9)
-        yield seconds
         phases = CounterMetricFamily(
-            "torchperfd_train_phase_seconds", "Exclusive host time by phase.", labels=(*labels, "phase")
+            "torchperfd_train_phase_seconds", "Exclusive host time by phase.", labels=(*_LABELS, "phase")
         )
         for slot in range(len(self._names)):
             if train.phases[slot].calls:
                 phases.add_metric([*self._labels, self._names.name(slot)], train.phases[slot].seconds)
-        yield phases
+        return phases
+
+    def _counter(self, name: str, words: str, value: float) -> Any:
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(f"torchperfd_{name}", words, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
+
+    def _gauge(self, name: str, words: str, value: float) -> Any:
+        from prometheus_client.core import GaugeMetricFamily
+
+        family = GaugeMetricFamily(f"torchperfd_{name}", words, labels=_LABELS)
+        family.add_metric(self._labels, value)
+        return family
 
     def close(self) -> threading.Thread:
         """Stop serving; return a thread that ends when that is done, which takes up to half a second."""

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Mapping
 
 from torchperfd._version import __version__
-from torchperfd.account import Account, KindAccount
+from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.identity import Identity
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import CALLS, DURATION, INDEX, KIND, NS, SAMPLES, START, TRAIN, VALIDATE, Rows
@@ -61,40 +61,101 @@ def account_message(
     account: Account, names: PhaseNames, recorded: int, dropped: Mapping[str, int]
 ) -> session_pb2.ClientMessage:
     """Pack the totals since attach."""
-    message = session_pb2.Account(recorded_steps=recorded, dropped_steps=dict(dropped))
+    message = session_pb2.Account(
+        recorded_steps=recorded,
+        dropped_steps=dict(dropped),
+        loader_ready=account.ready,
+        flops_per_step=account.flops_per_step,
+        peak_flops=account.peak_flops,
+        overhead_ratio=account.overhead,
+        shed_tiers=account.shed,
+        began_ns=account.began_ns,
+        ended_ns=account.ended_ns,
+    )
     for kind in (TRAIN, VALIDATE):
-        totals = account.of(kind)
-        if not totals.steps:
-            continue
-        packed = message.kinds.add(
-            kind=session_pb2.StepKind.ValueType(kind),
-            steps=totals.steps,
-            step_ns=totals.ns,
-            samples=totals.samples,
-        )
-        for slot in range(len(names)):
-            phase = totals.phases[slot]
-            if phase.calls:
-                packed.phases.add(
-                    phase=names.name(slot), calls=phase.calls, ns=phase.ns, sum_squares_ns2=phase.squares
-                )
+        if account.of(kind).steps:
+            _pack_kind(message.kinds.add(), kind, account.of(kind), names)
+    if account.warmup.steps:
+        _pack_kind(message.warmup, TRAIN, account.warmup, names)
+    # That there was no save is something to tell; an older client says nothing.
+    message.checkpoint.SetInParent()
+    for packed, totals in (
+        (message.checkpoint, account.checkpoint),
+        (message.epoch, account.epoch),
+        (message.train_pass, account.train_pass),
+        (message.validate_pass, account.validate_pass),
+    ):
+        if totals.calls:
+            _pack_phase(packed, totals)
+    for pauses in account.gc:
+        message.gc.add(calls=pauses.calls, ns=pauses.ns)
+    if account.cuda is not None:
+        message.cuda.allocated_bytes = account.cuda.allocated
+        message.cuda.reserved_bytes = account.cuda.reserved
+        message.cuda.peak_bytes = account.cuda.peak
     return session_pb2.ClientMessage(account=message)
 
 
 def read_account(message: session_pb2.Account, names: PhaseNames) -> Account:
     """Unpack another rank's totals; user phases it names get slots in ``names``."""
-    account = Account()
+    account = Account(
+        began_ns=message.began_ns,
+        ended_ns=message.ended_ns,
+        checkpoint=_read_phase(message.checkpoint),
+        gc=tuple(GcAccount(pauses.calls, pauses.ns) for pauses in message.gc),
+        ready=message.loader_ready if message.HasField("loader_ready") else None,
+        epoch=_read_phase(message.epoch),
+        train_pass=_read_phase(message.train_pass),
+        validate_pass=_read_phase(message.validate_pass),
+        flops_per_step=message.flops_per_step if message.HasField("flops_per_step") else None,
+        peak_flops=message.peak_flops if message.HasField("peak_flops") else None,
+        overhead=message.overhead_ratio if message.HasField("overhead_ratio") else None,
+        shed=message.shed_tiers,
+    )
+    if message.HasField("cuda"):
+        cuda = message.cuda
+        account.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
     for packed in message.kinds:
-        if packed.kind not in (TRAIN, VALIDATE):
-            continue
-        totals: KindAccount = account.of(packed.kind)
-        totals.steps, totals.ns, totals.samples = packed.steps, packed.step_ns, packed.samples
-        for phase in packed.phases:
-            own = totals.phases[names.slot(phase.phase)]
-            own.calls += phase.calls
-            own.ns += phase.ns
-            own.squares += phase.sum_squares_ns2
+        if packed.kind in (TRAIN, VALIDATE):
+            _read_kind(packed, account.of(packed.kind), names)
+    _read_kind(message.warmup, account.warmup, names)
     return account
+
+
+def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindAccount, names: PhaseNames) -> None:
+    packed.kind = session_pb2.StepKind.ValueType(kind)
+    packed.steps, packed.step_ns, packed.samples = totals.steps, totals.ns, totals.samples
+    packed.sum_squares_ns2, packed.tokens = totals.squares, totals.tokens
+    packed.micro_batches, packed.skipped = totals.micro_batches, totals.skipped
+    for slot in range(len(names)):
+        if totals.phases[slot].calls:
+            _pack_phase(packed.phases.add(phase=names.name(slot)), totals.phases[slot])
+
+
+def _read_kind(packed: session_pb2.KindAccount, totals: KindAccount, names: PhaseNames) -> None:
+    totals.steps, totals.ns, totals.samples = packed.steps, packed.step_ns, packed.samples
+    totals.squares, totals.tokens = packed.sum_squares_ns2, packed.tokens
+    totals.micro_batches, totals.skipped = packed.micro_batches, packed.skipped
+    for phase in packed.phases:
+        # Names past the last slot share one, so several phases may meet there.
+        own, told = totals.phases[names.slot(phase.phase)], _read_phase(phase)
+        own.calls += told.calls
+        own.ns += told.ns
+        own.squares += told.squares
+        own.device_ns += told.device_ns
+        own.device_calls += told.device_calls
+
+
+def _pack_phase(packed: session_pb2.PhaseAccount, totals: PhaseAccount) -> None:
+    packed.calls, packed.ns, packed.sum_squares_ns2 = totals.calls, totals.ns, totals.squares
+    if totals.device_calls:
+        packed.device_ns, packed.device_calls = totals.device_ns, totals.device_calls
+
+
+def _read_phase(packed: session_pb2.PhaseAccount) -> PhaseAccount:
+    return PhaseAccount(
+        packed.calls, packed.ns, packed.sum_squares_ns2, packed.device_ns, packed.device_calls
+    )
 
 
 def _bytes(column: "array[int]") -> bytes:

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from operator import itemgetter
 from typing import Final
 
 HISTORY_STEPS: Final = 256
@@ -52,31 +53,74 @@ class RankIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTotal:
-    """One phase since attach: calls, exclusive nanoseconds, sum of their squares per call."""
+    """One phase since attach: calls, exclusive nanoseconds, sum of their squares per call.
 
-    calls: int
-    ns: int
-    squares: float
+    ``device_ns`` is of the ``device_calls`` that were timed on the device.
+    """
+
+    calls: int = 0
+    ns: int = 0
+    squares: float = 0.0
+    device_ns: int = 0
+    device_calls: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KindTotal:
-    """All steps of one kind since attach."""
+    """All steps of one kind since attach; what is not known of them is 0."""
 
     steps: int = 0
     ns: int = 0
     samples: int = 0
     phases: dict[str, PhaseTotal] = field(default_factory=dict)
+    squares: float = 0.0
+    micro_batches: int = 0
+    skipped: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GcTotal:
+    """Collections of one generation of Python's garbage collector since attach."""
+
+    calls: int
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """Bytes that the caching allocator of a rank's device holds."""
+
+    allocated: int
+    reserved: int
+    peak: int
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A rank's cumulative account."""
+    """A rank's cumulative account; see the message ``Account``.
+
+    What an older client does not tell, or this one does not know, is None, empty or 0.
+    """
 
     train: KindTotal = KindTotal()
     validate: KindTotal = KindTotal()
     recorded: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    warmup: KindTotal = KindTotal()
+    checkpoint: PhaseTotal | None = None
+    gc: tuple[GcTotal, ...] = ()
+    loader_ready: int | None = None
+    cuda: CudaMemory | None = None
+    flops_per_step: float | None = None
+    peak_flops: float | None = None
+    overhead: float | None = None
+    shed: int = 0
+    epoch: PhaseTotal = PhaseTotal()
+    train_pass: PhaseTotal = PhaseTotal()
+    validate_pass: PhaseTotal = PhaseTotal()
+    began_ns: int = 0
+    ended_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +258,9 @@ class Store:
                 del self.histograms[run]
 
     def ranks(self) -> Iterator[Rank]:
-        """Yield all ranks, by run and rank."""
-        for key in sorted(self._ranks):
-            yield self._ranks[key]
+        """Yield all ranks that there are now, by run and rank; also for other threads than the store's."""
+        for _, rank in sorted(self._ranks.items(), key=itemgetter(0)):
+            yield rank
 
     def runs(self) -> dict[str, list[Rank]]:
         """Return the ranks of each run."""

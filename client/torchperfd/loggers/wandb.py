@@ -54,17 +54,17 @@ class WandbLogger:
     def log_table(self, report: "RankReport") -> None:
         """Log the table as people read it, and as numbers."""
         from torchperfd.report.csv import COLUMNS
-        from torchperfd.report.words import HEADINGS, cells
+        from torchperfd.report.words import cells, headings
 
         run = self._active()
         if run is None:
             log.warning("no W&B run is active, so nothing was logged: wandb.init() or WandbLogger(run)")
             return
         wandb = library("wandb", "wandb")
-        rows = report.table.rows
-        words = wandb.Table(columns=list(HEADINGS), data=[list(cells(row)) for row in rows])
+        table = report.table
+        words = wandb.Table(columns=list(headings(table)), data=[list(row) for row in cells(table)])
         numbers = wandb.Table(
-            columns=list(COLUMNS), data=[[getattr(row, column) for column in COLUMNS] for row in rows]
+            columns=list(COLUMNS), data=[[getattr(row, column) for column in COLUMNS] for row in table.rows]
         )
         run.log(
             {"torchperfd/report": words, "torchperfd/report_numbers": numbers, _STEP: self._step},

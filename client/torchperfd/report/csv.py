@@ -14,6 +14,7 @@ COLUMNS = (
     "samples_per_second",
     "seconds_total",
     "share",
+    "device_mean_seconds",
 )
 
 

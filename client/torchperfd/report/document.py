@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from torchperfd.account import Account, KindAccount
+from torchperfd.account import Account, KindAccount, PhaseAccount
 from torchperfd.phases import PhaseNames
-from torchperfd.report.numbers import between_ns, fit_ns
+from torchperfd.report.numbers import between_ns, fit_ns, steady_steps
 
 if TYPE_CHECKING:
     from torchperfd.report.rank import RankReport
@@ -26,8 +26,9 @@ def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, A
     """Return one rank's part of it.
 
     ``train`` has all steps, the first included; ``warmup`` is that first one again, by itself.
-    ``warmup`` has no steps and ``fit`` is null where only the totals of a rank are known.
+    What the rank does not know is null: ``fit``, for one, where only its totals are known.
     """
+    memory = account.cuda
     return {
         "rank": rank,
         "train": _kind(account.train, names),
@@ -36,6 +37,29 @@ def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, A
         "fit": {"seconds_total": fit_ns(account) / 1e9, "between_seconds": between_ns(account) / 1e9}
         if account.began_ns
         else None,
+        "passes": {
+            "epoch": _times(account.epoch),
+            "train": _times(account.train_pass),
+            "validate": _times(account.validate_pass),
+        },
+        "checkpoint": _times(account.checkpoint),
+        "gc": [
+            {"generation": generation, "calls": pauses.calls, "seconds_total": pauses.ns / 1e9}
+            for generation, pauses in enumerate(account.gc)
+        ],
+        "loader_ready_batches": account.ready,
+        "cuda": {
+            "allocated_bytes": memory.allocated,
+            "reserved_bytes": memory.reserved,
+            "peak_bytes": memory.peak,
+        }
+        if memory is not None
+        else None,
+        "flops_per_step": account.flops_per_step,
+        "peak_flops_per_second": account.peak_flops,
+        "model_flops_utilization": account.flops_utilization(steady_steps(account)),
+        "overhead_ratio": account.overhead,
+        "shed_tiers": account.shed,
     }
 
 
@@ -46,13 +70,30 @@ def _kind(kind: KindAccount, names: PhaseNames) -> dict[str, Any]:
         "steps": kind.steps,
         "step_seconds_total": kind.ns / 1e9,
         "samples": kind.samples,
+        "tokens": kind.tokens,
+        "micro_batches": kind.micro_batches,
+        "skipped": kind.skipped,
         "phases": {
-            names.name(slot): {
-                "calls": kind.phases[slot].calls,
-                "seconds_total": kind.phases[slot].seconds,
-                "mean_seconds": kind.phases[slot].mean_seconds,
-                "std_seconds": kind.phases[slot].std_seconds,
-            }
+            names.name(slot): {**_times(kind.phases[slot]), "device": _on_device(kind.phases[slot])}
             for slot in slots
         },
+    }
+
+
+def _times(phase: PhaseAccount) -> dict[str, Any]:
+    return {
+        "calls": phase.calls,
+        "seconds_total": phase.seconds,
+        "mean_seconds": phase.mean_seconds,
+        "std_seconds": phase.std_seconds,
+    }
+
+
+def _on_device(phase: PhaseAccount) -> dict[str, Any] | None:
+    if not phase.device_calls:
+        return None
+    return {
+        "calls": phase.device_calls,
+        "seconds_total": phase.device_ns / 1e9,
+        "mean_seconds": phase.device_mean_seconds,
     }

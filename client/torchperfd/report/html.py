@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 
 from torchperfd.report.numbers import Row, Table
-from torchperfd.report.words import HEADINGS, cells, title
+from torchperfd.report.words import cells, facts, headings, title
 
 # In place, since notebooks and mail drop <style>; colours with alpha, since the theme is not ours.
 _TABLE = (
@@ -31,25 +31,25 @@ def _lines(table: Table) -> Iterator[str]:
         yield f'<caption style="{_CAPTION}">{escape(title(table))}</caption>'
         heads = "".join(
             f'<th scope="col" style="{_CELL};font-weight:600;text-align:{_align(column)}">{escape(word)}</th>'
-            for column, word in enumerate(HEADINGS)
+            for column, word in enumerate(headings(table))
         )
         yield f'<thead><tr style="background:transparent">{heads}</tr></thead>'
         yield "<tbody>"
         group = ""
-        for row in table.rows:
-            yield _row(row, first=row.phase != group)
+        for row, texts in zip(table.rows, cells(table), strict=True):
+            yield _row(row, texts, first=row.phase != group)
             group = row.phase
         yield "</tbody>"
         yield "</table>"
     else:
         yield f'<p style="{_CAPTION}">{escape(title(table))}</p>'
-    for note in table.notes:
-        yield f'<p style="{_NOTE}">{escape(note)}</p>'
+    for line in (*facts(table), *table.notes):
+        yield f'<p style="{_NOTE}">{escape(line)}</p>'
     yield "</div>"
 
 
-def _row(row: Row, *, first: bool) -> str:
-    phase, *words, share = cells(row)
+def _row(row: Row, texts: tuple[str, ...], *, first: bool) -> str:
+    phase, *words, share = texts
     line = f";{_LINE}" if first else ""
     cell = f"{_CELL}{line}"
     parts = [f'<th scope="row" style="{cell};font-weight:600;text-align:left">{phase if first else ""}</th>']

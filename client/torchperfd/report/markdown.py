@@ -4,7 +4,7 @@ import re
 from html import escape as entities
 
 from torchperfd.report.numbers import Table
-from torchperfd.report.words import HEADINGS, cells, title
+from torchperfd.report.words import cells, facts, headings, title
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]|~])")
 
@@ -13,14 +13,14 @@ def render(table: Table) -> str:
     """Return the table, ending in a newline."""
     lines = [f"**{escape(title(table))}**", ""]
     if table.rows:
-        lines += [_line(HEADINGS), "|---|---|" + "---:|" * (len(HEADINGS) - 2)]
+        heads = headings(table)
+        lines += [_line(heads), "|---|---|" + "---:|" * (len(heads) - 2)]
         group = ""
-        for row in table.rows:
-            phase, action, *numbers = cells(row)
+        for phase, action, *numbers in cells(table):
             lines.append(_line(["" if phase == group else phase, escape(action), *numbers]))
             group = phase
         lines.append("")
-    lines += [f"- {escape(note)}" for note in table.notes]
+    lines += [f"- {escape(line)}" for line in (*facts(table), *table.notes)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 

@@ -3,12 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchperfd.account import Account, KindAccount
+from torchperfd.account import Account, CudaMemory, KindAccount
 from torchperfd.phases import PhaseNames
 
 FIT = "fit"
+EPOCH = "epoch"
 TRAIN = "train"
 VALIDATE = "validate"
+_WORTH_TELLING = 0.01
+"""Part of the fit that the garbage collector must take before it is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +19,15 @@ class Row:
     """One line of the phase table; None where there is no such number.
 
     Attributes:
-        phase: The group: ``fit``, ``train`` or ``validate``.
+        phase: The group: ``fit``, ``epoch``, ``train`` or ``validate``.
         action: What was done.
         mean_seconds: Mean time of a call.
         std_seconds: Population standard deviation of that time.
-        calls: How often; steps, for the rows of ``fit``.
+        calls: How often; steps, for the rows of ``fit``, and passes, for those of ``epoch``.
         samples_per_second: Samples of the group's steps over the time of this action alone.
         seconds_total: All of its time.
         share: Part of the whole fit.
+        device_mean_seconds: Mean time of a call on the device.
     """
 
     phase: str
@@ -34,6 +38,7 @@ class Row:
     samples_per_second: float | None
     seconds_total: float
     share: float
+    device_mean_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,16 @@ class Table:
         validations: Validation steps.
         step_seconds: Mean training step after the first.
         samples_per_second: Throughput of the training steps after the first.
+        tokens_per_second: The same in tokens.
+        flops_per_second: Floating-point operations of those steps.
+        flops_utilization: Part of the device's peak that this is (MFU), from 0 to 1.
+        cuda: Memory of the device.
+        saves: Checkpoints written between steps.
+        save_seconds: Their time.
+        skipped: Optimizer steps that were called off.
+        gc_seconds: Pauses of the garbage collector; None where they are not worth telling.
+        overhead: What the client costs, as a part of the time of training.
+        shed: Tiers of detail given up to keep within the overhead allowed.
         rows: The lines, group by group, within a group of phases longest first.
         notes: What a reader must know to read the numbers right.
     """
@@ -55,8 +70,23 @@ class Table:
     validations: int
     step_seconds: float | None
     samples_per_second: float | None
+    tokens_per_second: float | None
+    flops_per_second: float | None
+    flops_utilization: float | None
+    cuda: CudaMemory | None
+    saves: int
+    save_seconds: float
+    skipped: int
+    gc_seconds: float | None
+    overhead: float | None
+    shed: int
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
+
+    @property
+    def on_device(self) -> bool:
+        """Whether anything was timed on the device."""
+        return any(row.device_mean_seconds is not None for row in self.rows)
 
 
 def tabulate(rank: int, account: Account, names: PhaseNames, *, dropped: int) -> Table:
@@ -64,30 +94,52 @@ def tabulate(rank: int, account: Account, names: PhaseNames, *, dropped: int) ->
 
     The first training step is a row of its own, outside every mean, provided another followed.
     """
-    apart = account.train.steps > 1 and account.warmup.steps > 0
-    train = account.steady() if apart else account.train
+    apart = _apart(account)
+    train = steady_steps(account)
+    gc_ns = sum(generation.ns for generation in account.gc)
     return Table(
         rank=rank,
         steps=account.train.steps,
         validations=account.validate.steps,
         step_seconds=_mean(train),
         samples_per_second=_rate(train.samples, train.ns),
+        tokens_per_second=_rate(train.tokens, train.ns),
+        flops_per_second=_rate((account.flops_per_step or 0.0) * train.steps, train.ns),
+        flops_utilization=account.flops_utilization(train),
+        cuda=account.cuda,
+        saves=account.checkpoint.calls,
+        save_seconds=account.checkpoint.seconds,
+        skipped=account.train.skipped,
+        gc_seconds=gc_ns / 1e9 if _share(gc_ns, fit_ns(account)) >= _WORTH_TELLING else None,
+        overhead=account.overhead,
+        shed=account.shed,
         rows=tuple(_rows(account, train, names, apart=apart)),
         notes=tuple(_notes(account, dropped=dropped, apart=apart)),
     )
 
 
+def steady_steps(account: Account) -> KindAccount:
+    """Return the training steps that means are made of: those after the first, where it is kept apart."""
+    return account.steady() if _apart(account) else account.train
+
+
 def fit_ns(account: Account) -> int:
     """Return the time from the first step's start to the last one's end.
 
-    Where that was not kept, or the wall clock was set back meanwhile, the time of the steps.
+    Where that was not kept, or the wall clock was set back meanwhile, the time of the steps. An epoch
+    begins before its first step, when its loader does, and is never longer than the fit.
     """
-    return max(account.ended_ns - account.began_ns, account.train.ns + account.validate.ns)
+    steps_ns = account.train.ns + account.validate.ns
+    return max(account.ended_ns - account.began_ns, steps_ns, account.epoch.ns)
 
 
 def between_ns(account: Account) -> int:
     """Return the part of the fit that lies in no step; 0 where that was not kept."""
     return fit_ns(account) - account.train.ns - account.validate.ns
+
+
+def _apart(account: Account) -> bool:
+    return account.train.steps > 1 and account.warmup.steps > 0
 
 
 def _rows(account: Account, train: KindAccount, names: PhaseNames, *, apart: bool) -> Iterator[Row]:
@@ -113,6 +165,22 @@ def _rows(account: Account, train: KindAccount, names: PhaseNames, *, apart: boo
     if between_ns(account):
         between = between_ns(account)
         yield Row(FIT, "between steps", None, None, None, None, between / 1e9, _share(between, fit))
+    for action, passes in (
+        ("epoch", account.epoch),
+        ("train", account.train_pass),
+        ("validate", account.validate_pass),
+    ):
+        if passes.calls:
+            yield Row(
+                EPOCH,
+                action,
+                passes.mean_seconds,
+                passes.std_seconds if passes.calls > 1 else None,
+                passes.calls,
+                None,
+                passes.seconds,
+                _share(passes.ns, fit),
+            )
     for group, kind in ((TRAIN, train), (VALIDATE, account.validate)):
         slots = [slot for slot in range(len(names)) if kind.phases[slot].calls]
         for slot in sorted(slots, key=lambda slot: -kind.phases[slot].ns):
@@ -126,14 +194,17 @@ def _rows(account: Account, train: KindAccount, names: PhaseNames, *, apart: boo
                 _rate(kind.samples, phase.ns),
                 phase.seconds,
                 _share(phase.ns, fit),
+                phase.device_mean_seconds,
             )
 
 
 def _notes(account: Account, *, dropped: int, apart: bool) -> Iterator[str]:
     if account.train.steps > 1 and not apart:
-        yield "the first step is part of every mean: only the rank's own process keeps it apart"
+        yield "the first step is part of every mean: it was not kept apart"
     if account.train.steps == 1:
         yield "the one training step paid for all that is initialised lazily"
+    if any(phase.device_calls for kind in (account.train, account.validate) for phase in kind.phases):
+        yield "time on the device passes beside the host's, so the two are never added up"
     if dropped:
         yield f"{dropped:,} steps went unrecorded; their time counts as between steps"
 
@@ -142,8 +213,8 @@ def _mean(kind: KindAccount) -> float | None:
     return kind.ns / kind.steps / 1e9 if kind.steps else None
 
 
-def _rate(samples: int, ns: int) -> float | None:
-    return samples / (ns / 1e9) if samples and ns else None
+def _rate(count: float, ns: int) -> float | None:
+    return count / (ns / 1e9) if count and ns else None
 
 
 def _share(ns: int, fit: int) -> float:

@@ -5,9 +5,11 @@ from itertools import pairwise
 from unicodedata import combining, east_asian_width
 
 from torchperfd.report.numbers import Table
-from torchperfd.report.words import HEADINGS, cells, title
+from torchperfd.report.words import cells, facts, headings, title
 
-_ACTION_WIDTH = 24
+_WIDTH = 98
+_ACTION_WIDTHS = (13, 24)
+"""Least and most characters of an action; in between, what the other columns leave."""
 _LEFT = 2
 """Columns of words; the others are numbers, and flush right."""
 
@@ -20,11 +22,13 @@ def render(table: Table) -> str:
 def _lines(table: Table) -> Iterator[str]:
     yield title(table)
     if table.rows:
-        body = [cells(row) for row in table.rows]
-        body = [(row[0], _cut(row[1]), *row[2:]) for row in body]
-        widths = [max(_width(row[column]) for row in (HEADINGS, *body)) for column in range(len(HEADINGS))]
+        body, heads = cells(table), headings(table)
+        widths = [max(map(_width, column)) for column in zip(heads, *body, strict=True)]
+        least, most = _ACTION_WIDTHS
+        widths[1] = min(widths[1], most, max(least, _WIDTH + widths[1] - sum(widths) - 2 * len(widths)))
+        body = [(row[0], _cut(row[1], widths[1]), *row[2:]) for row in body]
         rule = "  " + "─" * (sum(widths) + 2 * len(widths) - 2)
-        yield _line(HEADINGS, widths)
+        yield _line(heads, widths)
         yield rule
         yield _line(body[0], widths)
         for above, row in pairwise(body):
@@ -33,6 +37,8 @@ def _lines(table: Table) -> Iterator[str]:
                 yield _line(row, widths)
             else:
                 yield _line(("", *row[1:]), widths)
+    for fact in facts(table):
+        yield f"  {fact}"
     for note in table.notes:
         yield f"  note: {note}"
 
@@ -45,10 +51,10 @@ def _line(row: tuple[str, ...], widths: list[int]) -> str:
     return "  " + "  ".join(padded)
 
 
-def _cut(word: str) -> str:
-    if _width(word) <= _ACTION_WIDTH:
+def _cut(word: str, width: int) -> str:
+    if _width(word) <= width:
         return word
-    while _width(word) >= _ACTION_WIDTH:
+    while _width(word) >= width:
         word = word[:-1]
     return word + "…"
 

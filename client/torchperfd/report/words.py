@@ -1,9 +1,13 @@
 """How the numbers of the table read: units, digits, headings. Shared by all layouts for people."""
 
+from collections.abc import Iterator
+
 from torchperfd.report.numbers import Row, Table
 
-HEADINGS = ("Phase", "Action", "Mean duration", "Std dev", "Calls", "Samples/s", "Total", "% of total")
 NOTHING = "-"
+_HEADINGS = ("Phase", "Action", "Mean duration", "Std dev", "Calls", "Samples/s", "Total", "% of total")
+_ON_DEVICE = 4
+"""Where the mean time on the device goes, which only tables have that were made beside a device."""
 
 
 def title(table: Table) -> str:
@@ -16,23 +20,26 @@ def title(table: Table) -> str:
         parts += [f"{duration(table.step_seconds)} a step"]
         if table.samples_per_second is not None:
             parts += [f"{rate(table.samples_per_second)} samples/s"]
+        if table.tokens_per_second is not None:
+            parts += [f"{rate(table.tokens_per_second)} tokens/s"]
     else:
         parts += ["validate", f"{table.validations} step{'s' if table.validations > 1 else ''}"]
     return " · ".join(parts)
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """Return a row as the words under ``HEADINGS``."""
-    return (
-        row.phase,
-        row.action,
-        duration(row.mean_seconds),
-        duration(row.std_seconds),
-        NOTHING if row.calls is None else f"{row.calls:,}",
-        rate(row.samples_per_second),
-        duration(row.seconds_total),
-        f"{row.share:.1%}",
-    )
+def headings(table: Table) -> tuple[str, ...]:
+    """Return the words above the columns; the first two are columns of words."""
+    return _with_device(_HEADINGS, "On device") if table.on_device else _HEADINGS
+
+
+def cells(table: Table) -> list[tuple[str, ...]]:
+    """Return the rows as the words under :func:`headings`."""
+    return [_cells(row, on_device=table.on_device) for row in table.rows]
+
+
+def facts(table: Table) -> tuple[str, ...]:
+    """Return the lines below the table: what is known beside the phases, and no more."""
+    return tuple(_facts(table)) if table.rows else ()
 
 
 def duration(seconds: float | None) -> str:
@@ -55,3 +62,64 @@ def rate(per_second: float | None) -> str:
     if per_second >= 99.95:
         return f"{per_second:,.0f}" if per_second < 1e7 else f"{per_second / 1e6:,.0f}M"
     return f"{per_second:.3g}"
+
+
+def size(count: int) -> str:
+    """Return bytes in the unit that reads best, three significant digits."""
+    number = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        # From 1000 on, three digits say more in the next unit.
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"
+
+
+def _facts(table: Table) -> Iterator[str]:
+    if table.flops_per_second is not None:
+        used = (
+            "" if table.flops_utilization is None else f" · {table.flops_utilization:.1%} of the peak (MFU)"
+        )
+        yield f"compute: {_scaled(table.flops_per_second)}FLOP/s{used}"
+    if table.cuda is not None:
+        memory = table.cuda
+        yield (
+            f"CUDA memory: {size(memory.allocated)} allocated · {size(memory.reserved)} reserved"
+            f" · {size(memory.peak)} at the peak"
+        )
+    if table.saves:
+        yield f"checkpoints between steps: {table.saves:,} · {duration(table.save_seconds)}"
+    if table.skipped:
+        yield f"skipped optimizer steps: {table.skipped:,}"
+    if table.gc_seconds is not None:
+        yield f"garbage collector: {duration(table.gc_seconds)}, within the phases above and between steps"
+    if table.overhead is not None or table.shed:
+        parts = [] if table.overhead is None else [f"{table.overhead:.2%} of the time of training"]
+        parts += [f"{table.shed} tier{'s' if table.shed > 1 else ''} of detail shed"] if table.shed else []
+        yield f"overhead of torchperfd: {' · '.join(parts)}"
+
+
+def _cells(row: Row, *, on_device: bool) -> tuple[str, ...]:
+    words = (
+        row.phase,
+        row.action,
+        duration(row.mean_seconds),
+        duration(row.std_seconds),
+        NOTHING if row.calls is None else f"{row.calls:,}",
+        rate(row.samples_per_second),
+        duration(row.seconds_total),
+        f"{row.share:.1%}",
+    )
+    return _with_device(words, duration(row.device_mean_seconds)) if on_device else words
+
+
+def _with_device(words: tuple[str, ...], word: str) -> tuple[str, ...]:
+    return (*words[:_ON_DEVICE], word, *words[_ON_DEVICE:])
+
+
+def _scaled(number: float) -> str:
+    """Return a number with the prefix of its magnitude, three significant digits."""
+    for scale, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= scale * 0.9995:
+            return f"{number / scale:.3g} {prefix}"
+    return f"{number:.3g} "

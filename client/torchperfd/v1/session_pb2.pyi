@@ -372,21 +372,96 @@ class Account(google.protobuf.message.Message):
     KINDS_FIELD_NUMBER: builtins.int
     RECORDED_STEPS_FIELD_NUMBER: builtins.int
     DROPPED_STEPS_FIELD_NUMBER: builtins.int
+    WARMUP_FIELD_NUMBER: builtins.int
+    CHECKPOINT_FIELD_NUMBER: builtins.int
+    GC_FIELD_NUMBER: builtins.int
+    LOADER_READY_FIELD_NUMBER: builtins.int
+    CUDA_FIELD_NUMBER: builtins.int
+    FLOPS_PER_STEP_FIELD_NUMBER: builtins.int
+    PEAK_FLOPS_FIELD_NUMBER: builtins.int
+    OVERHEAD_RATIO_FIELD_NUMBER: builtins.int
+    SHED_TIERS_FIELD_NUMBER: builtins.int
+    EPOCH_FIELD_NUMBER: builtins.int
+    TRAIN_PASS_FIELD_NUMBER: builtins.int
+    VALIDATE_PASS_FIELD_NUMBER: builtins.int
+    BEGAN_NS_FIELD_NUMBER: builtins.int
+    ENDED_NS_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
+    loader_ready: builtins.int
+    """batches that waited at the newest draw; absent without workers"""
+    flops_per_step: builtins.float
+    """floating-point operations of a training step"""
+    peak_flops: builtins.float
+    """that the device can do in a second"""
+    overhead_ratio: builtins.float
+    """What the client itself costs, as a part of the time of training."""
+    shed_tiers: builtins.int
+    """of detail given up to keep within the overhead allowed"""
+    began_ns: builtins.int
+    """Unix time of the first step's start; 0 when unknown"""
+    ended_ns: builtins.int
+    """Unix time of the newest step's end"""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KindAccount]: ...
     @property
     def dropped_steps(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Steps that reached the account or not, but not the daemon, by where they were lost."""
 
+    @property
+    def warmup(self) -> global___KindAccount:
+        """the first training step alone; part of its kind as well"""
+
+    @property
+    def checkpoint(self) -> global___PhaseAccount:
+        """saves between steps, in the time of no step"""
+
+    @property
+    def gc(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GcAccount]:
+        """by generation, youngest first"""
+
+    @property
+    def cuda(self) -> global___CudaMemory:
+        """absent without CUDA"""
+
+    @property
+    def epoch(self) -> global___PhaseAccount:
+        """Passes over loaders that have ended. An epoch is a training pass and what belongs to it."""
+
+    @property
+    def train_pass(self) -> global___PhaseAccount: ...
+    @property
+    def validate_pass(self) -> global___PhaseAccount: ...
     def __init__(
         self,
         *,
         kinds: collections.abc.Iterable[global___KindAccount] | None = ...,
         recorded_steps: builtins.int = ...,
         dropped_steps: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        warmup: global___KindAccount | None = ...,
+        checkpoint: global___PhaseAccount | None = ...,
+        gc: collections.abc.Iterable[global___GcAccount] | None = ...,
+        loader_ready: builtins.int | None = ...,
+        cuda: global___CudaMemory | None = ...,
+        flops_per_step: builtins.float | None = ...,
+        peak_flops: builtins.float | None = ...,
+        overhead_ratio: builtins.float | None = ...,
+        shed_tiers: builtins.int = ...,
+        epoch: global___PhaseAccount | None = ...,
+        train_pass: global___PhaseAccount | None = ...,
+        validate_pass: global___PhaseAccount | None = ...,
+        began_ns: builtins.int = ...,
+        ended_ns: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped_steps", b"dropped_steps", "kinds", b"kinds", "recorded_steps", b"recorded_steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "checkpoint", b"checkpoint", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "kinds", b"kinds", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_loader_ready", b"_loader_ready"]) -> typing.Literal["loader_ready"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_overhead_ratio", b"_overhead_ratio"]) -> typing.Literal["overhead_ratio"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_peak_flops", b"_peak_flops"]) -> typing.Literal["peak_flops"] | None: ...
 
 global___Account = Account
 
@@ -399,10 +474,22 @@ class KindAccount(google.protobuf.message.Message):
     STEP_NS_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
+    SUM_SQUARES_NS2_FIELD_NUMBER: builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: builtins.int
+    SKIPPED_FIELD_NUMBER: builtins.int
+    TOKENS_FIELD_NUMBER: builtins.int
     kind: global___StepKind.ValueType
     steps: builtins.int
     step_ns: builtins.int
     samples: builtins.int
+    sum_squares_ns2: builtins.float
+    """over steps; 0 when unknown"""
+    micro_batches: builtins.int
+    """that went backward; 0 when unknown"""
+    skipped: builtins.int
+    """optimizer steps that were called off"""
+    tokens: builtins.int
+    """0 when unknown"""
     @property
     def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseAccount]: ...
     def __init__(
@@ -413,8 +500,12 @@ class KindAccount(google.protobuf.message.Message):
         step_ns: builtins.int = ...,
         samples: builtins.int = ...,
         phases: collections.abc.Iterable[global___PhaseAccount] | None = ...,
+        sum_squares_ns2: builtins.float = ...,
+        micro_batches: builtins.int = ...,
+        skipped: builtins.int = ...,
+        tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kind", b"kind", "phases", b"phases", "samples", b"samples", "step_ns", b"step_ns", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "micro_batches", b"micro_batches", "phases", b"phases", "samples", b"samples", "skipped", b"skipped", "step_ns", b"step_ns", "steps", b"steps", "sum_squares_ns2", b"sum_squares_ns2", "tokens", b"tokens"]) -> None: ...
 
 global___KindAccount = KindAccount
 
@@ -426,11 +517,17 @@ class PhaseAccount(google.protobuf.message.Message):
     CALLS_FIELD_NUMBER: builtins.int
     NS_FIELD_NUMBER: builtins.int
     SUM_SQUARES_NS2_FIELD_NUMBER: builtins.int
+    DEVICE_NS_FIELD_NUMBER: builtins.int
+    DEVICE_CALLS_FIELD_NUMBER: builtins.int
     phase: builtins.str
     calls: builtins.int
     ns: builtins.int
     sum_squares_ns2: builtins.float
     """over calls; gives the standard deviation"""
+    device_ns: builtins.int
+    """of the calls that were timed on the device"""
+    device_calls: builtins.int
+    """how many those were"""
     def __init__(
         self,
         *,
@@ -438,10 +535,54 @@ class PhaseAccount(google.protobuf.message.Message):
         calls: builtins.int = ...,
         ns: builtins.int = ...,
         sum_squares_ns2: builtins.float = ...,
+        device_ns: builtins.int = ...,
+        device_calls: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "ns", b"ns", "phase", b"phase", "sum_squares_ns2", b"sum_squares_ns2"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "device_calls", b"device_calls", "device_ns", b"device_ns", "ns", b"ns", "phase", b"phase", "sum_squares_ns2", b"sum_squares_ns2"]) -> None: ...
 
 global___PhaseAccount = PhaseAccount
+
+@typing.final
+class GcAccount(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: builtins.int
+    NS_FIELD_NUMBER: builtins.int
+    calls: builtins.int
+    ns: builtins.int
+    def __init__(
+        self,
+        *,
+        calls: builtins.int = ...,
+        ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "ns", b"ns"]) -> None: ...
+
+global___GcAccount = GcAccount
+
+@typing.final
+class CudaMemory(google.protobuf.message.Message):
+    """Of the caching allocator of the rank's own device."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ALLOCATED_BYTES_FIELD_NUMBER: builtins.int
+    RESERVED_BYTES_FIELD_NUMBER: builtins.int
+    PEAK_BYTES_FIELD_NUMBER: builtins.int
+    allocated_bytes: builtins.int
+    reserved_bytes: builtins.int
+    peak_bytes: builtins.int
+    """most ever allocated"""
+    def __init__(
+        self,
+        *,
+        allocated_bytes: builtins.int = ...,
+        reserved_bytes: builtins.int = ...,
+        peak_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated_bytes", b"allocated_bytes", "peak_bytes", b"peak_bytes", "reserved_bytes", b"reserved_bytes"]) -> None: ...
+
+global___CudaMemory = CudaMemory
 
 @typing.final
 class StateChange(google.protobuf.message.Message):

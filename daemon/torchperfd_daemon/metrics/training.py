@@ -7,23 +7,32 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import RankProfile, diagnose
 from torchperfd_daemon.metrics.page import PREFIX
+from torchperfd_daemon.ownership import Owners, as_told
 from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store
 
 _RANK = ("run", "rank")
 
 
 class TrainingMetrics:
-    """A metrics source over the store."""
+    """A metrics source over the store.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: Where ranks and their steps are.
+        owners: Tells whose a rank is; by default only what it told itself.
+    """
+
+    def __init__(self, store: Store, owners: Owners = as_told) -> None:
         self._store = store
+        self._owners = owners
 
     def families(self) -> Iterator[Family | Metric]:
         """Return the families of all ranks that are here or left a moment ago."""
         self._store.forget_departed()
         ranks = list(self._store.ranks())
         yield from _totals(ranks)
-        yield from _status(ranks)
+        yield from _phases(ranks)
+        yield from _beside(ranks)
+        yield from _status(ranks, self._owners)
         yield self._durations()
         yield self._verdicts()
 
@@ -57,28 +66,115 @@ def _totals(ranks: list[Rank]) -> Iterator[Family]:
     steps = Family("train_steps", "Training steps.", "counter", _RANK)
     seconds = Family("train_step_seconds", "Time in training steps.", "counter", _RANK)
     samples = Family("train_samples", "Samples trained on.", "counter", _RANK)
-    validated = Family("train_validate_steps", "Validation steps.", "counter", _RANK)
-    phases = Family(
-        "train_phase_seconds",
-        "Exclusive host time by phase. All but validate sum to train_step_seconds_total.",
+    tokens = Family("train_tokens", "Tokens trained on, where the script tells.", "counter", _RANK)
+    micro_batches = Family("train_micro_batches", "Batches that went backward.", "counter", _RANK)
+    skipped = Family(
+        "train_skipped_optimizer_steps",
+        "Optimizer steps that were called off: refused by a GradScaler, or their gradients zeroed unused.",
         "counter",
-        (*_RANK, "phase"),
+        _RANK,
     )
+    validated = Family("train_validate_steps", "Validation steps.", "counter", _RANK)
     for rank in ranks:
         labels = _labels(rank)
         train, validate = rank.totals.train, rank.totals.validate
         steps.add(train.steps, *labels)
         seconds.add(train.ns / 1e9, *labels)
         samples.add(train.samples, *labels)
+        if train.tokens:
+            tokens.add(train.tokens, *labels)
+        if train.micro_batches:
+            micro_batches.add(train.micro_batches, *labels)
+            skipped.add(train.skipped, *labels)
         validated.add(validate.steps, *labels)
+    yield from (steps, seconds, samples, tokens, micro_batches, skipped, validated)
+
+
+def _phases(ranks: list[Rank]) -> Iterator[Family]:
+    host = Family(
+        "train_phase_seconds",
+        "Exclusive host time by phase. All but validate sum to train_step_seconds_total.",
+        "counter",
+        (*_RANK, "phase"),
+    )
+    device = Family(
+        "train_phase_device_seconds",
+        "Time of a phase on the device, where that was timed.",
+        "counter",
+        (*_RANK, "phase"),
+    )
+    for rank in ranks:
+        labels = _labels(rank)
+        train, validate = rank.totals.train, rank.totals.validate
         for name, total in train.phases.items():
-            phases.add(total.ns / 1e9, *labels, name)
+            host.add(total.ns / 1e9, *labels, name)
+            if total.device_calls:
+                device.add(total.device_ns / 1e9, *labels, name)
         if validate.steps:
-            phases.add(validate.ns / 1e9, *labels, "validate")
-    yield from (steps, seconds, samples, validated, phases)
+            host.add(validate.ns / 1e9, *labels, "validate")
+    yield from (host, device)
 
 
-def _status(ranks: list[Rank]) -> Iterator[Family]:
+def _beside(ranks: list[Rank]) -> Iterator[Family]:
+    """What is measured beside the steps; each series is absent where its rank does not know."""
+    saves = Family(
+        "train_checkpoint_seconds",
+        "Time of saves between steps; that of saves within a step is its phase checkpoint.",
+        "counter",
+        _RANK,
+    )
+    gc = Family("train_gc_seconds", "Pauses of Python's garbage collector.", "counter", _RANK)
+    ready = Family(
+        "train_dataloader_ready_batches",
+        "Batches that waited in the loader's workers at the newest draw; 0 when they starve.",
+        "gauge",
+        _RANK,
+    )
+    allocated = Family("train_cuda_allocated_bytes", "Device memory of tensors.", "gauge", _RANK)
+    reserved = Family("train_cuda_reserved_bytes", "Device memory that torch keeps.", "gauge", _RANK)
+    peak = Family("train_cuda_peak_bytes", "Most device memory that tensors ever had.", "gauge", _RANK)
+    flops = Family("train_step_flops", "Floating-point operations of a training step.", "gauge", _RANK)
+    utilization = Family(
+        "train_model_flops_utilization_ratio",
+        "Part of the device's peak that recent training steps make use of (MFU).",
+        "gauge",
+        _RANK,
+    )
+    overhead = Family(
+        "client_overhead_ratio", "Cost of the client as a part of the time of training.", "gauge", _RANK
+    )
+    shed = Family(
+        "client_shed_tiers",
+        "Tiers of detail that the client has given up to keep within the overhead allowed.",
+        "gauge",
+        _RANK,
+    )
+    for rank in ranks:
+        labels = _labels(rank)
+        totals = rank.totals
+        if totals.checkpoint is not None:
+            saves.add(totals.checkpoint.ns / 1e9, *labels)
+        if totals.gc:
+            gc.add(sum(generation.ns for generation in totals.gc) / 1e9, *labels)
+        if totals.loader_ready is not None:
+            ready.add(totals.loader_ready, *labels)
+        if totals.cuda is not None:
+            allocated.add(totals.cuda.allocated, *labels)
+            reserved.add(totals.cuda.reserved, *labels)
+            peak.add(totals.cuda.peak, *labels)
+        if totals.flops_per_step:
+            flops.add(totals.flops_per_step, *labels)
+            step_seconds = rank.history.mean_step_seconds()
+            if totals.peak_flops and step_seconds:
+                utilization.add(totals.flops_per_step / step_seconds / totals.peak_flops, *labels)
+        if totals.overhead is not None:
+            overhead.add(totals.overhead, *labels)
+        if totals.overhead is not None or totals.shed:
+            shed.add(totals.shed, *labels)
+    yield from (saves, gc, ready, allocated, reserved, peak, flops, utilization, overhead, shed)
+
+
+def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
     last = Family("train_last_step_timestamp_seconds", "When the newest training step ended.", "gauge", _RANK)
     world = Family("train_world_size", "Ranks of the run, on all nodes.", "gauge", _RANK)
     state = Family("train_state", "1 for what the rank is doing.", "gauge", (*_RANK, "state"))
@@ -95,13 +191,16 @@ def _status(ranks: list[Rank]) -> Iterator[Family]:
             "script",
             "torch_version",
             "python_version",
+            "gpu_uuid",
             "slurm_job_id",
             "pod_uid",
+            "torchelastic_run_id",
         ),
     )
     for rank in ranks:
         labels = _labels(rank)
         identity = rank.identity
+        owner = owners(identity)
         if rank.last_step_unix_seconds:
             last.add(rank.last_step_unix_seconds, *labels)
         world.add(identity.world_size, *labels)
@@ -117,8 +216,10 @@ def _status(ranks: list[Rank]) -> Iterator[Family]:
             identity.script,
             identity.torch_version,
             identity.python_version,
-            identity.slurm_job_id,
-            identity.pod_uid,
+            owner.gpu_uuid,
+            owner.slurm_job_id,
+            owner.pod_uid,
+            owner.torchelastic_run_id,
         )
     yield from (last, world, state, info)
 

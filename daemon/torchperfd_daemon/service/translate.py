@@ -1,15 +1,26 @@
 """Between messages and the daemon's own types; the only place that knows both."""
 
+import math
 import sys
 from array import array
-from typing import Any
+from typing import Any, Literal
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress
 from torchperfd_daemon.captures.coordinator import Ack, Result
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.store import KindTotal, PhaseTotal, Rank, RankIdentity, State, StepColumns, Totals
+from torchperfd_daemon.store import (
+    CudaMemory,
+    GcTotal,
+    KindTotal,
+    PhaseTotal,
+    Rank,
+    RankIdentity,
+    State,
+    StepColumns,
+    Totals,
+)
 
 _STATES = {
     session_pb2.RUN_STATE_STARTING: State.STARTING,
@@ -30,6 +41,7 @@ _IDENTITY_FIELDS = tuple(RankIdentity.__dataclass_fields__)
 _MOST_LABEL_CHARACTERS = 200
 _MOST_REASON_CHARACTERS = 500
 _MOST_PHASES = 32
+_MOST_GENERATIONS = 4
 _SHORTEST_STEP_S = 1e-6
 _LAST_STEP = 2**62
 
@@ -86,37 +98,60 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
 
 def totals(message: session_pb2.Account) -> Totals:
     """Unpack a cumulative account."""
-    kinds = {
-        kind.kind: KindTotal(
-            steps=kind.steps,
-            ns=kind.step_ns,
-            samples=kind.samples,
-            phases={
-                phase.phase[:64]: PhaseTotal(phase.calls, phase.ns, phase.sum_squares_ns2)
-                for phase in kind.phases[:_MOST_PHASES]
-            },
-        )
-        for kind in message.kinds
-    }
+    kinds = {kind.kind: _kind(kind) for kind in message.kinds}
+    cuda = message.cuda
     return Totals(
         train=kinds.get(session_pb2.STEP_KIND_TRAIN, KindTotal()),
         validate=kinds.get(session_pb2.STEP_KIND_VALIDATE, KindTotal()),
         recorded=message.recorded_steps,
         dropped={where[:32]: count for where, count in list(message.dropped_steps.items())[:8]},
+        warmup=_kind(message.warmup),
+        checkpoint=_phase(message.checkpoint) if message.HasField("checkpoint") else None,
+        gc=tuple(GcTotal(pauses.calls, pauses.ns) for pauses in message.gc[:_MOST_GENERATIONS]),
+        loader_ready=message.loader_ready if message.HasField("loader_ready") else None,
+        cuda=CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
+        if message.HasField("cuda")
+        else None,
+        flops_per_step=_quantity(message, "flops_per_step"),
+        peak_flops=_quantity(message, "peak_flops"),
+        overhead=_quantity(message, "overhead_ratio"),
+        shed=message.shed_tiers,
+        epoch=_phase(message.epoch),
+        train_pass=_phase(message.train_pass),
+        validate_pass=_phase(message.validate_pass),
+        began_ns=message.began_ns,
+        ended_ns=message.ended_ns,
     )
 
 
 def account_message(own: Totals) -> session_pb2.Account:
     """Pack a cumulative account."""
-    message = session_pb2.Account(recorded_steps=own.recorded, dropped_steps=own.dropped)
-    for kind, total in (
-        (session_pb2.STEP_KIND_TRAIN, own.train),
-        (session_pb2.STEP_KIND_VALIDATE, own.validate),
-    ):
-        packed = message.kinds.add(kind=kind, steps=total.steps, step_ns=total.ns, samples=total.samples)
-        for name, phase in total.phases.items():
-            packed.phases.add(phase=name, calls=phase.calls, ns=phase.ns, sum_squares_ns2=phase.squares)
-    return message
+    return session_pb2.Account(
+        recorded_steps=own.recorded,
+        dropped_steps=own.dropped,
+        kinds=[
+            _kind_message(session_pb2.STEP_KIND_TRAIN, own.train),
+            _kind_message(session_pb2.STEP_KIND_VALIDATE, own.validate),
+        ],
+        warmup=_kind_message(session_pb2.STEP_KIND_TRAIN, own.warmup) if own.warmup.steps else None,
+        checkpoint=_phase_message("", own.checkpoint) if own.checkpoint is not None else None,
+        gc=[session_pb2.GcAccount(calls=pauses.calls, ns=pauses.ns) for pauses in own.gc],
+        loader_ready=own.loader_ready,
+        cuda=session_pb2.CudaMemory(
+            allocated_bytes=own.cuda.allocated, reserved_bytes=own.cuda.reserved, peak_bytes=own.cuda.peak
+        )
+        if own.cuda is not None
+        else None,
+        flops_per_step=own.flops_per_step,
+        peak_flops=own.peak_flops,
+        overhead_ratio=own.overhead,
+        shed_tiers=own.shed,
+        epoch=_phase_message("", own.epoch),
+        train_pass=_phase_message("", own.train_pass),
+        validate_pass=_phase_message("", own.validate_pass),
+        began_ns=own.began_ns,
+        ended_ns=own.ended_ns,
+    )
 
 
 def rank_status(rank: Rank) -> control_pb2.RankStatus:
@@ -222,6 +257,58 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
             for rank in record.ranks
         ],
     )
+
+
+def _kind(message: session_pb2.KindAccount) -> KindTotal:
+    return KindTotal(
+        steps=message.steps,
+        ns=message.step_ns,
+        samples=message.samples,
+        phases={phase.phase[:64]: _phase(phase) for phase in message.phases[:_MOST_PHASES]},
+        squares=message.sum_squares_ns2,
+        micro_batches=message.micro_batches,
+        skipped=message.skipped,
+        tokens=message.tokens,
+    )
+
+
+def _kind_message(kind: session_pb2.StepKind.ValueType, own: KindTotal) -> session_pb2.KindAccount:
+    return session_pb2.KindAccount(
+        kind=kind,
+        steps=own.steps,
+        step_ns=own.ns,
+        samples=own.samples,
+        phases=[_phase_message(name, phase) for name, phase in own.phases.items()],
+        sum_squares_ns2=own.squares,
+        micro_batches=own.micro_batches,
+        skipped=own.skipped,
+        tokens=own.tokens,
+    )
+
+
+def _phase(message: session_pb2.PhaseAccount) -> PhaseTotal:
+    return PhaseTotal(
+        message.calls, message.ns, message.sum_squares_ns2, message.device_ns, message.device_calls
+    )
+
+
+def _phase_message(name: str, own: PhaseTotal) -> session_pb2.PhaseAccount:
+    return session_pb2.PhaseAccount(
+        phase=name,
+        calls=own.calls,
+        ns=own.ns,
+        sum_squares_ns2=own.squares,
+        device_ns=own.device_ns,
+        device_calls=own.device_calls,
+    )
+
+
+def _quantity(
+    message: session_pb2.Account, field: Literal["flops_per_step", "peak_flops", "overhead_ratio"]
+) -> float | None:
+    """Return an optional field; None where it is absent or no quantity."""
+    value = getattr(message, field)
+    return value if message.HasField(field) and 0 <= value < math.inf else None
 
 
 def _one_line(text: str, most: int) -> str:

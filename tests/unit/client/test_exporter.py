@@ -12,6 +12,13 @@ from torchperfd.exporter import Exporter
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import FORWARD
 
+OPTIONAL = (
+    "torchperfd_train_samples_total",
+    "torchperfd_train_tokens_total",
+    "torchperfd_train_model_flops_utilization_ratio",
+    "torchperfd_client_overhead_ratio",
+)
+
 
 def scrape(port: int) -> dict[str, float]:
     """Return the value of each sample by its series, as in the exposition."""
@@ -19,7 +26,7 @@ def scrape(port: int) -> dict[str, float]:
         text = response.read().decode()
     samples = {}
     for family in text_string_to_metric_families(text):
-        assert family.type == "counter"
+        assert (family.type == "counter") != family.name.endswith("_ratio")
         assert family.documentation
         for sample in family.samples:
             order = [name for name in ("run", "rank", "phase") if name in sample.labels]
@@ -45,6 +52,15 @@ def test_a_scrape_has_the_account_as_of_now() -> None:
             "torchperfd_train_step_seconds_total{run=bert-17,rank=3}": 3,
             "torchperfd_train_phase_seconds_total{run=bert-17,rank=3,phase=forward}": 2.5,
             "torchperfd_train_phase_seconds_total{run=bert-17,rank=3,phase=augment}": 0.5,
+        }
+        account.train.samples, account.train.tokens = 64, 4096
+        account.flops_per_step, account.peak_flops, account.overhead = 3e12, 1e13, 0.0031
+        found = scrape(exporter.port)
+        assert {name: found[f"{name}{{run=bert-17,rank=3}}"] for name in OPTIONAL} == {
+            "torchperfd_train_samples_total": 64,
+            "torchperfd_train_tokens_total": 4096,
+            "torchperfd_train_model_flops_utilization_ratio": 0.2,
+            "torchperfd_client_overhead_ratio": 0.0031,
         }
     finally:
         exporter.close().join()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import torchperfd
-from torchperfd.account import Account, KindAccount
+from torchperfd.account import Account, CudaMemory, KindAccount
 from torchperfd.faults import Faults
 from torchperfd.loggers import Logger
 from torchperfd.loggers.measures import measures
@@ -71,12 +71,35 @@ def test_measures_are_the_means_of_what_came_since() -> None:
             "torchperfd/train/samples_per_second": 3200,
             "torchperfd/train/phase_seconds/data": 0.002,
             "torchperfd/train/phase_seconds/forward": 0.008,
+            "torchperfd/train/phase_samples_per_second/data": 16_000,
+            "torchperfd/train/phase_samples_per_second/forward": 4_000,
             "torchperfd/validate/step_seconds": 0.01,
             "torchperfd/validate/samples_per_second": 3200,
             "torchperfd/validate/phase_seconds/data": 0.002,
             "torchperfd/validate/phase_seconds/forward": 0.008,
+            "torchperfd/validate/phase_samples_per_second/data": 16_000,
+            "torchperfd/validate/phase_samples_per_second/forward": 4_000,
         }
     )
+
+
+def test_what_is_known_beside_the_steps_is_told_with_them() -> None:
+    before, now = account(11), account(31)
+    now.train.tokens = 20 * 512
+    now.flops_per_step, now.peak_flops, now.overhead = 4e12, 1e15, 0.0031
+    now.cuda = CudaMemory(1, 2, 3)
+    told, plain = measures(before, now, PhaseNames()), measures(before, account(31), PhaseNames())
+    assert {name: told[name] for name in told.keys() - plain.keys()} == pytest.approx(
+        {
+            "torchperfd/train/tokens_per_second": 51_200,
+            "torchperfd/train/model_flops_utilization": 0.4,
+            "torchperfd/cuda/allocated_bytes": 1,
+            "torchperfd/cuda/reserved_bytes": 2,
+            "torchperfd/cuda/peak_bytes": 3,
+            "torchperfd/client/overhead_ratio": 0.0031,
+        }
+    )
+    assert measures(now, now, PhaseNames()) == {}, "and not without them"
 
 
 def test_the_first_step_is_in_no_measure() -> None:

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.account import Account, KindAccount, PhaseAccount
+from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import DATA, FORWARD, OTHER
 from torchperfd.report import RankReport, run_document
-from torchperfd.report.words import duration, rate
+from torchperfd.report.words import duration, rate, size
 
 MS = 10**6
 
@@ -54,11 +54,31 @@ def report() -> RankReport:
     return RankReport(3, Account(train, validate, warmup, began_ns=1000, ended_ns=1000 + 6503 * MS), names)
 
 
+@pytest.fixture
+def full(report: RankReport) -> RankReport:
+    """The same on a GPU, in two epochs, with all that there is to tell."""
+    account = report.account
+    account.train.tokens, account.warmup.tokens = 101 * 8192, 8192
+    account.train.skipped, account.train.micro_batches = 3, 202
+    account.train.phases[FORWARD].device_ns, account.train.phases[FORWARD].device_calls = 4180 * MS, 192
+    account.warmup.phases[FORWARD].device_ns, account.warmup.phases[FORWARD].device_calls = 3800 * MS, 2
+    account.epoch = phase(2, 6500 * MS, [1000.0 * MS, 5500.0 * MS])
+    account.train_pass = phase(2, 6400 * MS, [980.0 * MS, 5420.0 * MS])
+    account.validate_pass = phase(1, 50 * MS)
+    account.checkpoint = phase(2, 250 * MS)
+    account.gc = (GcAccount(40, 5 * MS), GcAccount(4, 10 * MS), GcAccount(1, 100 * MS))
+    account.ready = 2
+    account.cuda = CudaMemory(allocated=5 * 2**30, reserved=6 * 2**30, peak=5_888_802_816)
+    account.flops_per_step, account.peak_flops = 2e12, 989e12
+    account.overhead, account.shed = 0.00312, 1
+    return RankReport(3, account, report.names)
+
+
 @pytest.mark.parametrize("layout", ["text", "markdown", "csv", "html"])
-def test_each_layout_is_its_golden_file(report: RankReport, layout: str) -> None:
+def test_each_layout_is_its_golden_file(full: RankReport, layout: str) -> None:
     suffix = {"text": "txt", "markdown": "md"}.get(layout, layout)
     golden = GOLDEN / f"report.{suffix}"
-    rendered = getattr(report, f"to_{layout}")().rstrip("\n") + "\n"
+    rendered = getattr(full, f"to_{layout}")().rstrip("\n") + "\n"
     if REWRITE:
         golden.write_text(rendered)
     assert rendered == golden.read_text()
@@ -79,6 +99,14 @@ def test_the_text_fits_a_terminal_and_is_aligned(report: RankReport) -> None:
     assert len(set(widths)) == 1
     assert widths[0] <= 100
     assert "a phase whose name goes… " in text
+
+
+def test_the_column_of_the_device_takes_its_room_from_the_longest_names(full: RankReport) -> None:
+    lines = full.to_text().splitlines()
+    assert "On device" in lines[1]
+    assert "augment <b>|…" in full.to_text()
+    assert "between steps " in full.to_text(), "our own words are never cut"
+    assert max(map(len, lines)) < 100
 
 
 def test_words_of_the_script_mean_nothing_in_any_layout(report: RankReport) -> None:
@@ -118,8 +146,72 @@ def test_the_first_step_is_in_no_mean(report: RankReport) -> None:
     assert data.samples_per_second == pytest.approx(3200 / 0.3)
 
 
+def test_passes_are_a_group_of_their_own(full: RankReport) -> None:
+    epoch, train, validate = (row for row in full.table.rows if row.phase == "epoch")
+    assert (epoch.action, epoch.calls, epoch.mean_seconds, epoch.seconds_total) == ("epoch", 2, 3.25, 6.5)
+    assert epoch.std_seconds == pytest.approx(2.25)
+    assert epoch.share == pytest.approx(6.5 / 6.503)
+    assert (train.action, train.calls, train.mean_seconds) == ("train", 2, 3.2)
+    assert (validate.action, validate.calls, validate.std_seconds) == ("validate", 1, None)
+
+
+def test_the_fit_is_never_shorter_than_its_epochs(full: RankReport) -> None:
+    full.account.epoch = phase(1, 7000 * MS)
+    rows = {(row.phase, row.action): row for row in RankReport(0, full.account, full.names).table.rows}
+    assert rows["fit", "fit"].seconds_total == rows["epoch", "epoch"].seconds_total == 7.0
+    assert rows["fit", "between steps"].seconds_total == pytest.approx(0.997)
+
+
+def test_rates_and_the_share_of_the_peak_are_those_of_the_steps_after_the_first(full: RankReport) -> None:
+    assert full.table.tokens_per_second == pytest.approx(819_200)
+    assert full.table.flops_per_second == pytest.approx(200e12)
+    assert full.table.flops_utilization == pytest.approx(200 / 989)
+    full.account.peak_flops = None
+    text = RankReport(3, full.account, full.names).to_text()
+    assert "compute: 200 TFLOP/s\n" in text
+    assert "MFU" not in text
+
+
+def test_time_on_the_device_is_a_mean_of_the_calls_that_were_timed_there(full: RankReport) -> None:
+    rows = {(row.phase, row.action): row for row in full.table.rows}
+    assert rows["train", "forward"].device_mean_seconds == pytest.approx(0.002)
+    assert rows["train", "data"].device_mean_seconds is None
+    assert rows["validate", "forward"].device_mean_seconds is None
+
+
+def test_what_is_not_known_is_not_told(report: RankReport) -> None:
+    assert not [row for row in report.table.rows if row.phase == "epoch"]
+    for text in (report.to_text(), report.to_markdown(), report.to_html()):
+        for word in (
+            "device",
+            "tokens",
+            "FLOP",
+            "MFU",
+            "CUDA",
+            "overhead",
+            "checkpoint",
+            "skipped",
+            "garbage",
+        ):
+            assert word not in text, word
+    assert report.table.notes == ()
+
+
+def test_pauses_are_told_from_a_hundredth_of_the_fit_on(report: RankReport) -> None:
+    for ms, told in ((65, False), (66, True)):
+        report.account.gc = (GcAccount(1, MS), GcAccount(1, (ms - 1) * MS))
+        text = RankReport(0, report.account, report.names).to_text()
+        assert (f"garbage collector: {ms} ms" in text) == told
+
+
+def test_detail_that_was_shed_is_told_even_before_its_cost_is_known(report: RankReport) -> None:
+    report.account.shed = 2
+    text = RankReport(0, report.account, report.names).to_text()
+    assert "  overhead of torchperfd: 2 tiers of detail shed" in text.splitlines()
+
+
 def test_where_only_totals_are_known_the_table_says_so() -> None:
-    """Another rank's, from the daemon."""
+    """Another rank's, whose client is older than ours."""
     account = Account()
     account.train = KindAccount(steps=4, ns=8 * MS)
     account.train.phases[FORWARD] = phase(4, 8 * MS)
@@ -185,10 +277,27 @@ def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) ->
     )
     assert [rank["rank"] for rank in document["ranks"]] == [0, 3]
     empty, rank = document["ranks"]
-    assert empty["train"] == {"steps": 0, "step_seconds_total": 0.0, "samples": 0, "phases": {}}
-    assert empty["fit"] is None
-    assert list(rank) == ["rank", "train", "validate", "warmup", "fit"]
-    assert list(rank["train"]) == ["steps", "step_seconds_total", "samples", "phases"]
+    assert empty["train"] == {
+        "steps": 0,
+        "step_seconds_total": 0.0,
+        "samples": 0,
+        "tokens": 0,
+        "micro_batches": 0,
+        "skipped": 0,
+        "phases": {},
+    }
+    unknown = [key for key, value in empty.items() if value is None]
+    assert unknown == [
+        "fit",
+        "loader_ready_batches",
+        "cuda",
+        "flops_per_step",
+        "peak_flops_per_second",
+        "model_flops_utilization",
+        "overhead_ratio",
+    ]
+    assert list(rank) == list(empty)
+    assert list(rank["train"]) == list(empty["train"])
     assert (rank["train"]["steps"], rank["train"]["step_seconds_total"], rank["train"]["samples"]) == (
         101,
         6.0,
@@ -203,12 +312,40 @@ def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) ->
     mean = 1.3 / 101
     std = math.sqrt((1.0 + 50 * 0.002**2 + 50 * 0.004**2) / 101 - mean * mean)
     assert rank["train"]["phases"]["data"] == pytest.approx(
-        {"calls": 101, "seconds_total": 1.3, "mean_seconds": mean, "std_seconds": std}
+        {"calls": 101, "seconds_total": 1.3, "mean_seconds": mean, "std_seconds": std, "device": None}
     )
     assert rank["warmup"]["steps"] == 1
     assert rank["warmup"]["phases"]["forward"]["seconds_total"] == 4.0
     assert rank["fit"] == pytest.approx({"seconds_total": 6.503, "between_seconds": 0.5})
     assert rank["validate"]["phases"]["forward"]["seconds_total"] == pytest.approx(0.003)
+
+
+def test_the_document_has_all_that_there_is_to_tell(full: RankReport) -> None:
+    rank = full.to_dict()
+    assert rank == json.loads(json.dumps(rank))
+    train = rank["train"]
+    assert (train["tokens"], train["micro_batches"], train["skipped"]) == (101 * 8192, 202, 3)
+    assert train["phases"]["forward"]["device"] == pytest.approx(
+        {"calls": 192, "seconds_total": 4.18, "mean_seconds": 4.18 / 192}
+    )
+    assert {name: (each["calls"], each["seconds_total"]) for name, each in rank["passes"].items()} == {
+        "epoch": (2, 6.5),
+        "train": (2, 6.4),
+        "validate": (1, 0.05),
+    }
+    assert rank["checkpoint"] == pytest.approx(
+        {"calls": 2, "seconds_total": 0.25, "mean_seconds": 0.125, "std_seconds": 0.0}
+    )
+    assert rank["gc"][2] == {"generation": 2, "calls": 1, "seconds_total": 0.1}
+    assert rank["loader_ready_batches"] == 2
+    assert rank["cuda"] == {
+        "allocated_bytes": 5 * 2**30,
+        "reserved_bytes": 6 * 2**30,
+        "peak_bytes": 5_888_802_816,
+    }
+    assert (rank["flops_per_step"], rank["peak_flops_per_second"]) == (2e12, 989e12)
+    assert rank["model_flops_utilization"] == pytest.approx(200 / 989)
+    assert (rank["overhead_ratio"], rank["shed_tiers"]) == (0.00312, 1)
 
 
 @pytest.mark.parametrize(
@@ -260,3 +397,19 @@ def test_a_duration_is_short_and_within_half_a_percent(seconds: float) -> None:
 )
 def test_a_rate_is_as_exact_as_it_is_worth(per_second: float | None, text: str) -> None:
     assert rate(per_second) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "0.977 KiB"),
+        (2**20, "1 MiB"),
+        (1023 * 2**20, "0.999 GiB"),
+        (80 * 2**30, "80 GiB"),
+        (2**40, "1 TiB"),
+    ],
+)
+def test_a_size_has_the_unit_that_reads_best(count: int, text: str) -> None:
+    assert size(count) == text

@@ -14,6 +14,8 @@ from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import (
+    CudaMemory,
+    GcTotal,
     Histogram,
     History,
     KindTotal,
@@ -82,32 +84,71 @@ def test_well_formed_columns_are_read_exactly_or_refused(rows: list[tuple[int, i
 
 
 COUNTS = st.integers(0, 2**63)
+PHASES = st.builds(PhaseTotal, COUNTS, COUNTS, st.floats(0, 1e300), COUNTS, COUNTS)
 KINDS = st.builds(
     KindTotal,
     COUNTS,
     COUNTS,
     COUNTS,
-    st.dictionaries(
-        st.sampled_from(["data", "forward", "other"]),
-        st.builds(PhaseTotal, COUNTS, COUNTS, st.floats(0, 1e300)),
-    ),
+    st.dictionaries(st.sampled_from(["data", "forward", "other"]), PHASES),
+    st.floats(0, 1e300),
+    COUNTS,
+    COUNTS,
+    COUNTS,
+)
+QUANTITIES = st.none() | st.floats(0, 1e300)
+TOTALS = st.builds(
+    Totals,
+    train=KINDS,
+    validate=KINDS,
+    recorded=COUNTS,
+    dropped=st.dictionaries(st.sampled_from(["ring", "outbox"]), COUNTS),
+    # A first step that has not been yet is nothing to tell.
+    warmup=KINDS.filter(lambda kind: kind.steps > 0) | st.just(KindTotal()),
+    checkpoint=st.none() | PHASES,
+    gc=st.lists(st.builds(GcTotal, COUNTS, COUNTS), max_size=3).map(tuple),
+    loader_ready=st.none() | st.integers(0, 2**32 - 1),
+    cuda=st.none() | st.builds(CudaMemory, COUNTS, COUNTS, COUNTS),
+    flops_per_step=QUANTITIES,
+    peak_flops=QUANTITIES,
+    overhead=QUANTITIES,
+    shed=st.integers(0, 2**32 - 1),
+    epoch=PHASES,
+    train_pass=PHASES,
+    validate_pass=PHASES,
+    began_ns=COUNTS,
+    ended_ns=COUNTS,
 )
 
 
-@given(st.builds(Totals, KINDS, KINDS, COUNTS, st.dictionaries(st.sampled_from(["ring", "outbox"]), COUNTS)))
+@given(TOTALS)
 def test_an_account_survives_the_wire(totals: Totals) -> None:
     message = session_pb2.Account.FromString(translate.account_message(totals).SerializeToString())
     assert translate.totals(message) == totals
+
+
+@given(st.floats(max_value=0, exclude_max=True) | st.sampled_from([float("inf"), float("nan")]))
+def test_what_is_no_quantity_is_not_known(value: float) -> None:
+    message = session_pb2.Account(flops_per_step=value, peak_flops=value, overhead_ratio=value)
+    totals = translate.totals(message)
+    assert (totals.flops_per_step, totals.peak_flops, totals.overhead) == (None, None, None)
 
 
 def test_an_account_takes_bounded_memory() -> None:
     kind = session_pb2.KindAccount(
         kind=TRAIN, phases=[session_pb2.PhaseAccount(phase=f"{n}" * 100, calls=1) for n in range(500)]
     )
-    message = session_pb2.Account(kinds=[kind], dropped_steps={f"{n}-" * 30: 1 for n in range(100)})
+    message = session_pb2.Account(
+        kinds=[kind],
+        warmup=kind,
+        dropped_steps={f"{n}-" * 30: 1 for n in range(100)},
+        gc=[session_pb2.GcAccount(calls=1)] * 100,
+    )
     totals = translate.totals(message)
-    assert len(totals.train.phases) <= 32
-    assert max(map(len, totals.train.phases)) <= 64
+    for total in (totals.train, totals.warmup):
+        assert len(total.phases) <= 32
+        assert max(map(len, total.phases)) <= 64
+    assert len(totals.gc) <= 4
     assert len(totals.dropped) <= 8
     assert max(map(len, totals.dropped)) <= 32
 
