@@ -7,14 +7,14 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-overhead bench-memory bench-exit build clean
+	bench-import bench-step bench-overhead bench-gpu bench-memory bench-exit build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 PIP := $(BIN)/pip install -q --disable-pip-version-check
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml hatch_build.py client/torchperfd/tape/_native.c
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) $(TORCH)
@@ -75,6 +75,9 @@ bench-memory: setup  ## Whether ten million steps fit into the memory of one mil
 
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay
+
+bench-gpu: setup  ## Whether device times are true and what they cost; needs a GPU.
+	$(BIN)/python -m benchmarks.gpu_check
 
 bench-import: setup  ## What `import torchperfd` costs.
 	$(BIN)/python benchmarks/import_time.py

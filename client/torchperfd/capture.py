@@ -21,7 +21,7 @@ from typing import Any, Final
 from torchperfd import tracer
 from torchperfd._version import __version__
 from torchperfd.identity import Identity
-from torchperfd.loop import Loop
+from torchperfd.replay import Replay
 
 log = logging.getLogger("torchperfd")
 
@@ -82,7 +82,7 @@ class RankCapture:
     """One capture of this rank, from preparation to a trace on disk. A ``StepWatcher``.
 
     Args:
-        loop: The loop whose steps are captured.
+        replay: Reads the tape of the loop whose steps are captured.
         identity: Written into the manifest.
         capture_id: Name of the capture, the same on all ranks.
         directory: Where its files go; made when missing.
@@ -93,7 +93,7 @@ class RankCapture:
     def __init__(
         self,
         *,
-        loop: Loop,
+        replay: Replay,
         identity: Identity,
         capture_id: str,
         directory: Path,
@@ -107,7 +107,8 @@ class RankCapture:
         self.start_step = 0
         self.outcome: CaptureOutcome | None = None
         self.ended = threading.Event()
-        self._loop = loop
+        self._replay = replay
+        self._loop = replay.loop
         self._identity = identity
         self._on_outcome = on_outcome
         self._trace: tracer.Tracer | None = None
@@ -134,6 +135,8 @@ class RankCapture:
             except OSError as error:
                 reason = f"cannot write to {self.directory}: {error.strerror}"
         if not reason:
+            # From here on the number of the newest step must be exact, not a pump's turn old.
+            self._replay.go_live()
             self.stage = CaptureStage.READY
         return reason
 
@@ -146,7 +149,7 @@ class RankCapture:
             self.fail(f"step {start_step} was already under way", retry=True)
             return
         self.stage = CaptureStage.ARMED
-        self._loop.watcher = self
+        self._replay.watch(self)
 
     def cancel(self, reason: str) -> None:
         """Give up: at once when not yet running, else at the next step edge."""
@@ -213,7 +216,7 @@ class RankCapture:
         trace = self._trace
         assert trace is not None
         self._trace = None
-        self._loop.watcher = None
+        self._step_aside()
         self.stage = CaptureStage.EXPORTING
         try:
             trace.stop()
@@ -270,12 +273,15 @@ class RankCapture:
 
     def fail(self, reason: str, *, retry: bool = False) -> None:
         """End without a trace; ``retry`` when another attempt may well succeed."""
-        if self._loop.watcher is self:
-            self._loop.watcher = None
+        self._step_aside()
         with contextlib.suppress(OSError):
             for leftover in self.directory.glob(f".rank{self._identity.rank}.*"):
                 leftover.unlink(missing_ok=True)
         self._end(CaptureOutcome(ok=False, reason=reason, retry=retry, start_step=self.start_step))
+
+    def _step_aside(self) -> None:
+        self._replay.unwatch(self)
+        self._replay.leave()
 
     def _end(self, outcome: CaptureOutcome) -> None:
         with self._ending:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from torchperfd.capture import CaptureOptions, CaptureOutcome, RankCapture
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.identity import Identity
-from torchperfd.loop import Loop
 from torchperfd.outbox import Outbox
+from torchperfd.replay import Replay
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -26,7 +26,7 @@ class CaptureDesk:
     """Takes orders from the daemon and from the script; one capture at a time.
 
     Args:
-        loop: The loop whose steps are captured.
+        replay: Reads the tape of the loop whose steps are captured.
         identity: This process.
         outbox: Where acknowledgements and results go.
         mean_step_seconds: Returns how long a training step takes, 0 before the first.
@@ -34,12 +34,13 @@ class CaptureDesk:
 
     def __init__(
         self,
-        loop: Loop,
+        replay: Replay,
         identity: Identity,
         outbox: "Outbox[session_pb2.ClientMessage]",
         mean_step_seconds: Callable[[], float],
     ) -> None:
-        self._loop = loop
+        self._replay = replay
+        self._loop = replay.loop
         self._identity = identity
         self._outbox = outbox
         self._mean_step_seconds = mean_step_seconds
@@ -139,7 +140,7 @@ class CaptureDesk:
             if self._capture is not None and not self._capture.ended.is_set():
                 return None
             self._capture = RankCapture(
-                loop=self._loop,
+                replay=self._replay,
                 identity=self._identity,
                 capture_id=capture_id,
                 directory=directory,

@@ -5,9 +5,8 @@ import logging
 import multiprocessing
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -17,15 +16,16 @@ from torchperfd.capture_desk import Capture, CaptureDesk
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
-from torchperfd.loop import Loop
 from torchperfd.outbox import Outbox
 from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
 from torchperfd.pump import Pump
-from torchperfd.recorder import Recorder
+from torchperfd.replay import Replay
 from torchperfd.report import RankReport
 from torchperfd.stream import Stream
 from torchperfd.tallies import Tallies
+from torchperfd.tape import Tape
+from torchperfd.tape import events as on_tape
 from torchperfd.torch_import import TorchImport, when_torch_is_imported
 from torchperfd.v1 import contract
 
@@ -42,6 +42,8 @@ log = logging.getLogger("torchperfd")
 
 T = TypeVar("T")
 
+_TAPE_EVENTS: Final = 32_768
+_RING_STEPS: Final = 4096
 _OUTBOX_STEPS: Final = 20_000
 _EXIT_BUDGET_S: Final = 0.8
 _EXPORT_BUDGET_S: Final = 0.3
@@ -126,13 +128,17 @@ class Client:
         self._identity = read_identity(run=run, job_name=job)
         self._faults = Faults()
         self._names = PhaseNames()
-        self._recorder = Recorder(capacity=16 if inert else 4096)
-        self._loop = Loop(self._recorder)
+        self._tape = Tape(16 if inert else _TAPE_EVENTS, on_tape.TICKET)
+        if inert:
+            self._tape.thread = 0
+        self._replay = Replay(self._tape, 16 if inert else _RING_STEPS, self._faults)
+        self._loop = self._replay.loop
+        self._recorder = self._replay.recorder
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
-        self._captures = CaptureDesk(self._loop, self._identity, self._outbox, self._mean_step_seconds)
+        self._captures = CaptureDesk(self._replay, self._identity, self._outbox, self._mean_step_seconds)
         self._pauses = GcPauses()
         tallies = Tallies(self._loop, self._pauses)
-        self._pump = Pump(self._recorder, self._names, self._outbox, self._faults, tallies)
+        self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies)
         self._stream = Stream(
             sockets=contract.socket_candidates(),
             hello=self._hello,
@@ -189,35 +195,27 @@ class Client:
         Raises:
             ValueError: The name is empty, longer than 64 characters, or unprintable.
         """
-        return Phase(self, self._names.slot(name))
+        return Phase(self._tape, self._names.slot(name))
 
     def step(self, samples: int = 0) -> None:
         """Say that a training step ends here. Once called, only these calls end steps."""
-        if self._here():
-            try:
-                self._loop.step(samples)
-            except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-                self._faults.note("step", error)
+        self._tape.mark(on_tape.STEP, samples)
 
     def wrap(self, iterable: Iterable[T]) -> Iterator[T]:
         """Iterate over something that is not a DataLoader, timing each ``next()`` as ``data``."""
-        from torchperfd.hooks.batches import samples_in
-
         iterator = iter(iterable)
         while True:
-            here = self._here() and not self._faults.spent("wrap")
-            if here:
-                self._tell(self._loop.draw_begin)
+            here = self._tape.mark(on_tape.DRAW)
             try:
                 batch = next(iterator)
             except BaseException as error:
                 if here:
-                    self._tell(self._loop.draw_stop)
+                    self._tape.mark(on_tape.EXHAUSTED)
                 if isinstance(error, StopIteration):
                     return
                 raise
             if here:
-                self._tell(lambda drawn: self._loop.draw_end(samples_in(drawn)), batch)
+                self._tape.mark(on_tape.DRAWN, self._samples_in(batch))
             yield batch
 
     def report(self) -> RankReport:
@@ -300,7 +298,8 @@ class Client:
         if self._hooks is not None:
             self._hooks.uninstall()
         self._pauses.uninstall()
-        self._loop.finish()
+        self._tape.thread = 0
+        self._replay.finish()
         self._captures.loop_ended(_EXPORT_BUDGET_S)
         from torchperfd.v1 import session_pb2
 
@@ -329,22 +328,20 @@ class Client:
 
     # Parts.
 
-    def _here(self) -> bool:
-        return self.attached and threading.get_ident() == self._loop.thread
+    def _samples_in(self, batch: object) -> int:
+        from torchperfd.hooks.batches import samples_in
 
-    def _tell(self, event: Callable[..., None], *details: object) -> None:
-        """Report to the loop from :meth:`wrap`; a failure of ours costs the step in progress."""
         try:
-            event(*details)
+            return samples_in(batch)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
             self._faults.note("wrap", error)
-            self._recorder.abandon()
+            return 0
 
     def _install_hooks(self) -> None:
         try:
             from torchperfd.hooks import Hooks
 
-            self._hooks = Hooks(self._loop, self._faults)
+            self._hooks = Hooks(self._tape, self._replay, self._faults)
             self._hooks.install()
             if self._model is not None:
                 self._hooks.add_model(self._model)
@@ -407,25 +404,22 @@ class Client:
     def _become_inert(self) -> None:
         """After a fork, in the child: do nothing ever again."""
         self.attached = False
-        if self._hooks is not None:
-            self._hooks.silence()
+        self._tape.thread = 0
         self._stream.abandon_in_child()
 
 
 class Phase:
     """A user phase; may be entered any number of times."""
 
-    __slots__ = ("_client", "_slot")
+    __slots__ = ("_slot", "_tape")
 
-    def __init__(self, client: Client, slot: int) -> None:
-        self._client = client
+    def __init__(self, tape: Tape, slot: int) -> None:
+        self._tape = tape
         self._slot = slot
 
     def __enter__(self) -> "Phase":
-        if self._client._here():
-            self._client._loop.enter(self._slot)
+        self._tape.mark(on_tape.ENTER, self._slot)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._client._here():
-            self._client._loop.exit()
+        self._tape.mark(on_tape.EXIT)

@@ -13,12 +13,11 @@ Some edges are known only later: a micro-batch differs from a batch whose
 gradients are thrown away by what comes after the next draw. There, what the
 step has so far is set aside, and rejoins what follows or is a step of its own.
 
-All methods are called on the training thread, from hooks.
+All methods are called by who reads the tape, event by event, under its lock.
 """
 
 import time
 from collections.abc import Callable
-from threading import get_ident
 from typing import Final, Protocol
 
 from torchperfd.recorder import (
@@ -53,10 +52,14 @@ class StepWatcher(Protocol):
 
 
 class Loop:
-    """Follows one training loop on one thread.
+    """Follows one training loop.
+
+    Args:
+        recorder: What times its steps.
+        clock: Monotonic nanoseconds: when that happened which is being told.
+        present: Monotonic nanoseconds: what time it is.
 
     Attributes:
-        thread: The thread whose loop this is.
         train_steps: Training steps that have ended.
         validate_steps: Validation steps that have ended.
         micro_batches: Batches that went backward in those training steps; at least one each.
@@ -86,10 +89,13 @@ class Loop:
         "_in_backward",
         "_last_optimizer",
         "_optimizers",
+        "_present",
+        "_samples_before",
         "_saving_since",
         "_step_draws",
         "_stepped",
         "_steppers",
+        "_uncounted",
         "_unused",
         "_zeroed",
         "has_stepped",
@@ -102,15 +108,18 @@ class Loop:
         "save_squares",
         "saves",
         "saving",
-        "thread",
         "train_steps",
         "validate_steps",
         "watcher",
     )
 
-    def __init__(self, recorder: Recorder, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        present: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
         self.recorder = recorder
-        self.thread = get_ident()
         self.train_steps = 0
         self.validate_steps = 0
         self.micro_batches = 0
@@ -124,8 +133,12 @@ class Loop:
         self.optimizer_calls = 0
         self.has_stepped = False
         self._clock = clock
+        self._present = present
         self._saving_since = 0
         self._unused = 0
+        # Of the newest batch that a framework drew.
+        self._samples_before = 0
+        self._uncounted = False
         # Of the whole loop: does it draw, does the script say where steps end, and the optimizer
         # that steps last in a step.
         self._draws = False
@@ -199,6 +212,23 @@ class Loop:
         self.recorder.exit()
         self.recorder.samples += samples
         self._step_draws += 1
+
+    def outer_draw_begin(self) -> None:
+        """A framework asks for a batch; DataLoaders inside may tell of the same one."""
+        self.draw_begin()
+        self._samples_before = self.recorder.samples
+
+    def outer_draw_end(self, samples: int) -> None:
+        """The batch is here; its samples count unless a DataLoader inside has counted them."""
+        self._uncounted = self.recorder.samples == self._samples_before
+        self.draw_end(0)
+        self.count(samples)
+
+    def count(self, samples: int) -> None:
+        """Count the samples of the newest batch that a framework drew, unless they are counted."""
+        if samples and self._uncounted:
+            self._uncounted = False
+            self.recorder.samples += samples
 
     def draw_stop(self) -> None:
         """The loader is exhausted: what comes now is between loops.
@@ -372,13 +402,12 @@ class Loop:
 
     # The loop as a whole.
 
-    def adopt(self, thread: int) -> None:
-        """Follow another thread's loop from now on; nothing of this one's has trained."""
+    def adopt(self) -> None:
+        """Another thread's loop is followed from now on; nothing of this one's has trained."""
         self.recorder.unwind()
         self.recorder.abandon()
         self._draws = False
         self._reset()
-        self.thread = thread
 
     def finish(self) -> None:
         """The loop is over: account for a last step that no draw has closed."""
@@ -411,7 +440,7 @@ class Loop:
         if self.watcher is not None:
             self.watcher.train_edge(self.train_steps)
             # What the watcher did is our time, not the next step's.
-            self.recorder.skip()
+            self.recorder.skip(self._present())
 
     def _close_validate(self, *, last: bool = False) -> None:
         if self._aside:
@@ -421,7 +450,7 @@ class Loop:
         self._reset()
         if self.watcher is not None:
             self.watcher.validate_edge()
-            self.recorder.skip()
+            self.recorder.skip(self._present())
 
     def _reset(self) -> None:
         self._drew = self._stepped = self._evaluated = self._zeroed = False

@@ -1,4 +1,4 @@
-"""The pump: one thread that empties the recorder into the account and the outbox."""
+"""The pump: one thread that has the tape read and empties the recorder into account and outbox."""
 
 import threading
 from typing import TYPE_CHECKING, Final
@@ -7,7 +7,8 @@ from torchperfd.account import Account
 from torchperfd.faults import Faults
 from torchperfd.outbox import Outbox
 from torchperfd.phases import PhaseNames
-from torchperfd.recorder import KIND, TRAIN, Recorder
+from torchperfd.recorder import KIND, TRAIN
+from torchperfd.replay import Replay
 from torchperfd.tallies import Tallies
 
 if TYPE_CHECKING:
@@ -25,14 +26,15 @@ class Pump:
 
     def __init__(
         self,
-        recorder: Recorder,
+        replay: Replay,
         names: PhaseNames,
         outbox: "Outbox[session_pb2.ClientMessage]",
         faults: Faults,
         tallies: Tallies,
     ) -> None:
         self.account = Account()
-        self._recorder = recorder
+        self._replay = replay
+        self._recorder = replay.recorder
         self._names = names
         self._outbox = outbox
         self._faults = faults
@@ -58,7 +60,7 @@ class Pump:
         from torchperfd.v1 import session_pb2
 
         with self._lock:
-            self._recorder.synchronise()
+            self._replay.catch_up()
             rows = self._recorder.drain()
             self._tallies.fill(self.account)
             if rows.count:

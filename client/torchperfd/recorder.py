@@ -1,9 +1,8 @@
 """The recorder: exclusive phase times of one thread, step by step, in fixed memory.
 
-The training thread writes, the pump thread drains. Both sides are plain
-assignments under the GIL: there is no lock that one could hold while the other
-waits, and the rows are made once and used over and over. When the pump falls behind
-by a whole ring, new steps are dropped and counted.
+Who reads the tape writes here, the pump drains. Both sides are plain assignments under
+the GIL, and the rows are made once and used over and over. When nobody drains for a
+whole ring, new steps are dropped and counted.
 
 A stack of open phases makes times exclusive: entering a phase stops the clock
 of the one around it. The bottom of the stack is the *gap*, the time of no
@@ -76,8 +75,7 @@ class Recorder:
 
     Args:
         capacity: Steps the ring holds; about 1.5 kB each.
-        clock: Monotonic nanoseconds.
-        wall: Unix nanoseconds, read only by :meth:`synchronise`.
+        clock: Monotonic nanoseconds: when that happened which is being told.
     """
 
     __slots__ = (
@@ -91,7 +89,6 @@ class Recorder:
         "_row",
         "_stack",
         "_start",
-        "_wall",
         "_wall_offset",
         "_written",
         "capacity",
@@ -107,7 +104,6 @@ class Recorder:
         self,
         capacity: int = 4096,
         clock: Callable[[], int] = time.perf_counter_ns,
-        wall: Callable[[], int] = time.time_ns,
     ) -> None:
         self.capacity = capacity
         self.is_open = False
@@ -118,7 +114,6 @@ class Recorder:
         self.recorded = 0
         self.dropped = 0
         self._clock = clock
-        self._wall = wall
         self._start = 0
         # Lists, not arrays: adding to an element is three times as fast. The live row is the
         # slot of the ring that comes next, so nothing is copied when a step ends.
@@ -132,9 +127,8 @@ class Recorder:
         self._written = 0
         self._read = 0
         self._wall_offset = 0
-        self.synchronise()
 
-    # The training thread's side.
+    # The writing side.
 
     def open(self) -> None:
         """Start a step now; does nothing inside one."""
@@ -335,10 +329,10 @@ class Recorder:
             self._exclusive[depth] = 0
         self.is_open = False
 
-    def skip(self) -> None:
-        """Move the start of a step that has just begun, if one has, to now."""
+    def skip(self, now: int) -> None:
+        """Move the start of a step that has just begun, if one has, to ``now``."""
         if self.is_open:
-            self.last = self._start = self._clock()
+            self.last = self._start = now
 
     def _charge_open_phases(self, depth: int) -> None:
         """Count a phase that is open across an edge as one call on either side."""
@@ -363,11 +357,11 @@ class Recorder:
             row[CALLS + phase] += 1
             row[_SQUARES + phase] += spent * spent
 
-    # The pump's side.
+    # The draining side.
 
-    def synchronise(self) -> None:
-        """Reread how far the wall clock is from the monotonic one."""
-        self._wall_offset = self._wall() - self._clock()
+    def synchronise(self, offset: int) -> None:
+        """Learn how many nanoseconds the wall clock is ahead of the monotonic one."""
+        self._wall_offset = offset
 
     def drain(self) -> Rows:
         """Take the finished steps out of the ring, oldest first."""
@@ -378,6 +372,6 @@ class Recorder:
             values.extend(row[:ROW_WIDTH])
             squares.extend(row[ROW_WIDTH:])
             row[:] = _ZERO_ROW
-        # Only now may the training thread use these rows again.
+        # Only now may these rows be used again.
         self._read = written
         return Rows(written - read, values, squares)

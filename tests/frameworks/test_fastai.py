@@ -124,7 +124,7 @@ def test_a_failure_of_ours_is_counted_and_training_goes_on(monkeypatch: pytest.M
     monkeypatch.setattr("torchperfd.loop.Loop.optimizer_begin", fail)
     fit(learner(callback, losses))
     assert len(losses.seen) == EPOCHS * (TRAIN + VALIDATE)
-    assert faults(callback.client)["integration fastai _tell"] == 10
+    assert faults(callback.client)["hook optimizer"] == 10
 
 
 PAUSE = 0.03

@@ -181,7 +181,7 @@ def test_a_failure_of_ours_is_counted_and_training_goes_on(monkeypatch: pytest.M
     callback = Callback()
     module = fit(callback)
     assert module.trainer.global_step == EPOCHS * TRAIN
-    assert faults(callback.client)["integration lightning _report"] == 10
+    assert faults(callback.client)["hook forward"] == 10
 
 
 def test_an_interrupted_fit_gives_everything_back() -> None:

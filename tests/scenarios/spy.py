@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+import torchperfd
 from torchperfd.loop import Loop
 
 _BEGINS = {
@@ -27,6 +28,8 @@ class Events:
 
     def take(self) -> str:
         """Return the events since the last call."""
+        if torchperfd.client._current is not None:
+            torchperfd.client._current._replay.catch_up()
         text, self._text = self._text, ""
         return text
 

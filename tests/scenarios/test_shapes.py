@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.scenarios.accounts import PAUSE_S, Watch, assert_accounted, calls, train_tallies
 from tests.scenarios.spy import Events
-from tests.unit.client.training import loader, per_step, tiny_model
+from tests.unit.client.training import loader, open_phases, per_step, tiny_model
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -189,7 +189,7 @@ def test_a_scaler_that_is_called_wrongly_leaves_its_phase(client: torchperfd.Cli
         with pytest.raises(RuntimeError, match="already been called"):
             scaler.step(optimizer)
         scaler.update()
-        assert client._recorder.depth == 0
+        assert open_phases(client) == 0
     assert calls(client)["steps"] == 3
 
 
@@ -253,7 +253,7 @@ def test_a_closure_that_draws(client: torchperfd.Client, events: Events) -> None
     assert events.take().endswith(f"optimizer({evaluation} {evaluation})")
     counted = calls(client)
     assert (counted["steps"], counted["optimizer"], counted["data"]) == (3, 3, 18)
-    assert client._recorder.depth == 0
+    assert open_phases(client) == 0
 
 
 def gan(batches: Any, *, sample_without_gradients: bool = False) -> None:

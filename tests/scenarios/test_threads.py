@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.scenarios.accounts import calls
-from tests.unit.client.training import evaluate, loader, per_step, tiny_model, train
+from tests.unit.client.training import evaluate, loader, open_phases, per_step, tiny_model, train
 
 import torchperfd
 
@@ -63,7 +63,7 @@ def test_a_main_thread_that_only_prepares_evaluates_and_waits_gives_way(
         on_a_thread(a_training(3))
     client.finish()
     assert calls(client)["steps"] == 3
-    assert client._recorder.depth == 0
+    assert open_phases(client) == 0
 
 
 def test_a_thread_that_ended_is_followed_by_the_next(client: torchperfd.Client) -> None:

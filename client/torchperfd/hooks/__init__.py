@@ -1,8 +1,8 @@
 """The hooks: where torchperfd touches torch. Each module hooks one thing and can undo it.
 
-A hook calls the loop and nothing else. It costs well under a microsecond, lets
-no exception of ours out, and does nothing on other threads or in forked
-children.
+A hook writes on the tape and does nothing else: what an event means is found out later,
+elsewhere. It costs a fraction of a microsecond, lets no exception of ours out, and does
+nothing on other threads or in forked children.
 """
 
 from torchperfd.hooks.installation import Hooks

@@ -1,33 +1,36 @@
-"""What every hook needs: the loop it reports to, and whether it may."""
+"""What every hook needs: the tape it writes on, and whether it may."""
 
 import threading
 from threading import get_ident
 from typing import Final
 
 from torchperfd.faults import Faults
-from torchperfd.loop import Loop
+from torchperfd.replay import Replay
+from torchperfd.tape import Tape
+from torchperfd.tape import events as on_tape
 
 # threading.current_thread() would add a thread that Python did not start, and enumerate() locks.
 _threads: Final[dict[int, threading.Thread]] = threading._active  # type: ignore[attr-defined]
 
 
 class HookContext:
-    """Shared by all hooks of one client.
+    """Shared by all hooks of one client."""
 
-    Attributes:
-        active: False before install, after uninstall and in forked children.
-    """
+    __slots__ = ("faults", "replay", "tape")
 
-    __slots__ = ("active", "faults", "loop")
-
-    def __init__(self, loop: Loop, faults: Faults) -> None:
-        self.loop = loop
+    def __init__(self, tape: Tape, replay: Replay, faults: Faults) -> None:
+        self.tape = tape
+        self.replay = replay
         self.faults = faults
-        self.active = False
 
-    def here(self) -> bool:
-        """Return whether the calling thread is the one whose loop is followed."""
-        return self.active and get_ident() == self.loop.thread
+    @property
+    def active(self) -> bool:
+        """False after uninstall and in forked children."""
+        return self.tape.thread != 0
+
+    def silence(self) -> None:
+        """Have every hook pass through at once, touching nothing."""
+        self.tape.thread = 0
 
     def adopts(self) -> bool:
         """Follow the calling thread, where an optimizer steps, if the one so far does not train.
@@ -35,14 +38,16 @@ class HookContext:
         Who attaches on the main thread may train on another. The first that steps is followed
         as long as it lives; a thread that only draws or evaluates is not.
         """
-        if not self.active:
+        tape = self.tape
+        if not tape.thread or self.on_autograds_thread():
             return False
-        loop = self.loop
-        if self.on_autograds_thread() or (
-            loop.thread in _threads and (loop.has_stepped or not loop.recorder.idle())
-        ):
-            return False
-        loop.adopt(get_ident())
+        if tape.thread in _threads:
+            self.replay.catch_up()
+            loop = self.replay.loop
+            if loop.has_stepped or not loop.recorder.idle():
+                return False
+        tape.thread = get_ident()
+        tape.write(on_tape.ADOPT)
         return True
 
     def on_autograds_thread(self) -> bool:
@@ -53,6 +58,6 @@ class HookContext:
     def fault(self, place: str, error: BaseException) -> None:
         """Count an error of ours; the step in progress is lost, and all hooks go off at the limit."""
         self.faults.note(f"hook {place}", error)
-        self.loop.recorder.abandon()
+        self.tape.write(on_tape.ABANDON)
         if self.faults.spent(f"hook {place}"):
-            self.active = False
+            self.silence()

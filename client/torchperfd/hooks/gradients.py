@@ -12,44 +12,32 @@ import torch.optim
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
+from torchperfd.tape import Timed
+from torchperfd.tape import events as on_tape
 
 
 def install(context: HookContext, patches: Patches) -> None:
     """Time ``torch.autograd.backward`` (which ``Tensor.backward`` calls) and both ``zero_grad``."""
-    loop = context.loop
-    backward = timed(context, "backward", torch.autograd.backward, loop.backward_begin, loop.backward_end)
-    patches.replace(torch.autograd, "backward", keep_out_of_graphs(backward))
+    backward = vars(torch.autograd)["backward"]
+    timed = Timed(context.tape, backward, on_tape.BACKWARD, on_tape.BACKWARD_END)
+    patches.replace(torch.autograd, "backward", functools.update_wrapper(timed, backward))
     for owner in (torch.optim.Optimizer, torch.nn.Module):
-        zero_grad = timed(context, "zero_grad", vars(owner)["zero_grad"], loop.zero_begin, loop.leave)
+        original = vars(owner)["zero_grad"]
+        zero_grad = method(original, Timed(context.tape, original, on_tape.ZERO, on_tape.ZERO_END))
         # An optimizer's breaks a graph without us too, a module's does not.
         patches.replace(owner, "zero_grad", keep_out_of_graphs(zero_grad, inline=owner is torch.nn.Module))
 
 
-def timed(
-    context: HookContext,
-    place: str,
-    original: Callable[..., Any],
-    begin: Callable[[], None],
-    end: Callable[[int], None],
-) -> Callable[..., Any]:
-    """Return ``original`` between ``begin()`` and ``end(depth)``: how deep phases were nested before."""
-    recorder = context.loop.recorder
+def method(original: Callable[..., Any], timed: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what is ``timed`` where it runs, and ``original`` where dynamo traces it into a graph.
+
+    A function, since dynamo knows no other kind of method.
+    """
 
     @functools.wraps(original)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not context.here():
+    def either(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
             return original(*args, **kwargs)
-        depth = recorder.depth
-        try:
-            begin()
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-            context.fault(place, error)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            try:
-                end(depth)
-            except Exception as error:  # noqa: BLE001
-                context.fault(place, error)
+        return timed(*args, **kwargs)
 
-    return timed
+    return either

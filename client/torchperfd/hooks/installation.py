@@ -9,6 +9,8 @@ from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.patches import Patches
 from torchperfd.loop import Loop
 from torchperfd.recorder import Recorder
+from torchperfd.replay import Replay
+from torchperfd.tape import Tape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,8 +26,8 @@ class Hooks:
     Needs torch imported: nothing here runs before the script itself has done so.
     """
 
-    def __init__(self, loop: Loop, faults: Faults) -> None:
-        self._context = HookContext(loop, faults)
+    def __init__(self, tape: Tape, replay: Replay, faults: Faults) -> None:
+        self._context = HookContext(tape, replay, faults)
         self._patches = Patches()
         self._handles: list[Any] = []
         self._models: RootModels | None = None
@@ -39,14 +41,15 @@ class Hooks:
         """Put every hook on; one that this torch does not offer is logged and left out."""
         from torchperfd.hooks import frames, gradients, loader, models, optimizers, saves, scaler
 
-        frames.keep_classes_out_of_graphs(Loop, Recorder, HookContext, models.RootModels)
+        # The training thread reads the tape along, at times, inside of what dynamo watches.
+        frames.keep_classes_out_of_graphs(Loop, Recorder, Replay, HookContext, models.RootModels)
         context, patches = self._context, self._patches
         self._models = roots = models.RootModels(context, patches)
         writers = saves.Saves(context, patches)
         hooks: tuple[tuple[str, Callable[[], None]], ...] = (
-            ("DataLoader", lambda: loader.install(context, patches, roots.before_draw, writers.look)),
+            ("DataLoader", lambda: loader.install(context, patches, roots, writers.look)),
             ("gradients", lambda: gradients.install(context, patches)),
-            ("optimizers", lambda: self._handles.extend(optimizers.install(context, roots.before_step))),
+            ("optimizers", lambda: self._handles.extend(optimizers.install(context, roots))),
             ("GradScaler", lambda: scaler.install(context, patches)),
             ("compile", roots.install),
             ("checkpoint", writers.install),
@@ -58,7 +61,6 @@ class Hooks:
                 log.warning(
                     "this torch has no place for the %s hook (%s); its phase stays empty", name, error
                 )
-        context.active = True
 
     def add_model(self, model: "nn.Module") -> None:
         """Time the forward of a model that the caller names, instead of searching for it."""
@@ -67,15 +69,13 @@ class Hooks:
 
     def uninstall(self) -> None:
         """Take every hook off and put every original back."""
-        self._context.active = False
+        self._context.silence()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        if self._models is not None:
-            self._models.remove()
-            self._models = None
+        self._models = None
         self._patches.undo()
 
     def silence(self) -> None:
         """Make every hook pass through at once, touching nothing: for a forked child."""
-        self._context.active = False
+        self._context.silence()

@@ -1,5 +1,6 @@
 """Draws: how long the loop waits for its DataLoader."""
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,60 +10,61 @@ from torch.utils.data import dataloader
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
+from torchperfd.hooks.models import RootModels
 from torchperfd.hooks.patches import Patches
-from torchperfd.recorder import OPTIMIZER
+from torchperfd.tape import Draws
+from torchperfd.tape import events as on_tape
 
 
 def install(
-    context: HookContext,
-    patches: Patches,
-    before_draw: Callable[[], None],
-    after_last: Callable[[], None],
+    context: HookContext, patches: Patches, roots: RootModels, after_last: Callable[[], None]
 ) -> None:
     """Time ``next()`` of every DataLoader iterator, whatever its class and worker count.
 
     Args:
         context: Where to report.
         patches: Where to remember the original.
-        before_draw: Called ahead of each draw, outside of any step's time.
+        roots: Looks for models ahead of the first draws, outside of any step's time.
         after_last: Called once a loader is exhausted.
     """
-    iterator = dataloader._BaseDataLoaderIter
-    original = vars(iterator)["__next__"]
-    loop = context.loop
-    recorder = loop.recorder
+    tape = context.tape
 
-    def __next__(self: Any) -> Any:  # noqa: N807 - the name shows in tracebacks
-        if not context.here():
-            return original(self)
+    def ahead(iterator: Any) -> bool:
         try:
-            before_draw()
-            if self._num_workers:
-                loop.ready = _ready(self)
-            if recorder.depth and recorder.inside(OPTIMIZER) and inside_step(sys._getframe(1)):
-                loop.closure_draw_begin()
+            draws.watching = roots.before_draw()
+            ready = _ready(iterator) + 1 if iterator._num_workers else 0
+            if tape.steps_open and inside_step(sys._getframe(1)):
+                tape.mark(on_tape.CLOSURE_DRAW, ready)
             else:
-                loop.draw_begin()
+                tape.steps_open = 0
+                tape.mark(on_tape.DRAW, ready)
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
             context.fault("draw", error)
-            return original(self)
+            return False
+        return True
+
+    def exhausted() -> None:
         try:
-            batch = original(self)
-        except BaseException:
-            try:
-                loop.draw_stop()
-                after_last()
-            except Exception as error:  # noqa: BLE001
-                context.fault("draw", error)
-            raise
-        try:
-            loop.draw_end(samples_in(batch))
+            after_last()
         except Exception as error:  # noqa: BLE001
             context.fault("draw", error)
-        return batch
 
-    keep_out_of_graphs(samples_in)
-    patches.replace(iterator, "__next__", keep_out_of_graphs(__next__))
+    for function in (ahead, exhausted, samples_in, _ready):
+        keep_out_of_graphs(function)
+    iterator = dataloader._BaseDataLoaderIter
+    original = vars(iterator)["__next__"]
+    draws = Draws(
+        tape,
+        original,
+        on_tape.DRAW,
+        on_tape.DRAWN,
+        on_tape.EXHAUSTED,
+        dataloader._SingleProcessDataLoaderIter,
+        ahead,
+        exhausted,
+        samples_in,
+    )
+    patches.replace(iterator, "__next__", functools.update_wrapper(draws, original))
 
 
 def _ready(iterator: Any) -> int:

@@ -1,4 +1,4 @@
-"""Forward passes of the root models: found by what the optimizers own, hooked once each."""
+"""Forward passes of the root models: found by what the optimizers own, timed once each."""
 
 import functools
 import gc
@@ -14,71 +14,92 @@ from torch.optim import Optimizer
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
+from torchperfd.tape import Forward
+from torchperfd.tape import events as on_tape
 
 _MAX_SEARCHES_AT_DRAW = 2
 _MAX_SEARCHES_AT_STEP = 32
+_MAX_LOOKS_AT_DRAW = 4
+
+# What torch calls instead of a module's own call, where it has been compiled in place; ours calls
+# what was there. Unlike hooks it is left out where a module is pickled or copied, costs a module
+# without hooks no detour, and is not traced into graphs.
+_PLACE = "_compiled_call_impl"
 
 
 class RootModels:
     """Knows the models whose ``forward`` is the loop's forward.
 
     A root is a module that no other module contains and whose parameters an optimizer
-    updates. Only roots are hooked: a hook on every submodule would cost more than a
+    updates. Only roots are timed: doing so with every submodule would cost a fraction of a
     microsecond per call.
+
+    Attributes:
+        optimizers: Those whose models have been looked for, by id.
     """
 
     def __init__(self, context: HookContext, patches: Patches) -> None:
+        self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
         self._context = context
         self._patches = patches
-        self._handles: dict[int, tuple[Any, ...]] = {}
-        self._hooked: dict[int, weakref.ref[nn.Module]] = {}
-        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self._timed: dict[int, weakref.ref[nn.Module]] = {}
         self._draws = 0
+        self._looks = 0
         self._steps = 0
 
     def install(self) -> None:
-        """Hear of models that are compiled in place after they were hooked."""
-        original = vars(nn.Module)["compile"]
+        """Hear of models that are compiled in place, and of those that are replicated."""
+        compile_in_place = vars(nn.Module)["compile"]
 
-        @functools.wraps(original)
+        @functools.wraps(compile_in_place)
         def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            original(module, *args, **kwargs)
+            compile_in_place(module, *args, **kwargs)
             try:
-                self._compiled(module)
+                known = self._timed.get(id(module))
+                if self._context.active and known is not None and known() is module:
+                    self._time(module)
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
                 self._context.fault("compile", error)
 
         self._patches.replace(nn.Module, "compile", keep_out_of_graphs(compile))
+        # DataParallel's replicas share their original's attributes; what we put there calls the original.
+        replicate = vars(nn.Module)["_replicate_for_data_parallel"]
+
+        @functools.wraps(replicate)
+        def replicated(module: nn.Module) -> nn.Module:
+            replica: nn.Module = replicate(module)
+            if isinstance(vars(replica).get(_PLACE), Forward):
+                del vars(replica)[_PLACE]
+            return replica
+
+        self._patches.replace(nn.Module, "_replicate_for_data_parallel", keep_out_of_graphs(replicated))
 
     def add(self, model: nn.Module) -> None:
         """Time the forward of ``model``; twice is once."""
-        if not _is_new(model, self._hooked):
-            return
-        if getattr(model, "_compiled_call_impl", None) is not None:
-            self._wrap_compiled(model)
-            return
-        # always_call: a forward that raises must still leave its phase.
-        self._handles[id(model)] = (
-            model.register_forward_pre_hook(self._before, prepend=True),
-            model.register_forward_hook(self._after, always_call=True),
-        )
+        if _is_new(model, self._timed):
+            self._time(model)
 
-    def before_draw(self) -> None:
-        """Look for roots before the first batches: early enough to see the first forward."""
+    def before_draw(self) -> bool:
+        """Look for roots before the first batches: early enough to see the first forward.
+
+        Returns:
+            Whether to be called ahead of the next draw, too.
+        """
         if self._draws >= _MAX_SEARCHES_AT_DRAW:
-            return
+            return False
+        self._looks += 1
         # torch.compile may have wrapped a model after it was named: then the wrapper is the root.
-        if self._hooked and (self._draws or "torch._dynamo" not in sys.modules):
-            return
-        self._draws += 1
-        self._search()
+        if not self._timed or (not self._draws and "torch._dynamo" in sys.modules):
+            self._draws += 1
+            self._search()
+        return self._looks < _MAX_LOOKS_AT_DRAW and self._draws < _MAX_SEARCHES_AT_DRAW
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Look for roots when an optimizer steps for the first time, unless its model is known.
 
         A script may train one model after another; each brings its own optimizer.
         """
-        if self._steps >= _MAX_SEARCHES_AT_STEP or not _is_new(optimizer, self._optimizers):
+        if self._steps >= _MAX_SEARCHES_AT_STEP or not _is_new(optimizer, self.optimizers):
             return
         self._steps += 1
         self._search()
@@ -87,55 +108,21 @@ class RootModels:
         # A scan of all objects: 70 to 250 ms with torch loaded, hence the limits above.
         optimizers, modules = _optimizers_and_modules()
         for optimizer in optimizers:
-            _is_new(optimizer, self._optimizers)
+            _is_new(optimizer, self.optimizers)
         for root in roots(modules, optimizers):
             self.add(root)
 
-    def remove(self) -> None:
-        """Take every hook off."""
-        for handles in self._handles.values():
-            for handle in handles:
-                handle.remove()
-        self._handles.clear()
-        self._hooked.clear()
-
-    def _compiled(self, module: nn.Module) -> None:
-        known = self._hooked.get(id(module))
-        if not self._context.active or known is None or known() is not module:
-            return
-        # Hooks would be compiled into the graph, and be silent there.
-        for handle in self._handles.pop(id(module), ()):
-            handle.remove()
-        self._wrap_compiled(module)
-
-    def _before(self, module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or not self._context.here():
-            return
-        try:
-            self._context.loop.forward_begin(module.training and torch.is_grad_enabled())
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-            self._context.fault("forward", error)
-
-    def _after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if torch.compiler.is_compiling() or not self._context.here():
-            return
-        try:
-            self._context.loop.forward_end()
-        except Exception as error:  # noqa: BLE001
-            self._context.fault("forward", error)
-
-    def _wrap_compiled(self, model: nn.Module) -> None:
-        """``model.compile()`` compiles hooks into the graph; time around it instead."""
-        compiled = model._compiled_call_impl
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self._before(model, args)
-            try:
-                return compiled(*args, **kwargs)  # type: ignore[misc]
-            finally:
-                self._after(model, args, None)
-
-        self._patches.replace(model, "_compiled_call_impl", timed)
+    def _time(self, model: nn.Module) -> None:
+        forward = Forward(
+            self._context.tape,
+            model,
+            vars(model).get(_PLACE),
+            torch.is_grad_enabled,
+            on_tape.FORWARD,
+            on_tape.EVALUATE,
+            on_tape.FORWARD_END,
+        )
+        self._patches.replace_own(model, _PLACE, forward)
 
 
 def _is_new(thing: Any, known: dict[int, "weakref.ref[Any]"]) -> bool:

@@ -13,48 +13,57 @@ from torch.optim.optimizer import (
 
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
-from torchperfd.recorder import OPTIMIZER
+from torchperfd.hooks.models import RootModels
+from torchperfd.tape import Steps
+from torchperfd.tape import events as on_tape
 
 
-def install(context: HookContext, before_step: Callable[[Optimizer], None]) -> list[Any]:
-    """Time every ``Optimizer.step``.
-
-    Args:
-        context: Where to report.
-        before_step: Called with the optimizer ahead of each of its steps.
+def install(context: HookContext, roots: RootModels) -> list[Any]:
+    """Time every ``Optimizer.step``, and tell ``roots`` of every new optimizer ahead of its first.
 
     Returns:
         Handles with a ``remove()`` method.
     """
-    loop = context.loop
-    recorder = loop.recorder
+    tape = context.tape
+    steps = Steps(tape, roots.optimizers, on_tape.OPTIMIZER, on_tape.OPTIMIZER_END)
+    compiling = torch.compiler.is_dynamo_compiling
 
-    def before(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def hook(
+        tell: Callable[[Optimizer], bool], otherwise: Callable[[Optimizer], None]
+    ) -> Callable[..., None]:
+        # One code object for both hooks: what the first has brought into the caches serves the other.
+        def told(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not compiling() and not tell(optimizer):
+                otherwise(optimizer)
+
+        return keep_out_of_graphs(told, inline=True)
+
+    def begin_unusual(optimizer: Optimizer) -> None:
         try:
-            if not context.here() and not context.adopts():
-                return
-            before_step(optimizer)
-            if recorder.depth and recorder.inside(OPTIMIZER) and not inside_step(sys._getframe(1).f_back):
+            frame = sys._getframe(2).f_back
+            if not tape.here():
+                if not context.adopts():
+                    return
+                tape.steps_open = 0
+            roots.before_step(optimizer)
+            if tape.steps_open and not inside_step(frame):
                 # An earlier step() raised, so its post hook never ran.
-                recorder.unwind()
-            loop.optimizer_begin(id(optimizer))
+                tape.steps_open = 0
+                tape.mark(on_tape.STALE)
+            tape.steps_open += tape.mark(on_tape.OPTIMIZER, id(optimizer))
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
             context.fault("optimizer", error)
 
-    def after(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
+    def end_elsewhere(optimizer: Optimizer) -> None:
         try:
-            if context.here():
-                loop.optimizer_end(id(optimizer))
-            elif context.active and context.on_autograds_thread():
-                loop.stepped_elsewhere(id(optimizer))
+            if context.active and context.on_autograds_thread():
+                tape.write(on_tape.ELSEWHERE, id(optimizer))
         except Exception as error:  # noqa: BLE001
             context.fault("optimizer", error)
 
+    for function in (begin_unusual, end_elsewhere):
+        keep_out_of_graphs(function, inline=True)
     return [
-        register_optimizer_step_pre_hook(keep_out_of_graphs(before, inline=True)),
-        register_optimizer_step_post_hook(keep_out_of_graphs(after, inline=True)),
+        register_optimizer_step_pre_hook(hook(steps.begin, begin_unusual)),
+        register_optimizer_step_post_hook(hook(steps.end, end_elsewhere)),
     ]

@@ -1,13 +1,16 @@
 """Checkpoints: what is written with ``torch.save`` or torch's distributed checkpoints."""
 
+import functools
 import sys
+from types import ModuleType
 
 import torch
+import torch.serialization
 
 from torchperfd.hooks.context import HookContext
-from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.hooks.gradients import timed
 from torchperfd.hooks.patches import Patches
+from torchperfd.tape import Timed
+from torchperfd.tape import events as on_tape
 
 _DISTRIBUTED = "torch.distributed.checkpoint"
 
@@ -22,7 +25,7 @@ class Saves:
 
     def install(self) -> None:
         """Time ``torch.save``."""
-        self._time(torch, "save")
+        self._time(torch, torch.serialization)
         self.look()
 
     def look(self) -> None:
@@ -34,9 +37,13 @@ class Saves:
         if self._found_distributed or module is None or "save" not in vars(module):
             return
         self._found_distributed = True
-        self._time(module, "save")
+        self._time(module, sys.modules[module.save.__module__])
 
-    def _time(self, owner: object, name: str) -> None:
-        loop = self._context.loop
-        save = timed(self._context, "save", vars(owner)[name], loop.save_begin, loop.save_end)
-        self._patches.replace(owner, name, keep_out_of_graphs(save))
+    def _time(self, *owners: ModuleType) -> None:
+        """Time ``save`` in every module that has it by name: where it is defined, pickle looks for it."""
+        original = vars(owners[0])["save"]
+        save = Timed(self._context.tape, original, on_tape.SAVE, on_tape.SAVE_END)
+        functools.update_wrapper(save, original)
+        for owner in owners:
+            if vars(owner).get("save") is original:
+                self._patches.replace(owner, "save", save)

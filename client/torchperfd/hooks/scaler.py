@@ -9,6 +9,7 @@ from torch.amp.grad_scaler import GradScaler
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs, step_code
 from torchperfd.hooks.patches import Patches
+from torchperfd.tape import events as on_tape
 
 
 def install(context: HookContext, patches: Patches) -> None:
@@ -18,33 +19,17 @@ def install(context: HookContext, patches: Patches) -> None:
     for themselves, on the device: whether they did step is not known here.
     """
     original = vars(GradScaler)["step"]
-    loop = context.loop
-    recorder = loop.recorder
+    tape = context.tape
 
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not context.here():
+        if torch.compiler.is_compiling() or not tape.mark(on_tape.SCALER, id(optimizer)):
             return original(self, optimizer, *args, **kwargs)
-        depth = recorder.depth
-        calls = -1
-        try:
-            loop.optimizer_begin(id(optimizer))
-            calls = loop.optimizer_calls
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-            context.fault("scaler", error)
         try:
             result = original(self, optimizer, *args, **kwargs)
         except BaseException:
-            try:
-                loop.leave(depth)
-            except Exception as error:  # noqa: BLE001
-                context.fault("scaler", error)
+            tape.mark(on_tape.SCALER_FAILED)
             raise
-        if calls >= 0:
-            try:
-                loop.leave(depth + 1)
-                loop.optimizer_end(id(optimizer), called_off=loop.optimizer_calls == calls)
-            except Exception as error:  # noqa: BLE001
-                context.fault("scaler", error)
+        tape.mark(on_tape.SCALER_END)
         return result
 
     step_code.add(step.__code__)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from torchperfd import client as clients
 from torchperfd.faults import Faults
+from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.client import Client
-    from torchperfd.loop import Loop
+    from torchperfd.tape import Tape
 
 # A name from these holds for every rank, and outranks what a framework calls its run.
 _NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "POD_UID")
@@ -49,10 +50,17 @@ class Follower:
         return self._client
 
     @property
-    def loop(self) -> "Loop | None":
-        """What to report events to, None where there is nothing to report."""
+    def tape(self) -> "Tape | None":
+        """What to write events on, None where there is nothing to report."""
         client = self._client
-        return client._loop if self._following and client is not None and client._here() else None
+        if not self._following or client is None or not client._tape.here():
+            return None
+        return client._tape
+
+    def mark(self, event: int, argument: int = 0) -> None:
+        """Write an event, where there is something to report."""
+        if self._following and self._client is not None:
+            self._client._tape.mark(event, argument)
 
     def begin(
         self,
@@ -87,8 +95,7 @@ class Follower:
 
     def between_loops(self) -> None:
         """End the step in progress: what comes now belongs to none, until the next draw."""
-        if self.loop is not None:
-            self.loop.finish()
+        self.mark(on_tape.BETWEEN)
 
     def end(self) -> None:
         """The framework's loop is over: detach if it was us who attached, else only account for it."""
@@ -114,8 +121,7 @@ class Follower:
     def fault(self, place: str, error: Exception) -> None:
         """Count a failure of ours; the step in progress is lost, as with a hook's."""
         self._counts().note(place, error)
-        if self.loop is not None:
-            self.loop.recorder.abandon()
+        self.mark(on_tape.ABANDON)
 
     def _counts(self) -> Faults:
         return self._client._faults if self._client is not None else self._faults

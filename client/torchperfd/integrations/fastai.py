@@ -5,17 +5,16 @@ no step, and cannot find the model. The callback tells them both.
 """
 
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from fastai.callback.core import Callback
 
 from torchperfd.integrations import Follower, quietly
+from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
-    from torchperfd.loop import Loop
 
 
 class TorchperfdCallback(Callback):
@@ -48,11 +47,8 @@ class TorchperfdCallback(Callback):
         optimizer = learner.opt
         if isinstance(getattr(optimizer, "opt", None), torch.optim.Optimizer):
             return  # one of torch's, wrapped: the automatic hooks see it
-        own = id(optimizer)
-        self._time(
-            optimizer, "step", lambda loop: loop.optimizer_begin(own), lambda loop: loop.optimizer_end(own)
-        )
-        self._time(optimizer, "zero_grad", lambda loop: loop.zero_begin(), lambda loop: loop.exit())
+        self._time(optimizer, "step", on_tape.OPTIMIZER, on_tape.OPTIMIZER_END)
+        self._time(optimizer, "zero_grad", on_tape.ZERO, on_tape.ZERO_END)
 
     @quietly
     def after_train(self) -> None:
@@ -72,24 +68,17 @@ class TorchperfdCallback(Callback):
                 delattr(self.learn.opt, name)
         self.follower.end()
 
-    def _time(
-        self, optimizer: Any, name: str, begin: "Callable[[Loop], None]", end: "Callable[[Loop], None]"
-    ) -> None:
+    def _time(self, optimizer: Any, name: str, begin: int, end: int) -> None:
         if name in vars(optimizer):
             return  # a fit that was interrupted has left it timed
-        original = getattr(optimizer, name)
+        original, own = getattr(optimizer, name), id(optimizer)
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            self._tell(begin)
+            self.follower.mark(begin, own)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._tell(end)
+                self.follower.mark(end, own)
 
         setattr(optimizer, name, timed)
-
-    @quietly
-    def _tell(self, event: "Callable[[Loop], None]") -> None:
-        if self.follower.loop is not None:
-            event(self.follower.loop)

@@ -11,6 +11,7 @@ from ignite.engine import Engine, Events
 
 from torchperfd.hooks.batches import samples_in
 from torchperfd.integrations import Follower, drawn_by_torch, quietly
+from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,7 +50,6 @@ class EngineFollower:
     def __init__(self, model: "nn.Module | None", *, job: str | None, run: str | None) -> None:
         self.follower = Follower(job, run)
         self._model = model
-        self._samples_before = 0
         self._drawing = False
 
     @property
@@ -66,20 +66,16 @@ class EngineFollower:
     @quietly
     def draw_begins(self, engine: Engine) -> None:
         """Draw, unless it is a DataLoader that does: the automatic hooks see those."""
-        loop = self.follower.loop
-        if loop is not None and not drawn_by_torch(engine.state.dataloader):
+        if self.follower.tape is not None and not drawn_by_torch(engine.state.dataloader):
             self._drawing = True
-            loop.draw_begin()
-            self._samples_before = loop.recorder.samples
+            self.follower.mark(on_tape.OUTER_DRAW)
 
     @quietly
     def drawn(self, engine: Engine) -> None:
         """The batch is here; its samples count once."""
-        loop = self.follower.loop
-        if loop is not None and self._drawing:
+        if self._drawing:
             self._drawing = False
-            counted = loop.recorder.samples != self._samples_before
-            loop.draw_end(0 if counted else samples_in(engine.state.batch))
+            self.follower.mark(on_tape.OUTER_DRAWN, samples_in(engine.state.batch))
 
     @quietly
     def epoch_completed(self, engine: Engine) -> None:

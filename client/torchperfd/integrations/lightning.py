@@ -10,20 +10,18 @@ the run and brings the profiler along, around whichever one the user has chosen.
 import os
 import re
 import sys
-from collections.abc import Callable
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.hooks.batches import samples_in
 from torchperfd.integrations import Follower, drawn_by_torch, quietly
+from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
     from torchperfd.client import Client
-    from torchperfd.loop import Loop
 else:
     # Both distributions may be there; a class of one is no callback of the other.
     if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
@@ -34,8 +32,10 @@ else:
         except ImportError:
             pl = import_module("pytorch_lightning")
 
+# A code and an argument, or None.
+Event = tuple[int, int] | None
 # What begins and ends with an action; None: nothing, or another part of us times it.
-Action = tuple[Callable[["Loop"], None], Callable[["Loop"], None]] | None
+Action = tuple[Event, Event] | None
 
 _HOOK: Final = re.compile(r"\[(?P<owner>\w+)\](?P<name>.*)\.(?P<hook>\w+)")
 _DRAW: Final = re.compile(r"\[\w+\]\.(\w+?)(_dataloader)?_next")
@@ -45,11 +45,7 @@ _FORWARDS: Final = frozenset(("training_step", "validation_step", "test_step", "
 _WHOLE_LOOPS: Final = frozenset(("run_training_epoch", "run_training_batch"))
 
 
-def _nothing(loop: "Loop") -> None:
-    """An edge has no end."""
-
-
-_UNHEARD_OF: Final[Action] = (_nothing, _nothing)
+_UNHEARD_OF: Final[Action] = (None, None)
 
 
 class Profiler(pl.profilers.Profiler):
@@ -64,9 +60,8 @@ class Profiler(pl.profilers.Profiler):
     ) -> None:
         super().__init__()
         self.follower = Follower(job, run)
-        self.drew_samples = True
-        """Whether the automatic hooks have counted the samples of the newest batch."""
-        self._samples_before = 0
+        self.draws = False
+        """Whether batches come from what the automatic hooks do not see."""
         self._manual = False
         self._around = around
         self._trainer: Any = None
@@ -137,26 +132,30 @@ class Profiler(pl.profilers.Profiler):
 
     @quietly
     def _report(self, action_name: str, side: int) -> None:
-        loop = self.follower.loop
-        if loop is None:
+        if self.follower.tape is None:
             return
         if action_name not in self._actions:
             self._actions[action_name] = None  # until it is understood without failing
             self._actions[action_name] = self._understand(action_name)
         action = self._actions[action_name]
-        if action is not None:
-            action[side](loop)
+        event = action[side] if action is not None else None
+        if event is not None:
+            self.follower.mark(*event)
 
     def _understand(self, action_name: str) -> Action:
         draw = _DRAW.fullmatch(action_name)
         if draw is not None:
-            return None if self._is_seen(draw[1]) else (self._draw_begin, self._draw_end)
+            if self._is_seen(draw[1]):
+                return None
+            # A DataLoader may yet be at work somewhere inside: its draw is the same call.
+            self.draws = True
+            return (on_tape.OUTER_DRAW, 0), (on_tape.OUTER_DRAWN, 0)
         match = _HOOK.fullmatch(action_name)
         if match is None:
             return None if action_name in _WHOLE_LOOPS else self._phase(_own_phase(action_name))
         owner, name, hook = match.group("owner", "name", "hook")
         if _EDGES.fullmatch(hook):
-            return (lambda loop: loop.finish()), _nothing
+            return (on_tape.BETWEEN, 0), None
         if owner == "Strategy":
             if hook == "batch_to_device":
                 return self._phase("h2d")
@@ -165,7 +164,7 @@ class Profiler(pl.profilers.Profiler):
                 # With manual optimization all else lies inside: there the module's parts are the forward.
                 return None
             # Its end names no loss: that lies inside, too.
-            return lambda loop: loop.forward_begin(training), lambda loop: loop.exit()
+            return (on_tape.FORWARD if training else on_tape.EVALUATE, 0), (on_tape.EXIT, 0)
         if hook == "lr_scheduler_step":
             return self._phase("lr_scheduler")
         if hook == "configure_gradient_clipping" and self._trainer.gradient_clip_val is not None:
@@ -192,20 +191,11 @@ class Profiler(pl.profilers.Profiler):
         )
 
     def _phase(self, name: str) -> Action:
-        return partial(_enter, slot=self.follower.slot(name)), lambda loop: loop.exit()
+        return (on_tape.ENTER, self.follower.slot(name)), (on_tape.EXIT, 0)
 
     def _is_seen(self, stage: str) -> bool:
         name = "train_dataloader" if stage == "train" else f"{stage}_dataloaders"
         return drawn_by_torch(getattr(self._trainer, name))
-
-    def _draw_begin(self, loop: "Loop") -> None:
-        # A DataLoader may yet be at work somewhere inside: its draw is the same call.
-        loop.draw_begin()
-        self._samples_before = loop.recorder.samples
-
-    def _draw_end(self, loop: "Loop") -> None:
-        self.drew_samples = loop.recorder.samples != self._samples_before
-        loop.draw_end(0)
 
 
 class Callback(pl.Callback):
@@ -245,9 +235,8 @@ class Callback(pl.Callback):
     @quietly
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count the samples of a batch that no DataLoader drew."""
-        loop = self.follower.loop
-        if loop is not None and not self._profiler.drew_samples:
-            loop.recorder.samples += samples_in(batch)
+        if self._profiler.draws:
+            self.follower.mark(on_tape.SAMPLES, samples_in(batch))
 
     @quietly
     def teardown(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
@@ -259,10 +248,6 @@ class Callback(pl.Callback):
     def on_exception(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", exception: Any) -> None:
         """As :meth:`teardown`, which Lightning does not call then."""
         self.teardown(trainer, pl_module, "")
-
-
-def _enter(loop: "Loop", *, slot: int) -> None:
-    loop.enter(slot)
 
 
 def _own_phase(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_callback import TrainerCallback
 
 from torchperfd.integrations import Follower, quietly
+from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
@@ -78,13 +79,11 @@ class TorchperfdCallback(TrainerCallback):
         self.follower.end()
 
     def _save_begins(self, control: Any) -> None:
-        loop = self.follower.loop
-        if loop is not None and control.should_save and not self._saving and loop.recorder.is_open:
+        if control.should_save and not self._saving:
             self._saving = True
-            loop.enter(self.follower.slot("checkpoint"))
+            self.follower.mark(on_tape.SAVE)
 
     def _saved(self) -> None:
         if self._saving:
             self._saving = False
-            if self.follower.loop is not None:
-                self.follower.loop.exit()
+            self.follower.mark(on_tape.SAVE_END)

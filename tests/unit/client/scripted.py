@@ -83,8 +83,9 @@ class ScriptedLoop:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.recorder = Recorder(capacity=64, clock=self.clock, wall=self.clock.wall)
-        self.loop = Loop(self.recorder, self.clock)
+        self.recorder = Recorder(capacity=64, clock=self.clock)
+        self.recorder.synchronise(WALL_AHEAD)
+        self.loop = Loop(self.recorder, self.clock, self.clock)
 
     def draw(self, ns: int = 1, samples: int = 0) -> None:
         self.loop.draw_begin()

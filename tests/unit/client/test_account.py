@@ -5,16 +5,17 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.client.scripted import Clock
+from tests.unit.client.scripted import WALL_AHEAD, Clock
 
-from torchperfd.account import Account, KindAccount, PhaseAccount
+from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder, Rows
 
 
 def record(steps: list[tuple[int, int, dict[int, int]]], capacity: int = 64) -> Rows:
     """Return drained steps of (kind, samples, nanoseconds by phase)."""
     clock = Clock()
-    recorder = Recorder(capacity=capacity, clock=clock, wall=clock.wall)
+    recorder = Recorder(capacity=capacity, clock=clock)
+    recorder.synchronise(WALL_AHEAD)
     recorder.open()
     for index, (kind, samples, phases) in enumerate(steps):
         recorder.samples = samples
@@ -78,7 +79,8 @@ def test_steps_deviate_from_their_mean_if_that_was_kept() -> None:
 
 def test_the_fit_goes_from_the_first_step_to_the_last_with_all_that_lies_between() -> None:
     clock = Clock()
-    recorder = Recorder(capacity=4, clock=clock, wall=clock.wall)
+    recorder = Recorder(capacity=4, clock=clock)
+    recorder.synchronise(WALL_AHEAD)
     account = Account()
     for index in range(2):
         recorder.open()
@@ -98,6 +100,46 @@ def test_a_copy_does_not_change_with_the_account() -> None:
     assert copy == account
     account.fold(record([(TRAIN, 1, {DATA: 5})]))
     assert (copy.train.steps, copy.train.phases[DATA].ns, copy.warmup.steps) == (1, 5, 1)
+
+
+def test_a_copy_shares_nothing_that_may_change() -> None:
+    account = Account(epoch=PhaseAccount(1, 5, 25.0), cuda=CudaMemory(1, 2, 3), overhead=0.01, shed=1)
+    copy = account.copy()
+    assert copy == account
+    for phase in (account.epoch, account.train_pass, account.validate_pass, account.checkpoint):
+        phase.calls += 1
+    account.gc[2].calls += 1
+    assert (copy.epoch, copy.train_pass, copy.validate_pass) == (
+        PhaseAccount(1, 5, 25.0),
+        PhaseAccount(),
+        PhaseAccount(),
+    )
+    assert (copy.checkpoint, copy.gc) == (PhaseAccount(), (GcAccount(), GcAccount(), GcAccount()))
+
+
+def test_what_remains_is_less_in_everything() -> None:
+    whole = KindAccount(steps=3, ns=60, samples=9, squares=1400.0, micro_batches=6, skipped=1, tokens=300)
+    whole.phases[DATA] = PhaseAccount(3, 60, 1400.0, 30, 2)
+    part = KindAccount(steps=1, ns=10, samples=3, squares=100.0, micro_batches=2, tokens=100)
+    part.phases[DATA] = PhaseAccount(1, 10, 100.0, 20, 1)
+    rest = whole.minus(part)
+    expected = KindAccount(2, 50, 6, squares=1300.0, micro_batches=4, skipped=1, tokens=200)
+    expected.phases[DATA] = PhaseAccount(2, 50, 1300.0, 10, 1)
+    assert rest == expected
+
+
+def test_time_on_the_device_is_a_mean_of_the_calls_timed_there() -> None:
+    assert PhaseAccount(9, 1, 1.0, device_ns=30, device_calls=2).device_mean_seconds == pytest.approx(15e-9)
+    assert PhaseAccount(9, 1, 1.0).device_mean_seconds is None
+
+
+def test_the_peak_is_used_as_far_as_the_steps_go() -> None:
+    account = Account(flops_per_step=4e12, peak_flops=1e15)
+    steps = KindAccount(steps=10, ns=100_000_000)
+    assert account.flops_utilization(steps) == pytest.approx(0.4)
+    assert account.flops_utilization(KindAccount()) is None
+    assert Account(flops_per_step=4e12).flops_utilization(steps) is None
+    assert Account(peak_flops=1e15).flops_utilization(steps) is None
 
 
 def test_of_finds_the_kind_or_says_that_there_is_none() -> None:
@@ -158,7 +200,8 @@ def test_an_account_is_the_sum_of_its_steps_however_they_are_drained(
 
 def test_a_phase_open_across_an_edge_is_in_the_account_even_before_it_ends() -> None:
     clock = Clock()
-    recorder = Recorder(capacity=4, clock=clock, wall=clock.wall)
+    recorder = Recorder(capacity=4, clock=clock)
+    recorder.synchronise(WALL_AHEAD)
     recorder.enter(PHASE_SLOTS - 1)
     for index in range(3):
         clock.advance(10)

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from tests.unit.client.training import open_phases
 
 import torchperfd
 import torchperfd.client
@@ -74,7 +75,7 @@ def test_phases_of_the_same_name_are_one_phase_and_may_be_kept(client: torchperf
 def test_a_phase_ends_when_its_block_raises(client: torchperfd.Client) -> None:
     with pytest.raises(KeyError), client.phase("augment"):
         raise KeyError
-    assert client._recorder.depth == 0
+    assert open_phases(client) == 0
 
 
 def test_the_seventeenth_phase_is_other(client: torchperfd.Client) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.client.training import calls, loader, tiny_model, train
+from tests.unit.client.training import calls, loader, open_phases, tiny_model, train
 
 import torchperfd
 from torchperfd.hooks.models import RootModels
@@ -69,6 +69,7 @@ def test_a_callback_that_always_fails_disturbs_nothing_and_is_switched_off(
     monkeypatch.setattr(Loop, callback, fail)
     client = torchperfd.attach()
     assert_same(outcome(), undisturbed)
+    client.report()
     counts = client._faults.counts()
     assert set(counts) == places
     assert max(counts.values()) == LIMIT
@@ -109,6 +110,7 @@ def test_scalers_and_saves_work_whatever_we_do(
     monkeypatch.setattr(Loop, callback, lambda *_, **__: 1 / 0)
     client = torchperfd.attach()
     assert_same(scaled(), alone)
+    client.report()
     counts = client._faults.counts()
     assert counts
     assert set(counts) <= places
@@ -119,9 +121,9 @@ def test_scalers_and_saves_work_whatever_we_do(
 
 
 def test_compiling_in_place_works_whatever_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RootModels, "_wrap_compiled", lambda *_: 1 / 0)
     model = tiny_model()
     client = torchperfd.attach(model=model)
+    monkeypatch.setattr(RootModels, "_time", lambda *_: 1 / 0)
     model.compile(backend="eager")
     assert model._compiled_call_impl is not None
     assert client._faults.counts() == {"hook compile": 1}
@@ -182,12 +184,14 @@ def test_a_watcher_that_fails_disturbs_nothing(undisturbed: Outcome, client: tor
         def validate_edge(self) -> None:
             raise ZeroDivisionError
 
-    client._loop.watcher = Broken()
+    client._replay.watch(Broken())
     assert_same(outcome(), undisturbed)
+    client.report()
     assert client._faults.counts()["hook draw"] == LIMIT
     assert client._hooks is not None
     assert not client._hooks.active
     client._loop.watcher = None
+    client._replay.leave()
 
 
 def test_an_explicit_step_that_fails_is_counted_not_raised(
@@ -195,7 +199,8 @@ def test_an_explicit_step_that_fails_is_counted_not_raised(
 ) -> None:
     monkeypatch.setattr(Loop, "step", lambda *_: 1 / 0)
     client.step(samples=3)
-    assert client._faults.counts() == {"step": 1}
+    client.report()
+    assert client._faults.counts() == {"hook step": 1}
 
 
 @pytest.mark.parametrize("callback", ["draw_begin", "draw_end", "draw_stop"])
@@ -205,7 +210,8 @@ def test_wrapping_an_iterable_hands_on_its_items_whatever_we_do(
     monkeypatch.setattr(Loop, callback, lambda *_: 1 / 0)
     for _ in range(12):
         assert list(client.wrap(range(5))) == [0, 1, 2, 3, 4]
-    assert client._faults.counts() == {"wrap": LIMIT}
+    client.report()
+    assert client._faults.counts() == {"hook draw": LIMIT}
 
 
 def test_wrapping_an_iterable_hands_on_its_errors(client: torchperfd.Client) -> None:
@@ -217,7 +223,7 @@ def test_wrapping_an_iterable_hands_on_its_errors(client: torchperfd.Client) -> 
     assert next(items) == 1
     with pytest.raises(OSError, match="disk"):
         next(items)
-    assert client._recorder.depth == 0
+    assert open_phases(client) == 0
 
 
 def test_wrapping_survives_batches_that_cannot_even_be_looked_at(client: torchperfd.Client) -> None:
@@ -228,7 +234,7 @@ def test_wrapping_survives_batches_that_cannot_even_be_looked_at(client: torchpe
 
     batch = Hostile()
     assert list(client.wrap([batch])) == [batch]
-    assert client._recorder.depth == 0
+    assert open_phases(client) == 0
 
 
 def test_the_pump_gives_up_after_ten_failures_and_training_does_not_notice(

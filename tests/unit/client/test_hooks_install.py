@@ -13,16 +13,18 @@ import torchperfd
 from torchperfd.faults import Faults
 from torchperfd.hooks import Hooks
 from torchperfd.hooks.patches import Patches
-from torchperfd.loop import Loop
-from torchperfd.recorder import Recorder
+from torchperfd.replay import Replay
+from torchperfd.tape import Tape
 
 PATCHED = (
     (torch.autograd, "backward"),
     (torch.optim.Optimizer, "zero_grad"),
     (nn.Module, "zero_grad"),
     (nn.Module, "compile"),
+    (nn.Module, "_replicate_for_data_parallel"),
     (torch.amp.GradScaler, "step"),
     (torch, "save"),
+    (torch.serialization, "save"),
     (dataloader._BaseDataLoaderIter, "__next__"),
 )
 
@@ -45,18 +47,17 @@ def same(some: list[Any], others: list[Any]) -> bool:
 def test_detaching_puts_back_the_identical_objects() -> None:
     before = patched_attributes()
     model = tiny_model()
+    own = {*vars(model)}
     client = torchperfd.attach(model=model)
     assert not any(one is other for one, other in zip(before, patched_attributes(), strict=True))
     assert len(global_optimizer_hooks()) == 2
-    assert len(model._forward_pre_hooks) == len(model._forward_hooks) == 1
+    assert model._compiled_call_impl is not None
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(1))
 
     client.detach()
     assert same(before, patched_attributes())
     assert global_optimizer_hooks() == []
-    assert not model._forward_pre_hooks
-    assert not model._forward_hooks
-    assert not model._forward_hooks_always_called
+    assert vars(model).keys() == own
     client.detach()
     assert same(before, patched_attributes())
 
@@ -159,15 +160,15 @@ def test_a_torch_that_lacks_a_place_loses_that_phase_only(
 
 def test_silenced_hooks_pass_through_and_can_still_be_taken_off() -> None:
     before = patched_attributes()
-    loop = Loop(Recorder(16))
-    hooks = Hooks(loop, Faults())
+    tape, faults = Tape(64), Faults()
+    hooks = Hooks(tape, Replay(tape, 16, faults), faults)
     hooks.install()
     try:
         hooks.silence()
         assert not hooks.active
         model = tiny_model()
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
-        assert (loop.recorder.recorded, loop.recorder.is_open) == (0, False)
+        assert len(tape) == 0
     finally:
         hooks.uninstall()
     assert same(before, patched_attributes())

@@ -23,6 +23,7 @@ model = tiny_model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 client = torchperfd.attach(run="mine")
 train(model, optimizer, loader(2))
+client.report()  # all that is on the tape has been read
 recorder = client._recorder
 before = recorder.recorded
 

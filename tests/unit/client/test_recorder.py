@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.client.scripted import Clock, unpack
+from tests.unit.client.scripted import WALL_AHEAD, Clock, unpack
 
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import (
@@ -37,7 +37,9 @@ from torchperfd.recorder import (
 
 def make(capacity: int = 8) -> tuple[Recorder, Clock]:
     clock = Clock()
-    return Recorder(capacity=capacity, clock=clock, wall=clock.wall), clock
+    recorder = Recorder(capacity=capacity, clock=clock)
+    recorder.synchronise(WALL_AHEAD)
+    return recorder, clock
 
 
 def spend(recorder: Recorder, clock: Clock, phase: int, ns: int) -> None:
@@ -127,15 +129,14 @@ def test_a_step_starts_where_the_one_before_has_ended() -> None:
 
 def test_starts_are_told_in_wall_time_as_last_read() -> None:
     clock = Clock(now=50)
-    wall = [1_000_000]
-    recorder = Recorder(capacity=4, clock=clock, wall=lambda: wall[0])
+    recorder = Recorder(capacity=4, clock=clock)
+    recorder.synchronise(1_000_000)
     recorder.open()
     recorder.close(TRAIN, 0)
-    wall[0] = 2_000_000
     recorder.close(TRAIN, 1)
-    recorder.synchronise()
+    recorder.synchronise(2_000_000)
     recorder.close(TRAIN, 2)
-    assert list(recorder.drain().column(START)) == [1_000_000, 1_000_000, 2_000_000]
+    assert list(recorder.drain().column(START)) == [1_000_050, 1_000_050, 2_000_050]
 
 
 def test_opening_inside_a_step_changes_nothing() -> None:
@@ -276,7 +277,7 @@ def test_a_skipped_stretch_belongs_to_no_step() -> None:
     recorder.open()
     recorder.close(TRAIN, 0)
     clock.advance(5_000_000)  # a profiler starts
-    recorder.skip()
+    recorder.skip(clock())
     clock.advance(8)
     recorder.close(TRAIN, 1)
     assert [step.duration for step in unpack(recorder.drain())] == [0, 8]

@@ -1,16 +1,17 @@
 """The wire: what the client packs is what the daemon unpacks, to the nanosecond."""
 
 from array import array
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, unpack
 
 from torchperfd import __version__, wire
-from torchperfd.account import Account, KindAccount
+from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.identity import read_identity
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder, Rows
@@ -63,7 +64,8 @@ _STEPS = st.lists(
 
 def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> Rows:
     clock = Clock()
-    recorder = Recorder(capacity=max(1, len(steps)), clock=clock, wall=clock.wall)
+    recorder = Recorder(capacity=max(1, len(steps)), clock=clock)
+    recorder.synchronise(WALL_AHEAD)
     recorder.open()
     indices = {TRAIN: 0, VALIDATE: 0}
     for kind, samples, phases in steps:
@@ -123,13 +125,123 @@ def test_an_account_arrives_as_it_was_added_up(
             if phase.calls
         }
 
-    # The daemon hands it to another rank, which reads it as if it were its own.
-    again = session_pb2.Account.FromString(translate.account_message(theirs).SerializeToString())
-    told = wire.read_account(again, all_names())
-    # What only this rank's own report needs is not sent.
-    assert told.train == replace(account.train, squares=0.0)
-    assert told.validate == replace(account.validate, squares=0.0)
-    assert (told.warmup, told.began_ns, told.ended_ns) == (KindAccount(), 0, 0)
+    assert told_by_the_daemon(message) == account
+
+
+def told_by_the_daemon(message: session_pb2.Account) -> Account:
+    """Return the account that another rank reads, which asks the daemon."""
+    again = translate.account_message(translate.totals(message))
+    return wire.read_account(session_pb2.Account.FromString(again.SerializeToString()), all_names())
+
+
+_COUNT = st.integers(0, 2**40)
+_CALLS = st.integers(1, 2**40)
+_SQUARES = st.floats(0, 1e30)
+_PHASE = (
+    st.just(PhaseAccount())
+    | st.builds(PhaseAccount, _CALLS, _COUNT, _SQUARES)
+    | st.builds(PhaseAccount, _CALLS, _COUNT, _SQUARES, _COUNT, _CALLS)
+)
+_QUANTITY = st.none() | st.floats(0, 1e18)
+
+
+def _kind(kind_steps: int, phase: PhaseAccount, counts: tuple[int, int, int]) -> KindAccount:
+    made = KindAccount(steps=kind_steps, ns=5, squares=25.0)
+    made.micro_batches, made.skipped, made.tokens = counts
+    if phase.calls:
+        made.phases[DATA] = phase
+    return made
+
+
+_KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT, _COUNT))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.builds(
+        Account,
+        train=_KIND,
+        validate=_KIND,
+        warmup=_KIND,
+        began_ns=_COUNT,
+        ended_ns=_COUNT,
+        checkpoint=_PHASE,
+        gc=st.tuples(*[st.builds(GcAccount, _COUNT, _COUNT)] * 3) | st.just(()),
+        ready=st.none() | st.integers(0, 2**31),
+        epoch=_PHASE,
+        train_pass=_PHASE,
+        validate_pass=_PHASE,
+        cuda=st.none() | st.builds(CudaMemory, _COUNT, _COUNT, _COUNT),
+        flops_per_step=_QUANTITY,
+        peak_flops=_QUANTITY,
+        overhead=_QUANTITY,
+        shed=st.integers(0, 9),
+    )
+)
+def test_all_that_is_known_beside_the_steps_arrives_too(account: Account) -> None:
+    message = sent(wire.account_message(account, all_names(), 0, {})).account
+    assert wire.read_account(message, all_names()) == account
+    assert told_by_the_daemon(message) == account
+
+
+def test_no_field_of_the_account_stays_at_home() -> None:
+    """Each is told by one of the messages' own, under whatever name."""
+    for ours, theirs in (
+        (Account, session_pb2.Account),
+        (KindAccount, session_pb2.KindAccount),
+        (PhaseAccount, session_pb2.PhaseAccount),
+        (CudaMemory, session_pb2.CudaMemory),
+        (GcAccount, session_pb2.GcAccount),
+    ):
+        beside = {
+            session_pb2.Account: {"recorded_steps", "dropped_steps", "kinds"},
+            session_pb2.KindAccount: {"kind"},
+            session_pb2.PhaseAccount: {"phase"},
+        }
+        told = {field.name for field in theirs.DESCRIPTOR.fields} - beside.get(theirs, set())
+        kept = {field.name for field in fields(ours)} - ({"train", "validate"} if ours is Account else set())
+        assert len(told) == len(kept), (told, kept)
+
+
+def test_an_older_client_tells_what_it_knows_and_the_rest_stays_unknown() -> None:
+    message = session_pb2.Account(recorded_steps=4, dropped_steps={"ring": 1})
+    kind = message.kinds.add(kind=session_pb2.STEP_KIND_TRAIN, steps=4, step_ns=40, samples=8)
+    kind.phases.add(phase="data", calls=4, ns=40, sum_squares_ns2=400.0)
+    for told in (wire.read_account(message, all_names()), told_by_the_daemon(message)):
+        expected = Account(train=KindAccount(steps=4, ns=40, samples=8), gc=())
+        expected.train.phases[DATA] = PhaseAccount(4, 40, 400.0)
+        assert told == expected
+    theirs = translate.totals(message)
+    unknown = (theirs.checkpoint, theirs.loader_ready, theirs.cuda, theirs.overhead, theirs.flops_per_step)
+    assert unknown == (None,) * 5
+    assert theirs.gc == ()
+
+
+def test_an_older_daemon_reads_what_it_knows() -> None:
+    account = Account(train=_kind(4, PhaseAccount(4, 5, 25.0, 6, 4), (8, 1, 99)), warmup=KindAccount(steps=1))
+    account.cuda, account.overhead, account.ready = CudaMemory(1, 2, 3), 0.01, 0
+    new = wire.account_message(account, all_names(), 4, {"ring": 1})
+    old = older_message().FromString(new.SerializeToString()).account
+    assert (old.recorded_steps, dict(old.dropped_steps)) == (4, {"ring": 1})
+    (kind,) = old.kinds
+    assert (kind.kind, kind.steps, kind.step_ns) == (session_pb2.STEP_KIND_TRAIN, 4, 5)
+    assert [(phase.phase, phase.calls, phase.ns) for phase in kind.phases] == [("data", 4, 5)]
+
+
+def older_message() -> Any:
+    """Return ``ClientMessage`` of the first release, whose accounts had fewer fields."""
+    first_release = {"Account": 3, "KindAccount": 5, "PhaseAccount": 4}
+    file = descriptor_pb2.FileDescriptorProto()
+    session_pb2.DESCRIPTOR.CopyToProto(file)
+    for message in file.message_type:
+        last = first_release.get(message.name)
+        if last is not None:
+            kept = [field for field in message.field if field.number <= last]
+            del message.field[:], message.oneof_decl[:]
+            message.field.extend(kept)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("torchperfd.v1.ClientMessage"))
 
 
 def test_phases_that_never_occurred_take_no_room() -> None:
@@ -141,7 +253,8 @@ def test_phases_that_never_occurred_take_no_room() -> None:
 
 def test_a_phase_open_across_an_edge_is_sent_before_it_ends() -> None:
     clock = Clock()
-    recorder = Recorder(capacity=4, clock=clock, wall=clock.wall)
+    recorder = Recorder(capacity=4, clock=clock)
+    recorder.synchronise(WALL_AHEAD)
     recorder.enter(DATA)
     clock.advance(7)
     recorder.close(TRAIN, 0)

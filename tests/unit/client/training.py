@@ -49,6 +49,12 @@ def calls(client: torchperfd.Client, kind: str = "train") -> dict[str, int]:
     return {"steps": account["steps"], **{name: phase["calls"] for name, phase in account["phases"].items()}}
 
 
+def open_phases(client: torchperfd.Client) -> int:
+    """Return how deep phases are nested after all that has happened so far."""
+    client.report()
+    return client._recorder.depth
+
+
 def per_step(steps: int, **other: int) -> dict[str, int]:
     """Return the calls of a plain loop, with what differs from one of each per step."""
     phases = ("steps", "data", "forward", "loss", "backward", "optimizer", "zero_grad", "other")

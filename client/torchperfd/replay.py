@@ -1,0 +1,211 @@
+"""The replay: reads the tape and tells the loop what happened, event by event.
+
+In general it is the pump that reads, a few times per second, far from the training thread.
+While a watcher must act at step edges, the training thread reads along as it writes.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from struct import iter_unpack
+
+from torchperfd.faults import Faults
+from torchperfd.loop import Loop, StepWatcher
+from torchperfd.recorder import Recorder
+from torchperfd.tape import Tape
+from torchperfd.tape import events as on_tape
+
+
+class Replay:
+    """One tape's reader.
+
+    Args:
+        tape: What the hooks write on; read by nobody else.
+        recorder: What times the loop's steps, made with :meth:`clock` as its clock.
+        faults: Where failures of ours are counted.
+
+    Attributes:
+        loop: What has been read so far adds up to this.
+    """
+
+    def __init__(self, tape: Tape, capacity: int, faults: Faults) -> None:
+        self._now = time.perf_counter_ns()
+        self.recorder = Recorder(capacity, self._clock)
+        self.loop = Loop(self.recorder, self._clock)
+        self._tape = tape
+        self._faults = faults
+        # Reentrant: what a watcher starts at an edge may read along, too.
+        self._lock = threading.RLock()
+        self._reading = False
+        self._given_up = False
+        self._lost = 0
+        # Of the calls that are under way, how deep phases were nested before, and optimizer calls.
+        self._calls: list[tuple[int, int, int]] = []
+        self._handlers = self._make_handlers()
+        tape.on_full = self.catch_up
+
+    @property
+    def live(self) -> bool:
+        """Whether the training thread reads along."""
+        return self._tape.on_event is not None
+
+    def catch_up(self) -> None:
+        """Read what is on the tape; leaves it to the training thread where that reads along."""
+        with self._lock:
+            if not self.live or self._tape.here():
+                self._read()
+
+    def watch(self, watcher: StepWatcher) -> None:
+        """Have ``watcher`` told of step edges, on the training thread, from now on."""
+        self.go_live()
+        self.loop.watcher = watcher
+
+    def unwatch(self, watcher: StepWatcher) -> None:
+        """Stop telling ``watcher``; somebody else's is left alone."""
+        if self.loop.watcher is watcher:
+            self.loop.watcher = None
+
+    def go_live(self) -> None:
+        """Have the training thread read along; what it has written so far is read here and now."""
+        with self._lock:
+            if not self.live:
+                self._read()
+                self._tape.on_event = self.catch_up
+
+    def leave(self) -> None:
+        """Have the training thread only write again."""
+        self._tape.on_event = None
+
+    def finish(self) -> None:
+        """The loop is over, and nobody writes any more: read the rest and account for the last step."""
+        with self._lock:
+            self.leave()
+            self._read()
+            try:
+                self.loop.finish()
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+                self._faults.note("loop", error)
+
+    def abandon(self) -> None:
+        """Forget the open step: a hook has failed."""
+        self._calls.clear()
+        self.recorder.abandon()
+
+    def _clock(self) -> int:
+        return self._now
+
+    def _read(self) -> None:
+        if self._reading:
+            return  # an event that was written while one is being told; it comes next
+        self._reading = True
+        try:
+            while len(self._tape) and not self._given_up:
+                self.recorder.synchronise(time.time_ns() - time.perf_counter_ns())
+                if self._tape.lost != self._lost:
+                    # Of what happened in between nothing is known.
+                    self._lost = self._tape.lost
+                    self.abandon()
+                self._tell(self._tape.drain())
+        finally:
+            self._reading = False
+
+    def _tell(self, drained: bytes) -> None:
+        handlers = self._handlers
+        for self._now, word in iter_unpack(on_tape.EVENT_FORMAT, drained):
+            code = word & on_tape.CODE_MASK
+            try:
+                handlers[code](word >> on_tape.ARGUMENT_SHIFT)
+            except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+                self._fault(code, error)
+                if self._given_up:
+                    return
+
+    def _fault(self, code: int, error: Exception) -> None:
+        place = f"hook {on_tape.PLACES.get(code, 'loop')}"
+        self._faults.note(place, error)
+        self.abandon()
+        if self._faults.spent(place):
+            self._given_up = True
+            self._tape.thread = 0
+
+    # Handlers, by code; each takes the event's argument.
+
+    def _make_handlers(self) -> "list[Callable[[int], None]]":
+        loop, recorder = self.loop, self.recorder
+        told: dict[int, Callable[[int], None]] = {
+            on_tape.DRAW: self._draw,
+            on_tape.CLOSURE_DRAW: self._closure_draw,
+            on_tape.DRAWN: lambda samples: loop.draw_end(samples),
+            on_tape.EXHAUSTED: lambda _: loop.draw_stop(),
+            on_tape.FORWARD: lambda _: loop.forward_begin(True),
+            on_tape.EVALUATE: lambda _: loop.forward_begin(False),
+            on_tape.FORWARD_END: lambda _: loop.forward_end(),
+            on_tape.BACKWARD: self._backward,
+            on_tape.BACKWARD_END: lambda _: loop.backward_end(self._depth_before()),
+            on_tape.ZERO: self._zero,
+            on_tape.ZERO_END: lambda _: loop.leave(self._depth_before()),
+            on_tape.OPTIMIZER: lambda optimizer: loop.optimizer_begin(optimizer),
+            on_tape.OPTIMIZER_END: lambda optimizer: loop.optimizer_end(optimizer),
+            on_tape.STALE: lambda _: recorder.unwind(),
+            on_tape.ELSEWHERE: lambda optimizer: loop.stepped_elsewhere(optimizer),
+            on_tape.SCALER: self._scaler,
+            on_tape.SCALER_END: self._scaler_end,
+            on_tape.SCALER_FAILED: lambda _: loop.leave(self._depth_before()),
+            on_tape.SAVE: self._save,
+            on_tape.SAVE_END: lambda _: loop.save_end(self._depth_before()),
+            on_tape.ENTER: lambda slot: loop.enter(slot),
+            on_tape.EXIT: lambda _: loop.exit(),
+            on_tape.STEP: lambda samples: loop.step(samples),
+            on_tape.SAMPLES: lambda samples: loop.count(samples),
+            on_tape.OUTER_DRAW: lambda _: loop.outer_draw_begin(),
+            on_tape.OUTER_DRAWN: lambda samples: loop.outer_draw_end(samples),
+            on_tape.BETWEEN: lambda _: loop.finish(),
+            on_tape.ADOPT: self._adopt,
+            on_tape.ABANDON: lambda _: self.abandon(),
+            on_tape.TICKET: lambda _: None,
+        }
+        return [told[code] for code in range(on_tape.CODES)]
+
+    def _draw(self, ready: int) -> None:
+        if ready:
+            self.loop.ready = ready - 1
+        self.loop.draw_begin()
+
+    def _closure_draw(self, ready: int) -> None:
+        if ready:
+            self.loop.ready = ready - 1
+        self.loop.closure_draw_begin()
+
+    def _call(self, optimizer: int = 0) -> None:
+        self._calls.append((self.recorder.depth, optimizer, self.loop.optimizer_calls))
+
+    def _depth_before(self) -> int:
+        # None under way: it was begun before a failure made us forget.
+        return self._calls.pop()[0] if self._calls else self.recorder.depth
+
+    def _backward(self, _: int) -> None:
+        self._call()
+        self.loop.backward_begin()
+
+    def _zero(self, _: int) -> None:
+        self._call()
+        self.loop.zero_begin()
+
+    def _scaler(self, optimizer: int) -> None:
+        self._call(optimizer)
+        self.loop.optimizer_begin(optimizer)
+
+    def _scaler_end(self, _: int) -> None:
+        if self._calls:
+            depth, optimizer, calls = self._calls.pop()
+            self.loop.leave(depth + 1)
+            # The scaler's own call is one; a further one says that it let the optimizer step.
+            self.loop.optimizer_end(optimizer, called_off=self.loop.optimizer_calls == calls + 1)
+
+    def _save(self, _: int) -> None:
+        self._call()
+        self.loop.save_begin()
+
+    def _adopt(self, _: int) -> None:
+        self._calls.clear()
+        self.loop.adopt()

@@ -1,0 +1,836 @@
+/* The tape and what writes on it, in C; portable.py says the same in Python.
+
+   Between two calls of ours torch runs for tens of microseconds and leaves nothing of ours in
+   the caches. What a hook costs is therefore what it touches: here a few cache lines, in Python
+   a few dozen. Everything is done under the GIL; an event is written whole or not at all. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <structmember.h>
+#include <time.h>
+
+#define MAX_NESTING 2
+#define ARGUMENT_SHIFT 8
+
+typedef struct {
+    int64_t time;
+    int64_t word; /* argument << 8 | code */
+} Event;
+
+typedef struct {
+    PyObject_HEAD
+    Event *events;
+    uint64_t capacity, written, read;
+    unsigned long thread;
+    unsigned long long lost;
+    unsigned long long muted;
+    long steps_open;
+    int ticket_code;
+    PyObject *on_event, *on_full, *ticket;
+} Tape;
+
+static PyObject *name_call_impl, *name_qualname, *name_shape, *name_training;
+
+static int64_t
+now(void)
+{
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at); /* the clock of time.perf_counter_ns() */
+    return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
+}
+
+/* Call back into Python, from wherever the program is. The callback handles its own errors; one
+   that comes out all the same goes no further, and one that is on its way already stays. Only what
+   a signal handler raises (KeyboardInterrupt, SystemExit) happened to be raised here and is the
+   program's: then -1, with that error set. Otherwise 0, and a new reference or NULL. */
+static int
+call_back(PyObject *function, PyObject *argument, PyObject **result)
+{
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    *result = argument == NULL ? PyObject_CallNoArgs(function) : PyObject_CallOneArg(function, argument);
+    if (*result == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+        return -1;
+    }
+    if (*result == NULL)
+        PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
+    return 0;
+}
+
+static int
+notify(PyObject *callback)
+{
+    PyObject *result;
+    if (callback == NULL || callback == Py_None)
+        return 0;
+    Py_INCREF(callback);
+    int raised = call_back(callback, NULL, &result);
+    Py_DECREF(callback);
+    Py_XDECREF(result);
+    return raised;
+}
+
+static void
+append(Tape *tape, int64_t time, int code, int64_t argument)
+{
+    Event *event = &tape->events[tape->written++ % tape->capacity];
+    event->time = time;
+    event->word = (int64_t)((uint64_t)argument << ARGUMENT_SHIFT) | code;
+}
+
+/* Write an event; -1 with an error set where a signal handler raised meanwhile. */
+static int
+put(Tape *tape, int code, int64_t argument)
+{
+    int64_t time = now();
+    int raised = 0;
+    if (tape->written - tape->read >= tape->capacity - 1) {
+        raised = notify(tape->on_full);
+        if (tape->written - tape->read >= tape->capacity - 1) {
+            tape->lost++;
+            return raised;
+        }
+    }
+    if (tape->ticket != NULL && tape->ticket != Py_None) {
+        PyObject *ticket, *function = Py_NewRef(tape->ticket);
+        raised |= call_back(function, NULL, &ticket);
+        Py_DECREF(function);
+        if (ticket != NULL)
+            append(tape, time, tape->ticket_code, PyLong_Check(ticket) ? PyLong_AsLong(ticket) + 1 : 0);
+        Py_XDECREF(ticket);
+    }
+    append(tape, time, code, argument);
+    return tape->on_event == NULL ? raised : raised | notify(tape->on_event);
+}
+
+static inline int
+here(const Tape *tape)
+{
+    return tape->thread == PyThread_get_thread_ident();
+}
+
+static inline int
+is_muted(const Tape *tape, int code)
+{
+    return (int)(tape->muted >> code & 1);
+}
+
+/* Tape */
+
+static PyObject *
+tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"capacity", "ticket_code", NULL};
+    unsigned long long capacity;
+    int ticket_code = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K|i", names, &capacity, &ticket_code))
+        return NULL;
+    if (capacity < 4) {
+        PyErr_SetString(PyExc_ValueError, "a tape holds at least 4 events");
+        return NULL;
+    }
+    Tape *tape = (Tape *)type->tp_alloc(type, 0);
+    if (tape == NULL)
+        return NULL;
+    tape->events = PyMem_Calloc(capacity, sizeof(Event));
+    if (tape->events == NULL) {
+        Py_DECREF(tape);
+        return PyErr_NoMemory();
+    }
+    tape->capacity = capacity;
+    tape->ticket_code = ticket_code;
+    tape->thread = PyThread_get_thread_ident();
+    return (PyObject *)tape;
+}
+
+static int
+tape_traverse(Tape *tape, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(tape));
+    Py_VISIT(tape->on_event);
+    Py_VISIT(tape->on_full);
+    Py_VISIT(tape->ticket);
+    return 0;
+}
+
+static int
+tape_clear(Tape *tape)
+{
+    Py_CLEAR(tape->on_event);
+    Py_CLEAR(tape->on_full);
+    Py_CLEAR(tape->ticket);
+    return 0;
+}
+
+static void
+tape_dealloc(Tape *tape)
+{
+    PyTypeObject *type = Py_TYPE(tape);
+    PyObject_GC_UnTrack(tape);
+    tape_clear(tape);
+    PyMem_Free(tape->events);
+    type->tp_free(tape);
+    Py_DECREF(type);
+}
+
+static Py_ssize_t
+tape_length(Tape *tape)
+{
+    return (Py_ssize_t)(tape->written - tape->read);
+}
+
+static int
+parse_event(PyObject *const *args, Py_ssize_t count, int *code, int64_t *argument)
+{
+    if (count < 1 || count > 2) {
+        PyErr_SetString(PyExc_TypeError, "an event is a code and perhaps an argument");
+        return -1;
+    }
+    *code = (int)PyLong_AsLong(args[0]);
+    *argument = count > 1 ? PyLong_AsLongLong(args[1]) : 0;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject *
+tape_mark(Tape *tape, PyObject *const *args, Py_ssize_t count)
+{
+    int code;
+    int64_t argument;
+    if (!here(tape))
+        Py_RETURN_FALSE;
+    if (parse_event(args, count, &code, &argument) < 0)
+        return NULL;
+    if (put(tape, code, argument) < 0)
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *
+tape_write(Tape *tape, PyObject *const *args, Py_ssize_t count)
+{
+    int code;
+    int64_t argument;
+    if (parse_event(args, count, &code, &argument) < 0)
+        return NULL;
+    if (put(tape, code, argument) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+tape_here(Tape *tape, PyObject *Py_UNUSED(none))
+{
+    return PyBool_FromLong(here(tape));
+}
+
+static PyObject *
+tape_drain(Tape *tape, PyObject *Py_UNUSED(none))
+{
+    uint64_t count = tape->written - tape->read, first = tape->read % tape->capacity;
+    uint64_t until_end = tape->capacity - first;
+    PyObject *drained = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(Event)));
+    if (drained == NULL)
+        return NULL;
+    Event *target = (Event *)PyBytes_AS_STRING(drained);
+    if (count <= until_end) {
+        memcpy(target, tape->events + first, count * sizeof(Event));
+    }
+    else {
+        memcpy(target, tape->events + first, until_end * sizeof(Event));
+        memcpy(target + until_end, tape->events, (count - until_end) * sizeof(Event));
+    }
+    tape->read = tape->written;
+    return drained;
+}
+
+static PyMethodDef tape_methods[] = {
+    {"mark", (PyCFunction)(void (*)(void))tape_mark, METH_FASTCALL,
+     "Write an event if this is the thread that is followed; return whether it is."},
+    {"write", (PyCFunction)(void (*)(void))tape_write, METH_FASTCALL,
+     "Write an event, whatever the thread."},
+    {"here", (PyCFunction)tape_here, METH_NOARGS, "Return whether this is the thread that is followed."},
+    {"drain", (PyCFunction)tape_drain, METH_NOARGS,
+     "Take all events off the tape: pairs of native int64, a time and argument << 8 | code."},
+    {NULL, NULL, 0, NULL}};
+
+static PyMemberDef tape_members[] = {
+    {"thread", T_ULONG, offsetof(Tape, thread), 0, "The thread that is followed; 0 for none."},
+    {"steps_open", T_LONG, offsetof(Tape, steps_open), 0, "Optimizer steps at work; kept by the hooks."},
+    {"muted", T_ULONGLONG, offsetof(Tape, muted), 0, "Codes, as bits, whose calls go unnoticed."},
+    {"lost", T_ULONGLONG, offsetof(Tape, lost), READONLY, "Events for which there was no room."},
+    {"on_event", T_OBJECT, offsetof(Tape, on_event), 0, "Called after every event, unless None."},
+    {"on_full", T_OBJECT, offsetof(Tape, on_full), 0, "Called to make room, unless None."},
+    {"ticket", T_OBJECT, offsetof(Tape, ticket), 0, "Called for a number that precedes each event."},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot tape_slots[] = {
+    {Py_tp_doc, "Events of one thread, in a ring of fixed size."},
+    {Py_tp_new, tape_new},
+    {Py_tp_dealloc, tape_dealloc},
+    {Py_tp_traverse, tape_traverse},
+    {Py_tp_clear, tape_clear},
+    {Py_tp_methods, tape_methods},
+    {Py_tp_members, tape_members},
+    {Py_mp_length, tape_length},
+    {0, NULL}};
+
+static PyType_Spec tape_spec = {"torchperfd.tape._native.Tape", sizeof(Tape), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, tape_slots};
+
+static PyTypeObject *tape_type;
+
+/* Timed and Draws: a function or method between two events */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *dict;
+    Tape *tape;
+    PyObject *original;
+    int begin, end, failed;
+    /* Of Draws alone. */
+    char watching;
+    PyObject *plain, *ahead, *exhausted, *samples_in;
+} Timed;
+
+static int
+timed_traverse(Timed *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->dict);
+    Py_VISIT(self->tape);
+    Py_VISIT(self->original);
+    Py_VISIT(self->plain);
+    Py_VISIT(self->ahead);
+    Py_VISIT(self->exhausted);
+    Py_VISIT(self->samples_in);
+    return 0;
+}
+
+static int
+timed_clear(Timed *self)
+{
+    Py_CLEAR(self->dict);
+    Py_CLEAR(self->tape);
+    Py_CLEAR(self->original);
+    Py_CLEAR(self->plain);
+    Py_CLEAR(self->ahead);
+    Py_CLEAR(self->exhausted);
+    Py_CLEAR(self->samples_in);
+    return 0;
+}
+
+static void
+timed_dealloc(Timed *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    timed_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+timed_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type))
+{
+    if (object == NULL || object == Py_None) {
+        Py_INCREF(self);
+        return self;
+    }
+    return PyMethod_New(self, object);
+}
+
+/* As a function is: by name. What wraps a function takes over its names. */
+static PyObject *
+timed_reduce(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    return PyObject_GetAttr(self, name_qualname);
+}
+
+static PyMethodDef timed_methods[] = {
+    {"__reduce__", (PyCFunction)timed_reduce, METH_NOARGS, "Pickle by name."}, {NULL, NULL, 0, NULL}};
+
+static PyGetSetDef timed_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+
+static PyMemberDef timed_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Timed, vectorcall), READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Timed, dict), READONLY, NULL},
+    {"watching", T_BOOL, offsetof(Timed, watching), 0, "Whether every draw is announced."},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyObject *
+timed_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Timed *self = (Timed *)callable;
+    Tape *tape = self->tape;
+    if (!here(tape) || is_muted(tape, self->begin))
+        return PyObject_Vectorcall(self->original, args, nargsf, names);
+    if (put(tape, self->begin, 0) < 0)
+        return NULL;
+    PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
+    if (here(tape) && put(tape, result == NULL ? self->failed : self->end, 0) < 0)
+        Py_CLEAR(result);
+    return result;
+}
+
+static PyObject *
+timed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tape", "original", "begin", "end", "failed", NULL};
+    PyObject *tape, *original;
+    int begin, end, failed = -1;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Oii|i", names, tape_type, &tape, &original, &begin,
+                                     &end, &failed))
+        return NULL;
+    Timed *self = (Timed *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = timed_vectorcall;
+    self->tape = (Tape *)Py_NewRef(tape);
+    self->original = Py_NewRef(original);
+    self->begin = begin;
+    self->end = end;
+    self->failed = failed < 0 ? end : failed;
+    return (PyObject *)self;
+}
+
+/* How many samples a batch holds: the first dimension of its first tensor; 0 when unknown. -1 with
+   an error set where a signal handler raised meanwhile. */
+static int64_t
+count_samples(const Timed *self, PyObject *batch)
+{
+    int raised = 0;
+    int64_t samples = 0;
+    PyObject *part = batch, *shape = NULL;
+    for (int nesting = 0; nesting < MAX_NESTING; nesting++) {
+        Py_ssize_t position = 0;
+        PyObject *first;
+        if (PyList_CheckExact(part) && PyList_GET_SIZE(part) > 0)
+            part = PyList_GET_ITEM(part, 0);
+        else if (PyTuple_CheckExact(part) && PyTuple_GET_SIZE(part) > 0)
+            part = PyTuple_GET_ITEM(part, 0);
+        else if (PyDict_CheckExact(part) && PyDict_Next(part, &position, NULL, &first))
+            part = first;
+        else
+            break;
+    }
+    Py_INCREF(part); /* what the batch holds may change while its shape is asked for */
+    shape = PyObject_GetAttr(part, name_shape);
+    Py_DECREF(part);
+    if (shape != NULL && PyTuple_Check(shape) && PyTuple_GET_SIZE(shape) > 0
+        && PyLong_Check(PyTuple_GET_ITEM(shape, 0))) {
+        samples = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, 0));
+    }
+    else {
+        PyObject *counted;
+        PyErr_Clear();
+        raised = call_back(self->samples_in, batch, &counted);
+        if (counted != NULL && PyLong_Check(counted))
+            samples = PyLong_AsLongLong(counted);
+        Py_XDECREF(counted);
+    }
+    Py_XDECREF(shape);
+    if (raised < 0)
+        return -1;
+    PyErr_Clear(); /* a number too large to be one */
+    return samples > 0 ? samples : 0;
+}
+
+static PyObject *
+draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Timed *self = (Timed *)callable;
+    Tape *tape = self->tape;
+    if (!here(tape) || PyVectorcall_NARGS(nargsf) != 1)
+        return PyObject_Vectorcall(self->original, args, nargsf, names);
+    if (self->watching || tape->steps_open || (PyObject *)Py_TYPE(args[0]) != self->plain) {
+        PyObject *announced;
+        int raised = call_back(self->ahead, args[0], &announced);
+        int timed = announced == Py_True;
+        Py_XDECREF(announced);
+        if (raised < 0)
+            return NULL;
+        if (!timed)
+            return PyObject_Vectorcall(self->original, args, nargsf, names);
+    }
+    else if (put(tape, self->begin, 0) < 0) {
+        return NULL;
+    }
+    PyObject *batch = PyObject_Vectorcall(self->original, args, nargsf, names);
+    if (batch == NULL) {
+        if (put(tape, self->failed, 0) == 0)
+            notify(self->exhausted);
+        return NULL;
+    }
+    int64_t samples = count_samples(self, batch);
+    if (samples < 0 || put(tape, self->end, samples) < 0)
+        Py_CLEAR(batch);
+    return batch;
+}
+
+static PyObject *
+draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tape",  "original", "begin",     "end",        "failed",
+                            "plain", "ahead",    "exhausted", "samples_in", NULL};
+    PyObject *tape, *original, *plain, *ahead, *exhausted, *samples_in;
+    int begin, end, failed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOOOO", names, tape_type, &tape, &original, &begin,
+                                     &end, &failed, &plain, &ahead, &exhausted, &samples_in))
+        return NULL;
+    Timed *self = (Timed *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = draws_vectorcall;
+    self->tape = (Tape *)Py_NewRef(tape);
+    self->original = Py_NewRef(original);
+    self->begin = begin;
+    self->end = end;
+    self->failed = failed;
+    self->watching = 1;
+    self->plain = Py_NewRef(plain);
+    self->ahead = Py_NewRef(ahead);
+    self->exhausted = Py_NewRef(exhausted);
+    self->samples_in = Py_NewRef(samples_in);
+    return (PyObject *)self;
+}
+
+#define TIMED_SLOTS                                                                                          \
+    {Py_tp_dealloc, timed_dealloc}, {Py_tp_traverse, timed_traverse}, {Py_tp_clear, timed_clear},            \
+        {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, timed_get}, {Py_tp_methods, timed_methods},       \
+        {Py_tp_getset, timed_getset}, {Py_tp_members, timed_members}
+
+#define TIMED_FLAGS                                                                                          \
+    (Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR)
+
+static PyType_Slot timed_slots[] = {
+    {Py_tp_doc, "A function or method between two events."}, {Py_tp_new, timed_new}, TIMED_SLOTS, {0, NULL}};
+
+static PyType_Slot draws_slots[] = {
+    {Py_tp_doc, "The __next__ of an iterator over batches, between two events."},
+    {Py_tp_new, draws_new},
+    TIMED_SLOTS,
+    {0, NULL}};
+
+static PyType_Spec timed_spec = {"torchperfd.tape._native.Timed", sizeof(Timed), 0, TIMED_FLAGS, timed_slots};
+static PyType_Spec draws_spec = {"torchperfd.tape._native.Draws", sizeof(Timed), 0, TIMED_FLAGS, draws_slots};
+
+/* Forward: the call of one module, between two events */
+
+typedef struct {
+    PyObject_HEAD
+    Tape *tape;
+    PyObject *module;   /* weakly: in the module's own dict this must not keep it alive */
+    PyObject *compiled; /* what stood in this place before, or NULL */
+    PyObject *grad_enabled;
+    int train, evaluate, end;
+} Forward;
+
+static int
+forward_traverse(Forward *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->tape);
+    Py_VISIT(self->module);
+    Py_VISIT(self->compiled);
+    Py_VISIT(self->grad_enabled);
+    return 0;
+}
+
+static int
+forward_clear(Forward *self)
+{
+    Py_CLEAR(self->tape);
+    Py_CLEAR(self->module);
+    Py_CLEAR(self->compiled);
+    Py_CLEAR(self->grad_enabled);
+    return 0;
+}
+
+static void
+forward_dealloc(Forward *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    forward_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+forward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tape", "module", "compiled", "grad_enabled", "train", "evaluate", "end", NULL};
+    PyObject *tape, *module, *compiled, *grad_enabled;
+    int train, evaluate, end;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOiii", names, tape_type, &tape, &module, &compiled,
+                                     &grad_enabled, &train, &evaluate, &end))
+        return NULL;
+    PyObject *reference = PyWeakref_NewRef(module, NULL);
+    if (reference == NULL)
+        return NULL;
+    Forward *self = (Forward *)type->tp_alloc(type, 0);
+    if (self == NULL) {
+        Py_DECREF(reference);
+        return NULL;
+    }
+    self->tape = (Tape *)Py_NewRef(tape);
+    self->module = reference;
+    self->compiled = compiled == Py_None ? NULL : Py_NewRef(compiled);
+    self->grad_enabled = Py_NewRef(grad_enabled);
+    self->train = train;
+    self->evaluate = evaluate;
+    self->end = end;
+    return (PyObject *)self;
+}
+
+static PyObject *
+forward_module(const Forward *self)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *module = NULL;
+    if (PyWeakref_GetRef(self->module, &module) < 0)
+        return NULL;
+#else
+    PyObject *module = PyWeakref_GetObject(self->module);
+    if (module != NULL && module != Py_None)
+        Py_INCREF(module);
+    else
+        module = NULL;
+#endif
+    if (module == NULL)
+        PyErr_SetString(PyExc_ReferenceError, "the module whose call was timed is gone");
+    return module;
+}
+
+/* Whether the module is called for training, rather than for evaluation. */
+static int
+trains(const Forward *self, PyObject *module)
+{
+    PyObject *flag = PyObject_GetAttr(module, name_training);
+    int training = flag == NULL ? -1 : PyObject_IsTrue(flag);
+    Py_XDECREF(flag);
+    if (training > 0) {
+        flag = PyObject_CallNoArgs(self->grad_enabled);
+        training = flag == NULL ? -1 : PyObject_IsTrue(flag);
+        Py_XDECREF(flag);
+    }
+    if (training < 0)
+        PyErr_Clear();
+    return training != 0;
+}
+
+static PyObject *
+forward_call(Forward *self, PyObject *args, PyObject *kwargs)
+{
+    Tape *tape = self->tape;
+    PyObject *call = self->compiled, *module = forward_module(self), *result;
+    if (module == NULL)
+        return NULL;
+    if (call != NULL)
+        Py_INCREF(call);
+    else
+        call = PyObject_GetAttr(module, name_call_impl);
+    if (call == NULL) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    int timed = here(tape) && !is_muted(tape, self->train);
+    if (timed && put(tape, trains(self, module) ? self->train : self->evaluate, 0) < 0) {
+        Py_DECREF(call);
+        Py_DECREF(module);
+        return NULL;
+    }
+    result = PyObject_Call(call, args, kwargs);
+    if (timed && here(tape) && put(tape, self->end, 0) < 0)
+        Py_CLEAR(result);
+    Py_DECREF(call);
+    Py_DECREF(module);
+    return result;
+}
+
+/* Where a module is copied or pickled together with its dict, the copy has nothing in this place. */
+static PyObject *
+forward_reduce(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none))
+{
+    return Py_BuildValue("O()", (PyObject *)Py_TYPE(Py_None));
+}
+
+static PyMethodDef forward_methods[] = {
+    {"__reduce__", (PyCFunction)forward_reduce, METH_NOARGS, "Pickle as None."}, {NULL, NULL, 0, NULL}};
+
+static PyType_Slot forward_slots[] = {{Py_tp_doc, "The call of one module, between two events."},
+                                      {Py_tp_new, forward_new},
+                                      {Py_tp_dealloc, forward_dealloc},
+                                      {Py_tp_traverse, forward_traverse},
+                                      {Py_tp_clear, forward_clear},
+                                      {Py_tp_call, forward_call},
+                                      {Py_tp_methods, forward_methods},
+                                      {0, NULL}};
+
+static PyType_Spec forward_spec = {"torchperfd.tape._native.Forward", sizeof(Forward), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, forward_slots};
+
+/* Steps: what the hooks around every optimizer step call */
+
+typedef struct {
+    PyObject_HEAD
+    Tape *tape;
+    PyObject *known; /* weak references by id */
+    int begin, end;
+} Steps;
+
+static int
+steps_traverse(Steps *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->tape);
+    Py_VISIT(self->known);
+    return 0;
+}
+
+static int
+steps_clear(Steps *self)
+{
+    Py_CLEAR(self->tape);
+    Py_CLEAR(self->known);
+    return 0;
+}
+
+static void
+steps_dealloc(Steps *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    steps_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tape", "known", "begin", "end", NULL};
+    PyObject *tape, *known;
+    int begin, end;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!ii", names, tape_type, &tape, &PyDict_Type, &known,
+                                     &begin, &end))
+        return NULL;
+    Steps *self = (Steps *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->tape = (Tape *)Py_NewRef(tape);
+    self->known = Py_NewRef(known);
+    self->begin = begin;
+    self->end = end;
+    return (PyObject *)self;
+}
+
+static int
+is_known(const Steps *self, PyObject *optimizer)
+{
+    PyObject *own = PyLong_FromVoidPtr(optimizer);
+    PyObject *reference = own == NULL ? NULL : PyDict_GetItemWithError(self->known, own);
+    PyObject *referent = NULL;
+    Py_XDECREF(own);
+    if (reference == NULL || !PyWeakref_Check(reference)) {
+        PyErr_Clear();
+        return 0;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    if (PyWeakref_GetRef(reference, &referent) < 0)
+        PyErr_Clear();
+    Py_XDECREF(referent); /* whoever calls holds it */
+#else
+    referent = PyWeakref_GetObject(reference);
+#endif
+    return referent == optimizer;
+}
+
+static PyObject *
+steps_begin(Steps *self, PyObject *optimizer)
+{
+    Tape *tape = self->tape;
+    if (!here(tape) || tape->steps_open || !is_known(self, optimizer))
+        Py_RETURN_FALSE;
+    if (put(tape, self->begin, (int64_t)(intptr_t)optimizer) < 0)
+        return NULL;
+    tape->steps_open++;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *
+steps_end(Steps *self, PyObject *optimizer)
+{
+    Tape *tape = self->tape;
+    if (!here(tape))
+        Py_RETURN_FALSE;
+    if (tape->steps_open > 0)
+        tape->steps_open--;
+    if (put(tape, self->end, (int64_t)(intptr_t)optimizer) < 0)
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+static PyMethodDef steps_methods[] = {
+    {"begin", (PyCFunction)steps_begin, METH_O,
+     "Write that a known optimizer steps, unless another step is at work; return whether that is so."},
+    {"end", (PyCFunction)steps_end, METH_O,
+     "Write that a step has ended if this is the thread that is followed; return whether it is."},
+    {NULL, NULL, 0, NULL}};
+
+static PyType_Slot steps_slots[] = {{Py_tp_doc, "What the hooks around every optimizer step call."},
+                                    {Py_tp_new, steps_new},
+                                    {Py_tp_dealloc, steps_dealloc},
+                                    {Py_tp_traverse, steps_traverse},
+                                    {Py_tp_clear, steps_clear},
+                                    {Py_tp_methods, steps_methods},
+                                    {0, NULL}};
+
+static PyType_Spec steps_spec = {"torchperfd.tape._native.Steps", sizeof(Steps), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, steps_slots};
+
+/* The module */
+
+static int
+add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    if (type == NULL || PyModule_AddType(module, (PyTypeObject *)type) < 0) {
+        Py_XDECREF(type);
+        return -1;
+    }
+    if (kept != NULL)
+        *kept = (PyTypeObject *)type; /* for as long as the process lives */
+    else
+        Py_DECREF(type);
+    return 0;
+}
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native",
+                                        "The tape and what writes on it.", -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC
+PyInit__native(void)
+{
+    name_call_impl = PyUnicode_InternFromString("_call_impl");
+    name_qualname = PyUnicode_InternFromString("__qualname__");
+    name_shape = PyUnicode_InternFromString("shape");
+    name_training = PyUnicode_InternFromString("training");
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || name_call_impl == NULL || name_qualname == NULL
+        || name_shape == NULL || name_training == NULL || add_type(module, &tape_spec, &tape_type) < 0
+        || add_type(module, &timed_spec, NULL) < 0 || add_type(module, &draws_spec, NULL) < 0
+        || add_type(module, &forward_spec, NULL) < 0 || add_type(module, &steps_spec, NULL) < 0) {
+        Py_XDECREF(module);
+        return NULL;
+    }
+    return module;
+}

@@ -1,0 +1,73 @@
+"""Types of the C module."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+class Tape:
+    """Events of one thread, in a ring of fixed size."""
+
+    def __init__(self, capacity: int, ticket_code: int = 0) -> None: ...
+    thread: int
+    steps_open: int
+    muted: int
+    on_event: Callable[[], object] | None
+    on_full: Callable[[], object] | None
+    ticket: Callable[[], int] | None
+    @property
+    def lost(self) -> int: ...
+    def mark(self, code: int, argument: int = 0, /) -> bool: ...
+    def write(self, code: int, argument: int = 0, /) -> None: ...
+    def here(self) -> bool: ...
+    def drain(self) -> bytes: ...
+    def __len__(self) -> int: ...
+
+class Timed:
+    """A function or method between two events."""
+
+    def __init__(
+        self, tape: Tape, original: Callable[..., Any], begin: int, end: int, failed: int = -1
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
+
+class Draws:
+    """The ``__next__`` of an iterator over batches, between two events."""
+
+    watching: bool
+    def __init__(
+        self,
+        tape: Tape,
+        original: Callable[[Any], Any],
+        begin: int,
+        end: int,
+        failed: int,
+        plain: type,
+        ahead: Callable[[Any], bool],
+        exhausted: Callable[[], object],
+        samples_in: Callable[[Any], int],
+    ) -> None: ...
+    def __call__(self, iterator: Any) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
+
+class Forward:
+    """The call of one module, between two events."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        module: Any,
+        compiled: Callable[..., Any] | None,
+        grad_enabled: Callable[[], bool],
+        train: int,
+        evaluate: int,
+        end: int,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class Steps:
+    """What the hooks around every optimizer step call."""
+
+    def __init__(self, tape: Tape, known: dict[int, weakref.ref[Any]], begin: int, end: int) -> None: ...
+    def begin(self, optimizer: object, /) -> bool: ...
+    def end(self, optimizer: object, /) -> bool: ...

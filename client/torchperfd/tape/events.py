@@ -1,0 +1,56 @@
+"""The events on a tape, by code. An event is a time, a code and an argument."""
+
+from typing import Final
+
+# fmt: off
+DRAW: Final = 0             # argument: batches that are ready in the workers' queue plus 1; 0 unknown
+CLOSURE_DRAW: Final = 1     # the closure of an optimizer that is at work draws
+DRAWN: Final = 2            # argument: samples in the batch
+EXHAUSTED: Final = 3        # the draw raised, in general StopIteration
+FORWARD: Final = 4
+EVALUATE: Final = 5
+FORWARD_END: Final = 6
+BACKWARD: Final = 7
+BACKWARD_END: Final = 8
+ZERO: Final = 9
+ZERO_END: Final = 10
+OPTIMIZER: Final = 11       # argument: the optimizer's id
+OPTIMIZER_END: Final = 12   # argument: the optimizer's id
+STALE: Final = 13           # an earlier optimizer step raised, so that its end was never written
+ELSEWHERE: Final = 14       # argument: id of an optimizer that stepped on one of autograd's threads
+SCALER: Final = 15          # argument: the optimizer's id
+SCALER_END: Final = 16
+SCALER_FAILED: Final = 17
+SAVE: Final = 18
+SAVE_END: Final = 19
+ENTER: Final = 20           # argument: the phase's slot
+EXIT: Final = 21
+STEP: Final = 22            # argument: samples
+SAMPLES: Final = 23         # argument: samples of the newest batch, if its draw did not tell
+OUTER_DRAW: Final = 24      # a framework draws; DataLoaders inside may tell of the same batch
+OUTER_DRAWN: Final = 25     # argument: samples, if no DataLoader inside has told
+BETWEEN: Final = 26         # the loop is over, until the next draw
+ADOPT: Final = 27           # from here on another thread writes
+ABANDON: Final = 28         # a hook has failed: the step in progress is lost
+TICKET: Final = 29          # argument: number of the device event of the next event plus 1; 0 for none
+# fmt: on
+
+CODES: Final = 30
+
+ARGUMENT_SHIFT: Final = 8
+CODE_MASK: Final = (1 << ARGUMENT_SHIFT) - 1
+EVENT_FORMAT: Final = "=qq"
+"""How :mod:`struct` reads a drained event: a time in nanoseconds, then argument << 8 | code."""
+
+PLACES: Final[dict[int, str]] = {
+    **dict.fromkeys((DRAW, CLOSURE_DRAW, DRAWN, EXHAUSTED, OUTER_DRAW, OUTER_DRAWN, SAMPLES), "draw"),
+    **dict.fromkeys((FORWARD, EVALUATE, FORWARD_END), "forward"),
+    **dict.fromkeys((BACKWARD, BACKWARD_END), "backward"),
+    **dict.fromkeys((ZERO, ZERO_END), "zero_grad"),
+    **dict.fromkeys((OPTIMIZER, OPTIMIZER_END, STALE, ELSEWHERE), "optimizer"),
+    **dict.fromkeys((SCALER, SCALER_END, SCALER_FAILED), "scaler"),
+    **dict.fromkeys((SAVE, SAVE_END), "save"),
+    **dict.fromkeys((ENTER, EXIT), "phase"),
+    STEP: "step",
+}
+"""Which hook a failure to understand an event is counted against."""

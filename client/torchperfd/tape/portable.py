@@ -1,0 +1,301 @@
+"""The tape and what writes on it, in Python; ``_native.c`` says the same in C."""
+
+import time
+import weakref
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
+from types import MethodType
+from typing import Any
+
+from torchperfd.tape.events import ARGUMENT_SHIFT
+
+
+class Tape:
+    """Events of one thread, in a list of at most ``capacity``.
+
+    Args:
+        capacity: How many events fit.
+        ticket_code: The code of the event that carries what ``ticket`` returns.
+
+    Attributes:
+        thread: The thread that is followed; 0 for none.
+        steps_open: Optimizer steps at work; kept by the hooks.
+        muted: Codes, as bits, whose calls go unnoticed.
+        lost: Events for which there was no room.
+        on_event: Called after every event, unless None.
+        on_full: Called to make room, unless None.
+        ticket: Called for a number that precedes each event, -1 for none, unless None.
+    """
+
+    __slots__ = (
+        "_capacity",
+        "_events",
+        "_ticket_code",
+        "lost",
+        "muted",
+        "on_event",
+        "on_full",
+        "steps_open",
+        "thread",
+        "ticket",
+    )
+
+    def __init__(self, capacity: int, ticket_code: int = 0) -> None:
+        if capacity < 4:
+            raise ValueError("a tape holds at least 4 events")
+        self.thread = get_ident()
+        self.steps_open = 0
+        self.muted = 0
+        self.lost = 0
+        self.on_event: Callable[[], object] | None = None
+        self.on_full: Callable[[], object] | None = None
+        self.ticket: Callable[[], int] | None = None
+        self._capacity = 2 * capacity
+        self._ticket_code = ticket_code
+        self._events = array("q")
+
+    def mark(self, code: int, argument: int = 0) -> bool:
+        """Write an event if this is the thread that is followed; return whether it is."""
+        if get_ident() != self.thread:
+            return False
+        self.write(code, argument)
+        return True
+
+    def write(self, code: int, argument: int = 0) -> None:
+        """Write an event, whatever the thread."""
+        now = time.perf_counter_ns()
+        events = self._events
+        if len(events) >= self._capacity - 2:
+            _quietly(self.on_full)
+            if len(events) >= self._capacity - 2:
+                self.lost += 1
+                return
+        if self.ticket is not None:
+            with suppress(Exception):
+                number = self.ticket()
+                events.extend((now, (number + 1) << ARGUMENT_SHIFT | self._ticket_code))
+        events.extend((now, argument << ARGUMENT_SHIFT | code))
+        _quietly(self.on_event)
+
+    def here(self) -> bool:
+        """Return whether this is the thread that is followed."""
+        return get_ident() == self.thread
+
+    def drain(self) -> bytes:
+        """Take all events off the tape: pairs of native int64, a time and argument << 8 | code."""
+        events = self._events
+        # Whoever writes meanwhile writes behind them.
+        taken = events[: len(events)]
+        del events[: len(taken)]
+        return taken.tobytes()
+
+    def __len__(self) -> int:
+        return len(self._events) // 2
+
+
+class Timed:
+    """A function or method between two events."""
+
+    def __init__(
+        self, tape: Tape, original: Callable[..., Any], begin: int, end: int, failed: int = -1
+    ) -> None:
+        self._tape = tape
+        self._original = original
+        self._begin = begin
+        self._end = end
+        self._failed = end if failed < 0 else failed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original."""
+        tape = self._tape
+        if get_ident() != tape.thread or tape.muted >> self._begin & 1:
+            return self._original(*args, **kwargs)
+        tape.write(self._begin)
+        try:
+            result = self._original(*args, **kwargs)
+        except BaseException:
+            tape.mark(self._failed)
+            raise
+        tape.mark(self._end)
+        return result
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        # As a function is: by name. What wraps a function takes over its names.
+        return str(self.__qualname__)  # type: ignore[attr-defined]
+
+
+class Draws:
+    """The ``__next__`` of an iterator over batches, between two events.
+
+    Args:
+        tape: Where to write.
+        original: The method.
+        begin: Code of the event before.
+        end: Code of the event after, which tells how many samples there are.
+        failed: Code of the event after where there is no batch.
+        plain: The class of iterators without workers: what they draw needs no announcement.
+        ahead: Called instead of writing the first event, where that may be another one; returns
+            whether the draw is to be timed.
+        exhausted: Called after there was no batch.
+        samples_in: Counts the samples of unusual batches.
+
+    Attributes:
+        watching: Whether every draw goes through ``ahead``.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        original: Callable[[Any], Any],
+        begin: int,
+        end: int,
+        failed: int,
+        plain: type,
+        ahead: Callable[[Any], bool],
+        exhausted: Callable[[], object],
+        samples_in: Callable[[Any], int],
+    ) -> None:
+        self.watching = True
+        self._tape = tape
+        self._original = original
+        self._begin = begin
+        self._end = end
+        self._failed = failed
+        self._plain = plain
+        self._ahead = ahead
+        self._exhausted = exhausted
+        self._samples_in = samples_in
+
+    def __call__(self, iterator: Any) -> Any:
+        """Return the next batch."""
+        tape = self._tape
+        if get_ident() != tape.thread:
+            return self._original(iterator)
+        if self.watching or tape.steps_open or type(iterator) is not self._plain:
+            if _quietly(self._ahead, iterator) is not True:
+                return self._original(iterator)
+        else:
+            tape.write(self._begin)
+        try:
+            batch = self._original(iterator)
+        except BaseException:
+            tape.write(self._failed)
+            _quietly(self._exhausted)
+            raise
+        samples = _quietly(self._samples_in, batch)
+        tape.write(self._end, samples if isinstance(samples, int) else 0)
+        return batch
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return str(self.__qualname__)  # type: ignore[attr-defined]
+
+
+class Forward:
+    """The call of one module, between two events.
+
+    Args:
+        tape: Where to write.
+        module: The module, which is not kept alive.
+        compiled: What is called instead of the module's own ``_call_impl``, if anything.
+        grad_enabled: Returns whether gradients are computed.
+        train: Code of the event before a call for training.
+        evaluate: Code of the event before any other call.
+        end: Code of the event after.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        module: Any,
+        compiled: Callable[..., Any] | None,
+        grad_enabled: Callable[[], bool],
+        train: int,
+        evaluate: int,
+        end: int,
+    ) -> None:
+        self._tape = tape
+        self._module = weakref.ref(module)
+        self._compiled = compiled
+        self._grad_enabled = grad_enabled
+        self._train = train
+        self._evaluate = evaluate
+        self._end = end
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module.
+
+        Raises:
+            ReferenceError: The module is gone.
+        """
+        tape, module = self._tape, self._module()
+        if module is None:
+            raise ReferenceError("the module whose call was timed is gone")
+        call = self._compiled or module._call_impl
+        if get_ident() != tape.thread or tape.muted >> self._train & 1:
+            return call(*args, **kwargs)
+        tape.write(self._train if module.training and self._grad_enabled() else self._evaluate)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            tape.mark(self._end)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Where a module is copied or pickled together with its dict, the copy has nothing here.
+        return type(None), ()
+
+
+class Steps:
+    """What the hooks around every optimizer step call.
+
+    Args:
+        tape: Where to write.
+        known: Weak references to optimizers, by id.
+        begin: Code of the event before a step.
+        end: Code of the event after.
+    """
+
+    def __init__(self, tape: Tape, known: "dict[int, weakref.ref[Any]]", begin: int, end: int) -> None:
+        self._tape = tape
+        self._known = known
+        self._begin = begin
+        self._end = end
+
+    def begin(self, optimizer: object) -> bool:
+        """Write that a known optimizer steps, unless another step is at work; return whether that is so."""
+        tape, own = self._tape, id(optimizer)
+        if get_ident() != tape.thread or tape.steps_open:
+            return False
+        reference = self._known.get(own)
+        if reference is None or reference() is not optimizer:
+            return False
+        tape.write(self._begin, own)
+        tape.steps_open += 1
+        return True
+
+    def end(self, optimizer: object) -> bool:
+        """Write that a step has ended if this is the thread that is followed; return whether it is."""
+        tape = self._tape
+        if get_ident() != tape.thread:
+            return False
+        if tape.steps_open:
+            tape.steps_open -= 1
+        tape.write(self._end, id(optimizer))
+        return True
+
+
+def _quietly(callback: Callable[..., object] | None, *args: Any) -> object:
+    """Call back; an error, which the callback handles itself, goes no further."""
+    if callback is None:
+        return None
+    try:
+        return callback(*args)
+    except Exception:  # noqa: BLE001
+        return None

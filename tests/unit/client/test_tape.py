@@ -1,0 +1,550 @@
+"""The tape and what writes on it, in C and in Python: the same events, and nothing of ours comes out."""
+
+import copy
+import functools
+import gc
+import inspect
+import pickle
+import struct
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from torchperfd import tape as tapes
+from torchperfd.hooks.batches import samples_in
+from torchperfd.tape import events as on_tape
+from torchperfd.tape import portable
+
+native: Any = pytest.importorskip("torchperfd.tape._native") if tapes.NATIVE else None
+
+BOTH = [
+    pytest.param(native, id="native", marks=pytest.mark.needs("gcc") if native is None else ()),
+    pytest.param(portable, id="portable"),
+]
+both = pytest.mark.parametrize("kind", BOTH)
+
+Written = list[tuple[int, int]]
+
+
+def written(tape: Any) -> Written:
+    """Take codes and arguments off a tape; check that times never run backwards."""
+    events = list(struct.iter_unpack(on_tape.EVENT_FORMAT, tape.drain()))
+    times = [time for time, _ in events]
+    assert times == sorted(times)
+    return [(word & on_tape.CODE_MASK, word >> on_tape.ARGUMENT_SHIFT) for _, word in events]
+
+
+@pytest.mark.needs("gcc")
+def test_where_there_is_a_compiler_the_tape_is_compiled() -> None:
+    assert tapes.NATIVE
+
+
+@both
+def test_what_is_marked_is_read_once_and_in_order(kind: Any) -> None:
+    tape = kind.Tape(16)
+    assert tape.mark(3, 42)
+    assert tape.mark(5)
+    tape.write(7, -1)
+    tape.write(1, 2**54)
+    assert len(tape) == 4
+    assert written(tape) == [(3, 42), (5, 0), (7, -1), (1, 2**54)]
+    assert len(tape) == 0
+    assert tape.drain() == b""
+
+
+@both
+def test_other_threads_may_write_but_not_mark(kind: Any) -> None:
+    tape = kind.Tape(16)
+    said: list[bool] = []
+
+    def work() -> None:
+        said.extend((tape.here(), tape.mark(1)))
+        tape.write(2)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert said == [False, False]
+    assert written(tape) == [(2, 0)]
+    tape.thread = 0
+    assert not tape.mark(1)
+
+
+@both
+@pytest.mark.parametrize("arguments", [(), (1, 2, 3), ("1",), (1, "2")])
+def test_what_is_no_event_is_refused(kind: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError):
+        kind.Tape(16).mark(*arguments)
+
+
+@both
+def test_a_full_tape_asks_for_room_and_counts_what_finds_none(kind: Any) -> None:
+    tape = kind.Tape(8)
+    for code in range(20):
+        tape.write(code)
+    kept = len(tape)
+    assert 6 <= kept <= 8
+    assert tape.lost == 20 - kept
+    assert [code for code, _ in written(tape)] == list(range(kept))
+    read: Written = []
+    tape.on_full = lambda: read.extend(written(tape))
+    for code in range(30):
+        tape.write(code)
+    assert [code for code, _ in read + written(tape)] == list(range(30))
+    assert tape.lost == 20 - kept
+
+
+def test_a_ring_reads_around_its_end() -> None:
+    if native is None:
+        pytest.skip("only the compiled tape is a ring")
+    tape = native.Tape(8)
+    for start in range(40):
+        for code in range(start % 6 + 1):
+            tape.write(code, start)
+        assert written(tape) == [(code, start) for code in range(start % 6 + 1)]
+
+
+@both
+def test_a_ticket_goes_ahead_of_every_event(kind: Any) -> None:
+    tape = kind.Tape(16, 29)
+    numbers = iter([5, -1])
+
+    def ticket() -> int:
+        return next(numbers)
+
+    tape.ticket = ticket
+    tape.write(1)
+    tape.write(2)
+    tape.write(3)  # no more numbers: StopIteration is ours alone
+    tape.ticket = None
+    tape.write(4)
+    assert written(tape) == [(29, 6), (1, 0), (29, 0), (2, 0), (3, 0), (4, 0)]
+
+
+@both
+def test_a_listener_hears_of_every_event_and_its_failures_stay_with_us(kind: Any) -> None:
+    tape = kind.Tape(16)
+    heard: list[int] = []
+
+    def listener() -> None:
+        heard.append(len(tape))
+        raise ZeroDivisionError
+
+    tape.on_event = listener
+    timed = kind.Timed(tape, lambda: 1 / 0, 1, 2, 3)
+    with pytest.raises(ZeroDivisionError) as caught:
+        timed()
+    assert caught.traceback[-1].name == "<lambda>"
+    assert heard == [1, 2]
+    assert written(tape) == [(1, 0), (3, 0)]
+
+
+@both
+@pytest.mark.parametrize("when", [1, 2])
+@pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
+def test_what_a_signal_handler_raises_in_a_listener_is_the_programs(
+    kind: Any, when: int, signal: type[BaseException]
+) -> None:
+    tape = kind.Tape(16)
+    calls: list[None] = []
+
+    def listener() -> None:
+        calls.append(None)
+        if len(calls) == when:
+            raise signal
+
+    tape.on_event = listener
+    done: list[int] = []
+    timed = kind.Timed(tape, lambda: done.append(1), 1, 2)
+    with pytest.raises(signal):
+        timed()
+    assert len(done) == when - 1
+
+
+class Owner:
+    """Has methods to time."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def method(self, *args: Any, **kwargs: Any) -> Any:
+        """Do something."""
+        self.seen.append((args, kwargs))
+        return args, kwargs
+
+
+def hosted(kind: Any, tape: Any) -> type[Owner]:
+    """Return a class of which ``method`` is timed."""
+    timed = functools.update_wrapper(kind.Timed(tape, Owner.method, 1, 2), Owner.method)
+    return type("Hosted", (Owner,), {"method": timed})
+
+
+@both
+def test_a_timed_method_is_called_as_it_was_and_looks_like_itself(kind: Any) -> None:
+    tape = kind.Tape(64)
+    owner = hosted(kind, tape)()
+    assert owner.method(1, two=2) == ((1,), {"two": 2})
+    assert type(owner).method(owner, 3) == ((3,), {})
+    assert [*map(owner.method, (4,))] == [((4,), {})]
+    assert owner.method(*(), **{}) == ((), {})
+    assert [args for args, _ in owner.seen] == [(1,), (3,), (4,), ()]
+    assert written(tape) == [(1, 0), (2, 0)] * 4
+    assert inspect.ismethod(owner.method)
+    assert inspect.signature(owner.method) == inspect.signature(Owner().method)
+    assert (owner.method.__name__, owner.method.__doc__) == ("method", "Do something.")
+    assert inspect.unwrap(vars(type(owner))["method"]) is Owner.method
+
+
+@both
+def test_a_timed_function_is_pickled_and_copied_by_name(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = functools.update_wrapper(kind.Timed(kind.Tape(16), hosted, 1, 2), hosted)
+    with pytest.raises(pickle.PicklingError):  # as any function that is not where its name says
+        pickle.dumps(timed)
+    monkeypatch.setattr(sys.modules[__name__], "hosted", timed)
+    assert pickle.loads(pickle.dumps(timed)) is timed
+    assert copy.deepcopy([timed])[0] is timed
+
+
+@both
+def test_nobody_is_timed_who_is_muted_silenced_or_elsewhere(kind: Any) -> None:
+    tape = kind.Tape(16)
+    timed = kind.Timed(tape, lambda: "result", 1, 2)
+    tape.muted = 1 << 1
+    assert timed() == "result"
+    tape.muted = 1 << 2
+    assert timed() == "result"
+    assert written(tape) == [(1, 0), (2, 0)]
+    results: list[str] = []
+    thread = threading.Thread(target=lambda: results.append(timed()))
+    thread.start()
+    thread.join()
+    assert results == ["result"]
+    tape.thread = 0
+    assert timed() == "result"
+    assert written(tape) == []
+
+
+@both
+def test_a_call_in_which_we_are_silenced_has_no_end(kind: Any) -> None:
+    tape = kind.Tape(16)
+
+    def silence() -> None:
+        tape.thread = 0
+
+    kind.Timed(tape, silence, 1, 2)()
+    assert written(tape) == [(1, 0)]
+
+
+# Draws.
+
+
+class Batches:
+    """An iterator as torch's are: without workers, unless it says otherwise."""
+
+    _num_workers = 0
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Any:
+        if not self.batches:
+            raise StopIteration
+        batch = self.batches.pop(0)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+
+class Workers(Batches):
+    """Its draws are announced."""
+
+    _num_workers = 2
+
+
+def drawing(
+    kind: Any, tape: Any, monkeypatch: pytest.MonkeyPatch, ahead: Callable[[Any], bool] = lambda _: False
+) -> tuple[Any, list[str]]:
+    told: list[str] = []
+    draws = kind.Draws(
+        tape, Batches.__next__, 1, 2, 3, Batches, ahead, lambda: told.append("exhausted"), samples_in
+    )
+    draws.watching = False
+    monkeypatch.setattr(Batches, "__next__", functools.update_wrapper(draws, Batches.__next__))
+    return draws, told
+
+
+@both
+def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = kind.Tape(256)
+    _, told = drawing(kind, tape, monkeypatch)
+    batches: list[Any] = [
+        torch.ones(7, 3),
+        torch.ones(7, 3).numpy(),
+        torch.tensor(1.0),
+        (torch.ones(5, 2), torch.ones(9)),
+        [torch.ones(5, 2)],
+        {"input_ids": torch.ones(4, 128), "labels": torch.ones(4)},
+        [{"x": torch.ones(3, 2)}],
+        [[[torch.ones(3)]]],
+        (),
+        {},
+        None,
+        "text",
+        2**70,
+    ]
+    assert all(drawn is batch for drawn, batch in zip(Batches([*batches]), batches, strict=True))
+    expected = [samples_in(batch) for batch in batches]
+    assert expected[:8] == [7, 7, 1, 5, 5, 4, 3, 0]
+    draws = [event for samples in expected for event in ((1, 0), (2, samples))]
+    assert written(tape) == [*draws, (1, 0), (3, 0)]
+    assert told == ["exhausted"]
+
+
+@both
+def test_a_hostile_batch_is_handed_on(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hostile:
+        @property
+        def shape(self) -> Any:
+            raise RuntimeError("look away")
+
+    tape = kind.Tape(64)
+    drawing(kind, tape, monkeypatch)
+    batch = Hostile()
+    assert list(Batches([batch])) == [batch]
+    assert written(tape) == [(1, 0), (2, 0), (1, 0), (3, 0)]
+
+
+@both
+def test_a_draw_that_fails_fails_as_before(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = kind.Tape(64)
+    _, told = drawing(kind, tape, monkeypatch)
+    error = OSError("disk")
+    with pytest.raises(OSError, match="disk") as caught:
+        list(Batches([1, error]))
+    assert caught.value is error
+    assert written(tape) == [(1, 0), (2, 0), (1, 0), (3, 0)]
+    assert told == ["exhausted"]
+
+
+@both
+def test_unusual_draws_are_announced(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tape = kind.Tape(64)
+    announced: list[Any] = []
+
+    def ahead(iterator: Any) -> bool:
+        announced.append(iterator)
+        tape.mark(9)
+        return len(announced) < 4
+
+    draws, _ = drawing(kind, tape, monkeypatch, ahead)
+    plain, workers = Batches([1, 2, 3, 4]), Workers([1])
+    assert next(workers) == 1
+    assert next(plain) == 1
+    draws.watching = True
+    assert next(plain) == 2
+    draws.watching = False
+    tape.steps_open = 1
+    assert next(plain) == 3
+    assert next(plain) == 4  # not to be timed
+    assert announced == [workers, plain, plain, plain]
+    assert written(tape) == [(9, 0), (2, 0), (1, 0), (2, 0), (9, 0), (2, 0), (9, 0), (2, 0), (9, 0)]
+
+
+# Forward.
+
+
+def timed_forward(kind: Any, tape: Any, module: nn.Module, compiled: Any = None) -> Any:
+    forward = kind.Forward(tape, module, compiled, torch.is_grad_enabled, 1, 2, 3)
+    vars(module)["_compiled_call_impl"] = forward
+    return forward
+
+
+@both
+def test_a_forward_tells_training_from_evaluation(kind: Any) -> None:
+    tape = kind.Tape(64)
+    module = nn.Linear(2, 1)
+    expected = module(torch.ones(1, 2))
+    timed_forward(kind, tape, module)
+    assert torch.equal(module(torch.ones(1, 2)), expected)
+    assert torch.equal(module(input=torch.ones(1, 2)), expected)
+    with torch.no_grad():
+        module(torch.ones(1, 2))
+    module.eval()
+    module(torch.ones(1, 2))
+    with pytest.raises(RuntimeError):
+        module(torch.ones(1, 3))
+    tape.muted = 1 << 1
+    module(torch.ones(1, 2))
+    assert written(tape) == [(1, 0), (3, 0), (1, 0), (3, 0), (2, 0), (3, 0), (2, 0), (3, 0), (2, 0), (3, 0)]
+
+
+@both
+def test_a_forward_leaves_no_trace_in_copies_and_pickles(kind: Any) -> None:
+    class Stubborn(nn.Linear):
+        """Pickles all it has, as some frameworks' modules do."""
+
+        def __getstate__(self) -> Any:
+            return dict(vars(self))
+
+    module = Stubborn(2, 1)
+    timed_forward(kind, kind.Tape(64), module)
+    assert vars(copy.deepcopy(module))["_compiled_call_impl"] is None
+    assert pickle.loads(pickle.dumps(vars(module)["_compiled_call_impl"])) is None
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        twin.weight.fill_(0.0)
+        assert torch.equal(twin(torch.ones(1, 2)), twin.bias.reshape(1, 1))
+
+
+@both
+def test_a_forward_does_not_keep_its_module_alive(kind: Any) -> None:
+    module = nn.Linear(2, 1)
+    forward = timed_forward(kind, kind.Tape(64), module)
+    gone = weakref.ref(module)
+    gc.disable()
+    try:
+        del module
+        assert gone() is None
+    finally:
+        gc.enable()
+    with pytest.raises(ReferenceError):
+        forward(torch.ones(1, 2))
+
+
+@both
+def test_a_forward_calls_what_was_in_its_place(kind: Any) -> None:
+    tape = kind.Tape(64)
+    module = nn.Linear(1, 1).eval()
+    forward = timed_forward(kind, tape, module, lambda *args, **kwargs: (args, kwargs))
+    assert forward(1, a=2) == ((1,), {"a": 2})
+    assert written(tape) == [(2, 0), (3, 0)]
+
+
+# Steps.
+
+
+@both
+def test_steps_of_known_optimizers_are_written_and_others_left_to_the_caller(kind: Any) -> None:
+    class Optimizer:
+        pass
+
+    tape, one, other = kind.Tape(64), Optimizer(), Optimizer()
+    known: dict[int, weakref.ref[Any]] = {id(one): weakref.ref(one), id(other): weakref.ref(one)}
+    steps = kind.Steps(tape, known, 1, 2)
+    assert steps.begin(one)
+    assert tape.steps_open == 1
+    assert not steps.begin(one)  # one within another
+    assert steps.end(one)
+    assert tape.steps_open == 0
+    assert steps.end(one)
+    assert tape.steps_open == 0
+    assert not steps.begin(other)  # somebody else's reference: the id has been taken over
+    assert not steps.begin(Optimizer())
+    tape.thread = 0
+    assert not steps.begin(one)
+    assert not steps.end(one)
+    assert written(tape) == [(1, id(one)), (2, id(one)), (2, id(one))]
+
+
+# All of it at once.
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("mark"), st.integers(0, 28), st.integers(-(2**40), 2**40)),
+        st.tuples(st.just("call"), st.integers(0, 4), st.just(0)),
+        st.tuples(st.just("raise"), st.integers(0, 4), st.just(0)),
+        st.tuples(st.just("mute"), st.integers(0, 2**10), st.just(0)),
+        st.tuples(st.just("drain"), st.just(0), st.just(0)),
+        st.tuples(st.just("follow"), st.booleans(), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+def play(kind: ModuleType, actions: list[tuple[str, Any, Any]]) -> list[Any]:
+    """Return all that can be told from outside."""
+    tape: Any = kind.Tape(1024)
+    me = tape.thread
+    seen: list[Any] = []
+
+    def nested(depth: int, fails: bool) -> int:
+        if depth:
+            return int(timed(depth - 1, fails))
+        if fails:
+            raise KeyError(depth)
+        return 17
+
+    timed: Any = kind.Timed(tape, nested, 5, 6, 7)
+    for name, one, two in actions:
+        if name == "mark":
+            seen.append(tape.mark(one, two))
+        elif name in ("call", "raise"):
+            try:
+                seen.append(timed(one, name == "raise"))
+            except KeyError as error:
+                seen.append(repr(error))
+        elif name == "mute":
+            tape.muted = one
+        elif name == "drain":
+            seen.append(written(tape))
+        else:
+            tape.thread = me if one else 0
+    return [*seen, written(tape), tape.lost]
+
+
+@pytest.mark.skipif(native is None, reason="there is no compiled tape to compare with")
+@settings(max_examples=200, deadline=None)
+@given(ACTIONS)
+def test_both_halves_say_the_same(actions: list[tuple[str, Any, Any]]) -> None:
+    assert play(native, actions) == play(portable, actions)
+
+
+@pytest.mark.skipif(native is None, reason="only C can lose count of references")
+def test_the_compiled_half_loses_no_reference() -> None:
+    class Optimizer:
+        pass
+
+    tape, optimizer, module = native.Tape(64, 29), Optimizer(), nn.Linear(2, 1)
+    forward = timed_forward(native, tape, module)
+    steps = native.Steps(tape, {id(optimizer): weakref.ref(optimizer)}, 1, 2)
+    result = object()
+    argument = object()
+    timed = native.Timed(tape, lambda *_, **__: result, 1, 2)
+    draws = native.Draws(
+        tape, lambda iterator: iterator, 1, 2, 3, list, lambda _: True, lambda: None, lambda _: 1
+    )
+    inputs = torch.ones(1, 2)
+    tape.on_full = tape.drain
+    tape.ticket = lambda: 10**6
+    watched = [optimizer, result, argument, timed, forward, steps, draws, tape, module, inputs]
+
+    def exercise() -> None:
+        for _ in range(500):
+            timed(argument, key=argument)
+            steps.begin(optimizer)
+            steps.end(optimizer)
+            draws(watched)
+            module(inputs)
+            tape.on_event = lambda: argument
+            timed(argument)
+            tape.on_event = None
+
+    exercise()
+    gc.collect()
+    before, blocks = [sys.getrefcount(one) for one in watched], sys.getallocatedblocks()
+    exercise()
+    gc.collect()
+    assert [sys.getrefcount(one) for one in watched] == before
+    assert sys.getallocatedblocks() - blocks < 200
