@@ -1,18 +1,23 @@
-"""What the hooks tell the loop of one plain training step, call by call."""
+"""What the hooks write on the tape of one plain training step, event by event."""
 
-from torchperfd.loop import Loop
+from torchperfd.tape import Tape
+from torchperfd.tape import events as on_tape
+
+EVENTS = (
+    (on_tape.DRAW, 0),
+    (on_tape.DRAWN, 32),
+    (on_tape.ZERO, 0),
+    (on_tape.ZERO_END, 0),
+    (on_tape.FORWARD, 0),
+    (on_tape.FORWARD_END, 0),
+    (on_tape.BACKWARD, 0),
+    (on_tape.BACKWARD_END, 0),
+    (on_tape.OPTIMIZER, 1),
+    (on_tape.OPTIMIZER_END, 1),
+)
 
 
-def plain_step(loop: Loop) -> None:
-    """Report a draw, a zeroing of gradients, a forward, a backward and an optimizer step."""
-    depth = loop.recorder.depth
-    loop.draw_begin()
-    loop.draw_end(32)
-    loop.zero_begin()
-    loop.leave(depth)
-    loop.forward_begin(True)
-    loop.forward_end()
-    loop.backward_begin()
-    loop.backward_end(depth)
-    loop.optimizer_begin(1)
-    loop.optimizer_end(1)
+def plain_step(tape: Tape) -> None:
+    """Write of a draw, a zeroing of gradients, a forward, a backward and an optimizer step."""
+    for code, argument in EVENTS:
+        tape.mark(code, argument)

@@ -1,50 +1,56 @@
-"""What a step costs the training thread: the recorder and loop alone, without torch.
+"""What a step costs: writing on the tape, on the training thread, and reading it, on the pump's.
 
     make bench-step
 
-Feeds the loop the ten calls that the hooks make in a plain training step and prints the
-thread's CPU time per step: median and spread over interleaved rounds, beside the clock
-that each of them has to read.
+Writes the ten events of a plain training step in a tight loop, with both halves of the tape,
+and reads them; prints CPU time per step: median and spread over interleaved rounds, beside the
+clock that each event has to read. Between torch's own operators a hook costs more than in a
+tight loop, since nothing of it is left in the caches: `make bench-overhead` measures that.
 """
 
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from benchmarks.plain_step import plain_step
+from benchmarks.plain_step import EVENTS, plain_step
 
-from torchperfd.loop import Loop
-from torchperfd.recorder import Recorder
+from torchperfd import tape as tapes
+from torchperfd.faults import Faults
+from torchperfd.replay import Replay
+from torchperfd.tape import portable
 
 ROUNDS: Final = 40
 STEPS: Final = 2000
 
 
-def cpu_ns(action: Callable[[], object]) -> float:
-    """Return the training thread's CPU nanoseconds per call."""
+def cpu_ns(action: Callable[[], object], times: int = STEPS) -> float:
+    """Return this thread's CPU nanoseconds per step of ``STEPS``."""
     began = time.thread_time_ns()
-    for _ in range(STEPS):
+    for _ in range(times):
         action()
     return (time.thread_time_ns() - began) / STEPS
 
 
 def main() -> int:
     """Measure and print."""
-    recorder = Recorder()
-    loop = Loop(recorder)
-
-    measured: dict[str, list[float]] = {"empty call": [], "perf_counter_ns": [], "step, five phases": []}
+    kinds: dict[str, Any] = {"in Python": portable.Tape}
+    if tapes.NATIVE:
+        kinds["in C"] = tapes.Tape
+    measured: dict[str, list[float]] = {"perf_counter_ns, ten times": []}
+    replays = {name: Replay(kind((len(EVENTS) + 1) * STEPS), STEPS, Faults()) for name, kind in kinds.items()}
     for _ in range(ROUNDS):
-        measured["empty call"].append(cpu_ns(lambda: None))
-        measured["perf_counter_ns"].append(cpu_ns(time.perf_counter_ns))
-        measured["step, five phases"].append(cpu_ns(lambda: plain_step(loop)))
-        recorder.drain()
-    print(f"{'':<20} {'median':>10} {'p10':>10} {'p90':>10}")
+        measured["perf_counter_ns, ten times"].append(cpu_ns(time.perf_counter_ns, len(EVENTS) * STEPS))
+        for name, replay in replays.items():
+            tape = replay._tape
+            measured.setdefault(f"write {name}", []).append(cpu_ns(lambda tape=tape: plain_step(tape)))  # type: ignore[misc]
+            measured.setdefault(f"read what was written {name}", []).append(cpu_ns(replay.catch_up, 1))
+            replay.recorder.drain()
+    print(f"{'':<32} {'median':>10} {'p10':>10} {'p90':>10}")
     for name, times in measured.items():
         deciles = statistics.quantiles(times, n=10)
-        print(f"{name:<20} {statistics.median(times):>7.0f} ns {deciles[0]:>7.0f} ns {deciles[8]:>7.0f} ns")
+        print(f"{name:<32} {statistics.median(times):>7.0f} ns {deciles[0]:>7.0f} ns {deciles[8]:>7.0f} ns")
     return 0
 
 

@@ -281,7 +281,6 @@ class RankCapture:
 
     def _step_aside(self) -> None:
         self._replay.unwatch(self)
-        self._replay.leave()
 
     def _end(self, outcome: CaptureOutcome) -> None:
         with self._ending:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account
 from torchperfd.capture import CaptureOptions
 from torchperfd.capture_desk import Capture, CaptureDesk
@@ -17,6 +18,7 @@ from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
 from torchperfd.outbox import Outbox
+from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
 from torchperfd.pump import Pump
@@ -59,6 +61,9 @@ def attach(
     run: str | None = None,
     metrics_port: int | None = None,
     loggers: "Iterable[Logger]" = (),
+    max_overhead: float | None = None,
+    flops: bool = False,
+    peak_flops: float | None = None,
 ) -> "Client":
     """Instrument this process and connect to the node's daemon, now or whenever there is one.
 
@@ -71,11 +76,22 @@ def attach(
         run: The run's name; the launcher's by default.
         metrics_port: Serve this rank's own Prometheus page on this loopback port.
         loggers: Where to send what is measured, besides the daemon; see :mod:`torchperfd.loggers`.
+        max_overhead: The part of training time, 0 to 1, that this may cost; where it measures that
+            it costs more, it gives up detail, step by step, and says so. Unlimited by default.
+        flops: Count the operations of one training step, and tell FLOP/s and MFU from them.
+        peak_flops: Operations per second that the device can do; looked up when left out.
     """
     global _current
     try:
         if _current is None or not _current.attached:
-            _current = Client(run=run, job=job, inert=_is_helper_process())
+            _current = Client(
+                run=run,
+                job=job,
+                inert=_is_helper_process(),
+                max_overhead=max_overhead,
+                flops=flops,
+                peak_flops=peak_flops,
+            )
         if model is not None:
             _current._watch_model(model)
         if metrics_port is not None:
@@ -124,20 +140,31 @@ def _is_helper_process() -> bool:
 class Client:
     """Everything torchperfd does in one training process; made by :func:`attach`."""
 
-    def __init__(self, *, run: str | None, job: str | None, inert: bool) -> None:
+    def __init__(
+        self,
+        *,
+        run: str | None,
+        job: str | None,
+        inert: bool,
+        max_overhead: float | None = None,
+        flops: bool = False,
+        peak_flops: float | None = None,
+    ) -> None:
         self._identity = read_identity(run=run, job_name=job)
         self._faults = Faults()
         self._names = PhaseNames()
-        self._tape = Tape(16 if inert else _TAPE_EVENTS, on_tape.TICKET)
+        self._tape = Tape(16 if inert else _TAPE_EVENTS, on_tape.TICKET, on_tape.SHADOW)
         if inert:
             self._tape.thread = 0
-        self._replay = Replay(self._tape, 16 if inert else _RING_STEPS, self._faults)
+        overhead = Overhead(self._tape, max_overhead)
+        self._replay = Replay(self._tape, 16 if inert else _RING_STEPS, self._faults, overhead)
         self._loop = self._replay.loop
         self._recorder = self._replay.recorder
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
         self._captures = CaptureDesk(self._replay, self._identity, self._outbox, self._mean_step_seconds)
         self._pauses = GcPauses()
-        tallies = Tallies(self._loop, self._pauses)
+        self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
+        tallies = Tallies(self._replay, self._pauses, self._accelerator)
         self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies)
         self._stream = Stream(
             sockets=contract.socket_candidates(),
@@ -197,20 +224,26 @@ class Client:
         """
         return Phase(self._tape, self._names.slot(name))
 
-    def step(self, samples: int = 0) -> None:
+    def step(self, samples: int = 0, tokens: int = 0) -> None:
         """Say that a training step ends here. Once called, only these calls end steps."""
+        self.count_tokens(tokens)
         self._tape.mark(on_tape.STEP, samples)
+
+    def count_tokens(self, tokens: int) -> None:
+        """Say how many tokens the step in progress trains on; may be called any number of times."""
+        if tokens:
+            self._tape.mark(on_tape.TOKENS, tokens)
 
     def wrap(self, iterable: Iterable[T]) -> Iterator[T]:
         """Iterate over something that is not a DataLoader, timing each ``next()`` as ``data``."""
         iterator = iter(iterable)
         while True:
-            here = self._tape.mark(on_tape.DRAW)
+            here = self._tape.mark(on_tape.DRAW, id(iterator))
             try:
                 batch = next(iterator)
             except BaseException as error:
                 if here:
-                    self._tape.mark(on_tape.EXHAUSTED)
+                    self._tape.mark(on_tape.EXHAUSTED, id(iterator))
                 if isinstance(error, StopIteration):
                     return
                 raise
@@ -298,6 +331,8 @@ class Client:
         if self._hooks is not None:
             self._hooks.uninstall()
         self._pauses.uninstall()
+        self._replay.overhead.stop()
+        self._accelerator.end("training ended before a step was counted")
         self._tape.thread = 0
         self._replay.finish()
         self._captures.loop_ended(_EXPORT_BUDGET_S)
@@ -345,6 +380,7 @@ class Client:
             self._hooks.install()
             if self._model is not None:
                 self._hooks.add_model(self._model)
+            self._accelerator.watch()
         except Exception as error:  # noqa: BLE001 - runs inside the script's `import torch`
             self._faults.note("hooks", error)
             if self._hooks is not None:
@@ -405,6 +441,7 @@ class Client:
         """After a fork, in the child: do nothing ever again."""
         self.attached = False
         self._tape.thread = 0
+        self._accelerator.end("forked")
         self._stream.abandon_in_child()
 
 

@@ -269,19 +269,3 @@ def peak_flops(device_name: str, precision: str) -> float | None:
             tera = peaks.get(precision)
             return None if tera is None else tera * 1e12
     return None
-
-
-def mfu(flops_per_step: float, step_seconds: float, peak: float) -> float:
-    """Return the part of the device's peak that training makes use of, 0 to 1.
-
-    Args:
-        flops_per_step: Operations of a step on this rank's device.
-        step_seconds: How long the step takes.
-        peak: Operations per second that the device can do.
-
-    Raises:
-        ValueError: The time or the peak is not positive.
-    """
-    if step_seconds <= 0 or peak <= 0:
-        raise ValueError(f"a step of {step_seconds} s on a device of {peak} FLOP/s is no step; give both")
-    return flops_per_step / step_seconds / peak

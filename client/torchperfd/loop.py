@@ -63,6 +63,8 @@ class Loop:
         train_steps: Training steps that have ended.
         validate_steps: Validation steps that have ended.
         micro_batches: Batches that went backward in those training steps; at least one each.
+        tokens: Tokens that the script has told of.
+        warmup_tokens: Those of the first training step.
         refused: Optimizer steps that a ``GradScaler`` has refused.
         ready: Batches that waited in the workers' queue at the newest draw, -1 without workers.
         saves: Checkpoints written between steps.
@@ -108,8 +110,10 @@ class Loop:
         "save_squares",
         "saves",
         "saving",
+        "tokens",
         "train_steps",
         "validate_steps",
+        "warmup_tokens",
         "watcher",
     )
 
@@ -123,6 +127,8 @@ class Loop:
         self.train_steps = 0
         self.validate_steps = 0
         self.micro_batches = 0
+        self.tokens = 0
+        self.warmup_tokens = 0
         self.refused = 0
         self.ready = -1
         self.saves = 0
@@ -435,6 +441,8 @@ class Loop:
             self.micro_batches += 1
         else:
             self.micro_batches += _micro_batches(self._step_draws, self._backwards, self._optimizers)
+        if not self.train_steps:
+            self.warmup_tokens = self.tokens
         self.train_steps += 1
         self._reset()
         if self.watcher is not None:
@@ -485,6 +493,8 @@ class Loop:
         self.micro_batches += _micro_batches(self._aside_draws, self._aside_backwards, self._aside_optimizers)
         self._aside = _NOTHING
         self._steppers.clear()
+        if not self.train_steps:
+            self.warmup_tokens = self.tokens
         self.train_steps += 1
         if self.watcher is not None:
             self.watcher.train_edge(self.train_steps)

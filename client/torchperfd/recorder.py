@@ -13,7 +13,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
@@ -70,6 +70,28 @@ class Rows:
         )
 
 
+class DeviceClock(Protocol):
+    """What times the same phases on a device; told of everything in the recorder's own words."""
+
+    def boundary(self, phase: int, ticket: int) -> None:
+        """Since the last boundary ``phase`` was the innermost; -1 for no step, or for no ticket."""
+
+    def call(self, phase: int) -> None:
+        """A call of ``phase`` has ended."""
+
+    def close(self, kind: int) -> None:
+        """The step has ended; 0 when it is to be forgotten."""
+
+    def hold(self) -> None:
+        """The step may have ended."""
+
+    def rejoin(self) -> None:
+        """It had not."""
+
+    def release(self, kind: int) -> None:
+        """It had; 0 when it is to be forgotten."""
+
+
 class Recorder:
     """Times the phases of the steps of one thread.
 
@@ -93,11 +115,13 @@ class Recorder:
         "_written",
         "capacity",
         "depth",
+        "device",
         "dropped",
         "is_open",
         "last",
         "recorded",
         "samples",
+        "ticket",
     )
 
     def __init__(
@@ -113,6 +137,9 @@ class Recorder:
         self.samples = 0
         self.recorded = 0
         self.dropped = 0
+        self.device: DeviceClock | None = None
+        self.ticket = -1
+        """Number of the device event that belongs to what is being told; -1 for none."""
         self._clock = clock
         self._start = 0
         # Lists, not arrays: adding to an element is three times as fast. The live row is the
@@ -133,6 +160,7 @@ class Recorder:
     def open(self) -> None:
         """Start a step now; does nothing inside one."""
         if not self.is_open:
+            self._mark_boundary()
             self.last = self._start = self._clock()
             self._stack[0] = OTHER
             self.is_open = True
@@ -140,6 +168,8 @@ class Recorder:
     def enter(self, phase: int) -> None:
         """Enter a phase, inside the one that is open; starts a step when none is."""
         now = self._clock()
+        if self.device is not None:
+            self._mark_boundary()
         if not self.is_open:
             self.last = self._start = now
             self._stack[0] = OTHER
@@ -168,6 +198,8 @@ class Recorder:
         depth = self.depth
         if depth == 0:
             return
+        if self.device is not None:
+            self._mark_boundary()
         self.depth = outer = depth - 1
         if depth > MAX_DEPTH or not self.is_open:
             return
@@ -184,6 +216,8 @@ class Recorder:
         row[NS + phase] += spent
         row[CALLS + phase] += 1
         row[_SQUARES + phase] += spent * spent
+        if self.device is not None:
+            self.device.call(phase)
 
     def name_gap(self, phase: int) -> None:
         """Charge the time of no phase to ``phase`` from the newest boundary on."""
@@ -214,6 +248,8 @@ class Recorder:
                 no step open.
         """
         now = self.last if at_last else self._clock()
+        if self.device is not None and not at_last:
+            self._mark_boundary()
         exclusive, row = self._exclusive, self._row
         depth = min(self.depth, MAX_DEPTH)
         exclusive[depth] += now - self.last
@@ -240,6 +276,8 @@ class Recorder:
         self.last = self._start = now
         self._stack[0] = OTHER
         self.is_open = not at_last
+        if self.device is not None:
+            self.device.close(kind)
 
     def hold(self) -> None:
         """Note that the open step may end now: what it has so far is held.
@@ -248,6 +286,9 @@ class Recorder:
         :meth:`release` or :meth:`discard` says which it was.
         """
         now = self._clock()
+        if self.device is not None:
+            self._mark_boundary()
+            self.device.hold()
         depth = min(self.depth, MAX_DEPTH)
         exclusive, held = self._exclusive, self._held
         exclusive[depth] += now - self.last
@@ -263,6 +304,8 @@ class Recorder:
 
     def rejoin(self) -> None:
         """The step did not end where it was held: that and the open one are a single step."""
+        if self.device is not None:
+            self.device.rejoin()
         if self._held_within:
             self._held_within = False
             return
@@ -276,6 +319,8 @@ class Recorder:
     def release(self, kind: int, index: int) -> None:
         """The step did end where it was held; the open one is what followed."""
         self.separate()
+        if self.device is not None:
+            self.device.release(kind)
         held, ring, written = self._held, self._ring, self._written
         held[KIND], held[INDEX] = kind, index
         other = held[NS + OTHER]
@@ -294,6 +339,8 @@ class Recorder:
     def discard(self) -> None:
         """Forget what is held: it belongs to no step."""
         self.separate()
+        if self.device is not None:
+            self.device.release(0)
 
     def separate(self) -> None:
         """Take what is held out of the open step."""
@@ -321,6 +368,8 @@ class Recorder:
         What is held stays held.
         """
         self.separate()
+        if self.device is not None:
+            self.device.close(0)
         self._row[:] = _ZERO_ROW
         self.samples = 0
         if not self.idle():
@@ -333,6 +382,8 @@ class Recorder:
         """Move the start of a step that has just begun, if one has, to ``now``."""
         if self.is_open:
             self.last = self._start = now
+            if self.device is not None:
+                self.device.boundary(-1, -1)
 
     def _charge_open_phases(self, depth: int) -> None:
         """Count a phase that is open across an edge as one call on either side."""
@@ -356,6 +407,14 @@ class Recorder:
         if phase != OTHER:
             row[CALLS + phase] += 1
             row[_SQUARES + phase] += spent * spent
+            if self.device is not None:
+                self.device.call(phase)
+
+    def _mark_boundary(self) -> None:
+        """Tell the device clock which phase has been the innermost until now."""
+        if self.device is not None:
+            phase = self._stack[min(self.depth, MAX_DEPTH)] if self.is_open else -1
+            self.device.boundary(phase, self.ticket)
 
     # The draining side.
 

@@ -11,7 +11,9 @@ from struct import iter_unpack
 
 from torchperfd.faults import Faults
 from torchperfd.loop import Loop, StepWatcher
-from torchperfd.recorder import Recorder
+from torchperfd.overhead import Overhead
+from torchperfd.passes import Passes
+from torchperfd.recorder import DeviceClock, Recorder
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
 
@@ -21,14 +23,20 @@ class Replay:
 
     Args:
         tape: What the hooks write on; read by nobody else.
-        recorder: What times the loop's steps, made with :meth:`clock` as its clock.
+        capacity: Steps that the recorder holds until they are drained.
         faults: Where failures of ours are counted.
+        overhead: What measures our own cost.
 
     Attributes:
         loop: What has been read so far adds up to this.
+        recorder: What times the loop's steps.
+        passes: The loop's passes over loaders.
+        overhead: What measures our own cost.
     """
 
-    def __init__(self, tape: Tape, capacity: int, faults: Faults) -> None:
+    def __init__(self, tape: Tape, capacity: int, faults: Faults, overhead: Overhead | None = None) -> None:
+        self.passes = Passes()
+        self.overhead = overhead or Overhead(tape)
         self._now = time.perf_counter_ns()
         self.recorder = Recorder(capacity, self._clock)
         self.loop = Loop(self.recorder, self._clock)
@@ -64,6 +72,14 @@ class Replay:
         """Stop telling ``watcher``; somebody else's is left alone."""
         if self.loop.watcher is watcher:
             self.loop.watcher = None
+        if self.loop.watcher is None:
+            self.leave()
+
+    def time_device(self, device: DeviceClock, mark: Callable[[], int]) -> None:
+        """From now on, have ``mark`` called at every event, and ``device`` told what it was."""
+        with self._lock:
+            self.recorder.device = device
+            self._tape.ticket = mark
 
     def go_live(self) -> None:
         """Have the training thread read along; what it has written so far is read here and now."""
@@ -83,6 +99,7 @@ class Replay:
             self._read()
             try:
                 self.loop.finish()
+                self.passes.finish()
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
                 self._faults.note("loop", error)
 
@@ -134,9 +151,9 @@ class Replay:
         loop, recorder = self.loop, self.recorder
         told: dict[int, Callable[[int], None]] = {
             on_tape.DRAW: self._draw,
-            on_tape.CLOSURE_DRAW: self._closure_draw,
+            on_tape.CLOSURE_DRAW: lambda _: loop.closure_draw_begin(),
             on_tape.DRAWN: lambda samples: loop.draw_end(samples),
-            on_tape.EXHAUSTED: lambda _: loop.draw_stop(),
+            on_tape.EXHAUSTED: self._exhausted,
             on_tape.FORWARD: lambda _: loop.forward_begin(True),
             on_tape.EVALUATE: lambda _: loop.forward_begin(False),
             on_tape.FORWARD_END: lambda _: loop.forward_end(),
@@ -144,7 +161,7 @@ class Replay:
             on_tape.BACKWARD_END: lambda _: loop.backward_end(self._depth_before()),
             on_tape.ZERO: self._zero,
             on_tape.ZERO_END: lambda _: loop.leave(self._depth_before()),
-            on_tape.OPTIMIZER: lambda optimizer: loop.optimizer_begin(optimizer),
+            on_tape.OPTIMIZER: self._optimizer,
             on_tape.OPTIMIZER_END: lambda optimizer: loop.optimizer_end(optimizer),
             on_tape.STALE: lambda _: recorder.unwind(),
             on_tape.ELSEWHERE: lambda optimizer: loop.stepped_elsewhere(optimizer),
@@ -162,19 +179,35 @@ class Replay:
             on_tape.BETWEEN: lambda _: loop.finish(),
             on_tape.ADOPT: self._adopt,
             on_tape.ABANDON: lambda _: self.abandon(),
-            on_tape.TICKET: lambda _: None,
+            on_tape.TICKET: self._ticket,
+            on_tape.SHADOW: lambda _: self.overhead.shadow(),
+            on_tape.READY: self._ready,
+            on_tape.TOKENS: self._tokens,
         }
         return [told[code] for code in range(on_tape.CODES)]
 
-    def _draw(self, ready: int) -> None:
-        if ready:
-            self.loop.ready = ready - 1
-        self.loop.draw_begin()
+    def _draw(self, iterator: int) -> None:
+        loop = self.loop
+        loop.draw_begin()
+        self.passes.draw(iterator, self._now, loop.train_steps, loop.validate_steps)
 
-    def _closure_draw(self, ready: int) -> None:
-        if ready:
-            self.loop.ready = ready - 1
-        self.loop.closure_draw_begin()
+    def _exhausted(self, iterator: int) -> None:
+        loop = self.loop
+        loop.draw_stop()
+        self.passes.exhausted(iterator, self._now, loop.train_steps, loop.validate_steps)
+
+    def _optimizer(self, optimizer: int) -> None:
+        self.overhead.optimizer_step(optimizer, self._now)
+        self.loop.optimizer_begin(optimizer)
+
+    def _ready(self, following: int) -> None:
+        self.loop.ready = following - 1
+
+    def _tokens(self, tokens: int) -> None:
+        self.loop.tokens += tokens
+
+    def _ticket(self, following: int) -> None:
+        self.recorder.ticket = following - 1
 
     def _call(self, optimizer: int = 0) -> None:
         self._calls.append((self.recorder.depth, optimizer, self.loop.optimizer_calls))

@@ -1,16 +1,27 @@
 """Tallies: what is counted beside the steps, and belongs into the account all the same."""
 
+from dataclasses import replace
+
+from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account, GcAccount, PhaseAccount
-from torchperfd.loop import Loop
 from torchperfd.pauses import GcPauses
+from torchperfd.replay import Replay
 
 
 class Tallies:
-    """Reads the counters of the loop and of the garbage collector; plain reads, no lock."""
+    """Reads the counters of the loop, the garbage collector and the device; plain reads, no lock.
 
-    def __init__(self, loop: Loop, pauses: GcPauses) -> None:
-        self._loop = loop
+    Args:
+        replay: Whose loop, passes and overhead to read.
+        pauses: The garbage collector's.
+        accelerator: What is told of the device.
+    """
+
+    def __init__(self, replay: Replay, pauses: GcPauses, accelerator: Accelerator) -> None:
+        self._replay = replay
+        self._loop = replay.loop
         self._pauses = pauses
+        self._accelerator = accelerator
 
     @property
     def saving(self) -> bool:
@@ -25,3 +36,15 @@ class Tallies:
         account.checkpoint = PhaseAccount(loop.saves, loop.save_ns, loop.save_squares)
         account.gc = tuple(GcAccount(*totals) for totals in zip(pauses.calls, pauses.ns, strict=True))
         account.ready = loop.ready if loop.ready >= 0 else None
+        account.train.tokens, account.warmup.tokens = loop.tokens, loop.warmup_tokens
+        passes = self._replay.passes
+        account.epoch = replace(passes.epoch)
+        account.train_pass = replace(passes.train)
+        account.validate_pass = replace(passes.validate)
+        account.overhead, account.shed = self._replay.overhead.ratio, self._replay.overhead.shed
+        account.cuda = self._accelerator.memory()
+        account.flops_per_step, account.peak_flops = self._accelerator.flops()
+        for spent in self._accelerator.times():
+            phase = account.of(spent.kind).phases[spent.phase]
+            phase.device_ns += spent.ns
+            phase.device_calls += spent.calls

@@ -4,10 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torchperfd.device import DeviceTimes
 from torchperfd.faults import Faults
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.patches import Patches
 from torchperfd.loop import Loop
+from torchperfd.overhead import Overhead
+from torchperfd.passes import Passes
 from torchperfd.recorder import Recorder
 from torchperfd.replay import Replay
 from torchperfd.tape import Tape
@@ -42,7 +45,9 @@ class Hooks:
         from torchperfd.hooks import frames, gradients, loader, models, optimizers, saves, scaler
 
         # The training thread reads the tape along, at times, inside of what dynamo watches.
-        frames.keep_classes_out_of_graphs(Loop, Recorder, Replay, HookContext, models.RootModels)
+        frames.keep_classes_out_of_graphs(
+            Loop, Recorder, Replay, Passes, Overhead, DeviceTimes, HookContext, models.RootModels
+        )
         context, patches = self._context, self._patches
         self._models = roots = models.RootModels(context, patches)
         writers = saves.Saves(context, patches)

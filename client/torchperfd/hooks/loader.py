@@ -32,12 +32,13 @@ def install(
     def ahead(iterator: Any) -> bool:
         try:
             draws.watching = roots.before_draw()
-            ready = _ready(iterator) + 1 if iterator._num_workers else 0
+            if iterator._num_workers:
+                tape.mark(on_tape.READY, _ready(iterator) + 1)
             if tape.steps_open and inside_step(sys._getframe(1)):
-                tape.mark(on_tape.CLOSURE_DRAW, ready)
+                tape.mark(on_tape.CLOSURE_DRAW, id(iterator))
             else:
                 tape.steps_open = 0
-                tape.mark(on_tape.DRAW, ready)
+                tape.mark(on_tape.DRAW, id(iterator))
         except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
             context.fault("draw", error)
             return False

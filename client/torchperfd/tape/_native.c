@@ -13,6 +13,7 @@
 
 #define MAX_NESTING 2
 #define ARGUMENT_SHIFT 8
+#define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
 
 typedef struct {
     int64_t time;
@@ -27,7 +28,8 @@ typedef struct {
     unsigned long long lost;
     unsigned long long muted;
     long steps_open;
-    int ticket_code;
+    int ticket_code, shadow_code;
+    char doubled;
     PyObject *on_event, *on_full, *ticket;
 } Tape;
 
@@ -84,27 +86,40 @@ append(Tape *tape, int64_t time, int code, int64_t argument)
     event->word = (int64_t)((uint64_t)argument << ARGUMENT_SHIFT) | code;
 }
 
+static int
+write_ticket(Tape *tape, int64_t time)
+{
+    PyObject *ticket, *function = tape->ticket;
+    if (function == NULL || function == Py_None)
+        return 0;
+    Py_INCREF(function);
+    int raised = call_back(function, NULL, &ticket);
+    Py_DECREF(function);
+    append(tape, time, tape->ticket_code, ticket != NULL && PyLong_Check(ticket) ? PyLong_AsLong(ticket) + 1 : 0);
+    Py_XDECREF(ticket);
+    return raised;
+}
+
 /* Write an event; -1 with an error set where a signal handler raised meanwhile. */
 static int
 put(Tape *tape, int code, int64_t argument)
 {
     int64_t time = now();
     int raised = 0;
-    if (tape->written - tape->read >= tape->capacity - 1) {
+    if (tape->written - tape->read > tape->capacity - MAX_PER_EVENT) {
         raised = notify(tape->on_full);
-        if (tape->written - tape->read >= tape->capacity - 1) {
+        if (tape->written - tape->read > tape->capacity - MAX_PER_EVENT) {
             tape->lost++;
             return raised;
         }
     }
-    if (tape->ticket != NULL && tape->ticket != Py_None) {
-        PyObject *ticket, *function = Py_NewRef(tape->ticket);
-        raised |= call_back(function, NULL, &ticket);
-        Py_DECREF(function);
-        if (ticket != NULL)
-            append(tape, time, tape->ticket_code, PyLong_Check(ticket) ? PyLong_AsLong(ticket) + 1 : 0);
-        Py_XDECREF(ticket);
+    if (tape->doubled) {
+        /* As if it were an event of its own, but for what reads along. */
+        raised = write_ticket(tape, time);
+        append(tape, time, tape->shadow_code, argument);
+        time = now();
     }
+    raised |= write_ticket(tape, time);
     append(tape, time, code, argument);
     return tape->on_event == NULL ? raised : raised | notify(tape->on_event);
 }
@@ -126,12 +141,12 @@ is_muted(const Tape *tape, int code)
 static PyObject *
 tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"capacity", "ticket_code", NULL};
+    static char *names[] = {"capacity", "ticket_code", "shadow_code", NULL};
     unsigned long long capacity;
-    int ticket_code = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K|i", names, &capacity, &ticket_code))
+    int ticket_code = 0, shadow_code = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K|ii", names, &capacity, &ticket_code, &shadow_code))
         return NULL;
-    if (capacity < 4) {
+    if (capacity < MAX_PER_EVENT) {
         PyErr_SetString(PyExc_ValueError, "a tape holds at least 4 events");
         return NULL;
     }
@@ -145,6 +160,7 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     tape->capacity = capacity;
     tape->ticket_code = ticket_code;
+    tape->shadow_code = shadow_code;
     tape->thread = PyThread_get_thread_ident();
     return (PyObject *)tape;
 }
@@ -263,6 +279,7 @@ static PyMemberDef tape_members[] = {
     {"thread", T_ULONG, offsetof(Tape, thread), 0, "The thread that is followed; 0 for none."},
     {"steps_open", T_LONG, offsetof(Tape, steps_open), 0, "Optimizer steps at work; kept by the hooks."},
     {"muted", T_ULONGLONG, offsetof(Tape, muted), 0, "Codes, as bits, whose calls go unnoticed."},
+    {"doubled", T_BOOL, offsetof(Tape, doubled), 0, "Whether every event is written twice."},
     {"lost", T_ULONGLONG, offsetof(Tape, lost), READONLY, "Events for which there was no room."},
     {"on_event", T_OBJECT, offsetof(Tape, on_event), 0, "Called after every event, unless None."},
     {"on_full", T_OBJECT, offsetof(Tape, on_full), 0, "Called to make room, unless None."},
@@ -460,12 +477,12 @@ draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObj
         if (!timed)
             return PyObject_Vectorcall(self->original, args, nargsf, names);
     }
-    else if (put(tape, self->begin, 0) < 0) {
+    else if (put(tape, self->begin, (int64_t)(intptr_t)args[0]) < 0) {
         return NULL;
     }
     PyObject *batch = PyObject_Vectorcall(self->original, args, nargsf, names);
     if (batch == NULL) {
-        if (put(tape, self->failed, 0) == 0)
+        if (put(tape, self->failed, (int64_t)(intptr_t)args[0]) == 0)
             notify(self->exhausted);
         return NULL;
     }
@@ -642,8 +659,12 @@ forward_call(Forward *self, PyObject *args, PyObject *kwargs)
         Py_DECREF(module);
         return NULL;
     }
-    int timed = here(tape) && !is_muted(tape, self->train);
-    if (timed && put(tape, trains(self, module) ? self->train : self->evaluate, 0) < 0) {
+    int code = 0, timed = here(tape);
+    if (timed) {
+        code = trains(self, module) ? self->train : self->evaluate;
+        timed = !is_muted(tape, code);
+    }
+    if (timed && put(tape, code, 0) < 0) {
         Py_DECREF(call);
         Py_DECREF(module);
         return NULL;

@@ -3,10 +3,10 @@
 from typing import Final
 
 # fmt: off
-DRAW: Final = 0             # argument: batches that are ready in the workers' queue plus 1; 0 unknown
+DRAW: Final = 0             # argument: the iterator's id
 CLOSURE_DRAW: Final = 1     # the closure of an optimizer that is at work draws
 DRAWN: Final = 2            # argument: samples in the batch
-EXHAUSTED: Final = 3        # the draw raised, in general StopIteration
+EXHAUSTED: Final = 3        # the draw raised, in general StopIteration; argument: the iterator's id
 FORWARD: Final = 4
 EVALUATE: Final = 5
 FORWARD_END: Final = 6
@@ -33,9 +33,12 @@ BETWEEN: Final = 26         # the loop is over, until the next draw
 ADOPT: Final = 27           # from here on another thread writes
 ABANDON: Final = 28         # a hook has failed: the step in progress is lost
 TICKET: Final = 29          # argument: number of the device event of the next event plus 1; 0 for none
+SHADOW: Final = 30          # written besides the next event while our own cost is measured
+READY: Final = 31           # argument: batches that wait in the workers' queue of the next draw plus 1
+TOKENS: Final = 32          # argument: tokens that the step in progress has trained on
 # fmt: on
 
-CODES: Final = 30
+CODES: Final = 33
 
 ARGUMENT_SHIFT: Final = 8
 CODE_MASK: Final = (1 << ARGUMENT_SHIFT) - 1
@@ -52,5 +55,7 @@ PLACES: Final[dict[int, str]] = {
     **dict.fromkeys((SAVE, SAVE_END), "save"),
     **dict.fromkeys((ENTER, EXIT), "phase"),
     STEP: "step",
+    TOKENS: "step",
+    READY: "draw",
 }
 """Which hook a failure to understand an event is counted against."""

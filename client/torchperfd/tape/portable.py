@@ -4,12 +4,13 @@ import time
 import weakref
 from array import array
 from collections.abc import Callable
-from contextlib import suppress
 from threading import get_ident
 from types import MethodType
 from typing import Any
 
 from torchperfd.tape.events import ARGUMENT_SHIFT
+
+_MAX_PER_EVENT = 4  # the event, its shadow, and a ticket for each
 
 
 class Tape:
@@ -18,11 +19,13 @@ class Tape:
     Args:
         capacity: How many events fit.
         ticket_code: The code of the event that carries what ``ticket`` returns.
+        shadow_code: The code of what is written besides while all is ``doubled``.
 
     Attributes:
         thread: The thread that is followed; 0 for none.
         steps_open: Optimizer steps at work; kept by the hooks.
         muted: Codes, as bits, whose calls go unnoticed.
+        doubled: Whether every event is written twice.
         lost: Events for which there was no room.
         on_event: Called after every event, unless None.
         on_full: Called to make room, unless None.
@@ -32,7 +35,9 @@ class Tape:
     __slots__ = (
         "_capacity",
         "_events",
+        "_shadow_code",
         "_ticket_code",
+        "doubled",
         "lost",
         "muted",
         "on_event",
@@ -42,18 +47,20 @@ class Tape:
         "ticket",
     )
 
-    def __init__(self, capacity: int, ticket_code: int = 0) -> None:
+    def __init__(self, capacity: int, ticket_code: int = 0, shadow_code: int = 0) -> None:
         if capacity < 4:
             raise ValueError("a tape holds at least 4 events")
         self.thread = get_ident()
         self.steps_open = 0
         self.muted = 0
+        self.doubled = False
         self.lost = 0
         self.on_event: Callable[[], object] | None = None
         self.on_full: Callable[[], object] | None = None
         self.ticket: Callable[[], int] | None = None
         self._capacity = 2 * capacity
         self._ticket_code = ticket_code
+        self._shadow_code = shadow_code
         self._events = array("q")
 
     def mark(self, code: int, argument: int = 0) -> bool:
@@ -67,15 +74,17 @@ class Tape:
         """Write an event, whatever the thread."""
         now = time.perf_counter_ns()
         events = self._events
-        if len(events) >= self._capacity - 2:
+        if len(events) > self._capacity - 2 * _MAX_PER_EVENT:
             _quietly(self.on_full)
-            if len(events) >= self._capacity - 2:
+            if len(events) > self._capacity - 2 * _MAX_PER_EVENT:
                 self.lost += 1
                 return
-        if self.ticket is not None:
-            with suppress(Exception):
-                number = self.ticket()
-                events.extend((now, (number + 1) << ARGUMENT_SHIFT | self._ticket_code))
+        if self.doubled:
+            # As if it were an event of its own, but for what reads along.
+            self._write_ticket(now)
+            events.extend((now, argument << ARGUMENT_SHIFT | self._shadow_code))
+            now = time.perf_counter_ns()
+        self._write_ticket(now)
         events.extend((now, argument << ARGUMENT_SHIFT | code))
         _quietly(self.on_event)
 
@@ -93,6 +102,12 @@ class Tape:
 
     def __len__(self) -> int:
         return len(self._events) // 2
+
+    def _write_ticket(self, now: int) -> None:
+        if self.ticket is not None:
+            number = _quietly(self.ticket)
+            following = number + 1 if isinstance(number, int) else 0
+            self._events.extend((now, following << ARGUMENT_SHIFT | self._ticket_code))
 
 
 class Timed:
@@ -180,11 +195,11 @@ class Draws:
             if _quietly(self._ahead, iterator) is not True:
                 return self._original(iterator)
         else:
-            tape.write(self._begin)
+            tape.write(self._begin, id(iterator))
         try:
             batch = self._original(iterator)
         except BaseException:
-            tape.write(self._failed)
+            tape.write(self._failed, id(iterator))
             _quietly(self._exhausted)
             raise
         samples = _quietly(self._samples_in, batch)
@@ -239,9 +254,12 @@ class Forward:
         if module is None:
             raise ReferenceError("the module whose call was timed is gone")
         call = self._compiled or module._call_impl
-        if get_ident() != tape.thread or tape.muted >> self._train & 1:
+        if get_ident() != tape.thread:
             return call(*args, **kwargs)
-        tape.write(self._train if module.training and self._grad_enabled() else self._evaluate)
+        code = self._train if module.training and self._grad_enabled() else self._evaluate
+        if tape.muted >> code & 1:
+            return call(*args, **kwargs)
+        tape.write(code)
         try:
             return call(*args, **kwargs)
         finally:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from torchperfd.flops import StepFlops, mfu, peak_flops
+from torchperfd.flops import StepFlops, peak_flops
 
 
 @pytest.fixture(autouse=True)
@@ -417,16 +417,6 @@ def test_the_peak_of_a_device(name: str, precision: str, tera: float) -> None:
 )
 def test_what_is_not_known_has_no_peak(name: str, precision: str) -> None:
     assert peak_flops(name, precision) is None
-
-
-def test_mfu_is_the_part_of_the_peak() -> None:
-    assert mfu(50e12, 0.25, 400e12) == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize(("seconds", "peak"), [(0.0, 1e12), (-1.0, 1e12), (1.0, 0.0)])
-def test_mfu_wants_a_time_and_a_peak(seconds: float, peak: float) -> None:
-    with pytest.raises(ValueError):
-        mfu(1e12, seconds, peak)
 
 
 def test_counting_does_not_load_the_compiler() -> None:

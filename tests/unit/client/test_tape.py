@@ -43,6 +43,10 @@ def written(tape: Any) -> Written:
     return [(word & on_tape.CODE_MASK, word >> on_tape.ARGUMENT_SHIFT) for _, word in events]
 
 
+def codes(tape: Any) -> list[int]:
+    return [code for code, _ in written(tape)]
+
+
 @pytest.mark.needs("gcc")
 def test_where_there_is_a_compiler_the_tape_is_compiled() -> None:
     assert tapes.NATIVE
@@ -92,7 +96,7 @@ def test_a_full_tape_asks_for_room_and_counts_what_finds_none(kind: Any) -> None
     for code in range(20):
         tape.write(code)
     kept = len(tape)
-    assert 6 <= kept <= 8
+    assert kept == 5  # an event may take four places
     assert tape.lost == 20 - kept
     assert [code for code, _ in written(tape)] == list(range(kept))
     read: Written = []
@@ -108,9 +112,25 @@ def test_a_ring_reads_around_its_end() -> None:
         pytest.skip("only the compiled tape is a ring")
     tape = native.Tape(8)
     for start in range(40):
-        for code in range(start % 6 + 1):
+        for code in range(start % 5 + 1):
             tape.write(code, start)
-        assert written(tape) == [(code, start) for code in range(start % 6 + 1)]
+        assert written(tape) == [(code, start) for code in range(start % 5 + 1)]
+
+
+@both
+def test_while_all_is_doubled_every_event_has_a_shadow(kind: Any) -> None:
+    tape = kind.Tape(64, 29, 30)
+    tickets = iter(range(10))
+    tape.ticket = lambda: next(tickets)
+    tape.doubled = True
+    kind.Timed(tape, lambda: None, 1, 2)()
+    tape.doubled = False
+    tape.write(5, 7)
+    assert written(tape) == [
+        *((29, 1), (30, 0), (29, 2), (1, 0)),
+        *((29, 3), (30, 0), (29, 4), (2, 0)),
+        *((29, 5), (5, 7)),
+    ]
 
 
 @both
@@ -127,7 +147,7 @@ def test_a_ticket_goes_ahead_of_every_event(kind: Any) -> None:
     tape.write(3)  # no more numbers: StopIteration is ours alone
     tape.ticket = None
     tape.write(4)
-    assert written(tape) == [(29, 6), (1, 0), (29, 0), (2, 0), (3, 0), (4, 0)]
+    assert written(tape) == [(29, 6), (1, 0), (29, 0), (2, 0), (29, 0), (3, 0), (4, 0)]
 
 
 @both
@@ -304,11 +324,12 @@ def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.Mo
         "text",
         2**70,
     ]
-    assert all(drawn is batch for drawn, batch in zip(Batches([*batches]), batches, strict=True))
+    iterator = Batches([*batches])
+    assert all(drawn is batch for drawn, batch in zip(iterator, batches, strict=True))
     expected = [samples_in(batch) for batch in batches]
     assert expected[:8] == [7, 7, 1, 5, 5, 4, 3, 0]
-    draws = [event for samples in expected for event in ((1, 0), (2, samples))]
-    assert written(tape) == [*draws, (1, 0), (3, 0)]
+    draws = [event for samples in expected for event in ((1, id(iterator)), (2, samples))]
+    assert written(tape) == [*draws, (1, id(iterator)), (3, id(iterator))]
     assert told == ["exhausted"]
 
 
@@ -322,8 +343,9 @@ def test_a_hostile_batch_is_handed_on(kind: Any, monkeypatch: pytest.MonkeyPatch
     tape = kind.Tape(64)
     drawing(kind, tape, monkeypatch)
     batch = Hostile()
-    assert list(Batches([batch])) == [batch]
-    assert written(tape) == [(1, 0), (2, 0), (1, 0), (3, 0)]
+    iterator = Batches([batch])
+    assert list(iterator) == [batch]
+    assert codes(tape) == [1, 2, 1, 3]
 
 
 @both
@@ -334,7 +356,7 @@ def test_a_draw_that_fails_fails_as_before(kind: Any, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="disk") as caught:
         list(Batches([1, error]))
     assert caught.value is error
-    assert written(tape) == [(1, 0), (2, 0), (1, 0), (3, 0)]
+    assert codes(tape) == [1, 2, 1, 3]
     assert told == ["exhausted"]
 
 
@@ -359,7 +381,7 @@ def test_unusual_draws_are_announced(kind: Any, monkeypatch: pytest.MonkeyPatch)
     assert next(plain) == 3
     assert next(plain) == 4  # not to be timed
     assert announced == [workers, plain, plain, plain]
-    assert written(tape) == [(9, 0), (2, 0), (1, 0), (2, 0), (9, 0), (2, 0), (9, 0), (2, 0), (9, 0)]
+    assert codes(tape) == [9, 2, 1, 2, 9, 2, 9, 2, 9]
 
 
 # Forward.
@@ -386,6 +408,7 @@ def test_a_forward_tells_training_from_evaluation(kind: Any) -> None:
     with pytest.raises(RuntimeError):
         module(torch.ones(1, 3))
     tape.muted = 1 << 1
+    module.train()
     module(torch.ones(1, 2))
     assert written(tape) == [(1, 0), (3, 0), (1, 0), (3, 0), (2, 0), (3, 0), (2, 0), (3, 0), (2, 0), (3, 0)]
 

@@ -1,0 +1,83 @@
+"""The accelerator: what is told of the device beside the host's times, as far as there is one."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchperfd.cuda_memory import read_cuda_memory
+from torchperfd.device import DeviceTime, DeviceTimes, cuda_device_times
+from torchperfd.faults import Faults
+from torchperfd.replay import Replay
+
+if TYPE_CHECKING:
+    from torchperfd.account import CudaMemory
+    from torchperfd.flops import StepFlops
+
+
+class Accelerator:
+    """Device times, memory and FLOPs of one process; asked a few times per second by the pump.
+
+    Args:
+        replay: The loop's.
+        faults: Where failures of ours are counted.
+        count_flops: Whether to count the operations of one training step.
+        peak_flops: Operations per second that the device can do; looked up when left out.
+    """
+
+    def __init__(
+        self, replay: Replay, faults: Faults, *, count_flops: bool = False, peak_flops: float | None = None
+    ) -> None:
+        self._replay = replay
+        self._faults = faults
+        self._wants_flops = count_flops
+        self._flops: StepFlops | None = None
+        self._peak = peak_flops
+        self._times: DeviceTimes | None = None
+        self._over = False
+
+    def watch(self) -> None:
+        """Have the operations of a step counted, if anybody wants that; torch is imported."""
+        if not self._wants_flops:
+            return
+        try:
+            from torchperfd.flops import StepFlops
+
+            self._flops = StepFlops()
+            self._replay.watch(self._flops)
+        except Exception as error:  # noqa: BLE001 - runs inside the script's `import torch`
+            self._faults.note("flops", error)
+
+    def end(self, reason: str) -> None:
+        """No more steps will come, or this is a forked child."""
+        self._over = True
+        if self._flops is not None:
+            self._flops.abandon(reason)
+            self._replay.unwatch(self._flops)
+
+    def memory(self) -> "CudaMemory | None":
+        """Return what the allocators hold, None without CUDA."""
+        return read_cuda_memory()
+
+    def times(self) -> list[DeviceTime]:
+        """Return what has been timed on the device since the last call; begins to, once that is possible."""
+        if self._times is None:
+            # The first step initialises what later ones use: no step to tell device times of.
+            if not self._over and self._replay.loop.train_steps:
+                self._times = cuda_device_times()
+                if self._times is not None:
+                    self._replay.time_device(self._times, self._times.mark)
+            return []
+        return self._times.collect()
+
+    def flops(self) -> tuple[float | None, float | None]:
+        """Return the operations of a training step and those of the device in a second, where known."""
+        counted = self._flops
+        if counted is None or not counted.ended:
+            return None, self._peak
+        self._replay.unwatch(counted)
+        if counted.flops is not None and self._peak is None:
+            from torchperfd.flops import peak_flops
+
+            cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+            if cuda is not None and cuda.is_initialized():
+                self._peak = peak_flops(cuda.get_device_name(), counted.precision)
+        return counted.flops, self._peak

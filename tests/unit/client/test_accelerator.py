@@ -1,0 +1,109 @@
+"""Device times, FLOPs and tokens by way of the whole client, on a device that is played."""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_model, train
+
+import torchperfd
+from torchperfd.account import CudaMemory
+from torchperfd.device import DeviceTimes
+
+MS = 1_000_000
+
+
+class Event:
+    """Every event comes a millisecond after the one before."""
+
+    made = 0
+
+    def record(self) -> None:
+        type(self).made += 1
+        self.at = type(self).made
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        return float(end_event.at - self.at)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchperfd.accelerator.cuda_device_times", lambda: DeviceTimes(Event))
+
+
+def test_every_phase_has_its_time_on_the_device(device: None) -> None:
+    model = tiny_model()
+    client = torchperfd.attach(model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, loader(2))
+    client.report()  # from here on there is a device to time, that knows no step before
+    train(model, optimizer, loader(5))
+    evaluate(model, loader(3))
+    client.finish()
+    account = client.report().account
+    assert calls(client) == per_step(7)
+
+    def on_device(kind: str) -> dict[str, tuple[float, int]]:
+        phases = getattr(account, kind).phases
+        return {
+            client._names.name(slot): (phases[slot].device_ns / MS, phases[slot].device_calls)
+            for slot in range(len(client._names))
+            if phases[slot].device_calls
+        }
+
+    within = dict.fromkeys(("data", "zero_grad", "forward", "loss", "backward", "optimizer"), (5.0, 5))
+    # Between the others: after the draw, before the forward, before the optimizer and after it.
+    assert on_device("train") == {**within, "other": (20.0, 5)}
+    assert on_device("validate")["forward"] == (3.0, 3)
+    assert "backward" not in on_device("validate")
+    assert client._faults.counts() == {}
+
+
+def test_a_client_without_a_device_tells_of_none(client: torchperfd.Client) -> None:
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    account = client.report().account
+    assert account.cuda is None
+    assert account.flops_per_step is None
+    assert all(phase.device_calls == 0 for phase in account.train.phases)
+    assert client._tape.ticket is None
+
+
+def test_memory_is_told_as_it_is(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = CudaMemory(allocated=1, reserved=2, peak=3)
+    monkeypatch.setattr("torchperfd.accelerator.read_cuda_memory", lambda: memory)
+    assert client.report().account.cuda == memory
+
+
+def test_the_operations_of_a_step_are_counted_once_and_the_tape_is_left_alone_again() -> None:
+    client = torchperfd.attach(flops=True, peak_flops=1e12)
+    model = tiny_model(width=8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = train(model, optimizer, loader(6, batch_size=4))
+    client.report()
+    account = client.report().account
+    # Of 4 samples: 4 to 8 and 8 to 2 forward, backward both by weight, and the second by input.
+    assert account.flops_per_step == 2 * 4 * (4 * 8 + 8 * 2) * 2 + 2 * 4 * 8 * 2
+    assert account.peak_flops == 1e12
+    assert not client._replay.live
+    assert calls(client)["steps"] == 6
+    client.detach()
+    again = tiny_model(width=8)
+    assert train(again, torch.optim.SGD(again.parameters(), lr=0.1), loader(6, batch_size=4)) == losses
+
+
+def test_tokens_are_counted_where_the_script_tells(client: torchperfd.Client) -> None:
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in loader(3):
+        client.count_tokens(100)
+        client.count_tokens(28)
+        train(model, optimizer, [batch])
+    client.finish()
+    train_account = client.report().account
+    assert train_account.train.tokens == 3 * 128
+    assert train_account.warmup.tokens == 128
+    assert train_account.steady().tokens == 2 * 128

@@ -1,0 +1,86 @@
+"""Passes over loaders and the epochs they make up."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd.account import PhaseAccount
+from torchperfd.passes import Passes
+
+TRAIN, VALIDATE = 1, 2
+
+
+def test_two_epochs_with_validation() -> None:
+    passes = Passes()
+    for epoch, began in enumerate((100, 1100)):
+        passes.draw(TRAIN, began, 5 * epoch, 3 * epoch)
+        passes.draw(TRAIN, began + 50, 5 * epoch + 1, 3 * epoch)
+        passes.exhausted(TRAIN, began + 500, 5 * epoch + 5, 3 * epoch)
+        passes.draw(VALIDATE, began + 600, 5 * epoch + 5, 3 * epoch)
+        passes.exhausted(VALIDATE, began + 700, 5 * epoch + 5, 3 * epoch + 3)
+    assert passes.train == PhaseAccount(2, 1000, 2 * 500.0**2)
+    assert passes.validate == PhaseAccount(2, 200, 2 * 100.0**2)
+    assert passes.epoch == PhaseAccount(1, 1000, 1000.0**2)  # the second has not ended
+    passes.finish()
+    assert passes.epoch == PhaseAccount(2, 1700, 1000.0**2 + 700.0**2)
+    passes.finish()
+    assert passes.epoch.calls == 2
+
+
+def test_validation_in_the_middle_of_a_training_pass() -> None:
+    passes = Passes()
+    passes.draw(TRAIN, 0, 0, 0)
+    passes.draw(VALIDATE, 40, 4, 0)
+    passes.exhausted(VALIDATE, 60, 4, 2)
+    passes.draw(TRAIN, 70, 4, 2)
+    passes.exhausted(TRAIN, 100, 8, 2)
+    assert (passes.train.calls, passes.train.ns) == (1, 100)
+    assert (passes.validate.calls, passes.validate.ns) == (1, 20)
+
+
+def test_a_loader_that_only_prepares_is_no_pass() -> None:
+    passes = Passes()
+    passes.draw(1, 0, 0, 0)
+    passes.exhausted(1, 10, 0, 0)
+    passes.exhausted(2, 20, 0, 0)  # never drawn from as far as we know
+    passes.finish()
+    assert (passes.train.calls, passes.validate.calls, passes.epoch.calls) == (0, 0, 0)
+
+
+def test_loops_that_are_left_early_are_forgotten() -> None:
+    passes = Passes()
+    for iterator in range(1000):
+        passes.draw(iterator, iterator, iterator, 0)
+    assert len(passes._open) <= 8
+    passes.exhausted(999, 2000, 1001, 0)
+    assert passes.train == PhaseAccount(1, 2000 - 999, float(2000 - 999) ** 2)
+
+
+def test_a_loop_around_others_makes_no_epoch_of_its_own() -> None:
+    passes = Passes()
+    passes.draw(1, 0, 0, 0)
+    for number in range(3):
+        passes.draw(2 + number, 100 + 100 * number, number, 0)
+        passes.exhausted(2 + number, 150 + 100 * number, number + 1, 0)
+    passes.exhausted(1, 400, 3, 0)
+    passes.finish()
+    assert (passes.train.calls, passes.train.ns) == (4, 550)
+    assert (passes.epoch.calls, passes.epoch.ns) == (3, 300)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.booleans(), st.integers(0, 9), st.integers(0, 1), st.integers(0, 1))
+    )
+)
+def test_whatever_is_drawn_times_are_never_negative(
+    draws: list[tuple[int, bool, int, int, int]],
+) -> None:
+    passes, now, trained, validated = Passes(), 1, 0, 0
+    for iterator, exhausted, ns, trains, validates in draws:
+        now, trained, validated = now + ns, trained + trains, validated + validates
+        (passes.exhausted if exhausted else passes.draw)(iterator, now, trained, validated)
+    passes.finish()
+    for account in (passes.train, passes.validate, passes.epoch):
+        assert account.ns >= 0
+        assert account.ns <= account.calls * now
+    assert passes.epoch.ns <= now
