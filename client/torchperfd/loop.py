@@ -31,6 +31,7 @@ from torchperfd.recorder import (
     TRAIN,
     VALIDATE,
     ZERO_GRAD,
+    Clock,
     Recorder,
 )
 
@@ -56,7 +57,7 @@ class Loop:
 
     Args:
         recorder: What times its steps.
-        clock: Monotonic nanoseconds: when that happened which is being told.
+        clock: When that happened which is being told.
         present: Monotonic nanoseconds: what time it is.
 
     Attributes:
@@ -120,7 +121,7 @@ class Loop:
     def __init__(
         self,
         recorder: Recorder,
-        clock: Callable[[], int] = time.perf_counter_ns,
+        clock: Clock,
         present: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.recorder = recorder
@@ -382,7 +383,7 @@ class Loop:
         if self.recorder.is_open:
             self.recorder.enter(CHECKPOINT)
         elif not self._saving_since:
-            self._saving_since = self._clock()
+            self._saving_since = self._clock.now
         self.saving += 1
 
     def save_end(self, depth: int) -> None:
@@ -390,7 +391,7 @@ class Loop:
         self.leave(depth)
         self.saving -= 1
         if self._saving_since and not self.saving:
-            spent = self._clock() - self._saving_since
+            spent = self._clock.now - self._saving_since
             self.saves += 1
             self.save_ns += spent
             self.save_squares += spent * spent

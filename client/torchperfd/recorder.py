@@ -9,9 +9,7 @@ of the one around it. The bottom of the stack is the *gap*, the time of no
 phase, so that a step's phases always sum to its duration exactly.
 """
 
-import time
 from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -92,12 +90,18 @@ class DeviceClock(Protocol):
         """It had; 0 when it is to be forgotten."""
 
 
+class Clock(Protocol):
+    """Monotonic nanoseconds: when that happened which is being told."""
+
+    now: int
+
+
 class Recorder:
     """Times the phases of the steps of one thread.
 
     Args:
         capacity: Steps the ring holds; about 1.5 kB each.
-        clock: Monotonic nanoseconds: when that happened which is being told.
+        clock: When that happened which is being told.
     """
 
     __slots__ = (
@@ -126,8 +130,8 @@ class Recorder:
 
     def __init__(
         self,
+        clock: Clock,
         capacity: int = 4096,
-        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.capacity = capacity
         self.is_open = False
@@ -161,13 +165,13 @@ class Recorder:
         """Start a step now; does nothing inside one."""
         if not self.is_open:
             self._mark_boundary()
-            self.last = self._start = self._clock()
+            self.last = self._start = self._clock.now
             self._stack[0] = OTHER
             self.is_open = True
 
     def enter(self, phase: int) -> None:
         """Enter a phase, inside the one that is open; starts a step when none is."""
-        now = self._clock()
+        now = self._clock.now
         if self.device is not None:
             self._mark_boundary()
         if not self.is_open:
@@ -203,7 +207,7 @@ class Recorder:
         self.depth = outer = depth - 1
         if depth > MAX_DEPTH or not self.is_open:
             return
-        now = self._clock()
+        now = self._clock.now
         spent = self._exclusive[depth] + now - self.last
         self.last = now
         stack = self._stack
@@ -247,7 +251,7 @@ class Recorder:
             at_last: End the step at its newest phase boundary instead of now, and leave
                 no step open.
         """
-        now = self.last if at_last else self._clock()
+        now = self.last if at_last else self._clock.now
         if self.device is not None and not at_last:
             self._mark_boundary()
         exclusive, row = self._exclusive, self._row
@@ -285,7 +289,7 @@ class Recorder:
         Made for steps that go on in the end: then noting it has cost a copy. :meth:`rejoin`,
         :meth:`release` or :meth:`discard` says which it was.
         """
-        now = self._clock()
+        now = self._clock.now
         if self.device is not None:
             self._mark_boundary()
             self.device.hold()

@@ -7,7 +7,8 @@ While a watcher must act at step edges, the training thread reads along as it wr
 import threading
 import time
 from collections.abc import Callable
-from struct import iter_unpack
+from struct import calcsize, iter_unpack
+from typing import Final
 
 from torchperfd.faults import Faults
 from torchperfd.loop import Loop, StepWatcher
@@ -16,6 +17,8 @@ from torchperfd.passes import Passes
 from torchperfd.recorder import DeviceClock, Recorder
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
+
+_SLICE: Final = 512 * calcsize(on_tape.EVENT_FORMAT)
 
 
 class Replay:
@@ -32,14 +35,15 @@ class Replay:
         recorder: What times the loop's steps.
         passes: The loop's passes over loaders.
         overhead: What measures our own cost.
+        now: When that happened which is being told: the loop's and the recorder's clock.
     """
 
     def __init__(self, tape: Tape, capacity: int, faults: Faults, overhead: Overhead | None = None) -> None:
         self.passes = Passes()
         self.overhead = overhead or Overhead(tape)
-        self._now = time.perf_counter_ns()
-        self.recorder = Recorder(capacity, self._clock)
-        self.loop = Loop(self.recorder, self._clock)
+        self.now = time.perf_counter_ns()
+        self.recorder = Recorder(self, capacity)
+        self.loop = Loop(self.recorder, self)
         self._tape = tape
         self._faults = faults
         # Reentrant: what a watcher starts at an edge may read along, too.
@@ -108,9 +112,6 @@ class Replay:
         self._calls.clear()
         self.recorder.abandon()
 
-    def _clock(self) -> int:
-        return self._now
-
     def _read(self) -> None:
         if self._reading:
             return  # an event that was written while one is being told; it comes next
@@ -122,13 +123,20 @@ class Replay:
                     # Of what happened in between nothing is known.
                     self._lost = self._tape.lost
                     self.abandon()
-                self._tell(self._tape.drain())
+                drained = self._tape.drain()
+                for start in range(0, len(drained), _SLICE):
+                    if self._given_up:
+                        return
+                    if start and not self.live:
+                        # The training thread wants the interpreter: let it go on, every half millisecond.
+                        time.sleep(0)
+                    self._tell(drained[start : start + _SLICE])
         finally:
             self._reading = False
 
     def _tell(self, drained: bytes) -> None:
         handlers = self._handlers
-        for self._now, word in iter_unpack(on_tape.EVENT_FORMAT, drained):
+        for self.now, word in iter_unpack(on_tape.EVENT_FORMAT, drained):
             code = word & on_tape.CODE_MASK
             try:
                 handlers[code](word >> on_tape.ARGUMENT_SHIFT)
@@ -189,15 +197,15 @@ class Replay:
     def _draw(self, iterator: int) -> None:
         loop = self.loop
         loop.draw_begin()
-        self.passes.draw(iterator, self._now, loop.train_steps, loop.validate_steps)
+        self.passes.draw(iterator, self.now, loop.train_steps, loop.validate_steps)
 
     def _exhausted(self, iterator: int) -> None:
         loop = self.loop
         loop.draw_stop()
-        self.passes.exhausted(iterator, self._now, loop.train_steps, loop.validate_steps)
+        self.passes.exhausted(iterator, self.now, loop.train_steps, loop.validate_steps)
 
     def _optimizer(self, optimizer: int) -> None:
-        self.overhead.optimizer_step(optimizer, self._now)
+        self.overhead.optimizer_step(optimizer, self.now)
         self.loop.optimizer_begin(optimizer)
 
     def _ready(self, following: int) -> None:

@@ -27,7 +27,7 @@ NAMES = PhaseNames()
 
 
 class Clock:
-    """Nanoseconds, for ``Recorder(clock=…, wall=clock.wall)``."""
+    """Nanoseconds; the recorder's and the loop's clock."""
 
     def __init__(self, now: int = 1000) -> None:
         self.now = now
@@ -83,7 +83,7 @@ class ScriptedLoop:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.recorder = Recorder(capacity=64, clock=self.clock)
+        self.recorder = Recorder(self.clock, capacity=64)
         self.recorder.synchronise(WALL_AHEAD)
         self.loop = Loop(self.recorder, self.clock, self.clock)
 

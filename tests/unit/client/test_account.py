@@ -14,7 +14,7 @@ from torchperfd.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDA
 def record(steps: list[tuple[int, int, dict[int, int]]], capacity: int = 64) -> Rows:
     """Return drained steps of (kind, samples, nanoseconds by phase)."""
     clock = Clock()
-    recorder = Recorder(capacity=capacity, clock=clock)
+    recorder = Recorder(clock, capacity=capacity)
     recorder.synchronise(WALL_AHEAD)
     recorder.open()
     for index, (kind, samples, phases) in enumerate(steps):
@@ -79,7 +79,7 @@ def test_steps_deviate_from_their_mean_if_that_was_kept() -> None:
 
 def test_the_fit_goes_from_the_first_step_to_the_last_with_all_that_lies_between() -> None:
     clock = Clock()
-    recorder = Recorder(capacity=4, clock=clock)
+    recorder = Recorder(clock, capacity=4)
     recorder.synchronise(WALL_AHEAD)
     account = Account()
     for index in range(2):
@@ -200,7 +200,7 @@ def test_an_account_is_the_sum_of_its_steps_however_they_are_drained(
 
 def test_a_phase_open_across_an_edge_is_in_the_account_even_before_it_ends() -> None:
     clock = Clock()
-    recorder = Recorder(capacity=4, clock=clock)
+    recorder = Recorder(clock, capacity=4)
     recorder.synchronise(WALL_AHEAD)
     recorder.enter(PHASE_SLOTS - 1)
     for index in range(3):

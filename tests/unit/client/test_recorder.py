@@ -37,7 +37,7 @@ from torchperfd.recorder import (
 
 def make(capacity: int = 8) -> tuple[Recorder, Clock]:
     clock = Clock()
-    recorder = Recorder(capacity=capacity, clock=clock)
+    recorder = Recorder(clock, capacity=capacity)
     recorder.synchronise(WALL_AHEAD)
     return recorder, clock
 
@@ -129,7 +129,7 @@ def test_a_step_starts_where_the_one_before_has_ended() -> None:
 
 def test_starts_are_told_in_wall_time_as_last_read() -> None:
     clock = Clock(now=50)
-    recorder = Recorder(capacity=4, clock=clock)
+    recorder = Recorder(clock, capacity=4)
     recorder.synchronise(1_000_000)
     recorder.open()
     recorder.close(TRAIN, 0)

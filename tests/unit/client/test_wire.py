@@ -64,7 +64,7 @@ _STEPS = st.lists(
 
 def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> Rows:
     clock = Clock()
-    recorder = Recorder(capacity=max(1, len(steps)), clock=clock)
+    recorder = Recorder(clock, capacity=max(1, len(steps)))
     recorder.synchronise(WALL_AHEAD)
     recorder.open()
     indices = {TRAIN: 0, VALIDATE: 0}
@@ -253,7 +253,7 @@ def test_phases_that_never_occurred_take_no_room() -> None:
 
 def test_a_phase_open_across_an_edge_is_sent_before_it_ends() -> None:
     clock = Clock()
-    recorder = Recorder(capacity=4, clock=clock)
+    recorder = Recorder(clock, capacity=4)
     recorder.synchronise(WALL_AHEAD)
     recorder.enter(DATA)
     clock.advance(7)
