@@ -338,7 +338,7 @@ class Client:
         self._captures.loop_ended(_EXPORT_BUDGET_S)
         from torchperfd.v1 import session_pb2
 
-        self._pump.turn(send_account=True)
+        self._pump.turn(send=True)
         self._pump.announce(session_pb2.RUN_STATE_FINISHED)
         if self._senders:
             report = self.report()

@@ -7,7 +7,7 @@ from torchperfd.account import Account
 from torchperfd.faults import Faults
 from torchperfd.outbox import Outbox
 from torchperfd.phases import PhaseNames
-from torchperfd.recorder import KIND, TRAIN
+from torchperfd.recorder import KIND, TRAIN, Rows
 from torchperfd.replay import Replay
 from torchperfd.tallies import Tallies
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
 _INTERVAL_S: Final = 0.25
+_TURNS_PER_REPORT: Final = 4
+_STEPS_PER_REPORT: Final = 2000
+"""The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
 
 
 class Pump:
@@ -42,6 +45,8 @@ class Pump:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
+        self._unsent: Rows | None = None
+        self._turns = 0
         self._state = 0
         self._steps_say = 0
         self._thread = threading.Thread(target=self._run, name="torchperfd-pump", daemon=True)
@@ -54,8 +59,8 @@ class Pump:
         """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
         return {"ring": self._recorder.dropped, "outbox": self._outbox.dropped}
 
-    def turn(self, *, send_account: bool = False) -> None:
-        """Drain once, now, on the calling thread."""
+    def turn(self, *, send: bool = False) -> None:
+        """Drain once, now, on the calling thread; ``send`` even where the next report is not due."""
         from torchperfd import wire
         from torchperfd.v1 import session_pb2
 
@@ -65,7 +70,7 @@ class Pump:
             self._tallies.fill(self.account)
             if rows.count:
                 self.account.fold(rows)
-                self._outbox.put(wire.step_batch(rows, self._names), weight=rows.count)
+                self._unsent = rows if self._unsent is None else self._unsent + rows
                 training = rows.column(KIND)[-1] == TRAIN
                 self._steps_say = (
                     session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
@@ -74,11 +79,18 @@ class Pump:
             if state and state != self._state:
                 self._state = state
                 self.announce(state)
-            if rows.count or send_account:
-                self._outbox.put_newest(
-                    "account",
-                    wire.account_message(self.account, self._names, self._recorder.recorded, self.dropped()),
-                )
+            self._turns += 1
+            unsent = self._unsent
+            due = self._turns % _TURNS_PER_REPORT == 0 or (unsent and unsent.count >= _STEPS_PER_REPORT)
+            if not send and not (unsent and due):
+                return
+            if unsent:
+                self._outbox.put(wire.step_batch(unsent, self._names), weight=unsent.count)
+                self._unsent = None
+            self._outbox.put_newest(
+                "account",
+                wire.account_message(self.account, self._names, self._recorder.recorded, self.dropped()),
+            )
 
     def snapshot(self) -> Account:
         """Return a copy of the account, of all that was drained so far."""
@@ -97,7 +109,7 @@ class Pump:
         with self._lock:
             if self._state:
                 self.announce(self._state)
-        self.turn(send_account=True)
+        self.turn(send=True)
 
     def stop(self, timeout: float) -> None:
         """End the thread; what is still in the recorder is drained by a last :meth:`turn`."""

@@ -59,6 +59,9 @@ class Rows:
         """Return one column, one integer per step."""
         return self.values[offset::ROW_WIDTH]
 
+    def __add__(self, later: "Rows") -> "Rows":
+        return Rows(self.count + later.count, self.values + later.values, self.squares + later.squares)
+
     def part(self, start: int, stop: int) -> "Rows":
         """Return the rows [start, stop)."""
         return Rows(

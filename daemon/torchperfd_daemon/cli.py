@@ -16,6 +16,7 @@ COMMANDS: Final = {
     "capture": "Profile the next steps of a running job.",
     "captures": "List, fetch and delete captures.",
     "analyze": "Say what a trace spent its time on.",
+    "doctor": "Look for what slows this node down, and say how to mend it.",
     "version": "Print versions.",
 }
 

@@ -13,25 +13,37 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.collectors.base import Collector, Sampler
-from torchperfd_daemon.collectors.host import HostCollector
+from torchperfd_daemon.collectors.cgroup import CgroupCollector
+from torchperfd_daemon.collectors.cpu import CpuCollector
+from torchperfd_daemon.collectors.disk import DiskCollector
+from torchperfd_daemon.collectors.memory import MemoryCollector
+from torchperfd_daemon.collectors.network import NetworkCollector
 from torchperfd_daemon.collectors.nvml import NvmlCollector
+from torchperfd_daemon.collectors.pressure import PressureCollector
+from torchperfd_daemon.collectors.process import ProcessCollector
+from torchperfd_daemon.collectors.simulated import SimulatedGpuCollector
+from torchperfd_daemon.demo import DemoRanks
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.http import build_app
 from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.cap import DEFAULT_SERIES, SeriesCap, by_age
 from torchperfd_daemon.metrics.node import NodeMetrics
 from torchperfd_daemon.metrics.own import OwnMetrics
+from torchperfd_daemon.metrics.process import RankProcesses
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.notify import notify
+from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
+from torchperfd_daemon.web_config import WebConfigFile
+from torchperfd_daemon.web_server import WebServer
 
 log = logging.getLogger("torchperfd.server")
 
@@ -41,6 +53,8 @@ _SERVICES: Final = (
     "",
 )
 _ORPHAN_CHECK_S: Final = 1.0
+# Who owns what changes with jobs, not with steps, and asks the kubelet.
+_OWNERSHIP_INTERVAL_S: Final = 5.0
 
 
 class AlreadyServedError(TorchperfdError):
@@ -70,39 +84,52 @@ class Daemon:
             TorchperfdError: Something cannot be served; the message names the fix.
         """
         settings = self._settings
+        web_config = WebConfigFile(settings.web_config_file) if settings.web_config_file else None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         with _own(settings.socket), _listen(settings) as listener:
-            samplers = [Sampler(collector, settings.interval_seconds) for collector in _collectors()]
+            ranks = RankProcesses(self._store)
+            gpus = GpuWatch(SimulatedGpuCollector() if settings.demo else NvmlCollector(), ranks)
+            demo = DemoRanks(self._store, gpus.newest, socket.gethostname()) if settings.demo else None
+            owners = demo or OwnershipCollector(ranks, gpus.newest)
+            interval = settings.interval_seconds
+            samplers = [Sampler(collector, interval) for collector in (*_host_collectors(ranks), gpus)]
+            samplers.append(Sampler(owners, max(interval, _OWNERSHIP_INTERVAL_S)))
             page = MetricsPage(
                 [
-                    TrainingMetrics(self._store),
+                    TrainingMetrics(self._store, owners.of),
                     NodeMetrics(samplers),
                     OwnMetrics(self._store, self._coordinator.counts),
-                ]
+                ],
+                SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store)),
             )
             host, port = listener.getsockname()[:2]
-            node = Node(socket.gethostname(), f"http://{_shown(host)}:{port}/metrics", settings.captures_dir)
+            scheme = "https" if web_config is not None and web_config.current().tls else "http"
+            url = f"{scheme}://{_shown(host)}:{port}/metrics"
+            node = Node(socket.gethostname(), url, settings.captures_dir)
             sessions = SessionService(self._store, self._coordinator, node, self._changed.set)
             control = ControlService(self._store, sessions, self._coordinator, node)
             checks = health.HealthServicer()
             rpc = await _start_rpc(settings, sessions, control, checks)
-            web = _WebServer(build_app(page, lambda: self._ready))
+            web = WebServer(build_app(page, lambda: self._ready, web_config), web_config)
             web_task = asyncio.create_task(web.serve(sockets=[listener]))
             # A daemon without its page is no daemon: leave, and let the service manager restart it.
             web_task.add_done_callback(lambda _: self._stop.set())
             for sampler in samplers:
                 sampler.start()
+            trainer = asyncio.create_task(demo.run()) if demo else None
             await self._announce(checks, ready=True)
             log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
             try:
                 await self._until_unneeded(sessions)
             finally:
                 log.info("stopping")
+                if trainer is not None:
+                    trainer.cancel()
                 await self._announce(checks, ready=False)
                 await rpc.stop(grace=min(1.0, settings.drain_seconds))
-                web.should_exit = True
+                web.leave()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(web_task, settings.drain_seconds)
                 for sampler in samplers:
@@ -135,30 +162,16 @@ class Daemon:
         notify("READY=1" if ready else "STOPPING=1")
 
 
-class _WebServer(uvicorn.Server):
-    """uvicorn without its own signal handlers: the daemon has one set for all its parts."""
-
-    def __init__(self, app: object) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,  # type: ignore[arg-type]
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                limit_concurrency=256,
-                timeout_keep_alive=75,
-                timeout_graceful_shutdown=2,
-                server_header=False,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _collectors() -> list[Collector]:
-    return [HostCollector(), NvmlCollector()]
+def _host_collectors(ranks: RankProcesses) -> list[Collector]:
+    return [
+        CpuCollector(),
+        MemoryCollector(),
+        DiskCollector(),
+        NetworkCollector(),
+        PressureCollector(),
+        ProcessCollector(ranks),
+        CgroupCollector(ranks),
+    ]
 
 
 async def _start_rpc(

@@ -21,12 +21,12 @@ def test_it_serves_health_readiness_and_metrics_and_nothing_else(node: Node) -> 
 
 def test_a_node_without_a_gpu_costs_one_log_line(node: Node) -> None:
     node.start_daemon("--interval", "0.1")
-    host = 'torchperfd_collector_last_success_timestamp_seconds{collector="host"}'
-    eventually(lambda: node.metric(host), 10)
-    first = node.metric(host)
-    eventually(lambda: node.metric(host) != first, 10)
+    cpu = 'torchperfd_collector_last_success_timestamp_seconds{collector="cpu"}'
+    eventually(lambda: node.metric(cpu), 10)
+    first = node.metric(cpu)
+    eventually(lambda: node.metric(cpu) != first, 10)
     assert node.metric('torchperfd_collector_success{collector="nvml"}') == 0
-    assert node.metric('torchperfd_collector_success{collector="host"}') == 1
+    assert node.metric('torchperfd_collector_success{collector="cpu"}') == 1
     assert node.log().count("nvml") == 1
     assert "Traceback" not in node.log()
 

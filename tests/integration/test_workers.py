@@ -21,7 +21,8 @@ if __name__ == "__main__":
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for repetition in range(20):
-        batches = iter(DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=sys.argv[1]))
+        loader = DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=sys.argv[1])
+        batches = iter(loader)
         workers = batches._workers
         for x in batches:
             optimizer.zero_grad()

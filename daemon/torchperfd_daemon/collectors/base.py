@@ -1,11 +1,15 @@
 """What a collector is, and the sampler that runs one."""
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
+
+_HANGS_AFTER_S: Final = 10.0
+"""A sample that takes longer than this, and longer than three intervals, counts as failed meanwhile."""
 
 log = logging.getLogger("torchperfd.collectors")
 
@@ -50,6 +54,8 @@ class Collector(Protocol):
 class Sampler:
     """Runs one collector at a fixed rate on a thread of its own and keeps its newest sample.
 
+    While the collector hangs there is no sample: what was true before it hung is not shown as true now.
+
     Args:
         collector: What to run.
         interval: Seconds between samples.
@@ -71,15 +77,32 @@ class Sampler:
         self._stop = threading.Event()
         self._complained = False
         self._thread = threading.Thread(target=self._run, name=f"collect-{collector.name}", daemon=True)
-        self.families: Sequence[Family] = ()
-        self.success = False
-        self.duration_seconds = 0.0
+        self._patience = max(_HANGS_AFTER_S, 3 * interval)
+        self._began: float | None = None
+        self._families: Sequence[Family] = ()
+        self._success = False
+        self._duration = 0.0
         self.last_success_unix_seconds = 0.0
 
     @property
     def name(self) -> str:
         """The collector's name."""
         return self._collector.name
+
+    @property
+    def families(self) -> Sequence[Family]:
+        """The newest sample; empty when it failed, and while the collector hangs."""
+        return () if self._hanging() else self._families
+
+    @property
+    def success(self) -> bool:
+        """Whether the newest sample succeeded and the collector does not hang."""
+        return self._success and not self._hanging()
+
+    @property
+    def duration_seconds(self) -> float:
+        """Time the newest sample took, or has taken so far when the collector hangs."""
+        return self._hanging() or self._duration
 
     def start(self) -> None:
         """Begin to sample."""
@@ -92,20 +115,29 @@ class Sampler:
 
     def sample_once(self) -> None:
         """Take one sample now."""
-        began = self._clock()
+        began = self._began = self._clock()
         try:
-            self.families = self._collector.sample()
-            self.success = True
+            self._families = self._collector.sample()
+            self._success = True
             self.last_success_unix_seconds = self._wall()
             self._complained = False
         except Exception as error:
-            self.families = ()
-            self.success = False
+            self._families = ()
+            self._success = False
             if not self._complained:
                 self._complained = True
                 quiet = isinstance(error, CollectorUnavailableError)
                 log.warning("collector %s: %s", self.name, error, exc_info=None if quiet else error)
-        self.duration_seconds = self._clock() - began
+        self._duration = self._clock() - began
+        self._began = None
+
+    def _hanging(self) -> float:
+        """Return how long the present sample takes already, if that is too long; else 0."""
+        began = self._began
+        if began is None:
+            return 0.0
+        elapsed = self._clock() - began
+        return elapsed if elapsed > self._patience else 0.0
 
     def _run(self) -> None:
         due = self._clock()
@@ -115,5 +147,6 @@ class Sampler:
             due += self._interval
             now = self._clock()
             if due < now:
-                due = now
+                # Late: what was missed stays missed, and the grid stays where it is.
+                due += math.ceil((now - due) / self._interval) * self._interval
             self._stop.wait(due - now)

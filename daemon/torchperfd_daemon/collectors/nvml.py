@@ -1,94 +1,105 @@
 """GPUs, through NVIDIA's management library."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pynvml
 
-from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
+from torchperfd_daemon.collectors.base import CollectorUnavailableError
+from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
+from torchperfd_daemon.collectors.nvml_call import DriverGoneError, GpuLostError, ask
+from torchperfd_daemon.collectors.nvml_device import NvmlDevice
+from torchperfd_daemon.collectors.ranks import Ranks
 
-_ABSENT: Final = (
-    pynvml.NVMLError_NotSupported,
-    pynvml.NVMLError_FunctionNotFound,
-    pynvml.NVMLError_NoPermission,
-)
-_LABELS: Final = ("gpu", "gpu_uuid")
+log = logging.getLogger("torchperfd.collectors")
 
 
-class NvmlCollector:
-    """Samples every GPU that the driver shows. What a GPU cannot tell is absent, never zero."""
+class NvmlCollector(GpuCollector):
+    """Samples every GPU that the driver shows. What a GPU cannot tell is absent, never zero.
+
+    Args:
+        ranks: Tells which ranks there are, whose memory on GPUs is told.
+        proc: Root of procfs, where the processes on the GPUs are looked up.
+        clock: Monotonic seconds.
+        wall: Unix seconds.
+    """
 
     name = "nvml"
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        ranks: Ranks = tuple,
+        proc: Path = Path("/proc"),
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(ranks, proc)
+        self._clock = clock
+        self._wall = wall
+        self._count: int | None = None
         self._driver_version = ""
-        self._initialised = False
+        self._devices: dict[int, NvmlDevice] = {}
+        self._lost: set[int] = set()
 
-    def sample(self) -> Sequence[Family]:
-        """Return all GPU families.
+    def read(self) -> list[GpuReading]:
+        """Return one reading per GPU and instance.
 
         Raises:
-            CollectorUnavailableError: There is no driver on this node.
+            CollectorUnavailableError: There is no driver on this node, or it has just gone.
         """
-        self._initialise()
-        info = Family("gpu_info", "A GPU.", "gauge", (*_LABELS, "model", "driver_version", "pci_bus_id"))
-        readings: list[tuple[Family, Callable[[Any], float]]] = [
-            (
-                Family("gpu_utilization_ratio", "Share of time with a kernel running.", "gauge", _LABELS),
-                lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
-            ),
-            (
-                Family("gpu_memory_used_bytes", "GPU memory in use.", "gauge", _LABELS),
-                lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).used,
-            ),
-            (
-                Family("gpu_memory_total_bytes", "GPU memory there is.", "gauge", _LABELS),
-                lambda gpu: pynvml.nvmlDeviceGetMemoryInfo(gpu).total,
-            ),
-            (
-                Family("gpu_power_watts", "Power drawn.", "gauge", _LABELS),
-                lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
-            ),
-            (
-                Family("gpu_energy_joules", "Energy used since the driver was loaded.", "counter", _LABELS),
-                lambda gpu: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
-            ),
-        ]
-        temperature = Family("gpu_temperature_celsius", "Temperature.", "gauge", (*_LABELS, "sensor"))
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            labels = (str(index), pynvml.nvmlDeviceGetUUID(gpu))
-            info.add(
-                1,
-                *labels,
-                pynvml.nvmlDeviceGetName(gpu),
-                self._driver_version,
-                pynvml.nvmlDeviceGetPciInfo(gpu).busId,
-            )
-            for family, read in readings:
-                _add_if_known(family, read, gpu, labels)
-            _add_if_known(temperature, _core_temperature, gpu, (*labels, "gpu"))
-        return [info, *(family for family, _ in readings), temperature]
+        if self._count is None:
+            self._count = self._initialise()
+        readings: list[GpuReading] = []
+        for index in range(self._count):
+            try:
+                readings += self._read(index)
+            except DriverGoneError as error:
+                self._forget()
+                raise CollectorUnavailableError(f"the NVIDIA driver has gone ({error})") from error
+        return readings
 
-    def _initialise(self) -> None:
-        if self._initialised:
-            return
+    def _initialise(self) -> int:
         try:
             pynvml.nvmlInit()
             self._driver_version = pynvml.nvmlSystemGetDriverVersion()
+            return int(pynvml.nvmlDeviceGetCount())
         except pynvml.NVMLError as error:
             raise CollectorUnavailableError(
                 f"no NVIDIA driver here ({error}); GPU metrics are off"
             ) from error
-        self._initialised = True
 
+    def _read(self, index: int) -> list[GpuReading]:
+        try:
+            device = self._devices.get(index)
+            if device is None:
+                handle = ask("nvmlDeviceGetHandleByIndex", index)
+                if handle is None:
+                    # There, but kept from us, say by a container's device list: not ours to report.
+                    return []
+                device = NvmlDevice(handle, index, self._driver_version, self._clock, self._wall)
+                self._devices[index] = device
+            readings = device.read()
+        except GpuLostError as error:
+            device = self._devices.get(index)
+            if index not in self._lost:
+                self._lost.add(index)
+                log.warning("GPU %d %s is lost: %s", index, device.uuid if device else "", error)
+            if device is not None:
+                return [device.lost()]
+            reading = GpuReading(str(index), "")
+            reading.put("gpu_up", 0)
+            return [reading]
+        self._lost.discard(index)
+        return readings
 
-def _core_temperature(gpu: Any) -> float:
-    return float(pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU))
-
-
-def _add_if_known(family: Family, read: Callable[[Any], float], gpu: Any, labels: tuple[str, ...]) -> None:
-    try:
-        family.add(read(gpu), *labels)
-    except _ABSENT:
-        return
+    def _forget(self) -> None:
+        """Let go of everything, so that the next reading starts with whatever driver there is then."""
+        self._count = None
+        self._devices.clear()
+        self._lost.clear()
+        try:
+            pynvml.nvmlShutdown()
+        except pynvml.NVMLError as error:
+            log.debug("nvmlShutdown: %s", error)

@@ -22,6 +22,12 @@ from torchperfd_daemon.settings import ServeSettings
     show_default=True,
     help="HOST:PORT of the metrics page; port 0 takes any free one.",
 )
+@click.option(
+    "--web.config.file",
+    "web_config_file",
+    type=click.Path(path_type=Path),
+    help="TLS and basic auth of the metrics page, in the format of Prometheus exporters.",
+)
 @click.option("--captures-dir", type=click.Path(path_type=Path), help="Where traces are kept.")
 @click.option(
     "--interval",
@@ -30,6 +36,7 @@ from torchperfd_daemon.settings import ServeSettings
     show_default=True,
     help="Seconds between two samples of the node.",
 )
+@click.option("--demo", is_flag=True, help="Show simulated GPUs and ranks, to try things out without any.")
 @click.option("--embedded", is_flag=True, hidden=True, help="Stop when standard input closes.")
 @click.option(
     "--log-level",
@@ -41,8 +48,10 @@ def command(
     socket: str | None,
     socket_mode: str,
     metrics_address: str,
+    web_config_file: Path | None,
     captures_dir: Path | None,
     interval: float,
+    demo: bool,
     embedded: bool,
     log_level: str,
 ) -> None:
@@ -60,9 +69,11 @@ def command(
         socket_mode=_mode(socket_mode),
         metrics_host=host,
         metrics_port=port,
+        web_config_file=web_config_file.absolute() if web_config_file else None,
         captures_dir=(captures_dir or Path(contract.user_captures_dir())).absolute(),
         interval_seconds=interval,
         embedded=embedded,
+        demo=demo,
     )
     from torchperfd_daemon.server import AlreadyServedError, Daemon
 

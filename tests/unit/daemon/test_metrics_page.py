@@ -7,26 +7,46 @@ import shutil
 import subprocess
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import pynvml
 import pytest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.metric_names import METRICS
+from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __version__
 from torchperfd_daemon.captures import CaptureCounts
 from torchperfd_daemon.collectors.base import Family, Sampler
-from torchperfd_daemon.collectors.host import HostCollector
-from torchperfd_daemon.collectors.nvml import NvmlCollector
+from torchperfd_daemon.collectors.cgroup import CgroupCollector
+from torchperfd_daemon.collectors.cpu import CpuCollector
+from torchperfd_daemon.collectors.disk import DiskCollector
+from torchperfd_daemon.collectors.gpu_base import FAMILIES, GpuCollector, GpuReading
+from torchperfd_daemon.collectors.memory import MemoryCollector
+from torchperfd_daemon.collectors.network import NetworkCollector
+from torchperfd_daemon.collectors.pressure import PressureCollector
+from torchperfd_daemon.collectors.process import ProcessCollector
+from torchperfd_daemon.collectors.procfs import parse_stat, read
+from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
+from torchperfd_daemon.metrics.cap import SeriesCap, by_age
 from torchperfd_daemon.metrics.node import NodeMetrics
 from torchperfd_daemon.metrics.own import OwnMetrics
 from torchperfd_daemon.metrics.training import TrainingMetrics
-from torchperfd_daemon.store import KindTotal, PhaseTotal, RankIdentity, State, StepColumns, Store, Totals
+from torchperfd_daemon.ownership import Owner
+from torchperfd_daemon.store import (
+    CudaMemory,
+    GcTotal,
+    KindTotal,
+    PhaseTotal,
+    RankIdentity,
+    State,
+    StepColumns,
+    Store,
+    Totals,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 FORBIDDEN_LABELS = {"job", "instance", "pod", "namespace", "container", "pid"}
@@ -111,7 +131,63 @@ def store() -> Store:
             recorded=3 + rank,
             dropped={"ring": rank},
         )
+        if rank == 0:
+            record.totals = on_a_gpu(record.totals)
     return made
+
+
+def on_a_gpu(totals: Totals) -> Totals:
+    """Return the totals of a client that has everything to tell."""
+    train = totals.train
+    forward = replace(train.phases["forward"], device_ns=150_000_000, device_calls=3)
+    return replace(
+        totals,
+        train=replace(
+            train,
+            phases={**train.phases, "forward": forward},
+            micro_batches=6,
+            skipped=0,
+            tokens=96 * 512,
+        ),
+        checkpoint=PhaseTotal(1, 250_000_000),
+        gc=(GcTotal(3, 1_000_000), GcTotal(0, 0), GcTotal(1, 9_000_000)),
+        loader_ready=0,
+        cuda=CudaMemory(2**30, 2**31, 2**30 + 4096),
+        flops_per_step=1e12,
+        peak_flops=1e14,
+        overhead=0.0031,
+        shed=1,
+    )
+
+
+def gpus() -> GpuCollector:
+    """Return a GPU that tells everything there is to tell, with a rank on it."""
+    gpu = GpuReading("0", "GPU-0", process_bytes={os.getpid(): 2**30})
+    for name, (_, _, extra) in FAMILIES.items():
+        gpu.put(name, 1, *extra)
+    me = RankProcess("bert-17", 0, os.getpid(), 0, parse_stat(read("/proc/self/stat")).start_ticks)
+
+    class OneOfAll(GpuCollector):
+        name = "gpus"
+
+        def read(self) -> list[GpuReading]:
+            return [gpu]
+
+    return OneOfAll(lambda: [me])
+
+
+def ownership() -> FixedCollector:
+    family = Family("gpu_allocation_info", "Whose.", "gauge", ("gpu", "gpu_uuid", "allocator", "allocation"))
+    family.add(1, "0", "GPU-0", "slurm", "77")
+    return FixedCollector("ownership", [family])
+
+
+def owner(identity: RankIdentity) -> Owner:
+    return Owner(
+        slurm_job_id=identity.slurm_job_id,
+        torchelastic_run_id="elastic-5",
+        gpu_uuid=f"GPU-{identity.rank}",
+    )
 
 
 def counts() -> CaptureCounts:
@@ -129,13 +205,16 @@ def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
     monkeypatch.setattr("torchperfd_daemon.metrics.own.__version__", "1.2.3")
     monkeypatch.setattr(platform, "python_version", lambda: "3.11.0")
     samplers = []
-    for collector in (host(), FixedCollector("nvml", [])):
+    for collector in (host(), FixedCollector("nvml", []), gpus(), ownership()):
         moments = iter((5.0, 5.25))
         sampler = Sampler(collector, 1.0, lambda moments=moments: next(moments), lambda: 1_700_000_050.0)  # type: ignore[misc]
         sampler.sample_once()
         samplers.append(sampler)
     kept = store()
-    return MetricsPage([TrainingMetrics(kept), NodeMetrics(samplers), OwnMetrics(kept, counts())])
+    return MetricsPage(
+        [TrainingMetrics(kept, owner), NodeMetrics(samplers), OwnMetrics(kept, counts())],
+        SeriesCap(1000, lambda: by_age(kept)),
+    )
 
 
 @pytest.fixture
@@ -219,34 +298,73 @@ def test_phases_sum_to_what_was_given_and_validate_is_apart(text: str) -> None:
     }
 
 
-def emitted(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, tuple[str, set[str]]]:
+def test_what_a_rank_does_not_know_has_no_series(text: str) -> None:
+    ranks: dict[str, set[str]] = {}
+    for family in parse_text(text):
+        for sample in family.samples:
+            if sample.labels.get("run") == "bert-17" and "rank" in sample.labels:
+                ranks.setdefault(sample.name, set()).add(sample.labels["rank"])
+    alone = {name for name, known in ranks.items() if known == {"0"}}
+    assert alone == {
+        "torchperfd_process_gpu_memory_bytes",
+        "torchperfd_train_tokens_total",
+        "torchperfd_train_micro_batches_total",
+        "torchperfd_train_skipped_optimizer_steps_total",
+        "torchperfd_train_phase_device_seconds_total",
+        "torchperfd_train_checkpoint_seconds_total",
+        "torchperfd_train_gc_seconds_total",
+        "torchperfd_train_dataloader_ready_batches",
+        "torchperfd_train_cuda_allocated_bytes",
+        "torchperfd_train_cuda_reserved_bytes",
+        "torchperfd_train_cuda_peak_bytes",
+        "torchperfd_train_step_flops",
+        "torchperfd_train_model_flops_utilization_ratio",
+        "torchperfd_client_overhead_ratio",
+        "torchperfd_client_shed_tiers",
+    }
+
+
+def test_utilization_is_of_recent_steps_and_needs_a_peak() -> None:
+    kept = Store()
+    rank = kept.join(RankIdentity("r", 0))
+    page = MetricsPage([TrainingMetrics(kept)])
+    name = b"torchperfd_train_model_flops_utilization_ratio{"
+
+    rank.totals = Totals(flops_per_step=1e12, peak_flops=1e14)
+    assert name not in page.render("")[0], "no step was seen"
+    kept.add_steps(rank, StepColumns(array("q", [1, 2]), array("q", [10_000_000, 30_000_000]), {}))
+    assert name + b'rank="0",run="r"} 0.5' in page.render("")[0]
+    rank.totals = Totals(flops_per_step=1e12)
+    assert name not in page.render("")[0]
+    assert b"torchperfd_train_step_flops{" in page.render("")[0]
+
+
+def test_detail_that_was_shed_shows_before_its_cost_is_known() -> None:
+    kept = Store()
+    kept.join(RankIdentity("r", 0)).totals = Totals(shed=2)
+    body = MetricsPage([TrainingMetrics(kept)]).render("")[0]
+    assert b'torchperfd_client_shed_tiers{rank="0",run="r"} 2.0' in body
+    assert b"torchperfd_client_overhead_ratio" not in body
+
+
+def emitted(text: str, tmp_path: Path) -> dict[str, tuple[str, set[str]]]:
     """Return kind and labels of every metric: those of the page and those of the real collectors."""
-    (tmp_path / "pressure").mkdir()
-    (tmp_path / "pressure" / "cpu").write_text("some avg10=0.00 avg60=0.00 avg300=0.00 total=1\n")
-    for name, value in {
-        "nvmlInit": None,
-        "nvmlSystemGetDriverVersion": "580.1",
-        "nvmlDeviceGetCount": 1,
-        "nvmlDeviceGetHandleByIndex": 0,
-        "nvmlDeviceGetUUID": "GPU-0",
-        "nvmlDeviceGetName": "H200",
-        "nvmlDeviceGetPciInfo": SimpleNamespace(busId="0"),
-        "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=1),
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=1, total=1),
-        "nvmlDeviceGetPowerUsage": 1,
-        "nvmlDeviceGetTotalEnergyConsumption": 1,
-        "nvmlDeviceGetTemperature": 1,
-    }.items():
-        monkeypatch.setattr(pynvml, name, lambda *_, value=value: value)
-    for name, value in {
-        "net_io_counters": SimpleNamespace(bytes_recv=1, bytes_sent=1),
-        "disk_io_counters": SimpleNamespace(read_bytes=1, write_bytes=1),
-    }.items():
-        monkeypatch.setattr(f"psutil.{name}", lambda value=value: value)
+    tree = busy_host(tmp_path)
+    cpu = CpuCollector(tree.proc)
+    cpu.sample()
+    tree.write("proc/stat", "cpu 2 0 0 2 0 0 0 0\n")
 
     class Real:
         def families(self) -> list[Family]:
-            return [*HostCollector(tmp_path).sample(), *NvmlCollector().sample()]
+            return [
+                *cpu.sample(),
+                *MemoryCollector(tree.proc).sample(),
+                *DiskCollector(tree.proc, tree.sys).sample(),
+                *NetworkCollector(tree.proc, tree.sys).sample(),
+                *PressureCollector(tree.proc).sample(),
+                *ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys).sample(),
+                *CgroupCollector(lambda: [tree.rank(100)], tree.proc, tree.sys / "fs/cgroup").sample(),
+            ]
 
     real = MetricsPage([Real()]).render("")[0].decode()
     found: dict[str, tuple[str, set[str]]] = {}
@@ -258,16 +376,21 @@ def emitted(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[
 
 
 def test_every_metric_is_in_the_catalogue_with_its_labels_and_the_other_way_round(
-    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    text: str, tmp_path: Path
 ) -> None:
-    assert {name: labels for name, (_, labels) in emitted(text, monkeypatch, tmp_path).items()} == METRICS
+    assert {name: labels for name, (_, labels) in emitted(text, tmp_path).items()} == METRICS
 
 
-def test_names_follow_the_conventions(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     units = "seconds|bytes|ratio|celsius|watts|joules|hertz|info"
-    counted = "steps|samples|events|requests|clients|size|state|verdict|active|success"
-    odd = re.compile(r"(?i)percent|milli|micro|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)")
-    for name, (kind, labels) in emitted(text, monkeypatch, tmp_path).items():
+    counted = (
+        "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
+        "|up|pending|failure|errors|overflow|switches|cpus|cores"
+    )
+    odd = re.compile(
+        r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"
+    )
+    for name, (kind, labels) in emitted(text, tmp_path).items():
         assert re.fullmatch(r"torchperfd_[a-z][a-z0-9_]*", name), name
         assert name.endswith("_total") == (kind == "counter"), name
         assert not odd.search(name), name
@@ -280,12 +403,12 @@ def test_names_follow_the_conventions(text: str, monkeypatch: pytest.MonkeyPatch
 def test_every_series_of_training_carries_run_and_rank_and_only_info_grows(text: str) -> None:
     for family in parse_text(text):
         for sample in family.samples:
-            if not family.name.startswith("torchperfd_train_"):
+            if not family.name.startswith(("torchperfd_train_", "torchperfd_client_", "torchperfd_process_")):
                 assert "run" not in sample.labels
                 continue
             extra = set(sample.labels) - {"run", "rank"}
             if family.name == "torchperfd_train_rank_info":
-                assert {"node", "job_name", "slurm_job_id"} <= extra
+                assert {"node", "job_name", "slurm_job_id", "gpu_uuid", "torchelastic_run_id"} <= extra
             else:
                 assert extra <= {"phase", "state", "cause", "le"}, family.name
 

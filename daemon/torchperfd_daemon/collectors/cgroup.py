@@ -1,0 +1,169 @@
+"""What control groups allow each rank, and how long they held it back."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
+from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_table, read
+from torchperfd_daemon.collectors.ranks import Ranks, is_here
+
+_RANK: Final = ("run", "rank")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The tightest limits that bind a process; None where nothing does.
+
+    Attributes:
+        cpu_cores: CPU seconds per second.
+        memory_bytes: Memory that the group may use.
+        cpus: CPUs that the group may run on.
+        throttled_seconds: Time held back for using up ``cpu_cores``, since the group was made.
+    """
+
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+    cpus: frozenset[int] | None = None
+    throttled_seconds: float | None = None
+
+
+class CgroupCollector:
+    """Samples the control groups (version 2) of every rank that runs in our pid namespace.
+
+    Args:
+        ranks: Tells which ranks there are.
+        proc: Root of procfs.
+        root: Where the cgroup2 file system is mounted.
+    """
+
+    name = "cgroup"
+
+    def __init__(self, ranks: Ranks, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> None:
+        self._ranks = ranks
+        self._proc = proc
+        self._root = root
+
+    def sample(self) -> Sequence[Family]:
+        """Return limits and throttling of all ranks; a limit that is not set is absent.
+
+        Raises:
+            CollectorUnavailableError: The node has no cgroups of version 2.
+            ValueError: A file is damaged.
+        """
+        if not (self._root / "cgroup.controllers").exists():
+            raise CollectorUnavailableError(
+                f"{self._root} is no cgroup2 file system; boot with systemd.unified_cgroup_hierarchy=1 to"
+                " have limits and throttling"
+            )
+        throttled = Family(
+            "process_throttled_seconds",
+            "Time that the rank's control group was held back for using up its CPU quota.",
+            "counter",
+            _RANK,
+        )
+        cores = Family("process_cpu_limit_cores", "CPUs' worth of time the rank may use.", "gauge", _RANK)
+        memory = Family("process_memory_limit_bytes", "Memory the rank may use.", "gauge", _RANK)
+        for rank in self._ranks():
+            if not is_here(self._proc, rank):
+                continue
+            limits = read_limits(rank.pid, self._proc, self._root)
+            for family, value in (
+                (throttled, limits.throttled_seconds),
+                (cores, limits.cpu_cores),
+                (memory, limits.memory_bytes),
+            ):
+                if value is not None:
+                    family.add(value, *rank.labels)
+        return [throttled, cores, memory]
+
+
+def read_limits(pid: int, proc: Path = Path("/proc"), root: Path = Path("/sys/fs/cgroup")) -> Limits:
+    """Return the limits of a process: of its own group, and of all groups around it.
+
+    Raises:
+        ValueError: A file is damaged.
+    """
+    try:
+        path = parse_membership(read(proc / str(pid) / "cgroup"))
+    except OSError:
+        return Limits()
+    if path is None:
+        return Limits()
+    groups = list(_groups(root, path))
+    # Groups around each other are throttled at the same time: the longest is the one that counts.
+    return Limits(
+        cpu_cores=min(_values(groups, "cpu.max", parse_cpu_max), default=None),
+        memory_bytes=min(_values(groups, "memory.max", parse_memory_max), default=None),
+        cpus=next(_values(groups, "cpuset.cpus.effective", parse_cpu_list), None),
+        throttled_seconds=max(_values(groups, "cpu.stat", parse_throttled), default=None),
+    )
+
+
+def parse_membership(text: str) -> str | None:
+    """Return the path of a process's group below the mount, from ``/proc/<pid>/cgroup``.
+
+    None when it is in no group of version 2, or in one outside what we can see.
+    """
+    for line in text.splitlines():
+        if line.startswith("0::/"):
+            path = line.removeprefix("0::/")
+            return None if ".." in path.split("/") else path
+    return None
+
+
+def parse_cpu_max(text: str) -> float | None:
+    """Return CPU seconds per second of ``cpu.max``; None for no limit.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    quota, _, period = text.strip().partition(" ")
+    if quota == "max":
+        return None
+    if not int(period or 100_000) > 0:
+        raise ValueError(f"{text!r} is no CPU limit")
+    return int(quota) / int(period or 100_000)
+
+
+def parse_memory_max(text: str) -> int | None:
+    """Return the bytes of ``memory.max``; None for no limit.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    return None if text.strip() == "max" else int(text)
+
+
+def parse_throttled(text: str) -> float | None:
+    """Return the seconds throttled of ``cpu.stat``; None where the group has no such controller.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    microseconds = parse_table(text, " ").get("throttled_usec")
+    return None if microseconds is None else int(microseconds) / 1e6
+
+
+def _groups(root: Path, path: str) -> Iterator[Path]:
+    """Yield a group's directory, and those around it up to the mount."""
+    group = root / path
+    while group != root:
+        yield group
+        group = group.parent
+    yield root
+
+
+def _values(groups: list[Path], name: str, parse: Callable[[str], T | None]) -> Iterator[T]:
+    for group in groups:
+        try:
+            text = read(group / name)
+        except OSError:
+            # The root group has no limits, and a controller may be off.
+            continue
+        value = parse(text)
+        if value is not None:
+            yield value

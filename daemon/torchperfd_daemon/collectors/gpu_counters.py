@@ -1,0 +1,63 @@
+"""Counters made of what is no counter: rates, bits that are on or off, counters that wrap."""
+
+from collections.abc import Iterable
+
+
+class RateTotal:
+    """The integral of a rate.
+
+    Attributes:
+        total: What has come together, in the rate's unit times seconds.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def add(self, rate: float, seconds: float) -> None:
+        """Add what a mean rate over some time makes."""
+        self.total += rate * seconds
+
+
+class WrappingTotal:
+    """A counter of a few bits, continued past its end. It cannot tell two wraps from one.
+
+    Attributes:
+        total: What has been counted since the first reading.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._last: float | None = None
+
+    def update(self, count: float, bits: int) -> None:
+        """Take a reading of a counter that wraps after ``bits`` bits."""
+        if self._last is not None:
+            self.total += (count - self._last) % 2**bits
+        self._last = count
+
+
+class ActiveTime:
+    """How long each of some things was on, from looks at what is on now.
+
+    A thing that is on at both ends of an interval was on throughout, one that is on at one
+    end for half of it. That is as good as the sampling rate allows.
+
+    Attributes:
+        seconds: Time on since the first look, by name.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.seconds = dict.fromkeys(names, 0.0)
+        self._last: tuple[float, frozenset[str]] | None = None
+
+    def update(self, now: float, on: frozenset[str]) -> None:
+        """Take a look at ``now``, in monotonic seconds."""
+        if self._last is not None:
+            then, before = self._last
+            for name in self.seconds:
+                self.seconds[name] += (now - then) * ((name in before) + (name in on)) / 2
+        self._last = now, on
+
+    def pause(self) -> None:
+        """Count nothing between the last look and the next: nobody knows what was on."""
+        self._last = None

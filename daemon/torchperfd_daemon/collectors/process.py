@@ -1,0 +1,188 @@
+"""What the operating system gave each rank: CPU, memory, I/O, and how long it had to wait."""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.collectors.procfs import ProcessStat, parse_cpu_list, parse_stat, parse_table, read
+from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, is_here
+
+_RANK: Final = ("run", "rank")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_DIRECTIONS: Final = {"read": "read_bytes", "write": "write_bytes"}
+
+Readings = dict[tuple[str, ...], float]
+"""Values by the family's name and the labels that follow the rank's."""
+
+
+class ProcessCollector:
+    """Samples every rank that runs in our pid namespace; of the others nothing is said.
+
+    CPU, memory and I/O include the rank's descendants, which are its DataLoader workers. Waiting
+    and switches are the main thread's, the one that trains.
+
+    Args:
+        ranks: Tells which ranks there are.
+        proc: Root of procfs.
+        sys: Root of sysfs.
+    """
+
+    name = "process"
+
+    def __init__(self, ranks: Ranks, proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> None:
+        self._ranks = ranks
+        self._proc = proc
+        self._nodes = sys / "devices" / "system" / "node"
+        self._parents: dict[int, int] = {}
+        self._counted: dict[RankProcess, Readings] = {}
+
+    def sample(self) -> Sequence[Family]:
+        """Return the families of all ranks.
+
+        Raises:
+            OSError: procfs cannot be read.
+            ValueError: It is damaged.
+        """
+        families = {family.name: family for family in _families()}
+        ranks = list(self._ranks())
+        # A rank that has ended keeps its totals for as long as it is named, for a last scrape.
+        self._counted = {rank: self._counted.get(rank, {}) for rank in ranks}
+        children = self._children() if ranks else {}
+        nodes = self._numa_nodes()
+        for rank in ranks:
+            counted, gauges = self._counted[rank], Readings()
+            if is_here(self._proc, rank):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    gauges = self._read(rank, children, nodes, counted)
+            for (name, *labels), value in (*counted.items(), *gauges.items()):
+                families[name].add(value, *rank.labels, *labels)
+        return list(families.values())
+
+    def _read(
+        self,
+        rank: RankProcess,
+        children: dict[int, list[int]],
+        nodes: dict[str, frozenset[int]],
+        counted: Readings,
+    ) -> Readings:
+        """Raise a rank's totals to what they are now, and return what is no total."""
+        directory = self._proc / str(rank.pid)
+        # Before its workers: time of one that ends in between is missed until the next sample,
+        # where the other order would count it twice and then never let the total shrink again.
+        own = parse_stat(read(directory / "stat"))
+        members = {rank.pid: own, **self._descendants(rank.pid, children)}
+        status = parse_table(read(directory / "status"))
+        now: Readings = {
+            ("process_cpu_seconds",): sum(stat.cpu_seconds for stat in members.values()),
+            ("process_involuntary_switches",): int(status["nonvoluntary_ctxt_switches"]),
+        }
+        with contextlib.suppress(FileNotFoundError):  # a kernel without scheduler statistics
+            delay_ns = read(directory / "schedstat").split()[1]
+            now["process_run_delay_seconds",] = int(delay_ns) / 1e9
+        # Some kernels do not count I/O, and that of another user's process is for root only.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            for direction, count in self._transferred(rank.pid, members).items():
+                now["process_io_bytes", direction] = count
+        for key, value in now.items():
+            counted[key] = max(value, counted.get(key, 0))
+        allowed = parse_cpu_list(status["Cpus_allowed_list"])
+        resident = sum(stat.resident_pages for stat in members.values()) * _PAGE_BYTES
+        shares: Readings = {
+            ("process_allowed_cpus", node): float(len(allowed & cpus))
+            for node, cpus in nodes.items()
+            if allowed & cpus
+        }
+        return {("process_resident_memory_bytes",): resident, **shares}
+
+    def _transferred(self, pid: int, members: Iterable[int]) -> dict[str, int]:
+        """Return bytes that storage moved for a rank and its workers, by direction.
+
+        Raises:
+            FileNotFoundError: It is not known of the rank.
+            PermissionError: It is not for us to know.
+        """
+        total = self._io(pid)
+        for member in members:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if member != pid:
+                    total = {
+                        direction: total[direction] + more for direction, more in self._io(member).items()
+                    }
+        return total
+
+    def _io(self, pid: int) -> dict[str, int]:
+        table = parse_table(read(self._proc / str(pid) / "io"))
+        return {direction: int(table[field]) for direction, field in _DIRECTIONS.items()}
+
+    def _descendants(self, pid: int, children: dict[int, list[int]]) -> dict[int, ProcessStat]:
+        found: dict[int, ProcessStat] = {}
+        unvisited = [pid]
+        while unvisited:
+            parent = unvisited.pop()
+            for child in children.get(parent, ()):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    stat = parse_stat(read(self._proc / str(child) / "stat"))
+                    if stat.parent == parent:
+                        found[child] = stat
+                        unvisited.append(child)
+        return found
+
+    def _children(self) -> dict[int, list[int]]:
+        """Return the children of every process.
+
+        Who the parent is, is asked once per process: a node has thousands, and few are new.
+        """
+        present = {int(name) for name in os.listdir(self._proc) if name.isdigit()}  # noqa: PTH208
+        for pid in self._parents.keys() - present:
+            del self._parents[pid]
+        for pid in present - self._parents.keys():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                self._parents[pid] = parse_stat(read(self._proc / str(pid) / "stat")).parent
+        children: dict[int, list[int]] = {}
+        for pid, parent in self._parents.items():
+            children.setdefault(parent, []).append(pid)
+        return children
+
+    def _numa_nodes(self) -> dict[str, frozenset[int]]:
+        """Return the CPUs of each NUMA node; empty where the kernel knows no such nodes."""
+        return {
+            path.parent.name.removeprefix("node"): parse_cpu_list(read(path))
+            for path in sorted(self._nodes.glob("node[0-9]*/cpulist"))
+        }
+
+
+def _families() -> Iterator[Family]:
+    yield Family("process_cpu_seconds", "CPU time of the rank and its workers.", "counter", _RANK)
+    yield Family(
+        "process_resident_memory_bytes",
+        "Memory of the rank plus that of its workers; pages they share count in each.",
+        "gauge",
+        _RANK,
+    )
+    yield Family(
+        "process_io_bytes",
+        "Bytes that storage moved for the rank and its workers.",
+        "counter",
+        (*_RANK, "direction"),
+    )
+    yield Family(
+        "process_run_delay_seconds",
+        "Time that the rank's main thread was ready to run and had no CPU.",
+        "counter",
+        _RANK,
+    )
+    yield Family(
+        "process_involuntary_switches",
+        "Times that the rank's main thread had its CPU taken away.",
+        "counter",
+        _RANK,
+    )
+    yield Family(
+        "process_allowed_cpus",
+        "CPUs of a NUMA node that the rank may run on.",
+        "gauge",
+        (*_RANK, "numa_node"),
+    )

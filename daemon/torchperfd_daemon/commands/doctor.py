@@ -1,0 +1,51 @@
+"""``torchperfd doctor``."""
+
+import json
+import sys
+
+import click
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon import doctor
+from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.errors import DaemonUnreachableError
+
+
+@click.command("doctor")
+@socket_option
+@json_option
+def command(socket: str | None, as_json: bool) -> int:
+    """Look for what keeps this node's GPUs, CPUs and loaders from full speed.
+
+    Each line names what was found, why it matters, and the command that fixes it. Nothing is
+    changed. Exits with 0 when nothing was found, with 1 otherwise.
+    """
+    facts = doctor.read_facts(_ranks(socket))
+    findings = doctor.examine(facts)
+    if as_json:
+        click.echo(json.dumps(doctor.to_dict(findings, facts.skipped)))
+    else:
+        doctor.render_text(findings, facts.skipped, sys.stdout)
+    return 1 if findings else 0
+
+
+def _ranks(socket: str | None) -> list[RankProcess] | None:
+    try:
+        with connect(socket) as daemon:
+            runs = daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=10).runs
+    except DaemonUnreachableError:
+        return None
+    return [
+        RankProcess(
+            rank.identity.run,
+            rank.identity.rank,
+            rank.identity.pid,
+            rank.identity.pid_namespace,
+            rank.identity.process_start_ticks,
+        )
+        for run in runs
+        for rank in run.ranks
+        if rank.connected
+    ]

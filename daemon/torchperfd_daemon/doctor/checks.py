@@ -1,0 +1,241 @@
+"""The checks: each a pure function from facts to findings."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
+
+_LEAST_SHM_BYTES: Final = 1 << 30
+_MOST_CLOCK_ERROR_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something to mend.
+
+    Attributes:
+        check: Name of the check.
+        subject: What it is about: ``GPU 3``, ``rank 0 of bert-17``, ``node``.
+        problem: What was found.
+        why: What it costs.
+        fix: The command, or the setting, that mends it.
+    """
+
+    check: str
+    subject: str
+    problem: str
+    why: str
+    fix: str
+
+
+Check = Callable[[Facts], Iterator[Finding]]
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Return all that is wrong, in the order of the checks."""
+    return [finding for check in CHECKS for finding in check(facts)]
+
+
+def check_pcie(facts: Facts) -> Iterator[Finding]:
+    """A link narrower or slower than card and slot allow."""
+    for gpu in facts.gpus or ():
+        lspci = f"`sudo lspci -vv -s {gpu.pci_bus_id} | grep -i lnksta`"
+        if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
+            yield Finding(
+                "pcie",
+                _name(gpu),
+                f"its PCIe link has {gpu.pcie_width} lanes of {gpu.pcie_width_max}",
+                "batches take longer to reach the GPU, in the same proportion",
+                f"reseat the card or its riser, then look at {lspci}",
+            )
+        # An idle GPU slows its link down to save power; that is as it should be.
+        if (
+            not gpu.is_idle
+            and gpu.pcie_generation
+            and gpu.pcie_generation_max
+            and gpu.pcie_generation < gpu.pcie_generation_max
+        ):
+            yield Finding(
+                "pcie",
+                _name(gpu),
+                f"its PCIe link runs at generation {gpu.pcie_generation} of {gpu.pcie_generation_max}",
+                "each generation less halves the bandwidth to the GPU",
+                f"set the slot's link speed to Auto in the firmware, then look at {lspci}",
+            )
+
+
+def check_throttling(facts: Facts) -> Iterator[Finding]:
+    """Clocks held down by heat or by a power supply, not by the ordinary power cap."""
+    for gpu in facts.gpus or ():
+        if gpu.throttled_by:
+            yield Finding(
+                "throttling",
+                _name(gpu),
+                f"its clocks are held down by {' and '.join(gpu.throttled_by)}",
+                "every kernel runs slower, and in synchronous training all ranks wait for this one",
+                "mend cooling or power; watch it with"
+                f" `nvidia-smi -q -i {gpu.index} -d PERFORMANCE,TEMPERATURE`",
+            )
+
+
+def check_persistence(facts: Facts) -> Iterator[Finding]:
+    """A driver that unloads itself when nobody uses the GPU."""
+    off = [gpu for gpu in facts.gpus or () if gpu.persistence_mode is False]
+    if off:
+        yield Finding(
+            "persistence",
+            ", ".join(map(_name, off)),
+            "persistence mode is off",
+            "the driver sets the GPU up anew for each job that finds it unused, which takes seconds",
+            "`sudo nvidia-smi -pm 1`, or `sudo systemctl enable --now nvidia-persistenced` to keep it so",
+        )
+
+
+def check_shared_memory(facts: Facts) -> Iterator[Finding]:
+    """A ``/dev/shm`` of a container's default size."""
+    fix = (
+        "`docker run --shm-size=16g …`, in Kubernetes an emptyDir of medium Memory on /dev/shm, on a host"
+        " `sudo mount -o remount,size=16G /dev/shm`"
+    )
+    why = "DataLoader workers hand batches over in it, and die of a bus error when it is full"
+    sizes = [(_rank(rank), rank.shm_bytes) for rank in facts.ranks or ()]
+    # The node's own matters where no rank's can be seen.
+    for subject, size in [one for one in sizes if one[1] is not None] or [("node", facts.shm_bytes)]:
+        if size is not None and size < _LEAST_SHM_BYTES:
+            yield Finding("shared-memory", subject, f"/dev/shm holds {size / 2**20:.0f} MiB", why, fix)
+
+
+def check_affinity(facts: Facts) -> Iterator[Finding]:
+    """Affinity that fits neither the control group nor the GPU."""
+    ranks = facts.ranks or ()
+    for rank in ranks:
+        if rank.cpu_cores is not None and rank.allowed and rank.cpu_cores < len(rank.allowed):
+            quota = max(1, int(rank.cpu_cores))
+            yield Finding(
+                "affinity",
+                _rank(rank),
+                f"it may run on {len(rank.allowed)} CPUs, and its control group has a quota of"
+                f" {rank.cpu_cores:g}",
+                "libraries start a thread per CPU they see, use the quota up and then all stand still",
+                f"`export OMP_NUM_THREADS={quota}` before it starts, or give the container whole CPUs",
+            )
+        granted = rank.cgroup_cpus or frozenset()
+        share = len(granted) // sum(other.cgroup_cpus == rank.cgroup_cpus for other in ranks)
+        # Who has a whole NUMA node was put there on purpose.
+        on_node = any(cpus & granted and cpus & granted <= rank.allowed for cpus in facts.numa_cpus.values())
+        if rank.allowed and len(rank.allowed) < share and not on_node:
+            yield Finding(
+                "affinity",
+                _rank(rank),
+                f"it may run on {len(rank.allowed)} CPUs, and its share of the control group's is {share}",
+                "its workers inherit that and crowd each other, while other CPUs idle",
+                f"`taskset -acp {_cpu_list(granted)} {rank.pid}`",
+            )
+        yield from _far_from_gpu(rank, facts)
+
+
+def _far_from_gpu(rank: RankFacts, facts: Facts) -> Iterator[Finding]:
+    for gpu in facts.gpus or ():
+        near = facts.numa_cpus.get(gpu.numa_node) if gpu.numa_node is not None else None
+        if rank.pid in gpu.pids and near and rank.allowed and not near & rank.allowed:
+            yield Finding(
+                "affinity",
+                _rank(rank),
+                f"it runs on no CPU of NUMA node {gpu.numa_node}, where its {_name(gpu)} is",
+                "each batch and each kernel launch crosses the link between the sockets",
+                f"`taskset -acp {_cpu_list(near)} {rank.pid}`",
+            )
+
+
+def check_workers(facts: Facts) -> Iterator[Finding]:
+    """More DataLoader workers than CPUs to run them."""
+    sharing: dict[frozenset[int], list[RankFacts]] = defaultdict(list)
+    for rank in facts.ranks or ():
+        if rank.allowed and rank.workers:
+            sharing[rank.allowed].append(rank)
+    for allowed, ranks in sharing.items():
+        cpus = min([float(len(allowed)), *(rank.cpu_cores for rank in ranks if rank.cpu_cores is not None)])
+        processes = sum(rank.workers + 1 for rank in ranks)
+        if processes > cpus:
+            fitting = max(1, int(cpus / len(ranks)) - 1)
+            yield Finding(
+                "workers",
+                ", ".join(map(_rank, ranks)),
+                f"{processes} processes share {cpus:g} CPUs, {processes - len(ranks)} of them loader workers",
+                "they take turns: the training thread waits for a CPU while workers have it",
+                f"`DataLoader(num_workers={fitting})` in each rank, or more CPUs",
+            )
+
+
+def check_cuda(facts: Facts) -> Iterator[Finding]:
+    """A torch that the driver is too old for, or that cannot use a GPU at all."""
+    if facts.gpus is None:
+        return
+    why = "CUDA does not start, and training runs on the CPU or fails"
+    if facts.torch_version and facts.torch_cuda is None:
+        yield Finding(
+            "cuda",
+            "node",
+            f"torch {facts.torch_version} is a build without CUDA, on a node with {len(facts.gpus)} GPUs",
+            "training runs on the CPU",
+            "`pip install --force-reinstall torch`, which is a build with CUDA",
+        )
+    # Within a major version an older driver runs what was built for a newer minor one.
+    if facts.torch_cuda and facts.driver_cuda and facts.torch_cuda[0] > facts.driver_cuda[0]:
+        driver, torch = (".".join(map(str, version)) for version in (facts.driver_cuda, facts.torch_cuda))
+        yield Finding(
+            "cuda",
+            "node",
+            f"torch {facts.torch_version} is built for CUDA {torch}, the driver runs {driver} at most",
+            why,
+            f"update the driver, or install a torch for CUDA {facts.driver_cuda[0]}",
+        )
+
+
+def check_clock(facts: Facts) -> Iterator[Finding]:
+    """A clock that drifts from those of other nodes."""
+    why = "steps and traces of several nodes cannot be laid side by side"
+    fix = "`sudo timedatectl set-ntp true`, or `sudo systemctl enable --now chronyd`"
+    if facts.clock_synchronised is False:
+        yield Finding("clock", "node", "nothing keeps the clock right", why, fix)
+    elif facts.clock_error_seconds is not None and facts.clock_error_seconds > _MOST_CLOCK_ERROR_S:
+        yield Finding(
+            "clock",
+            "node",
+            f"the clock may be wrong by {facts.clock_error_seconds:.2g} s",
+            why,
+            "`chronyc tracking` or `timedatectl timesync-status` names the server to replace",
+        )
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_pcie,
+    check_throttling,
+    check_persistence,
+    check_cuda,
+    check_shared_memory,
+    check_affinity,
+    check_workers,
+    check_clock,
+)
+
+
+def _name(gpu: Gpu) -> str:
+    return f"GPU {gpu.index}"
+
+
+def _rank(rank: RankFacts) -> str:
+    return f"rank {rank.rank} of {rank.run}"
+
+
+def _cpu_list(cpus: frozenset[int]) -> str:
+    """Return CPUs as ``taskset`` takes them: ``0-3,8``."""
+    runs: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if runs and cpu == runs[-1][-1] + 1:
+            runs[-1].append(cpu)
+        else:
+            runs.append([cpu])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,83 @@
+"""What the doctor reads before it judges; None, or empty, where it could not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU.
+
+    Attributes:
+        pci_bus_id: As in ``0000:3b:00.0``.
+        pcie_generation: Of the link as it is now; it falls while the GPU idles.
+        pcie_width: Lanes of the link as it is now.
+        throttled_by: Reasons that hold its clocks down now, of those that mean a fault.
+        is_idle: Nothing runs on it.
+        numa_node: Where it is plugged in.
+        pids: Processes that compute on it.
+    """
+
+    index: int
+    name: str
+    pci_bus_id: str
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    throttled_by: tuple[str, ...] = ()
+    persistence_mode: bool | None = None
+    is_idle: bool = True
+    numa_node: int | None = None
+    pids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """One training process.
+
+    Attributes:
+        allowed: CPUs its affinity lets it run on.
+        cgroup_cpus: CPUs its control group lets it run on.
+        cpu_cores: CPU seconds per second that its control group has a quota for.
+        workers: DataLoader workers it has now.
+        shm_bytes: Size of its ``/dev/shm``.
+    """
+
+    run: str
+    rank: int
+    pid: int
+    allowed: frozenset[int] = frozenset()
+    cgroup_cpus: frozenset[int] | None = None
+    cpu_cores: float | None = None
+    workers: int = 0
+    shm_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A node.
+
+    Attributes:
+        gpus: None when there is no driver.
+        driver_cuda: Newest CUDA that the driver runs, (major, minor).
+        torch_cuda: CUDA that the installed torch was built for; None for a build without.
+        torch_version: Of the installed torch; empty when there is none.
+        ranks: None when no daemon answers.
+        numa_cpus: CPUs by NUMA node.
+        shm_bytes: Size of ``/dev/shm``.
+        clock_synchronised: Whether the kernel says that something keeps its clock right.
+        clock_error_seconds: The most by which the kernel takes its clock to be wrong.
+        skipped: What could not be looked at, and why, by name of the check.
+    """
+
+    gpus: tuple[Gpu, ...] | None = None
+    driver_cuda: tuple[int, int] | None = None
+    torch_cuda: tuple[int, int] | None = None
+    torch_version: str = ""
+    ranks: tuple[RankFacts, ...] | None = None
+    numa_cpus: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    shm_bytes: int | None = None
+    clock_synchronised: bool | None = None
+    clock_error_seconds: float | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)

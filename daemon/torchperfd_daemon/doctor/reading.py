@@ -1,0 +1,128 @@
+"""Reading the facts: from the kernel, the driver, and the installed torch; nothing is changed."""
+
+import contextlib
+import importlib.util
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from torchperfd_daemon.collectors.cgroup import read_limits
+from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, parse_table, read
+from torchperfd_daemon.collectors.ranks import RankProcess, is_here
+from torchperfd_daemon.doctor.clock import read_clock
+from torchperfd_daemon.doctor.facts import Facts, RankFacts
+from torchperfd_daemon.doctor.gpus import NoDriverError, read_gpus
+
+_TORCH_FIELD: Final = re.compile(r"^(?P<name>__version__|cuda)\b[^=]*=\s*'(?P<value>[^']*)'", re.MULTILINE)
+
+
+def read_facts(
+    ranks: Sequence[RankProcess] | None,
+    proc: Path = Path("/proc"),
+    sys: Path = Path("/sys"),
+    shm: Path = Path("/dev/shm"),
+) -> Facts:
+    """Read all there is to read; what cannot be looked at is named, and no error.
+
+    Args:
+        ranks: The training processes on this node; None when no daemon answers.
+        proc: Root of procfs.
+        sys: Root of sysfs.
+        shm: Where shared memory is mounted.
+    """
+    skipped = {}
+    gpus = driver_cuda = None
+    try:
+        gpus, unreachable, driver_cuda = read_gpus(sys)
+        for index in unreachable:
+            skipped[f"GPU {index}"] = "it does not answer; look at `sudo dmesg | grep -i xid`"
+    except NoDriverError as error:
+        skipped["gpus"] = str(error)
+    seen = []
+    if ranks is None:
+        skipped["ranks"] = "no daemon answers; start one with `torchperfd serve`"
+    for rank in ranks or ():
+        if not is_here(proc, rank):
+            skipped[f"rank {rank.rank} of {rank.run}"] = "it has ended, or runs in another container"
+            continue
+        with contextlib.suppress(OSError):
+            seen.append(_read_rank(rank, proc, sys))
+    torch_version, torch_cuda = read_torch()
+    clock = read_clock()
+    if clock is None:
+        skipped["clock"] = "the kernel does not tell"
+    return Facts(
+        gpus=gpus,
+        driver_cuda=driver_cuda,
+        torch_version=torch_version,
+        torch_cuda=torch_cuda,
+        ranks=None if ranks is None else tuple(seen),
+        numa_cpus={
+            int(path.parent.name.removeprefix("node")): parse_cpu_list(read(path))
+            for path in sorted((sys / "devices" / "system" / "node").glob("node[0-9]*/cpulist"))
+        },
+        shm_bytes=_size(shm),
+        clock_synchronised=None if clock is None else clock.synchronised,
+        clock_error_seconds=None if clock is None else clock.error_seconds,
+        skipped=skipped,
+    )
+
+
+def read_torch(version_file: Path | None = None) -> tuple[str, tuple[int, int] | None]:
+    """Return version and CUDA, (major, minor), of the installed torch, without importing it.
+
+    Args:
+        version_file: Its ``version.py``; looked for when None.
+    """
+    if version_file is None:
+        spec = importlib.util.find_spec("torch")
+        if spec is None or spec.origin is None:
+            return "", None
+        version_file = Path(spec.origin).parent / "version.py"
+    try:
+        text = version_file.read_text()
+    except OSError:
+        return "", None
+    fields = {match["name"]: match["value"] for match in _TORCH_FIELD.finditer(text)}
+    cuda = re.match(r"(\d+)\.(\d+)", fields.get("cuda", ""))
+    return fields.get("__version__", ""), (int(cuda[1]), int(cuda[2])) if cuda else None
+
+
+def _read_rank(rank: RankProcess, proc: Path, sys: Path) -> RankFacts:
+    directory = proc / str(rank.pid)
+    limits = read_limits(rank.pid, proc, sys / "fs" / "cgroup")
+    return RankFacts(
+        run=rank.run,
+        rank=rank.rank,
+        pid=rank.pid,
+        allowed=parse_cpu_list(parse_table(read(directory / "status"))["Cpus_allowed_list"]),
+        cgroup_cpus=limits.cpus,
+        cpu_cores=limits.cpu_cores,
+        workers=_count_workers(rank.pid, proc),
+        shm_bytes=_size(directory / "root" / "dev" / "shm"),
+    )
+
+
+def _count_workers(pid: int, proc: Path) -> int:
+    """Count the loader workers of a process: its forks, and what multiprocessing spawned for it."""
+    parents, commands = {}, {}
+    for entry in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(entry.name)] = parse_stat(read(entry / "stat")).parent
+            commands[int(entry.name)] = read(entry / "cmdline")
+    return sum(
+        (parent == pid and (commands[child] == commands[pid] or "multiprocessing.spawn" in commands[child]))
+        or (parents.get(parent) == pid and "multiprocessing.forkserver" in commands.get(parent, ""))
+        for child, parent in parents.items()
+        if child in commands and pid in commands
+    )
+
+
+def _size(shm: Path) -> int | None:
+    try:
+        status = os.statvfs(shm)
+    except OSError:
+        return None
+    return status.f_blocks * status.f_frsize

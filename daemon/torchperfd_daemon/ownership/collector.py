@@ -1,0 +1,203 @@
+"""Looks at ranks' processes, at the GPUs and at the kubelet to tell who owns what."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
+from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
+from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, is_here
+from torchperfd_daemon.ownership.kubernetes import PodResources, pod_of_cgroup
+from torchperfd_daemon.ownership.owner import Owner, as_told
+from torchperfd_daemon.ownership.slurm import gpus_of_environment, job_of_cgroup
+from torchperfd_daemon.store import RankIdentity
+
+# What torchrun calls a run that nobody has named.
+_UNNAMED: Final = "none"
+_WANTED: Final = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "POD_UID")
+
+
+class GpuWatch(GpuCollector):
+    """Samples GPUs through another collector, and keeps what that has read for others to look at.
+
+    Args:
+        gpus: What reads the GPUs.
+        ranks: Tells which ranks there are, whose memory on GPUs is told.
+        proc: Root of procfs.
+    """
+
+    def __init__(self, gpus: GpuCollector, ranks: Ranks = tuple, proc: Path = Path("/proc")) -> None:
+        super().__init__(ranks, proc)
+        self._gpus = gpus
+        self.name = gpus.name
+        self._newest: Sequence[GpuReading] = ()
+
+    def newest(self) -> Sequence[GpuReading]:
+        """Return what was read last; empty when that failed."""
+        return self._newest
+
+    def read(self) -> list[GpuReading]:
+        """Return one reading per GPU and instance.
+
+        Raises:
+            CollectorUnavailableError: There is no GPU to be read.
+        """
+        self._newest = ()
+        readings = self._gpus.read()
+        self._newest = readings
+        return readings
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a rank's process has been told and never loses."""
+
+    owner: Owner
+    torchrun: bool
+    slurm_gpus: frozenset[str]
+
+
+class OwnershipCollector:
+    """Tells whose each rank is, and whose each GPU.
+
+    Args:
+        ranks: Tells which ranks there are.
+        gpus: Returns the newest reading of each GPU.
+        pods: The kubelet's list of what containers were given.
+        proc: Root of procfs.
+    """
+
+    name = "ownership"
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        gpus: Callable[[], Sequence[GpuReading]],
+        pods: PodResources | None = None,
+        proc: Path = Path("/proc"),
+    ) -> None:
+        self._ranks = ranks
+        self._gpus = gpus
+        self._pods = pods or PodResources()
+        self._proc = proc
+        self._facts: dict[RankProcess, _Facts] = {}
+        self._owners: dict[tuple[str, int, int, int], Owner] = {}
+
+    def of(self, identity: RankIdentity) -> Owner:
+        """Return whose a rank is: what it told itself, and what its process shows."""
+        told = as_told(identity)
+        seen = self._owners.get(
+            (identity.run, identity.rank, identity.pid, identity.process_start_ticks), told
+        )
+        return replace(
+            seen,
+            slurm_job_id=told.slurm_job_id or seen.slurm_job_id,
+            pod_uid=told.pod_uid or seen.pod_uid,
+        )
+
+    def sample(self) -> Sequence[Family]:
+        """Return who was given which GPU; GPUs that nobody was given have no series.
+
+        Raises:
+            CollectorUnavailableError: The kubelet does not answer.
+        """
+        readings = self._gpus()
+        holders = dict(self._holders(readings))
+        facts, owners = {}, {}
+        for rank in self._ranks():
+            pid, gpu = holders.get((rank.pid, rank.start_ticks), (None, ""))
+            if pid is None and is_here(self._proc, rank):
+                pid = rank.pid
+            # One that ended is told of until its series go, and says nothing new.
+            known = self._facts.get(rank) or (self._look(pid) if pid is not None else None)
+            if known is not None:
+                facts[rank] = known
+            key = (rank.run, rank.rank, rank.pid, rank.start_ticks)
+            before = self._owners.get(key, Owner())
+            owners[key] = replace(
+                known.owner if known is not None else Owner(), gpu_uuid=gpu or before.gpu_uuid
+            )
+        self._facts, self._owners = facts, owners
+
+        family = Family(
+            "gpu_allocation_info",
+            "Who a GPU was given to, and by what.",
+            "gauge",
+            ("gpu", "gpu_uuid", "allocator", "allocation"),
+        )
+        for labels in sorted(set(self._allocations(readings))):
+            family.add(1, *labels)
+        return [family]
+
+    def _allocations(self, readings: Iterable[GpuReading]) -> Iterator[tuple[str, str, str, str]]:
+        by_name = {name: reading for reading in readings for name in (reading.uuid, reading.gpu) if name}
+        for given in self._pods.list():
+            if reading := by_name.get(given.device):
+                yield reading.gpu, reading.uuid, "kubernetes", given.container
+        for rank, facts in self._facts.items():
+            owner = self._owners[rank.run, rank.rank, rank.pid, rank.start_ticks]
+            held = {owner.gpu_uuid} if owner.gpu_uuid else set()
+            if owner.slurm_job_id:
+                allocator, allocation, names = "slurm", owner.slurm_job_id, facts.slurm_gpus or held
+            elif facts.torchrun and not owner.pod_uid:
+                allocator, allocation, names = "torchrun", rank.run, held
+            else:
+                continue
+            for name in names:
+                if reading := by_name.get(name):
+                    yield reading.gpu, reading.uuid, allocator, allocation
+
+    def _holders(self, readings: Iterable[GpuReading]) -> Iterator[tuple[tuple[int, int], tuple[int, str]]]:
+        """Yield the processes on GPUs: pid as they see it and start; pid as we see it and GPU.
+
+        Of several GPUs that a process holds memory on, the one that it holds most on is its own:
+        contexts that were opened by mistake are small. An instance comes after its GPU and goes before it.
+        """
+        most: dict[int, tuple[int, str]] = {}
+        for reading in readings:
+            for pid, size in reading.process_bytes.items():
+                if size >= most.get(pid, (0, ""))[0]:
+                    most[pid] = (size, reading.uuid)
+        for pid, (_, uuid) in most.items():
+            try:
+                status = parse_table(read(self._proc / str(pid) / "status"))
+                start = parse_stat(read(self._proc / str(pid) / "stat")).start_ticks
+            except OSError:
+                continue  # it has just ended, or lives where we cannot look
+            # Kernels without pid namespaces have no such line: then there is only one id.
+            own = int(status.get("NSpid", str(pid)).split()[-1])
+            yield (own, start), (pid, uuid)
+
+    def _look(self, pid: int) -> _Facts | None:
+        """Return what a process's environment and control group say; None when it has just ended."""
+        try:
+            group = read(self._proc / str(pid) / "cgroup")
+        except OSError:
+            return None
+        environment = self._environment(pid)
+        elastic = environment.get("TORCHELASTIC_RUN_ID", "")
+        owner = Owner(
+            slurm_job_id=environment.get("SLURM_JOB_ID", "") or job_of_cgroup(group),
+            pod_uid=environment.get("POD_UID", "") or pod_of_cgroup(group),
+            torchelastic_run_id="" if elastic == _UNNAMED else elastic,
+        )
+        return _Facts(owner, bool(elastic), gpus_of_environment(environment))
+
+    def _environment(self, pid: int) -> dict[str, str]:
+        """Return what is wanted of the environment that a process was started with; all else is its own.
+
+        Empty where it is another user's and we are not root.
+        """
+        try:
+            text = read(self._proc / str(pid) / "environ")
+        except OSError:
+            return {}
+        pairs = (entry.partition("=")[::2] for entry in text.split("\0"))
+        return {name: _printable(value) for name, value in pairs if name in _WANTED}
+
+
+def _printable(value: str) -> str:
+    """Return text of another process as a label's value."""
+    return "".join(character if character.isprintable() else "?" for character in value[:200])

@@ -1,0 +1,187 @@
+"""Ranks as processes: theirs and their workers' use, and nothing about processes that are others."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.unit.daemon.host_tree import HostTree
+
+from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
+from torchperfd_daemon.collectors.cgroup import CgroupCollector, Limits, read_limits
+from torchperfd_daemon.collectors.process import ProcessCollector
+from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.metrics.process import RankProcesses
+from torchperfd_daemon.store import RankIdentity, Store
+
+TICK = 1 / os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> HostTree:
+    made = HostTree(tmp_path)
+    made.write("sys/devices/system/node/node0/cpulist", "0-1\n")
+    made.write("sys/devices/system/node/node1/cpulist", "2-3\n")
+    return made
+
+
+def values(families: Sequence[Family], rank: str = "0") -> dict[tuple[str, ...], float]:
+    """Return what is said of a rank: by name and the labels after run and rank."""
+    return {
+        (family.name, *labels[2:]): value
+        for family in families
+        for labels, value in family.samples
+        if labels[:2] == ("bert-17", rank)
+    }
+
+
+def test_a_rank_and_its_workers_in_base_units(tree: HostTree) -> None:
+    # The first has two workers, of which one has a child; the second has none.
+    tree.add_process(
+        100,
+        ticks=(200, 50, 30, 20),
+        pages=50,
+        moved=(1000, 10),
+        delay_ns=1_500_000_000,
+        switches=9,
+        cpus="0-2",
+    )
+    tree.add_process(101, 100, ticks=(40, 0, 0, 0), pages=20, moved=(500, 1), switches=1000)
+    tree.add_process(102, 100, ticks=(10, 0, 0, 0), pages=5, moved=(0, 1))
+    tree.add_process(103, 102, ticks=(5, 0, 0, 0), pages=1, moved=(7, 0))
+    tree.add_process(200, ticks=(1, 0, 0, 0), pages=2, cpus="3")
+    tree.add_process(999, 1, ticks=(9999, 0, 0, 0))
+    ranks = [tree.rank(100), tree.rank(200, 1)]
+    families = ProcessCollector(lambda: ranks, tree.proc, tree.sys).sample()
+    assert values(families) == {
+        ("process_cpu_seconds",): pytest.approx(355 * TICK),
+        ("process_resident_memory_bytes",): 76 * PAGE,
+        ("process_io_bytes", "read"): 1507,
+        ("process_io_bytes", "write"): 12,
+        ("process_run_delay_seconds",): 1.5,
+        ("process_involuntary_switches",): 9,
+        ("process_allowed_cpus", "0"): 2,
+        ("process_allowed_cpus", "1"): 1,
+    }
+    assert values(families, "1")["process_cpu_seconds",] == pytest.approx(TICK)
+    assert ("process_allowed_cpus", "0") not in values(families, "1")
+
+
+def test_what_the_kernel_does_not_tell_is_absent(tree: HostTree) -> None:
+    tree.add_process(100, moved=None, delay_ns=None)
+    found = values(ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys / "none").sample())
+    assert {name for name, *_ in found} == {
+        "process_cpu_seconds",
+        "process_resident_memory_bytes",
+        "process_involuntary_switches",
+    }
+
+
+def test_io_of_another_user_is_absent(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchperfd_daemon.collectors import process
+
+    def refusing(path: Path) -> str:
+        if path.name == "io":
+            raise PermissionError(13, "Permission denied")
+        return path.read_text()
+
+    tree.add_process(100)
+    monkeypatch.setattr(process, "read", refusing)
+    found = values(ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys).sample())
+    assert ("process_cpu_seconds",) in found
+    assert ("process_io_bytes", "read") not in found
+
+
+def test_totals_never_fall_when_workers_end(tree: HostTree) -> None:
+    tree.add_process(100, ticks=(100, 0, 0, 0))
+    tree.add_process(101, 100, ticks=(50, 0, 0, 0))
+    collector = ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys)
+
+    def cpu_ticks() -> int:
+        return round(values(collector.sample())["process_cpu_seconds",] / TICK)
+
+    assert cpu_ticks() == 150
+    # It has ended, and is not waited for yet.
+    tree.end_process(101)
+    assert cpu_ticks() == 150
+    tree.add_process(100, ticks=(100, 0, 52, 0))
+    assert cpu_ticks() == 152
+    # Its id goes to a process of somebody else's.
+    tree.add_process(101, 1, ticks=(5000, 0, 0, 0), start=900)
+    assert cpu_ticks() == 152
+
+
+def test_a_rank_that_has_ended_keeps_its_totals_until_it_is_forgotten(tree: HostTree) -> None:
+    tree.add_process(100, ticks=(100, 0, 0, 0))
+    ranks = [tree.rank(100)]
+    collector = ProcessCollector(lambda: ranks, tree.proc, tree.sys)
+    before = values(collector.sample())
+    tree.end_process(100)
+    after = values(collector.sample())
+    assert after["process_cpu_seconds",] == before["process_cpu_seconds",]
+    assert ("process_resident_memory_bytes",) not in after
+    ranks.clear()
+    assert values(collector.sample()) == {}
+
+
+@pytest.mark.parametrize("other", [{"start": 501}, {"namespace": 1}])
+def test_a_process_that_is_not_the_rank_is_not_taken_for_it(tree: HostTree, other: dict[str, int]) -> None:
+    tree.add_process(100, ticks=(100, 0, 0, 0))
+    collector = ProcessCollector(lambda: [tree.rank(100, **other)], tree.proc, tree.sys)
+    assert values(collector.sample()) == {}
+
+
+def test_this_very_process_can_be_read() -> None:
+    rank = RankProcess("bert-17", 0, os.getpid(), 0, 0)
+    found = values(ProcessCollector(lambda: [rank]).sample())
+    assert found["process_cpu_seconds",] > 0
+    assert found["process_resident_memory_bytes",] > 1 << 20
+
+
+def test_ranks_come_from_the_store() -> None:
+    store = Store()
+    store.join(RankIdentity("bert-17", 3, pid=42, pid_namespace=7, process_start_ticks=99))
+    assert list(RankProcesses(store)()) == [RankProcess("bert-17", 3, 42, 7, 99)]
+
+
+def limited(tree: HostTree, group: str, **files: str) -> None:
+    tree.write("sys/fs/cgroup/cgroup.controllers", "cpu memory\n")
+    for name, text in files.items():
+        tree.write(f"sys/fs/cgroup{group}/{name.replace('_', '.', 1)}", text)
+
+
+def test_the_tightest_limit_of_all_groups_around_a_rank_holds(tree: HostTree) -> None:
+    limited(tree, "/pod", cpu_max="400000 100000\n", memory_max="1000\n", cpu_stat="throttled_usec 2500000\n")
+    limited(
+        tree,
+        "/pod/box",
+        cpu_max="max 100000\n",
+        memory_max="5000\n",
+        cpu_stat="usage_usec 1\nthrottled_usec 7\n",
+    )
+    limited(tree, "/pod/box", cpuset_cpus_effective="")
+    tree.write("sys/fs/cgroup/pod/box/cpuset.cpus.effective", "0-1\n")
+    tree.add_process(100, cgroup="/pod/box")
+    root = tree.sys / "fs/cgroup"
+    assert read_limits(100, tree.proc, root) == Limits(4.0, 1000, frozenset({0, 1}), 2.5)
+    assert values(CgroupCollector(lambda: [tree.rank(100)], tree.proc, root).sample()) == {
+        ("process_cpu_limit_cores",): 4.0,
+        ("process_memory_limit_bytes",): 1000,
+        ("process_throttled_seconds",): 2.5,
+    }
+
+
+def test_without_limits_there_are_no_such_series(tree: HostTree) -> None:
+    limited(tree, "/job", cpu_max="max 100000\n", memory_max="max\n", cpu_stat="usage_usec 5\n")
+    tree.add_process(100, cgroup="/job")
+    # Ours is a namespace below: its group is outside what we can see.
+    tree.add_process(200, cgroup="/../other")
+    ranks = [tree.rank(100), tree.rank(200, 1), tree.rank(300, 2)]
+    families = CgroupCollector(lambda: ranks, tree.proc, tree.sys / "fs/cgroup").sample()
+    assert [family.samples for family in families] == [[], [], []]
+
+
+def test_a_node_without_cgroups_of_version_two_is_told(tree: HostTree) -> None:
+    with pytest.raises(CollectorUnavailableError, match="unified_cgroup_hierarchy"):
+        CgroupCollector(lambda: [], tree.proc, tree.sys / "fs/cgroup").sample()

@@ -1,0 +1,120 @@
+"""The cap on series: whole ranks or none of them, the oldest first, and what is left out is counted."""
+
+from array import array
+
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from torchperfd_daemon.captures import CaptureCounts
+from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.cap import SeriesCap, by_age
+from torchperfd_daemon.metrics.own import OwnMetrics
+from torchperfd_daemon.metrics.training import TrainingMetrics
+from torchperfd_daemon.store import Rank, RankIdentity, StepColumns, Store
+
+Series = dict[tuple[str, str], int]
+
+
+class Crowd:
+    """A store with ranks that came one after the other, and its page."""
+
+    def __init__(self, most: int) -> None:
+        self.now = 0.0
+        self.store = Store(grace_seconds=60, clock=lambda: self.now)
+        self.cap = SeriesCap(most, lambda: by_age(self.store))
+        self.page = MetricsPage(
+            [TrainingMetrics(self.store), OwnMetrics(self.store, CaptureCounts())], self.cap
+        )
+
+    def join(self, run: str, rank: int) -> Rank:
+        """Let a rank come, a second after the one before, and make one step."""
+        self.now += 1
+        made = self.store.join(RankIdentity(run, rank))
+        self.store.add_steps(made, StepColumns(array("q", [1]), array("q", [1]), {}))
+        return made
+
+    def shown(self) -> tuple[Series, float]:
+        """Return how many series each rank and run has on the page, and how many were left out so far."""
+        found: Series = {}
+        overflow = -1.0
+        for family in parse_text(self.page.render("")[0].decode()):
+            for sample in family.samples:
+                if family.name == "torchperfd_label_overflow":
+                    overflow = sample.value
+                elif "run" in sample.labels:
+                    key = (sample.labels["run"], sample.labels.get("rank", ""))
+                    found[key] = found.get(key, 0) + 1
+        return found, overflow
+
+
+def sizes() -> tuple[int, int, int]:
+    """Return how many series the node, a run and a rank have on an uncapped page."""
+    crowd = Crowd(10_000)
+    crowd.join("a", 0)
+    found, overflow = crowd.shown()
+    assert overflow == 0
+    total = sum(len(metric.samples) for metric in crowd.page.collect()) - 1
+    return total - sum(found.values()), found["a", ""], found["a", "0"]
+
+
+NODE, RUN, RANK = sizes()
+
+
+def test_below_the_cap_everybody_is_shown() -> None:
+    crowd = Crowd(NODE + RUN + 3 * RANK)
+    for rank in range(3):
+        crowd.join("a", rank)
+    assert crowd.shown() == ({("a", ""): RUN, ("a", "0"): RANK, ("a", "1"): RANK, ("a", "2"): RANK}, 0)
+
+
+def test_past_the_cap_the_newest_is_left_out_whole_and_counted() -> None:
+    crowd = Crowd(NODE + RUN + 3 * RANK - 1)
+    for rank in (7, 1, 3):
+        crowd.join("a", rank)
+    expected = {("a", ""): RUN, ("a", "7"): RANK, ("a", "1"): RANK}
+    assert crowd.shown() == (expected, RANK)
+    assert crowd.shown() == (expected, 2 * RANK), "once per page"
+
+
+def test_one_that_was_shown_goes_on_being_shown_when_others_come() -> None:
+    crowd = Crowd(NODE + RUN + 2 * RANK)
+    crowd.join("z", 1)
+    crowd.join("z", 0)
+    before, _ = crowd.shown()
+    for number in range(50):
+        crowd.join(f"a{number}", 0)
+    assert crowd.shown() == (before, 50 * (RUN + RANK))
+
+
+def test_a_place_that_becomes_free_is_taken_by_the_next_oldest() -> None:
+    crowd = Crowd(NODE + RUN + RANK)
+    first = crowd.join("a", 0)
+    crowd.join("b", 0)
+    crowd.join("c", 0)
+    assert set(crowd.shown()[0]) == {("a", ""), ("a", "0")}
+    crowd.store.leave(first)
+    crowd.now += 61
+    assert set(crowd.shown()[0]) == {("b", ""), ("b", "0")}
+
+
+def test_the_node_stays_whatever_the_cap() -> None:
+    crowd = Crowd(1)
+    crowd.join("a", 0)
+    found, overflow = crowd.shown()
+    assert (found, overflow) == ({}, RUN + RANK)
+    names = {family.name for family in parse_text(crowd.page.render("")[0].decode())}
+    assert {"torchperfd_build_info", "torchperfd_clients"} <= names
+
+
+def test_ranks_can_be_looked_at_while_one_leaves() -> None:
+    crowd = Crowd(1)
+    leaver = crowd.join("a", 0)
+    crowd.join("a", 1)
+    crowd.join("a", 2)
+    seen = crowd.store.ranks()
+    assert next(seen) is leaver
+    for rank in list(crowd.store.ranks())[:2]:
+        crowd.store.leave(rank)
+    crowd.now += 61
+    crowd.store.forget_departed()
+    assert [rank.identity.rank for rank in seen] == [1, 2], "as they were when the look began"
+    assert [rank.identity.rank for rank in crowd.store.ranks()] == [2]
