@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-memory bench-exit build clean
+	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-analysis bench-memory bench-exit build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -73,6 +73,9 @@ bench-overhead: setup  ## What a step costs beside the other profilers; about fi
 bench-memory: setup  ## Whether ten million steps fit into the memory of one million; two minutes.
 	$(BIN)/python -m benchmarks.memory_flat
 
+bench-analysis: setup  ## What analysing a trace costs, beside HTA; about five minutes.
+	$(BIN)/python -m benchmarks.analysis
+
 bench-daemon: setup  ## What the daemon costs: CPU, memory, scrapes, ingest, drift; about eight minutes.
 	$(BIN)/python -m benchmarks.daemon
 
@@ -89,4 +92,4 @@ build: setup  ## Build the wheel into dist/.
 	$(BIN)/pip wheel -q --no-deps -w dist .
 
 clean:  ## Remove all that make has made.
-	rm -rf $(VENV) .venv-protos .venv-peers .venv-wire-* build dist demo-out
+	rm -rf $(VENV) .venv-protos .venv-peers .venv-peers-analysis .venv-wire-* build dist demo-out

@@ -1,5 +1,6 @@
 """The operator table against the one torch itself computes, to the nanosecond."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ torch = pytest.importorskip("torch")
 profiling = pytest.importorskip("torch.profiler")
 
 STEPS = 3
-# A row of key_averages(): calls, self ns, total ns.
-Row = tuple[int, int, int]
+# A row of key_averages(): calls, self and total ns, self and total bytes.
+Row = tuple[int, int, int, int, int]
 
 
 @pytest.fixture(autouse=True)
@@ -50,23 +51,33 @@ def cpu_profile(**options: Any) -> Any:
     return profiling.profile(activities=[profiling.ProfilerActivity.CPU], acc_events=True, **options)
 
 
-def torch_table(profiler: Any) -> dict[tuple[str, bool], Row]:
-    """Torch's rows by (name, is an annotation); its µs are sums of doubles, off by far under 1 ns."""
+def torch_table(profiler: Any, *, by_shape: bool = False) -> dict[tuple[str, bool, str], Row]:
+    """Torch's rows by (name, is an annotation, shapes); its µs are sums of doubles, off by far under 1 ns."""
     return {
-        (row.key, row.is_user_annotation): (
+        (row.key, bool(getattr(row, "is_user_annotation", False)), str(row.input_shapes)): (
             row.count,
             round(row.self_cpu_time_total * 1000),
             round(row.cpu_time_total * 1000),
+            row.self_cpu_memory_usage,
+            row.cpu_memory_usage,
         )
-        for row in profiler.key_averages()
-        if row.key != "[memory]"
+        for row in profiler.key_averages(group_by_input_shape=by_shape)
     }
 
 
-def our_table(trace: analysis.Trace, *, python_functions: bool = False) -> dict[tuple[str, bool], Row]:
+def our_table(
+    trace: analysis.Trace, *, python_functions: bool = False, by_shape: bool = False
+) -> dict[tuple[str, bool, str], Row]:
+    table = operators(trace, python_functions=python_functions, group_by="shape" if by_shape else "name")
     return {
-        (row.name, row.category == "user_annotation"): (row.calls, row.self_cpu_ns, row.total_cpu_ns)
-        for row in operators(trace, python_functions=python_functions)
+        (row.name, row.category == "user_annotation", (row.shapes or "[]") if by_shape else ""): (
+            row.calls,
+            row.self_cpu_ns,
+            row.total_cpu_ns,
+            row.self_cpu_memory,
+            row.total_cpu_memory,
+        )
+        for row in table
     }
 
 
@@ -78,8 +89,8 @@ def test_the_table_of_a_training_loop_is_torchs_own(tmp_path: Path) -> None:
 
     expected = torch_table(profiler)
     assert our_table(trace) == expected
-    assert expected["aten::convolution", False][0] == STEPS
-    assert expected["ProfilerStep*", True][0] == STEPS
+    assert expected["aten::convolution", False, ""][0] == STEPS
+    assert expected["ProfilerStep*", True, ""][0] == STEPS
     assert [step.index for step in analysis.summarise(trace).steps] == [1, 2, 3]
     assert trace.skipped == 0
 
@@ -89,7 +100,51 @@ def test_the_table_with_python_frames_is_torchs_own(tmp_path: Path) -> None:
     file = tmp_path / "rank0.json.gz"
     profiler.export_chrome_trace(str(file))
 
-    assert our_table(analysis.load(file), python_functions=True) == torch_table(profiler)
+    trace = analysis.load(file)
+    assert our_table(trace, python_functions=True) == torch_table(profiler)
+    by_shape = torch_table(profiler, by_shape=True)
+    assert our_table(trace, python_functions=True, by_shape=True) == by_shape
+    assert any(row[3] for row in by_shape.values())
+    assert any("[4, 1, 8, 8]" in shapes for _, _, shapes in by_shape)
+
+
+def test_operators_of_a_module_are_found_by_it_forward_and_backward(tmp_path: Path) -> None:
+    profiler = profile_training(with_stack=True)
+    file = tmp_path / "rank0.json"
+    profiler.export_chrome_trace(str(file))
+    trace = analysis.load(file)
+
+    by_module = {(row.name, row.module): row.calls for row in operators(trace, group_by="module")}
+    assert by_module["aten::convolution", "Conv2d_0"] == STEPS
+    assert by_module["aten::convolution_backward", "Conv2d_0"] == STEPS
+    calls: Counter[str] = Counter()
+    for row in operators(trace, group_by="stack", frames=3):
+        calls[row.name] += row.calls
+        if row.name == "aten::conv2d":
+            assert row.stack[1].endswith(": _conv_forward")
+    assert calls == {row.name: row.calls for row in operators(trace)}
+
+
+def test_the_table_of_ddp_is_torchs_own_by_name_and_shape(tmp_path: Path) -> None:
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with cpu_profile(record_shapes=True, profile_memory=True) as profiler:
+            for _ in range(STEPS):
+                optimizer.zero_grad()
+                model(torch.randn(4, 8)).sum().backward()
+                optimizer.step()
+    finally:
+        distributed.destroy_process_group()
+    file = tmp_path / "rank0.json"
+    profiler.export_chrome_trace(str(file))
+
+    trace = analysis.load(file)
+    assert our_table(trace) == torch_table(profiler)
+    assert our_table(trace, by_shape=True) == torch_table(profiler, by_shape=True)
+    assert any("all_reduce" in row.name for row in operators(trace))
 
 
 def test_asynchronous_collectives_have_no_self_time_as_in_torch(tmp_path: Path) -> None:
@@ -107,4 +162,4 @@ def test_asynchronous_collectives_have_no_self_time_as_in_torch(tmp_path: Path) 
 
     table = our_table(analysis.load(file))
     assert table == torch_table(profiler)
-    assert table["gloo:all_reduce", True][1] == 0
+    assert table["gloo:all_reduce", True, ""][1] == 0

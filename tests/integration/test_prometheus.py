@@ -6,6 +6,7 @@ import sys
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,8 @@ class Prometheus:
                 document = json.load(response)
         except urllib.error.HTTPError as error:
             with error:
+                if error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+                    return []  # still starting
                 raise AssertionError(f"{expression}: {error.read().decode()}") from error
         except OSError:
             return []

@@ -23,21 +23,29 @@ def install(context: HookContext, patches: Patches) -> None:
     patches.replace(torch.autograd, "backward", functools.update_wrapper(timed, backward))
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         original = vars(owner)["zero_grad"]
-        zero_grad = method(original, Timed(context.tape, original, on_tape.ZERO, on_tape.ZERO_END))
-        # An optimizer's breaks a graph without us too, a module's does not.
-        patches.replace(owner, "zero_grad", keep_out_of_graphs(zero_grad, inline=owner is torch.nn.Module))
+        timed = Timed(context.tape, original, on_tape.ZERO, on_tape.ZERO_END)
+        # Dynamo breaks its graph at an optimizer's without us too, a module's it traces.
+        traced = owner is torch.nn.Module
+        zero_grad = (_traceable if traced else _function)(original, timed)
+        patches.replace(owner, "zero_grad", keep_out_of_graphs(zero_grad, inline=traced))
 
 
-def method(original: Callable[..., Any], timed: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what is ``timed`` where it runs, and ``original`` where dynamo traces it into a graph.
+# Functions both, since dynamo knows no other kind of method.
 
-    A function, since dynamo knows no other kind of method.
-    """
 
+def _function(original: Callable[..., Any], timed: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def either(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return timed(*args, **kwargs)
+
+    return method
+
+
+def _traceable(original: Callable[..., Any], timed: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
         return timed(*args, **kwargs)
 
-    return either
+    return method

@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 from torchperfd.hooks.models import RootModels
-from torchperfd.tape import Steps
+from torchperfd.tape import StepHook, Steps
 from torchperfd.tape import events as on_tape
 
 
@@ -26,21 +26,11 @@ def install(context: HookContext, roots: RootModels) -> list[Any]:
     """
     tape = context.tape
     steps = Steps(tape, roots.optimizers, on_tape.OPTIMIZER, on_tape.OPTIMIZER_END)
-    compiling = torch.compiler.is_dynamo_compiling
-
-    def hook(
-        tell: Callable[[Optimizer], bool], otherwise: Callable[[Optimizer], None]
-    ) -> Callable[..., None]:
-        # One code object for both hooks: what the first has brought into the caches serves the other.
-        def told(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-            if not compiling() and not tell(optimizer):
-                otherwise(optimizer)
-
-        return keep_out_of_graphs(told, inline=True)
 
     def begin_unusual(optimizer: Optimizer) -> None:
         try:
-            frame = sys._getframe(2).f_back
+            # Torch's wrapper around this very step is not a step around it. In C, a hook has no frame.
+            frame = sys._getframe(1 if StepHook is not None else 2).f_back
             if not tape.here():
                 if not context.adopts():
                     return
@@ -64,6 +54,25 @@ def install(context: HookContext, roots: RootModels) -> list[Any]:
     for function in (begin_unusual, end_elsewhere):
         keep_out_of_graphs(function, inline=True)
     return [
-        register_optimizer_step_pre_hook(hook(steps.begin, begin_unusual)),
-        register_optimizer_step_post_hook(hook(steps.end, end_elsewhere)),
+        register_optimizer_step_pre_hook(_hook(steps, False, begin_unusual)),
+        register_optimizer_step_post_hook(_hook(steps, True, end_elsewhere)),
     ]
+
+
+def _hook(steps: Steps, ends: bool, otherwise: Callable[[Optimizer], None]) -> Callable[..., None]:
+    """Return a hook that tells ``steps``, or else calls ``otherwise``; nothing of it gets into graphs."""
+    if StepHook is not None:
+        StepHook.trace_as(_traced)
+        return StepHook(steps, ends, otherwise)
+    compiling = torch.compiler.is_dynamo_compiling
+    tell = steps.end if ends else steps.begin
+
+    def told(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not compiling() and not tell(optimizer):
+            otherwise(optimizer)
+
+    return keep_out_of_graphs(told, inline=True)
+
+
+def _traced(_hook: Any, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+    """What dynamo finds in place of a hook that is not written in Python."""

@@ -12,6 +12,7 @@
 #include <time.h>
 
 #define MAX_NESTING 2
+#define MAX_PLAIN_ARGUMENTS 8
 #define ARGUMENT_SHIFT 8
 #define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
 
@@ -23,7 +24,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Event *events;
-    uint64_t capacity, written, read;
+    uint64_t capacity, mask, written, read;
     unsigned long thread;
     unsigned long long lost;
     unsigned long long muted;
@@ -81,7 +82,7 @@ notify(PyObject *callback)
 static void
 append(Tape *tape, int64_t time, int code, int64_t argument)
 {
-    Event *event = &tape->events[tape->written++ % tape->capacity];
+    Event *event = &tape->events[tape->written++ & tape->mask];
     event->time = time;
     event->word = (int64_t)((uint64_t)argument << ARGUMENT_SHIFT) | code;
 }
@@ -150,6 +151,10 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_ValueError, "a tape holds at least 4 events");
         return NULL;
     }
+    if (capacity & (capacity - 1)) {
+        PyErr_SetString(PyExc_ValueError, "a tape holds a power of two of events");
+        return NULL;
+    }
     Tape *tape = (Tape *)type->tp_alloc(type, 0);
     if (tape == NULL)
         return NULL;
@@ -159,6 +164,7 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_NoMemory();
     }
     tape->capacity = capacity;
+    tape->mask = capacity - 1;
     tape->ticket_code = ticket_code;
     tape->shadow_code = shadow_code;
     tape->thread = PyThread_get_thread_ident();
@@ -248,7 +254,7 @@ tape_here(Tape *tape, PyObject *Py_UNUSED(none))
 static PyObject *
 tape_drain(Tape *tape, PyObject *Py_UNUSED(none))
 {
-    uint64_t count = tape->written - tape->read, first = tape->read % tape->capacity;
+    uint64_t count = tape->written - tape->read, first = tape->read & tape->mask;
     uint64_t until_end = tape->capacity - first;
     PyObject *drained = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(Event)));
     if (drained == NULL)
@@ -627,13 +633,15 @@ forward_module(const Forward *self)
     return module;
 }
 
-/* Whether the module is called for training, rather than for evaluation. */
+/* Whether the module is called for training, rather than for evaluation. Its flag is read where
+   modules keep it: their own way of looking for attributes takes a detour. */
 static int
 trains(const Forward *self, PyObject *module)
 {
-    PyObject *flag = PyObject_GetAttr(module, name_training);
+    PyObject *own = PyObject_GenericGetDict(module, NULL);
+    PyObject *flag = own == NULL ? NULL : PyDict_GetItemWithError(own, name_training);
     int training = flag == NULL ? -1 : PyObject_IsTrue(flag);
-    Py_XDECREF(flag);
+    Py_XDECREF(own);
     if (training > 0) {
         flag = PyObject_CallNoArgs(self->grad_enabled);
         training = flag == NULL ? -1 : PyObject_IsTrue(flag);
@@ -644,35 +652,54 @@ trains(const Forward *self, PyObject *module)
     return training != 0;
 }
 
+/* Call what was in this place before, or else the module's own implementation. */
+static PyObject *
+call_module(const Forward *self, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *call, *result, *with_module[1 + MAX_PLAIN_ARGUMENTS];
+    Py_ssize_t count = PyTuple_GET_SIZE(args);
+    if (self->compiled != NULL) {
+        call = Py_NewRef(self->compiled);
+        result = PyObject_Call(call, args, kwargs);
+    }
+    else if (count <= MAX_PLAIN_ARGUMENTS && (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 0)) {
+        call = PyObject_GetAttr((PyObject *)Py_TYPE(module), name_call_impl);
+        if (call == NULL)
+            return NULL;
+        with_module[0] = module;
+        for (Py_ssize_t number = 0; number < count; number++)
+            with_module[number + 1] = PyTuple_GET_ITEM(args, number);
+        result = PyObject_Vectorcall(call, with_module, (size_t)count + 1, NULL);
+    }
+    else {
+        call = PyObject_GetAttr(module, name_call_impl);
+        if (call == NULL)
+            return NULL;
+        result = PyObject_Call(call, args, kwargs);
+    }
+    Py_DECREF(call);
+    return result;
+}
+
 static PyObject *
 forward_call(Forward *self, PyObject *args, PyObject *kwargs)
 {
     Tape *tape = self->tape;
-    PyObject *call = self->compiled, *module = forward_module(self), *result;
+    PyObject *module = forward_module(self), *result;
     if (module == NULL)
         return NULL;
-    if (call != NULL)
-        Py_INCREF(call);
-    else
-        call = PyObject_GetAttr(module, name_call_impl);
-    if (call == NULL) {
-        Py_DECREF(module);
-        return NULL;
-    }
     int code = 0, timed = here(tape);
     if (timed) {
         code = trains(self, module) ? self->train : self->evaluate;
         timed = !is_muted(tape, code);
     }
     if (timed && put(tape, code, 0) < 0) {
-        Py_DECREF(call);
         Py_DECREF(module);
         return NULL;
     }
-    result = PyObject_Call(call, args, kwargs);
+    result = call_module(self, module, args, kwargs);
     if (timed && here(tape) && put(tape, self->end, 0) < 0)
         Py_CLEAR(result);
-    Py_DECREF(call);
     Py_DECREF(module);
     return result;
 }
@@ -699,12 +726,13 @@ static PyType_Slot forward_slots[] = {{Py_tp_doc, "The call of one module, betwe
 static PyType_Spec forward_spec = {"torchperfd.tape._native.Forward", sizeof(Forward), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, forward_slots};
 
-/* Steps: what the hooks around every optimizer step call */
+/* Steps: begins and ends of optimizer steps */
 
 typedef struct {
     PyObject_HEAD
     Tape *tape;
-    PyObject *known; /* weak references by id */
+    PyObject *known;  /* weak references by id */
+    PyObject *newest; /* the one of them that was asked for last, or NULL */
     int begin, end;
 } Steps;
 
@@ -714,6 +742,7 @@ steps_traverse(Steps *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->tape);
     Py_VISIT(self->known);
+    Py_VISIT(self->newest);
     return 0;
 }
 
@@ -722,6 +751,7 @@ steps_clear(Steps *self)
 {
     Py_CLEAR(self->tape);
     Py_CLEAR(self->known);
+    Py_CLEAR(self->newest);
     return 0;
 }
 
@@ -755,16 +785,9 @@ steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 static int
-is_known(const Steps *self, PyObject *optimizer)
+refers_to(PyObject *reference, PyObject *optimizer)
 {
-    PyObject *own = PyLong_FromVoidPtr(optimizer);
-    PyObject *reference = own == NULL ? NULL : PyDict_GetItemWithError(self->known, own);
     PyObject *referent = NULL;
-    Py_XDECREF(own);
-    if (reference == NULL || !PyWeakref_Check(reference)) {
-        PyErr_Clear();
-        return 0;
-    }
 #if PY_VERSION_HEX >= 0x030D0000
     if (PyWeakref_GetRef(reference, &referent) < 0)
         PyErr_Clear();
@@ -773,6 +796,22 @@ is_known(const Steps *self, PyObject *optimizer)
     referent = PyWeakref_GetObject(reference);
 #endif
     return referent == optimizer;
+}
+
+static int
+is_known(Steps *self, PyObject *optimizer)
+{
+    if (self->newest != NULL && refers_to(self->newest, optimizer))
+        return 1;
+    PyObject *own = PyLong_FromVoidPtr(optimizer);
+    PyObject *reference = own == NULL ? NULL : PyDict_GetItemWithError(self->known, own);
+    Py_XDECREF(own);
+    if (reference == NULL || !PyWeakref_Check(reference) || !refers_to(reference, optimizer)) {
+        PyErr_Clear();
+        return 0;
+    }
+    Py_XSETREF(self->newest, Py_NewRef(reference));
+    return 1;
 }
 
 static PyObject *
@@ -807,7 +846,7 @@ static PyMethodDef steps_methods[] = {
      "Write that a step has ended if this is the thread that is followed; return whether it is."},
     {NULL, NULL, 0, NULL}};
 
-static PyType_Slot steps_slots[] = {{Py_tp_doc, "What the hooks around every optimizer step call."},
+static PyType_Slot steps_slots[] = {{Py_tp_doc, "Begins and ends of optimizer steps."},
                                     {Py_tp_new, steps_new},
                                     {Py_tp_dealloc, steps_dealloc},
                                     {Py_tp_traverse, steps_traverse},
@@ -817,6 +856,126 @@ static PyType_Slot steps_slots[] = {{Py_tp_doc, "What the hooks around every opt
 
 static PyType_Spec steps_spec = {"torchperfd.tape._native.Steps", sizeof(Steps), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, steps_slots};
+
+static PyTypeObject *steps_type;
+
+/* StepHook: what torch calls around every optimizer step */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Steps *steps;
+    PyObject *otherwise;
+    char ends;
+} StepHook;
+
+static int
+step_hook_traverse(StepHook *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->steps);
+    Py_VISIT(self->otherwise);
+    return 0;
+}
+
+static int
+step_hook_clear(StepHook *self)
+{
+    Py_CLEAR(self->steps);
+    Py_CLEAR(self->otherwise);
+    return 0;
+}
+
+static void
+step_hook_dealloc(StepHook *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    step_hook_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *
+step_hook_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *Py_UNUSED(names))
+{
+    StepHook *self = (StepHook *)callable;
+    if (PyVectorcall_NARGS(nargsf) < 1) {
+        PyErr_SetString(PyExc_TypeError, "a step has an optimizer");
+        return NULL;
+    }
+    PyObject *told = self->ends ? steps_end(self->steps, args[0]) : steps_begin(self->steps, args[0]);
+    int raised = told == NULL ? -1 : 0;
+    if (told == Py_False) {
+        PyObject *result;
+        raised = call_back(self->otherwise, args[0], &result);
+        Py_XDECREF(result);
+    }
+    Py_XDECREF(told);
+    if (raised < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+step_hook_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"steps", "ends", "otherwise", NULL};
+    PyObject *steps, *otherwise;
+    int ends;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!pO", names, steps_type, &steps, &ends, &otherwise))
+        return NULL;
+    StepHook *self = (StepHook *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = step_hook_vectorcall;
+    self->steps = (Steps *)Py_NewRef(steps);
+    self->otherwise = Py_NewRef(otherwise);
+    self->ends = (char)ends;
+    return (PyObject *)self;
+}
+
+/* Dynamo calls nothing that it traces: it looks up `__call__` and goes on with the function it finds.
+   That one is put here past the type's own way of setting attributes, which would put it into the
+   slot as well, and have the interpreter call it instead of us. */
+static PyObject *
+step_hook_trace_as(PyObject *type, PyObject *function)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject *names = PyType_GetDict((PyTypeObject *)type);
+#else
+    PyObject *names = Py_XNewRef(((PyTypeObject *)type)->tp_dict);
+#endif
+    int failed = names == NULL || PyDict_SetItemString(names, "__call__", function) < 0;
+    Py_XDECREF(names);
+    PyType_Modified((PyTypeObject *)type);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef step_hook_methods[] = {
+    {"trace_as", (PyCFunction)step_hook_trace_as, METH_O | METH_CLASS,
+     "Have dynamo trace this function where a hook is called in what it compiles."},
+    {NULL, NULL, 0, NULL}};
+
+static PyMemberDef step_hook_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(StepHook, vectorcall), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot step_hook_slots[] = {{Py_tp_doc, "What torch calls around every optimizer step."},
+                                        {Py_tp_new, step_hook_new},
+                                        {Py_tp_dealloc, step_hook_dealloc},
+                                        {Py_tp_traverse, step_hook_traverse},
+                                        {Py_tp_clear, step_hook_clear},
+                                        {Py_tp_call, PyVectorcall_Call},
+                                        {Py_tp_methods, step_hook_methods},
+                                        {Py_tp_members, step_hook_members},
+                                        {0, NULL}};
+
+static PyType_Spec step_hook_spec = {"torchperfd.tape._native.StepHook", sizeof(StepHook), 0,
+                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+                                     step_hook_slots};
 
 /* The module */
 
@@ -849,7 +1008,8 @@ PyInit__native(void)
     if (module == NULL || name_call_impl == NULL || name_qualname == NULL
         || name_shape == NULL || name_training == NULL || add_type(module, &tape_spec, &tape_type) < 0
         || add_type(module, &timed_spec, NULL) < 0 || add_type(module, &draws_spec, NULL) < 0
-        || add_type(module, &forward_spec, NULL) < 0 || add_type(module, &steps_spec, NULL) < 0) {
+        || add_type(module, &forward_spec, NULL) < 0 || add_type(module, &steps_spec, &steps_type) < 0
+        || add_type(module, &step_hook_spec, NULL) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

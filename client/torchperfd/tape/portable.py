@@ -17,7 +17,7 @@ class Tape:
     """Events of one thread, in a list of at most ``capacity``.
 
     Args:
-        capacity: How many events fit.
+        capacity: How many events fit, a power of two.
         ticket_code: The code of the event that carries what ``ticket`` returns.
         shadow_code: The code of what is written besides while all is ``doubled``.
 
@@ -50,6 +50,8 @@ class Tape:
     def __init__(self, capacity: int, ticket_code: int = 0, shadow_code: int = 0) -> None:
         if capacity < 4:
             raise ValueError("a tape holds at least 4 events")
+        if capacity & (capacity - 1):
+            raise ValueError("a tape holds a power of two of events")
         self.thread = get_ident()
         self.steps_open = 0
         self.muted = 0

@@ -1,26 +1,35 @@
 """The two faces of a `Summary`: a table for people, a versioned dictionary for programs."""
 
 import statistics
-from typing import IO, Any, Final, Literal
+from collections.abc import Sequence
+from typing import IO, Any, Final
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torchperfd_daemon.analysis.operators import Operator
+from torchperfd_daemon.analysis.breakdown import Breakdown
+from torchperfd_daemon.analysis.operators import SORT_KEYS, Operator
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.summary import Summary
 
 SCHEMA: Final = "torchperfd.analysis/1"
-SortBy = Literal["self", "total", "calls"]
+# Short words for the orders most asked for; beside them stand torch's own names, for any device.
+_SHORT: Final = {"self": "self_cpu_time_total", "total": "cpu_time_total", "calls": "count"}
+_DEVICES: Final = ("cuda", "xpu", "privateuse1")
+SORT_WORDS: Final = (
+    *_SHORT,
+    *SORT_KEYS,
+    *(key.replace("device", device) for device in _DEVICES for key in SORT_KEYS if "device" in key),
+)
 # Off a terminal there is no width to ask for, and a log or a pipe must not reflow with the caller's.
 _PLAIN_WIDTH: Final = 110
 _GUTTER: Final = 3
 _NAME_AT_LEAST: Final = 12
 
 
-def to_dict(summary: Summary, rank: int | None, sort_by: SortBy = "self") -> dict[str, Any]:
+def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[str, Any]:
     """Return one entry of ``ranks`` in the ``torchperfd.analysis/1`` document; times in µs."""
     return {
         "rank": rank,
@@ -32,10 +41,26 @@ def to_dict(summary: Summary, rank: int | None, sort_by: SortBy = "self") -> dic
             "damaged": summary.damaged,
             "duration_us": summary.duration_ns / 1000,
         },
-        "steps": [
-            {"index": step.index, "start_us": step.start_ns / 1000, "duration_us": step.duration_ns / 1000}
-            for step in summary.steps
+        "breakdown": {"all": _breakdown(summary.breakdown), "linked": _breakdown(summary.linked)},
+        "kernels": [
+            {
+                "name": kernel.name,
+                "sum_us": kernel.sum_ns / 1000,
+                "calls": kernel.calls,
+                "mean_us": kernel.mean_ns / 1000,
+            }
+            for kernel in summary.kernels
         ],
+        "steps": [
+            {
+                "index": step.index,
+                "start_us": step.start_ns / 1000,
+                "duration_us": step.duration_ns / 1000,
+                "breakdown": _breakdown(device),
+            }
+            for step, device in zip(summary.steps, summary.step_breakdowns, strict=True)
+        ],
+        "group_by": summary.group_by,
         "operators": [
             {
                 "name": row.name,
@@ -46,14 +71,48 @@ def to_dict(summary: Summary, rank: int | None, sort_by: SortBy = "self") -> dic
                 "self_cpu_share": summary.share(row),
                 "self_device_us": row.self_device_ns / 1000,
                 "total_device_us": row.total_device_ns / 1000,
+                "self_cpu_memory_bytes": row.self_cpu_memory,
+                "total_cpu_memory_bytes": row.total_cpu_memory,
+                "self_device_memory_bytes": row.self_device_memory,
+                "total_device_memory_bytes": row.total_device_memory,
+                **_grouped(summary, row),
             }
             for row in _sorted(summary, sort_by)
         ],
     }
 
 
+def _breakdown(device: Breakdown) -> dict[str, float]:
+    return {
+        "n_gpu_events": device.n_gpu_events,
+        "window_us": device.window_ns / 1000,
+        "busy_us": device.busy_ns / 1000,
+        "idle_us": device.idle_ns / 1000,
+        "compute_us": device.compute_ns / 1000,
+        "comm_us": device.comm_ns / 1000,
+        "memcpy_us": device.memcpy_ns / 1000,
+        "exposed_comm_us": device.exposed_comm_ns / 1000,
+        "exposed_memcpy_us": device.exposed_memcpy_ns / 1000,
+        "overlap_us": device.overlap_ns / 1000,
+        "comm_comp_overlap_pct": device.comm_comp_overlap_pct,
+    }
+
+
+def _grouped(summary: Summary, row: Operator) -> dict[str, Any]:
+    """Return what tells rows of one name apart."""
+    match summary.group_by:
+        case "shape":
+            return {"input_shapes": row.shapes}
+        case "stack":
+            return {"stack": row.stack}
+        case "module":
+            return {"module": row.module}
+        case _:
+            return {}
+
+
 def render_text(
-    summary: Summary, rank: int | None, out: IO[str], *, limit: int = 15, sort_by: SortBy = "self"
+    summary: Summary, rank: int | None, out: IO[str], *, limit: int = 15, sort_by: str = "self"
 ) -> None:
     """Write the summary's facts and the first ``limit`` rows of its table to ``out``.
 
@@ -69,6 +128,8 @@ def render_text(
         f"{_ms(summary.duration_ns)} ms recorded"
     )
     console.print(_steps_line(summary.steps))
+    for line in _device_lines(summary):
+        console.print(Text(line, overflow="ellipsis", no_wrap=True))
     console.print()
     console.print(_table(summary, limit, sort_by, console.width))
     hidden = len(summary.operators) - limit
@@ -76,12 +137,37 @@ def render_text(
         console.print(f"{hidden:,} more operators; --limit {len(summary.operators)} shows all")
 
 
-def _table(summary: Summary, limit: int, sort_by: SortBy, width: int) -> Table:
+def _device_lines(summary: Summary) -> list[str]:
+    """Say where device time went, and which kernel took most of it; nothing without a device."""
+    device = summary.breakdown
+    if not device.n_gpu_events:
+        return []
+
+    def part(label: str, nanoseconds: int) -> str:
+        return f"{label} {_ms(nanoseconds)} ms ({nanoseconds / max(device.window_ns, 1):.1%})"
+
+    lines = [
+        f"{device.n_gpu_events:,} GPU events in {_ms(device.window_ns)} ms: "
+        f"{part('busy', device.busy_ns)}, {part('idle', device.idle_ns)}",
+        f"{part('compute', device.compute_ns)}, {part('exposed communication', device.exposed_comm_ns)}, "
+        f"{part('exposed copies', device.exposed_memcpy_ns)}",
+    ]
+    if summary.kernels:
+        top = summary.kernels[0]
+        lines.append(f"top kernel {_ms(top.sum_ns)} ms in {top.calls:,} calls: {_printable(top.name)}")
+    return lines
+
+
+def _table(summary: Summary, limit: int, sort_by: str, width: int) -> Table:
     headings = ["operator", "calls", "self CPU ms", "self %", "total CPU ms"]
     with_device = any(row.total_device_ns for row in summary.operators)
-    if with_device:
+    # Room is short: who sorts by memory reads memory.
+    with_memory = "memory" in sort_by
+    if with_memory:
+        headings += ["self CPU MB", "self GPU MB"]
+    elif with_device:
         headings += ["self GPU ms", "total GPU ms"]
-    lines = [_cells(summary, row, with_device) for row in _sorted(summary, sort_by)[:limit]]
+    lines = [_cells(summary, row, with_device, with_memory) for row in _sorted(summary, sort_by)[:limit]]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     # Names give way to numbers: a cut name can still be recognised, a cut number misleads.
     widths = [max(len(cell) for cell in column) for column in zip(headings, *lines, strict=True)]
@@ -94,25 +180,32 @@ def _table(summary: Summary, limit: int, sort_by: SortBy, width: int) -> Table:
     return table
 
 
-def _cells(summary: Summary, row: Operator, with_device: bool) -> list[str]:
+def _cells(summary: Summary, row: Operator, with_device: bool, with_memory: bool) -> list[str]:
     cells = [
-        _printable(row.name),
+        _printable(_label(row)),
         f"{row.calls:,}",
         _ms(row.self_cpu_ns),
         f"{summary.share(row):.1%}",
         _ms(row.total_cpu_ns),
     ]
+    if with_memory:
+        return [*cells, f"{row.self_cpu_memory / 1e6:,.3f}", f"{row.self_device_memory / 1e6:,.3f}"]
     return [*cells, _ms(row.self_device_ns), _ms(row.total_device_ns)] if with_device else cells
 
 
-def _sorted(summary: Summary, sort_by: SortBy) -> list[Operator]:
-    def size(row: Operator) -> int:
-        return {"self": row.self_cpu_ns, "total": row.total_cpu_ns, "calls": row.calls}[sort_by]
-
-    return sorted(summary.operators, key=size, reverse=True)
+def _label(row: Operator) -> str:
+    """Return a row's name, and what tells it from others of that name."""
+    return " ".join(part for part in (row.name, row.shapes, row.module, " < ".join(row.stack)) if part)
 
 
-def _steps_line(steps: tuple[Step, ...]) -> str:
+def _sorted(summary: Summary, sort_by: str) -> list[Operator]:
+    key = _SHORT.get(sort_by, sort_by)
+    for device in _DEVICES:
+        key = key.replace(device, "device")
+    return sorted(summary.operators, key=SORT_KEYS[key], reverse=True)
+
+
+def _steps_line(steps: Sequence[Step]) -> str:
     if not steps:
         return "no steps: the loop did not call profiler.step()"
     longest = max(steps, key=lambda step: step.duration_ns)

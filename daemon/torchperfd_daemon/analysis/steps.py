@@ -1,8 +1,10 @@
-"""The training steps of a trace: the ``ProfilerStep#N`` spans that ``profiler.step()`` records."""
+"""The training steps that the profiler marked in the trace."""
 
 import re
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from torchperfd_daemon.analysis.trace import Trace
 
@@ -22,15 +24,13 @@ class Step:
 
 def steps(trace: Trace) -> list[Step]:
     """Return the steps in order of start; of a step recorded twice, the earlier."""
+    numbers = {
+        name: int(match[1]) for name, text in enumerate(trace.names) if (match := _STEP.fullmatch(text))
+    }
+    rows = np.flatnonzero(np.isin(trace.name, list(numbers)) & ~trace.of_categories({_GPU_COPY}))
     found: dict[int, Step] = {}
-    for row, name in enumerate(trace.names):
-        if not name.startswith("ProfilerStep#") or trace.categories[row] == _GPU_COPY:
-            continue
-        match = _STEP.fullmatch(name)
-        if match is None:
-            continue
-        start = trace.starts[row]
-        step = Step(int(match[1]), start, trace.ends[row] - start)
-        if step.index not in found or start < found[step.index].start_ns:
-            found[step.index] = step
+    for row in rows.tolist():
+        index, start = numbers[int(trace.name[row])], int(trace.start[row])
+        if index not in found or start < found[index].start_ns:
+            found[index] = Step(index, start, int(trace.end[row]) - start)
     return sorted(found.values(), key=lambda step: step.start_ns)

@@ -1,12 +1,24 @@
 """One trace as columns: what ran where, from when to when, in integer nanoseconds."""
 
 from array import array
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
-from torchperfd_daemon.analysis import kineto, tracefile
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd_daemon.analysis import kineto
+from torchperfd_daemon.analysis.tracefile import MAX_BYTES, TraceFile
 from torchperfd_daemon.errors import TorchperfdError
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+_Key = TypeVar("_Key")
 
 # Names that older exporters gave to categories, in lower case.
 _CATEGORY_ALIASES: Final = {
@@ -16,10 +28,30 @@ _CATEGORY_ALIASES: Final = {
     "memset": "gpu_memset",
 }
 # The recording window that the exporter draws around everything: not something that ran.
-_WINDOW: Final = "trace"
+_WINDOW: Final = ("Trace", "trace")
+_MEMORY: Final = "[memory]"
 # Beyond these a start or an end would leave int64 nanoseconds.
 _LATEST_START_US: Final = float(1 << 53)
 _LONGEST_US: Final = float(1 << 43)
+# What a trace may take in memory ends here, at some 70 bytes an event.
+_MOST_EVENTS: Final = 1 << 26
+_NO_ARGS: Final = kineto.Args()
+_WHERE: Final = attrgetter("pid", "tid")
+
+
+@dataclass(slots=True)
+class Memory:
+    """The allocations (positive) and frees (negative) of one trace, as parallel columns in file order.
+
+    Attributes:
+        time: When, in ns since the trace's origin.
+        allocated: Bytes.
+        device_type: torch's number for the kind of device; 0 is the host.
+    """
+
+    time: Int64
+    allocated: Int64
+    device_type: Int32
 
 
 @dataclass(slots=True)
@@ -32,106 +64,271 @@ class Trace:
         events: Sound events of every kind in the file.
         skipped: Events left out because a field was missing, ill-typed or unparsable.
         damaged: The file ended early or its JSON was broken; these are the events that could be read.
-        names: What ran.
-        categories: Kineto's category (``cpu_op``, ``kernel``, ``user_annotation`` …) in lower case.
-        threads: The (process, thread) it ran on.
-        starts: Start in ns since the earliest start in the trace.
-        ends: End in ns on the same clock.
-        externals: Kineto's ``External id``; equal on a kernel and the operator that launched it; 0 for none.
+        rank: The rank that the file says it is of; None when it does not say.
+        world_size: The number of ranks, likewise.
+        origin_ns: The earliest start, from which all times count, in ns since 1970; on the trace's own
+            clock when the file does not say what that counts from.
+        names: Table of names.
+        categories: Table of Kineto's categories (``cpu_op``, ``kernel``, ``user_annotation`` …), lower case.
+        threads: Table of (process, thread).
+        shapes: Table of ``Input Dims``, as JSON text; the first is empty, for events without.
+        name: What ran, an index into ``names``.
+        category: An index into ``categories``.
+        thread: Where it ran, an index into ``threads``.
+        start: Start in ns since the origin.
+        end: End in ns on the same clock.
+        external: Kineto's ``External id``; equal on a kernel and the operator that launched it; 0 for none.
+        correlation: Equal on a kernel and the runtime call that launched it; -1 for none.
+        shape: The inputs' shapes, an index into ``shapes``.
+        sequence: Autograd's number, equal on an operator and its backward; -1 for none.
+        backward: It is a node of the backward pass.
+        in_group: Its arguments name a process group.
+        memory: What was allocated and freed; empty unless ``profile_memory`` was on.
     """
 
     path: str
     size: int
-    events: int = 0
-    skipped: int = 0
-    damaged: bool = False
-    names: list[str] = field(default_factory=list)
-    categories: list[str] = field(default_factory=list)
-    threads: list[tuple[int | str, int | str]] = field(default_factory=list)
-    starts: "array[int]" = field(default_factory=lambda: array("q"))
-    ends: "array[int]" = field(default_factory=lambda: array("q"))
-    externals: "array[int]" = field(default_factory=lambda: array("q"))
+    events: int
+    skipped: int
+    damaged: bool
+    rank: int | None
+    world_size: int | None
+    origin_ns: int
+    names: list[str]
+    categories: list[str]
+    threads: list[tuple[int | str, int | str]]
+    shapes: list[str]
+    name: Int32
+    category: Int32
+    thread: Int32
+    start: Int64
+    end: Int64
+    external: Int64
+    correlation: Int64
+    shape: Int32
+    sequence: Int64
+    backward: Flags
+    in_group: Flags
+    memory: Memory
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.name)
 
     @property
     def duration_ns(self) -> int:
         """From the earliest start to the latest end."""
-        return max(self.ends)
+        return int(self.end.max())
+
+    def of_categories(self, wanted: Iterable[str]) -> Flags:
+        """Return which events are of one of the categories."""
+        wanted = frozenset(wanted)
+        lookup = np.array([category in wanted for category in self.categories], dtype=np.bool_)
+        return lookup[self.category]
 
 
-def load(path: Path | str, max_bytes: int = tracefile.MAX_BYTES) -> Trace:
+def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
     """Read a Kineto trace, ``.json`` or ``.json.gz``; bad events are skipped and counted.
+
+    The text is never in memory as a whole: what stays is some 60 bytes an event.
 
     Args:
         path: The trace file.
-        max_bytes: The most uncompressed bytes to hold in memory.
+        max_bytes: The most uncompressed bytes to read.
 
     Raises:
         NoSuchTargetError: There is no such file.
         TorchperfdError: The file cannot be read, is no trace, is too big, or holds nothing that ran.
     """
-    path = Path(path)
-    contents = tracefile.read(path, max_bytes)
+    file = TraceFile(Path(path), max_bytes)
+    events = kineto.Events(file.pieces())
+    columns = _Columns()
     try:
-        decoded = kineto.decode(contents.data)
+        for batch in events:
+            columns.add(batch)
+            if len(columns.start) > _MOST_EVENTS:
+                raise TorchperfdError(f"it holds more than {_MOST_EVENTS:,} events", "capture fewer steps")
     except TorchperfdError as error:
-        raise TorchperfdError(f"cannot analyse {path}: {error.problem}", error.remedy) from None
-    damaged = contents.broken or decoded.damaged
-    trace = Trace(str(path), contents.size, skipped=decoded.skipped, damaged=damaged)
-    _fill(trace, decoded.events)
-    if not trace.names:
+        if error.problem.startswith("it "):
+            raise TorchperfdError(f"cannot analyse {path}: {error.problem}", error.remedy) from None
+        raise
+    if not columns.start:
         raise TorchperfdError(f"{path} holds no event with a duration", "capture at least one whole step")
-    return trace
+    return columns.trace(str(path), file, events)
 
 
-def nanoseconds(microseconds: float) -> int:
-    """Convert a trace's microseconds, written with at most three decimals, to exact ns.
+def nanoseconds(microseconds: npt.NDArray[np.float64]) -> Int64:
+    """Convert microseconds below 2^43, written with at most three decimals, to exact ns.
 
-    A trace counts from a base at most three months back, where a double still tells neighbouring
-    nanoseconds apart, so each time is exact by itself. The whole part is set aside because a double
-    cannot hold its product with 1000 as finely; and times are not subtracted as doubles, because that
-    adds their errors and is 1 ns off now and then. Times since 1970, as older exporters wrote, keep
-    what the double kept: a quarter of a microsecond.
+    A double still tells neighbouring nanoseconds apart there, so each time is exact by itself. The whole
+    part is set aside because a double cannot hold its product with 1000 as finely; and times are not
+    subtracted as doubles, because that adds their errors and is 1 ns off now and then.
     """
-    whole = int(microseconds)
-    return whole * 1000 + round((microseconds - whole) * 1000)
+    whole = np.floor(microseconds)
+    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
 
 
-def _fill(trace: Trace, events: list[kineto.Event]) -> None:
-    """Append the complete events to the columns and move their clock to zero."""
-    shared: dict[str, str] = {}
-    categories: dict[str, str] = {}
-    threads: dict[tuple[int | str, int | str], tuple[int | str, int | str]] = {}
-    starts: list[int] = []
-    for event in events:
-        if event.ph == "X" and not _is_sound(event):
-            trace.skipped += 1
-            continue
-        trace.events += 1
-        if event.ph != "X":
-            continue
-        category = categories.get(event.cat) or categories.setdefault(event.cat, _category(event.cat))
-        if category == _WINDOW:
-            continue
-        thread = (event.pid, event.tid)
-        start = nanoseconds(event.ts)
-        trace.names.append(shared.setdefault(event.name, event.name))
-        trace.categories.append(category)
-        trace.threads.append(threads.setdefault(thread, thread))
-        starts.append(start)
-        trace.ends.append(start + nanoseconds(event.dur))
-        trace.externals.append(_external(event.args))
-    origin = min(starts, default=0)
-    trace.starts = array("q", (start - origin for start in starts))
-    trace.ends = array("q", (end - origin for end in trace.ends))
+class _Table(dict[_Key, int], Generic[_Key]):
+    """Numbers things in order of first sight."""
+
+    def __missing__(self, key: _Key) -> int:
+        self[key] = number = len(self)
+        return number
 
 
-def _is_sound(event: kineto.Event) -> bool:
-    named = event.name != "" and event.cat != ""
-    # NaN, which stands for an absent time, fails both comparisons.
-    return named and 0 <= event.ts < _LATEST_START_US and 0 <= event.dur < _LONGEST_US
+class _Columns:
+    """The columns while they grow."""
+
+    def __init__(self) -> None:
+        self.events = 0
+        self.skipped = 0
+        self.start = array("q")
+        # What is absent has number 0.
+        self._names = _Table[str]({"": 0})
+        self._written_categories = _Table[str]({"": 0} | {name: 1 + at for at, name in enumerate(_WINDOW)})
+        self._threads = _Table[tuple[int | str, int | str]]()
+        self._shapes = _Table[bytes]({b"": 0})
+        self._name = array("i")
+        self._category = array("i")
+        self._thread = array("i")
+        self._end = array("q")
+        self._external = array("q")
+        self._correlation = array("q")
+        self._shape = array("i")
+        self._sequence = array("q")
+        self._backward = array("b")
+        self._in_group = array("b")
+        self._memory_time = array("q")
+        self._allocated = array("q")
+        self._device_type = array("i")
+
+    def add(self, batch: list[Any]) -> None:
+        """Append the complete events of a batch, and what it says of memory."""
+        complete = [event for event in batch if event.ph == "X"]
+        if len(complete) < len(batch):
+            self.events += len(batch) - len(complete)
+            self._add_memory([event for event in batch if event.name == _MEMORY and event.ph == "i"])
+        if not complete:
+            return
+        starts = _doubles([event.ts for event in complete])
+        durations = _doubles([event.dur for event in complete])
+        names = _numbers(map(self._names.__getitem__, [event.name for event in complete]))
+        categories = _numbers(map(self._written_categories.__getitem__, [event.cat for event in complete]))
+        # What stands for an absent time is negative.
+        sound = (starts >= 0) & (starts < _LATEST_START_US) & (durations >= 0) & (durations < _LONGEST_US)
+        sound &= (names != 0) & (categories != 0)
+        wanted = sound & (categories > len(_WINDOW))
+        self.events += int(sound.sum())
+        self.skipped += len(sound) - int(sound.sum())
+        if not wanted.all():
+            complete = [event for event, good in zip(complete, wanted.tolist(), strict=True) if good]
+            starts, durations = starts[wanted], durations[wanted]
+            names, categories = names[wanted], categories[wanted]
+        start_ns = _exact_nanoseconds(complete, starts)
+        args = [event.args or _NO_ARGS for event in complete]
+        external = _identifiers([each.external_id for each in args], 0)
+        if not external.all():
+            legacy = _identifiers([each.legacy_external_id for each in args], 0)
+            external = np.where(external == 0, legacy, external)
+        dims = map(bytes, [each.dims for each in args])
+        _append(self._name, names)
+        _append(self._category, categories)
+        _append(self._thread, _numbers(map(self._threads.__getitem__, map(_WHERE, complete))))
+        _append(self.start, start_ns)
+        _append(self._end, start_ns + nanoseconds(durations))
+        _append(self._external, external)
+        _append(self._correlation, _identifiers([each.correlation for each in args], -1))
+        _append(self._shape, _numbers(map(self._shapes.__getitem__, dims)))
+        _append(self._sequence, _identifiers([each.sequence for each in args], -1))
+        self._backward.extend([each.forward_thread > 0 for each in args])
+        self._in_group.extend([each.process_group not in (None, "") for each in args])
+
+    def _add_memory(self, instants: list[Any]) -> None:
+        times = _doubles([event.ts for event in instants])
+        sound = (times >= 0) & (times < _LATEST_START_US)
+        self.skipped += len(instants) - int(sound.sum())
+        self.events -= len(instants) - int(sound.sum())
+        instants = [event for event, good in zip(instants, sound.tolist(), strict=True) if good]
+        args = [event.args or _NO_ARGS for event in instants]
+        _append(self._memory_time, _exact_nanoseconds(instants, times[sound]))
+        _append(self._allocated, np.array([each.allocated for each in args], dtype=np.int64))
+        _append(self._device_type, np.array([each.device_type for each in args], dtype=np.int32))
+
+    def trace(self, path: str, file: TraceFile, events: kineto.Events) -> Trace:
+        """Return the finished columns, without the recording window, on a clock that starts at zero."""
+        categories = _Table[str]()
+        renumbered = np.array([categories[_category(each)] for each in self._written_categories], np.int32)
+        category = renumbered[np.frombuffer(self._category, np.int32)]
+        start, end = np.frombuffer(self.start, np.int64), np.frombuffer(self._end, np.int64)
+        origin = int(start.min())
+        start -= origin
+        end -= origin
+        distributed = events.header.distributed or kineto.Distributed()
+        return Trace(
+            path=path,
+            size=file.size,
+            events=self.events,
+            skipped=self.skipped + events.skipped,
+            damaged=file.broken or events.damaged,
+            rank=distributed.rank,
+            world_size=distributed.world_size,
+            origin_ns=events.header.base_ns + origin,
+            names=list(self._names),
+            categories=list(categories),
+            threads=list(self._threads),
+            shapes=[text.decode(errors="replace") for text in self._shapes],
+            name=np.frombuffer(self._name, np.int32),
+            category=category,
+            thread=np.frombuffer(self._thread, np.int32),
+            start=start,
+            end=end,
+            external=np.frombuffer(self._external, np.int64),
+            correlation=np.frombuffer(self._correlation, np.int64),
+            shape=np.frombuffer(self._shape, np.int32),
+            sequence=np.frombuffer(self._sequence, np.int64),
+            backward=np.frombuffer(self._backward, np.bool_),
+            in_group=np.frombuffer(self._in_group, np.bool_),
+            memory=Memory(
+                np.frombuffer(self._memory_time, np.int64) - origin,
+                np.frombuffer(self._allocated, np.int64),
+                np.frombuffer(self._device_type, np.int32),
+            ),
+        )
+
+
+def _doubles(values: Iterable[float | Decimal]) -> npt.NDArray[np.float64]:
+    return np.fromiter(values, np.float64)
+
+
+def _numbers(values: Iterable[int]) -> Int32:
+    return np.fromiter(values, np.int32)
+
+
+def _exact_nanoseconds(events: list[Any], microseconds: npt.NDArray[np.float64]) -> Int64:
+    """Convert the events' starts, given as doubles too, where those are too coarse from the decimals."""
+    coarse = microseconds >= kineto.EXACT_BELOW_US
+    if not coarse.any():
+        return nanoseconds(microseconds)
+    converted = nanoseconds(np.where(coarse, 0.0, microseconds))
+    for row in np.flatnonzero(coarse).tolist():
+        converted[row] = round(Decimal(events[row].ts) * 1000)
+    return converted
+
+
+def _identifiers(values: list[int | str | None], none: int) -> Int64:
+    """Return numbers, also where a trace writes them as strings; ``none`` for what is none."""
+    try:
+        numbers = np.fromiter(values, np.int64)
+    except (TypeError, ValueError, OverflowError):
+        numbers = np.fromiter((_identifier(value, none) for value in values), np.int64)
+    return np.where(numbers < 0, none, numbers)
+
+
+def _identifier(value: int | str | None, none: int) -> int:
+    try:
+        number = none if value is None else int(value)
+    except ValueError:
+        return none
+    return number if number < 1 << 63 else none
 
 
 def _category(written: str) -> str:
@@ -139,11 +336,5 @@ def _category(written: str) -> str:
     return _CATEGORY_ALIASES.get(lowered, lowered)
 
 
-def _external(args: kineto.Args | None) -> int:
-    if args is None or args.external_id is None:
-        return 0
-    try:
-        number = int(args.external_id)
-    except ValueError:
-        return 0
-    return number if 0 <= number < 1 << 63 else 0
+def _append(column: "array[int]", values: npt.NDArray[np.integer[Any]]) -> None:
+    column.frombytes(values.tobytes())

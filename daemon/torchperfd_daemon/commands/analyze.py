@@ -1,50 +1,71 @@
 """``torchperfd analyze``."""
 
 import json
-import re
+import os
 import sys
 from pathlib import Path
-from typing import Final
 
 import click
 
-from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.report import SortBy
+from torchperfd.v1 import contract
+from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError
 
-_RANK_FILE: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
+# The analyser uses no linear algebra, and numpy's starts a thread for every core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from torchperfd_daemon import analysis
 
 
 @click.command("analyze")
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace")
 @click.option("--limit", type=click.IntRange(min=1), default=15, show_default=True, help="Rows in the table.")
 @click.option(
     "--sort-by",
-    type=click.Choice(["self", "total", "calls"]),
+    type=click.Choice(analysis.SORT_WORDS),
     default="self",
     show_default=True,
-    help="Self CPU time, CPU time with children, or calls.",
+    metavar="COLUMN",
+    help="self (CPU time), total (CPU time with children), calls, or any sort_by of torch's own table().",
+)
+@click.option(
+    "--group-by",
+    type=click.Choice(analysis.GROUPS),
+    default="name",
+    show_default=True,
+    help="What calls of one row share beside their name.",
+)
+@click.option("--comm-pattern", metavar="REGEX", help="Further names of communication kernels.")
+@click.option(
+    "--captures-dir",
+    type=click.Path(path_type=Path),
+    envvar="TORCHPERFD_CAPTURES_DIR",
+    help="Where to find a capture by its id; this user's own by default.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, with every operator.")
-def command(trace: Path, limit: int, sort_by: SortBy, as_json: bool) -> None:
-    """Say what a trace spent its time on: its steps, and the operators that took longest.
+def command(
+    trace: str,
+    limit: int,
+    sort_by: str,
+    group_by: analysis.GroupBy,
+    comm_pattern: str | None,
+    captures_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Say where a trace's time went: its steps, its GPU, and the operators that took longest.
 
-    TRACE is a trace file (.json or .json.gz), or a capture's directory of rank<k>.json[.gz].
+    TRACE is a trace file (.json or .json.gz), a directory of rank<k>.json[.gz], or a capture's id.
     """
-    try:
-        files = _files(trace)
-    except OSError as error:
-        raise TorchperfdError(f"cannot read {trace}: {error.strerror}") from None
+    files = analysis.rank_files(_target(trace, captures_dir))
     summaries: list[tuple[int | None, analysis.Summary]] = []
     failed: list[tuple[int | None, TorchperfdError]] = []
-    for rank, path in files:
-        try:
-            summary = analysis.summarise(analysis.load(path))
-        except TorchperfdError as error:
-            failed.append((rank, error))
+    request = analysis.Request(group_by=group_by, comm_pattern=comm_pattern)
+    for file, answer in zip(files, analysis.analyse(files, request), strict=True):
+        if isinstance(answer, TorchperfdError):
+            failed.append((file.rank, answer))
             continue
-        _warn(summary)
-        summaries.append((rank, summary))
+        _warn(answer)
+        summaries.append((answer.rank if file.rank is None else file.rank, answer))
     if not summaries:
         raise failed[0][1]
     if as_json:
@@ -66,20 +87,16 @@ def command(trace: Path, limit: int, sort_by: SortBy, as_json: bool) -> None:
         )
 
 
-def _files(trace: Path) -> list[tuple[int | None, Path]]:
-    """Return the trace files meant, each with the rank its name gives, in order of rank."""
-    if not trace.is_dir():
-        match = _RANK_FILE.fullmatch(trace.name)
-        return [(int(match[1]) if match else None, trace)]
-    # While a capture is being compressed both forms exist; the plain one is the complete one.
-    by_rank = {
-        int(match[1]): path
-        for path in sorted(trace.iterdir(), reverse=True)
-        if (match := _RANK_FILE.fullmatch(path.name))
-    }
-    if not by_rank:
-        raise NoSuchTargetError(f"{trace} holds no rank<k>.json or rank<k>.json.gz", "name a trace file")
-    return [(rank, by_rank[rank]) for rank in sorted(by_rank)]
+def _target(trace: str, captures_dir: Path | None) -> Path:
+    """Return the file or directory that is meant; what is no path may be a capture's id."""
+    path = Path(trace)
+    if path.exists():
+        return path
+    try:
+        folder = Catalog(captures_dir or Path(contract.user_captures_dir())).folder(trace)
+    except NoSuchTargetError:
+        return path
+    return folder if folder.is_dir() else path
 
 
 def _warn(summary: analysis.Summary) -> None:

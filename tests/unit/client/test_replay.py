@@ -142,7 +142,7 @@ def test_a_tape_that_is_full_is_read_on_the_spot() -> None:
 
 
 def test_after_lost_events_the_open_step_is_lost_and_no_other() -> None:
-    tape, replay = make(events=40)
+    tape, replay = make(events=32)
     tape.on_full = None  # nobody makes room
     write(tape, *PLAIN, *PLAIN[:5])
     replay.catch_up()

@@ -1,12 +1,12 @@
 """Self and total time: by torch's rules, against a reference that compares every pair."""
 
-from array import array
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.operators import Operator, operators
@@ -19,15 +19,8 @@ Call = tuple[str, int, int, int]
 
 
 def trace_of(*calls: Call, category: str = "cpu_op") -> analysis.Trace:
-    return analysis.Trace(
-        "made up",
-        0,
-        names=[name for name, *_ in calls],
-        categories=[category] * len(calls),
-        threads=[(1, thread) for *_, thread in calls],
-        starts=array("q", [start for _, start, _, _ in calls]),
-        ends=array("q", [end for _, _, end, _ in calls]),
-        externals=array("q", [0] * len(calls)),
+    return traces.trace_of(
+        traces.event(name, start, end, cat=category, thread=thread) for name, start, end, thread in calls
     )
 
 
@@ -85,6 +78,7 @@ def overlapping_calls(draw: st.DrawFn) -> list[Call]:
 
 @given(nested_calls())
 def test_nested_calls_match_the_reference_and_self_times_fill_the_busy_time(calls: list[Call]) -> None:
+    assume(calls)
     assert table(trace_of(*calls)) == reference(calls)
     busy = {moment for _, start, end, _ in calls for moment in range(start, end)}
     assert sum(self_ns for _, self_ns, _ in table(trace_of(*calls)).values()) == len(busy)
@@ -135,6 +129,115 @@ def test_python_frames_are_rows_on_request() -> None:
 
 
 @pytest.mark.parametrize(
+    ("order", "first"),
+    [
+        ("self", "long"),
+        ("self_cpu_time_total", "long"),
+        ("total", "long"),
+        ("cpu_time", "long"),
+        ("calls", "often"),
+        ("count", "often"),
+        ("device_time_total", "kernel"),
+        ("self_cuda_time_total", "kernel"),
+        ("xpu_time", "kernel"),
+    ],
+)
+def test_the_orders_are_those_of_torchs_table(order: str, first: str) -> None:
+    trace = traces.trace_of(
+        [
+            traces.event("kernel", 500, 900, cat="kernel", thread=7),
+            traces.event("long", 0, 100),
+            traces.event("often", 100, 120),
+            traces.event("often", 120, 140),
+        ]
+    )
+    rows = analysis.to_dict(analysis.summarise(trace), None, order)["operators"]
+    assert rows[0]["name"] == first
+
+
+def test_kernels_are_rows_of_their_own_as_in_torch() -> None:
+    rows = {row.name: row for row in operators(analysis.load(SMALL)) if row.category == "kernel"}
+    assert rows == {
+        "void gemm<float, 128, 64>(float const*)": Operator(
+            "void gemm<float, 128, 64>(float const*)", "kernel", 4, 0, 0, 486_833, 486_833
+        )
+    }
+
+
+def frames(*names: str) -> list[str]:
+    """Nest Python frames around the first 1000 ns, outermost first."""
+    return [
+        traces.event(name, depth, 1000 - depth, cat="python_function") for depth, name in enumerate(names)
+    ]
+
+
+def test_a_backward_operator_counts_as_called_from_where_its_forward_was() -> None:
+    trace = traces.trace_of(
+        [
+            *frames("train.py(3): main", "nn.Module: Net_0", "net.py(9): forward", "nn.Module: Linear_1"),
+            traces.event("aten::linear", 100, 200, args={"Sequence number": 5, "Fwd thread id": 0}),
+            traces.event("Backward0", 2000, 2500, thread=2, args={"Sequence number": 5, "Fwd thread id": 1}),
+            traces.event("aten::mm", 2100, 2200, thread=2, args={"Sequence number": 6, "Fwd thread id": 0}),
+            traces.event("aten::elsewhere", 3000, 3001),
+        ]
+    )
+    modules = {row.name: row.module for row in operators(trace, group_by="module")}
+    assert modules == {
+        "aten::linear": "Linear_1",
+        "Backward0": "Linear_1",
+        "aten::mm": "Linear_1",
+        "aten::elsewhere": "",
+    }
+    stacks = {row.name: row.stack for row in operators(trace, group_by="stack", frames=2)}
+    assert stacks["Backward0"] == stacks["aten::linear"] == ("nn.Module: Linear_1", "net.py(9): forward")
+
+
+def test_calls_of_one_name_are_told_apart_by_what_the_table_is_grouped_by() -> None:
+    trace = traces.trace_of(
+        [
+            *frames("train.py(3): main", "nn.Module: Linear_1"),
+            traces.event("aten::cat", 10, 20, args={"Input Dims": [[[2, 3], [2, 3]], []]}),
+            traces.event("aten::cat", 30, 40, args={"Input Dims": [[[4, 3]], []]}),
+            traces.event("aten::cat", 2000, 2007, args={"Input Dims": [[4, 3]]}),
+        ]
+    )
+    by_shape = {(row.shapes, row.calls, row.self_cpu_ns) for row in operators(trace, group_by="shape")}
+    assert by_shape == {("[[], []]", 2, 20), ("[[4, 3]]", 1, 7)}
+    by_module = {(row.module, row.calls, row.self_cpu_ns) for row in operators(trace, group_by="module")}
+    assert by_module == {("Linear_1", 2, 20), ("", 1, 7)}
+
+
+def test_memory_belongs_to_what_ran_and_the_rest_has_a_row() -> None:
+    def memory(at: int, size: int, device: int = 0) -> str:
+        args = f'{{"Bytes": {size}, "Device Type": {device}}}'
+        return (
+            f'{{"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 9, '
+            f'"ts": {traces.microseconds(traces.ORIGIN_NS + at)}, "args": {args}}}'
+        )
+
+    trace = traces.trace_of(
+        [
+            traces.event("outer", 0, 100),
+            traces.event("inner", 20, 40),
+            memory(100, 1),
+            memory(20, 16),
+            memory(30, 256, 1),
+            memory(101, -4096),
+        ]
+    )
+    rows = {
+        row.name: (
+            row.self_cpu_memory,
+            row.total_cpu_memory,
+            row.self_device_memory,
+            row.total_device_memory,
+        )
+        for row in operators(trace)
+    }
+    assert rows == {"outer": (1, 17, 0, 256), "inner": (16, 16, 256, 256), "[memory]": (-4096, -4096, 0, 0)}
+
+
+@pytest.mark.parametrize(
     ("name", "self_ns", "total_ns"),
     [
         ("aten::linear", 0, 225_833),  # two kernels, launched by its child
@@ -146,7 +249,8 @@ def test_python_frames_are_rows_on_request() -> None:
     ],
 )
 def test_device_time_goes_to_the_launching_operator_and_up(name: str, self_ns: int, total_ns: int) -> None:
-    rows = {row.name: row for row in operators(analysis.load(SMALL))}
+    table = operators(analysis.load(SMALL))
+    rows = {row.name: row for row in table if not row.category.startswith("gpu_")}
     assert (rows[name].self_device_ns, rows[name].total_device_ns) == (self_ns, total_ns)
 
 

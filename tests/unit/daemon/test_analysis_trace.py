@@ -4,15 +4,17 @@ import gzip
 import io
 import json
 import math
+import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.trace import nanoseconds
+from torchperfd_daemon.analysis import kineto, tracefile
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 SMALL = Path(__file__).parents[2] / "golden" / "trace_small.json"
@@ -29,6 +31,10 @@ def write(path: Path, *events: Any) -> Path:
     return path
 
 
+def names(trace: analysis.Trace) -> list[str]:
+    return [trace.names[number] for number in trace.name]
+
+
 def load_or_refusal(file: Path) -> analysis.Trace | str:
     try:
         return analysis.load(file)
@@ -36,15 +42,37 @@ def load_or_refusal(file: Path) -> analysis.Trace | str:
         return str(error)
 
 
-# The second range is where a double is coarsest beside its product with 1000.
-@given(st.integers(0, LONGEST_NS) | st.integers((1 << 42) * 1000, 1 << 52))
-def test_every_nanosecond_of_a_trace_survives_its_three_decimals(ns: int) -> None:
-    assert nanoseconds(float(f"{ns // 1000}.{ns % 1000:03}")) == ns
+# The second range is where a double is coarsest and still used; the third, where decimals are.
+@given(
+    st.integers(0, LONGEST_NS)
+    | st.integers((1 << 42) * 1000, LONGEST_NS)
+    | st.integers(LONGEST_NS, (1 << 53) * 999)
+)
+@example(1_695_835_142_000_123_456)
+def test_every_nanosecond_of_a_trace_survives_its_three_decimals(
+    tmp_path_factory: pytest.TempPathFactory, ns: int
+) -> None:
+    file = tmp_path_factory.getbasetemp() / "t.json"
+    for quote in ("", '"'):
+        file.write_text(
+            '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", '
+            f'"ts": {quote}{ns // 1000}.{ns % 1000:03}{quote}, "dur": {quote}0.003{quote}}}]}}'
+        )
+        trace = analysis.load(file)
+        assert (trace.origin_ns, trace.start[0], trace.end[0]) == (ns, 0, 3)
 
 
-def test_times_since_1970_lose_no_more_than_the_double_did() -> None:
-    assert nanoseconds(1_700_000_000_000_001.0) == 1_700_000_000_000_001_000
-    assert nanoseconds(1_700_000_000_000_000.25) == 1_700_000_000_000_000_250
+def test_a_clock_may_run_over_what_a_double_can_hold(tmp_path: Path) -> None:
+    before, after = "8796093022206.999", "8796093022210.001"
+    file = tmp_path / "t.json"
+    file.write_text(
+        '{"traceEvents": ['
+        + ",".join(
+            f'{{"ph": "X", "cat": "cpu_op", "name": "a", "ts": {ts}, "dur": 1}}' for ts in (before, after)
+        )
+        + "]}"
+    )
+    assert list(analysis.load(file).start) == [0, 3002]
 
 
 def test_columns_start_at_zero_and_hold_integer_nanoseconds(tmp_path: Path) -> None:
@@ -55,12 +83,12 @@ def test_columns_start_at_zero_and_hold_integer_nanoseconds(tmp_path: Path) -> N
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "python"}},
     )
     trace = analysis.load(file)
-    assert list(trace.starts) == [0, 101]
-    assert list(trace.ends) == [3, 1101]
-    assert trace.names == ["aten::add", "later"]
-    assert trace.categories == ["cpu_op", "cpu_op"]
-    assert trace.threads == [(1, 1), (1, "main")]
-    assert list(trace.externals) == [7, 8]
+    assert list(trace.start) == [0, 101]
+    assert list(trace.end) == [3, 1101]
+    assert names(trace) == ["aten::add", "later"]
+    assert [trace.categories[number] for number in trace.category] == ["cpu_op", "cpu_op"]
+    assert [trace.threads[number] for number in trace.thread] == [(1, 1), (1, "main")]
+    assert list(trace.external) == [7, 8]
     assert (trace.events, trace.skipped, trace.damaged) == (3, 0, False)
     assert trace.size == file.stat().st_size
     assert trace.duration_ns == 1101
@@ -80,6 +108,10 @@ def test_columns_start_at_zero_and_hold_integer_nanoseconds(tmp_path: Path) -> N
         event(name=3),
         event(name=""),
         event(cat=[]),
+        event(cat=""),
+        event("\ud800"),
+        event(dur=None),
+        {"ph": "X", "cat": "cpu_op", "name": "endless", "ts": 1.0},
         event(tid=None),
         event(args=[1]),
         event(args={"External id": 1.5}),
@@ -91,7 +123,7 @@ def test_columns_start_at_zero_and_hold_integer_nanoseconds(tmp_path: Path) -> N
 )
 def test_a_bad_event_costs_only_itself(tmp_path: Path, broken: Any) -> None:
     trace = analysis.load(write(tmp_path / "t.json", event("first"), broken, event("last")))
-    assert trace.names == ["first", "last"]
+    assert names(trace) == ["first", "last"]
     assert (trace.events, trace.skipped, trace.damaged) == (2, 1, False)
 
 
@@ -102,7 +134,6 @@ def test_a_bad_event_costs_only_itself(tmp_path: Path, broken: Any) -> None:
         '{"ph": "X", "name": "a" "cat": "cpu_op"}',
         f'{{"ph": "X", "name": "a", "cat": "cpu_op", "ts": {math.nan}, "dur": 1.0}}',
         '{"ph": "X", "name": "a", "args": {"deep": ' + "[" * 100_000 + "}}",
-        '{"ph": "X", "name": "\\ud800", "cat": "cpu_op", "ts": 1.0, "dur": 1.0}',
     ],
 )
 def test_unparsable_parts_cost_only_their_event(tmp_path: Path, broken: str) -> None:
@@ -112,8 +143,8 @@ def test_unparsable_parts_cost_only_their_event(tmp_path: Path, broken: str) -> 
         f'{json.dumps(event("last", args={"External id": 3, "names": ["[{", "}"]}))}\n],"traceName": "t"}}'
     )
     trace = analysis.load(file)
-    assert trace.names == ["first", "last"]
-    assert list(trace.externals) == [0, 3]
+    assert names(trace) == ["first", "last"]
+    assert list(trace.external) == [0, 3]
     assert trace.skipped == 1
     assert trace.damaged
 
@@ -122,7 +153,7 @@ def test_a_name_that_is_not_utf8_costs_only_its_event(tmp_path: Path) -> None:
     file = tmp_path / "t.json"
     whole = json.dumps({"traceEvents": [event("first"), event("b@d"), event("last")]}).encode()
     file.write_bytes(whole.replace(b"@", b"\xff"))
-    assert analysis.load(file).names == ["first", "last"]
+    assert names(analysis.load(file)) == ["first", "last"]
 
 
 def test_a_trace_cut_at_any_byte_is_read_as_far_as_it_goes_or_refused_in_one_line(tmp_path: Path) -> None:
@@ -146,17 +177,17 @@ def test_a_trace_cut_at_any_byte_is_read_as_far_as_it_goes_or_refused_in_one_lin
 def test_a_gzip_file_cut_at_any_byte_is_read_as_far_as_it_goes_or_refused(tmp_path: Path) -> None:
     whole = gzip.compress(SMALL.read_bytes())
     file = tmp_path / "t.json.gz"
-    names: list[str] = []
+    said: list[str] = []
     for length in range(len(whole)):
         file.write_bytes(whole[:length])
         trace = load_or_refusal(file)
         if isinstance(trace, str):
-            assert names == []
+            assert said == []
             assert "\n" not in trace
         else:
             assert trace.damaged
-            names = trace.names
-    assert names == analysis.load(SMALL).names
+            said = names(trace)
+    assert said == names(analysis.load(SMALL))
 
 
 @given(st.lists(st.tuples(st.integers(0, 8151), st.binary(min_size=1, max_size=8)), min_size=1, max_size=5))
@@ -178,7 +209,7 @@ def test_gzip_is_known_by_its_content_and_may_have_several_members(tmp_path: Pat
     file = tmp_path / "named-plainly.json"
     file.write_bytes(gzip.compress(whole[:3000]) + gzip.compress(whole[3000:]))
     trace = analysis.load(file)
-    assert trace.names == analysis.load(SMALL).names
+    assert names(trace) == names(analysis.load(SMALL))
     assert not trace.damaged
 
 
@@ -187,7 +218,7 @@ def test_a_corrupted_gzip_file_gives_what_came_before_the_damage(tmp_path: Path)
     file.write_bytes(gzip.compress(SMALL.read_bytes())[:-8] + b"checksum")
     trace = analysis.load(file)
     assert trace.damaged
-    assert trace.names == analysis.load(SMALL).names
+    assert names(trace) == names(analysis.load(SMALL))
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -219,6 +250,70 @@ def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: bytes, sa
         analysis.load(file)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_stands_around_the_events_is_known_wherever_it_stands(tmp_path: Path) -> None:
+    around = {"baseTimeNanoseconds": 1_000, "distributedInfo": {"rank": 3, "world_size": 8}}
+    file = tmp_path / "t.json"
+    for text in (
+        json.dumps(around | {"traceEvents": [event(ts=5.0)]}),
+        json.dumps({"traceEvents": [event(ts=5.0)]} | around),
+        json.dumps({"traceEvents": [event(ts=5.0)], "others": [event(), event()]} | around, indent=1),
+    ):
+        file.write_text(text)
+        trace = analysis.load(file)
+        assert (trace.rank, trace.world_size, trace.origin_ns) == (3, 8, 6_000)
+        assert (len(trace), trace.skipped, trace.damaged) == (1, 0, False)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64, 1000])
+def test_where_the_text_is_cut_into_pieces_does_not_matter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    whole = analysis.load(SMALL)
+    monkeypatch.setattr(tracefile, "_PIECE", piece)
+    monkeypatch.setattr(kineto, "_TAIL", 300)
+    pieces = analysis.load(SMALL)
+    assert names(pieces) == names(whole)
+    assert list(pieces.start) == list(whole.start)
+    assert (pieces.events, pieces.skipped, pieces.damaged) == (whole.events, whole.skipped, whole.damaged)
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_memory_holds_a_batch_and_never_the_text(tmp_path: Path, compress: Any) -> None:
+    """A bomb: many times the file in memory, were it ever read as a whole."""
+    file = tmp_path / "t.json"
+    one = json.dumps(event(args={"Input Dims": [[1, 2]], "note": "x" * 4000})).encode()
+    file.write_bytes(compress(b'{"traceEvents": [' + b",".join([one] * 10_000) + b"]}"))
+    tracemalloc.start()
+    try:
+        trace = analysis.load(file)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(trace) == 10_000
+    assert peak < 12_000_000
+
+
+def test_one_event_without_end_is_given_up(tmp_path: Path) -> None:
+    file = tmp_path / "t.json"
+    first, last = json.dumps(event("first")), json.dumps(event("last"))
+    endless = '{"ph": "X", "name": "' + "x" * 3_000_000
+    file.write_text(f'{{"traceEvents": [{first}, {endless}, {last}]}}')
+    trace = analysis.load(file)
+    assert names(trace) == ["first", "last"]
+    assert (trace.skipped, trace.damaged) == (1, True)
+
+
+def test_every_quote_left_unescaped_costs_its_event_and_no_other(tmp_path: Path) -> None:
+    whole = SMALL.read_text()
+    before = len(analysis.load(SMALL))
+    file = tmp_path / "t.json"
+    for at in [match.end() for match in re.finditer('"name": "', whole)][::3]:
+        file.write_text(whole[: at + 1] + '"' + whole[at + 1 :])
+        trace = analysis.load(file)
+        assert before - 1 <= len(trace) <= before
+        analysis.to_dict(analysis.summarise(trace), None)
 
 
 def test_a_missing_file_and_a_directory_are_told_apart(tmp_path: Path) -> None:

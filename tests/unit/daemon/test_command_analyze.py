@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from torchperfd_daemon import cli
+from torchperfd_daemon import analysis, cli
+from torchperfd_daemon.errors import TorchperfdError
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SMALL = GOLDEN / "trace_small.json"
@@ -63,9 +64,31 @@ def test_the_json_has_one_shape_for_a_file_and_a_capture(analyze: Any, tmp_path:
         "damaged": False,
         "duration_us": 3000.0,
     }
-    assert entry["steps"] == [
-        {"index": 7, "start_us": 50.125, "duration_us": 1000.875},
-        {"index": 8, "start_us": 1250.251, "duration_us": 1501.312},
+    assert [(step["index"], step["start_us"], step["duration_us"]) for step in entry["steps"]] == [
+        (7, 50.125, 1000.875),
+        (8, 1250.251, 1501.312),
+    ]
+    assert entry["breakdown"]["all"] == {
+        "n_gpu_events": 6,
+        "window_us": 1710.626,
+        "busy_us": 528.847,
+        "idle_us": 1181.779,
+        "compute_us": 486.833,
+        "comm_us": 0.0,
+        "memcpy_us": 42.014,
+        "exposed_comm_us": 0.0,
+        "exposed_memcpy_us": 42.014,
+        "overlap_us": 0.0,
+        "comm_comp_overlap_pct": 0.0,
+    }
+    assert entry["breakdown"]["linked"]["n_gpu_events"] == 2
+    assert entry["kernels"] == [
+        {
+            "name": "void gemm<float, 128, 64>(float const*)",
+            "sum_us": 486.833,
+            "calls": 4,
+            "mean_us": 486.833 / 4,
+        }
     ]
     assert len(entry["operators"]) > 1
     assert entry["operators"][0]["name"] == "ProfilerStep*"
@@ -139,6 +162,47 @@ def test_errors_are_one_line_with_their_code(
     assert err.startswith("torchperfd: ")
     assert err.count("\n") == 1
     assert said in err
+
+
+def test_a_capture_is_found_by_its_id(analyze: Any, tmp_path: Path) -> None:
+    capture = tmp_path / "20260101-120000-abcd"
+    capture.mkdir()
+    (capture / "rank0.json").write_bytes(SMALL.read_bytes())
+    code, out, _ = analyze(capture.name, "--captures-dir", tmp_path)
+    assert code == 0
+    assert out.startswith("rank 0: ")
+    code, _, err = analyze("20260101-120000-none", "--captures-dir", tmp_path)
+    assert (code, err) == (3, "torchperfd: there is no trace at 20260101-120000-none\n")
+
+
+@pytest.mark.parametrize(
+    ("group", "key"), [("shape", "input_shapes"), ("stack", "stack"), ("module", "module")]
+)
+def test_a_grouped_table_says_what_it_is_grouped_by(analyze: Any, group: str, key: str) -> None:
+    code, out, _ = analyze(SMALL, "--json", "--group-by", group)
+    (entry,) = json.loads(out)["ranks"]
+    assert code == 0
+    assert entry["group_by"] == group
+    assert all(key in row for row in entry["operators"])
+
+
+def test_memory_is_shown_when_it_is_sorted_by(analyze: Any) -> None:
+    _, out, _ = analyze(SMALL, "--sort-by", "cpu_memory_usage")
+    assert "total CPU ms   self CPU MB   self GPU MB" in out
+
+
+def test_a_bad_pattern_is_a_usage_error(analyze: Any) -> None:
+    code, out, err = analyze(SMALL, "--comm-pattern", "(")
+    assert (code, out) == (2, "")
+    assert err.startswith("torchperfd: '(' is no regular expression")
+
+
+def test_a_worker_without_enough_memory_costs_only_its_rank() -> None:
+    file = analysis.RankFile(0, SMALL)
+    (answer,) = analysis.analyse([file], analysis.Request(nice=1, max_memory=1 << 20))
+    assert isinstance(answer, TorchperfdError)
+    (answer,) = analysis.analyse([file], analysis.Request(nice=1, max_memory=1 << 30))
+    assert isinstance(answer, analysis.Summary)
 
 
 def test_a_directory_without_ranks_is_no_capture(analyze: Any, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""What it costs to analyse a trace, beside the other analysers."""

@@ -1,0 +1,200 @@
+"""Where device time goes: compute, communication, copies, what of them is exposed, and idle time.
+
+Communication and copies are exposed where nothing more useful runs at the same time: a collective
+behind a matrix product costs nothing, and the same collective alone costs all of its time.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+from torchperfd_daemon.errors import UsageError
+
+KERNEL: Final = "kernel"
+_COPY: Final = "gpu_memcpy"
+_FILL: Final = "gpu_memset"
+DEVICE: Final = frozenset({KERNEL, _COPY, _FILL})
+_LAUNCHES: Final = frozenset(
+    {
+        f"{vendor}_{layer}"
+        for vendor in ("cuda", "hip", "xpu", "mtia", "privateuse1")
+        for layer in ("runtime", "driver")
+    }
+)
+# Kernels of the collective libraries, and of those that read other devices' memory directly.
+_COMMUNICATION: Final = "nccl|rccl|hccl|multimem|symm_mem|deep_ep|::ep::|nvshmem|cross_device_reduce"
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """What a device did in one window of time. All times in ns.
+
+    ``compute``, ``comm``, ``memcpy`` and ``busy`` are the lengths of unions of intervals: two kernels at
+    once count once.
+
+    Attributes:
+        n_gpu_events: Kernels, copies and fills.
+        window_ns: From the first start to the last end; of a step, the step's host time.
+        busy_ns: Anything ran.
+        compute_ns: A kernel that is no communication, or a fill, ran.
+        comm_ns: A communication kernel ran.
+        memcpy_ns: A copy ran.
+        exposed_comm_ns: Communication ran and compute did not.
+        exposed_memcpy_ns: A copy ran, and neither compute nor communication did.
+        overlap_ns: Communication and compute ran at once.
+    """
+
+    n_gpu_events: int
+    window_ns: int
+    busy_ns: int
+    compute_ns: int
+    comm_ns: int
+    memcpy_ns: int
+    exposed_comm_ns: int
+    exposed_memcpy_ns: int
+    overlap_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        """Nothing ran."""
+        return self.window_ns - self.busy_ns
+
+    @property
+    def comm_comp_overlap_pct(self) -> float:
+        """The part of communication that compute hides, in percent; 0 without communication."""
+        return 100 * self.overlap_ns / self.comm_ns if self.comm_ns else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """All calls of the kernels of one name; ``sum_ns`` adds up durations, side by side or not."""
+
+    name: str
+    sum_ns: int
+    calls: int
+
+    @property
+    def mean_ns(self) -> float:
+        """Time of one call."""
+        return self.sum_ns / self.calls
+
+
+class DeviceTime:
+    """The device events of one trace, sorted into compute, communication and copies.
+
+    Args:
+        trace: The loaded trace.
+        comm_pattern: A further regular expression for the names of communication kernels.
+
+    Raises:
+        UsageError: ``comm_pattern`` is no regular expression.
+    """
+
+    def __init__(self, trace: Trace, comm_pattern: str | None = None) -> None:
+        self._rows = np.flatnonzero(trace.of_categories(DEVICE))
+        self._trace = trace
+        self._start, self._end = trace.start[self._rows], trace.end[self._rows]
+        kernels = self._is(KERNEL)
+        self._comm = kernels & (
+            trace.in_group[self._rows] | _communicates(trace, comm_pattern)[trace.name[self._rows]]
+        )
+        self._memcpy = self._is(_COPY)
+        self._compute = ~self._comm & ~self._memcpy
+
+    def all(self) -> Breakdown:
+        """Return the breakdown of every device event in the file."""
+        return self._of(np.ones(len(self._rows), dtype=np.bool_))
+
+    def linked(self) -> Breakdown:
+        """Return the breakdown of those events whose launch is in the file."""
+        trace = self._trace
+        launched = trace.correlation[trace.of_categories(_LAUNCHES)]
+        own = trace.correlation[self._rows]
+        return self._of(np.isin(own, launched[launched >= 0]))
+
+    def within(self, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
+        """Return a breakdown of each window, of all events as far as they lie in it.
+
+        Args:
+            windows: Start and end of each in ns, on the trace's clock.
+        """
+        starts = np.array([start for start, _ in windows], dtype=np.int64)
+        ends = np.array([end for _, end in windows], dtype=np.int64)
+        every = np.ones(len(self._rows), dtype=np.bool_)
+        lengths = [cover.up_to(ends) - cover.up_to(starts) for cover in self._covers(every)]
+        columns = np.column_stack((self._touching(starts, ends), ends - starts, *lengths)).tolist()
+        return [_breakdown(*row) for row in columns]
+
+    def kernels(self) -> list[Kernel]:
+        """Return the kernels by name, most time first."""
+        rows = self._is(KERNEL)
+        names = self._trace.name[self._rows][rows]
+        calls = np.bincount(names, minlength=len(self._trace.names))
+        sums = np.zeros(len(calls), dtype=np.int64)
+        np.add.at(sums, names, (self._end - self._start)[rows])
+        table = [
+            Kernel(self._trace.names[name], int(sums[name]), int(calls[name]))
+            for name in np.flatnonzero(calls).tolist()
+        ]
+        return sorted(table, key=lambda kernel: (-kernel.sum_ns, kernel.name))
+
+    def _is(self, category: str) -> Flags:
+        return self._trace.of_categories({category})[self._rows]
+
+    def _of(self, scope: Flags) -> Breakdown:
+        count = int(scope.sum())
+        if not count:
+            return _breakdown(0, 0, 0, 0, 0, 0, 0)
+        window = int(self._end[scope].max() - self._start[scope].min())
+        return _breakdown(count, window, *(cover.length for cover in self._covers(scope)))
+
+    def _covers(self, scope: Flags) -> tuple[Cover, ...]:
+        """Return what compute, communication, copies, the first two, and all three cover."""
+        compute, comm, memcpy = (
+            Cover(self._start[chosen], self._end[chosen])
+            for chosen in (scope & self._compute, scope & self._comm, scope & self._memcpy)
+        )
+        useful = compute | comm
+        return compute, comm, memcpy, useful, useful | memcpy
+
+    def _touching(self, starts: Int64, ends: Int64) -> Int64:
+        """Return how many events begin before each end and end after each start."""
+        begun = np.searchsorted(np.sort(self._start), ends, side="left")
+        over = np.searchsorted(np.sort(self._end), starts, side="right")
+        touching: Int64 = np.maximum(begun - over, 0)
+        return touching
+
+
+def _breakdown(
+    count: int, window: int, compute: int, comm: int, memcpy: int, useful: int, busy: int
+) -> Breakdown:
+    """Put together what follows from the lengths of unions."""
+    return Breakdown(
+        n_gpu_events=count,
+        window_ns=window,
+        busy_ns=busy,
+        compute_ns=compute,
+        comm_ns=comm,
+        memcpy_ns=memcpy,
+        exposed_comm_ns=useful - compute,
+        exposed_memcpy_ns=busy - useful,
+        overlap_ns=compute + comm - useful,
+    )
+
+
+def _communicates(trace: Trace, further: str | None) -> Flags:
+    """Return for each name in the trace's table whether it is a communication kernel's."""
+    try:
+        pattern = re.compile(f"{_COMMUNICATION}|{further}" if further else _COMMUNICATION)
+    except re.error as error:
+        raise UsageError(f"{further!r} is no regular expression: {error}") from None
+    used = np.zeros(len(trace.names), dtype=np.bool_)
+    used[trace.name[trace.of_categories({KERNEL})]] = True
+    for name in np.flatnonzero(used).tolist():
+        used[name] = pattern.search(trace.names[name]) is not None
+    return used

@@ -1,0 +1,102 @@
+"""Who called an operator: its Python stack and module, from the frames that ``with_stack=True`` records.
+
+A backward operator counts as called from where its forward operator was, as in torch: the two have one
+sequence number. In a backward pass nothing of the model's own code is on the stack.
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Final, TypeVar
+
+import numpy as np
+
+from torchperfd_daemon.analysis.nesting import nest
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+
+PYTHON: Final = "python_function"
+_MODULE: Final = "nn.Module: "
+_Label = TypeVar("_Label", bound=Hashable)
+
+
+class Callers:
+    """The Python frames around the calls of one trace.
+
+    Args:
+        trace: The loaded trace.
+        host: Which of its events are calls on the host, Python frames aside.
+    """
+
+    def __init__(self, trace: Trace, host: Flags) -> None:
+        self._trace = trace
+        python = trace.of_categories({PYTHON})
+        self._calls = calls = nest(trace, np.flatnonzero(host | python))
+        self._caller = _first(calls.parent.copy(), python[calls.row], calls.parent)
+        self._caller = self._with_forward_callers()
+
+    def stacks(self, frames: int) -> tuple[Int64, list[tuple[str, ...]]]:
+        """Return for each event of the trace an index into the table of stacks, innermost frame first.
+
+        Args:
+            frames: How many frames count, from the innermost.
+        """
+
+        def stack(call: int) -> tuple[str, ...]:
+            names: list[str] = []
+            while call >= 0 and len(names) < frames:
+                names.append(self._name(call))
+                call = int(self._caller[call])
+            return tuple(names)
+
+        return self._labels(stack, ())
+
+    def modules(self) -> tuple[Int64, list[str]]:
+        """Return for each event of the trace an index into the table of innermost modules."""
+
+        def module(call: int) -> str:
+            while call >= 0 and not self._name(call).startswith(_MODULE):
+                call = int(self._caller[call])
+            return self._name(call).removeprefix(_MODULE) if call >= 0 else ""
+
+        return self._labels(module, "")
+
+    def _labels(self, label: Callable[[int], _Label], none: _Label) -> tuple[Int64, list[_Label]]:
+        """Number what ``label`` says of each caller; number 0 is ``none``, for calls without one."""
+        table = {none: 0}
+        used, inverse = np.unique(self._caller, return_inverse=True)
+        numbers = [table.setdefault(label(caller), len(table)) for caller in used.tolist()]
+        labels = np.zeros(len(self._trace), dtype=np.int64)
+        labels[self._calls.row] = np.array(numbers, dtype=np.int64)[inverse]
+        return labels, list(table)
+
+    def _name(self, call: int) -> str:
+        return self._trace.names[int(self._trace.name[self._calls.row[call]])]
+
+    def _with_forward_callers(self) -> Int64:
+        """Return the callers, those of backward calls replaced by their forward calls' own."""
+        trace, calls = self._trace, self._calls
+        marked = trace.backward[calls.row]
+        if not marked.any():
+            return self._caller
+        node = _first(np.where(marked, np.arange(len(calls)), calls.parent), marked, calls.parent)
+        sequence = trace.sequence[calls.row]
+        forward = np.flatnonzero((node < 0) & (sequence >= 0))
+        # An operator that makes no node shows the next node's number; the last to show it made the node.
+        forward = forward[np.argsort(-trace.start[calls.row[forward]], kind="stable")]
+        numbers, last = np.unique(sequence[forward], return_index=True)
+        backward = np.flatnonzero(node >= 0)
+        wanted = sequence[node[backward]]
+        caller = self._caller.copy()
+        caller[backward] = -1
+        known = np.isin(wanted, numbers)
+        places = forward[last[np.searchsorted(numbers, wanted[known])]]
+        caller[backward[known]] = self._caller[places]
+        return caller
+
+
+def _first(start: Int64, good: Flags, parent: Int64) -> Int64:
+    """Climb from each call in ``start`` to the nearest good one at or above it, -1 where there is none."""
+    found = start
+    climbing = np.flatnonzero(found >= 0)
+    while len(climbing := climbing[~good[found[climbing]]]):
+        found[climbing] = parent[found[climbing]]
+        climbing = climbing[found[climbing] >= 0]
+    return found

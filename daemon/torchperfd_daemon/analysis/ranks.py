@@ -1,0 +1,127 @@
+"""The traces of several ranks: which files they are, and one worker process for each.
+
+A process per rank gives its memory back when its rank is done, uses the other cores, and costs only its
+own rank when it is killed.
+"""
+
+import multiprocessing
+import os
+import re
+import resource
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+from torchperfd_daemon.analysis.operators import GroupBy
+from torchperfd_daemon.analysis.summary import Summary, summarise
+from torchperfd_daemon.analysis.trace import load
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+
+_RANK_FILE: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
+# Spawned, not forked: a fork would inherit the locks of whatever threads the caller runs.
+_PROCESSES: Final = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """One rank's trace; the rank is None where the file's name does not say it."""
+
+    rank: int | None
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """How ranks are to be analysed.
+
+    Attributes:
+        group_by: What a row of the operator table stands for.
+        comm_pattern: A further regular expression for the names of communication kernels.
+        nice: How far the workers step back behind what else runs, 0 to 19.
+        max_memory: Bytes that a worker may allocate; None for no limit.
+    """
+
+    group_by: GroupBy = "name"
+    comm_pattern: str | None = None
+    nice: int = 0
+    max_memory: int | None = None
+
+
+def rank_files(path: Path) -> list[RankFile]:
+    """Return the trace files meant by a file or a capture's directory, in order of rank.
+
+    Raises:
+        NoSuchTargetError: It is a directory without ``rank<k>.json[.gz]``.
+        TorchperfdError: The directory cannot be read.
+    """
+    if not path.is_dir():
+        match = _RANK_FILE.fullmatch(path.name)
+        return [RankFile(int(match[1]) if match else None, path)]
+    try:
+        entries = sorted(path.iterdir(), reverse=True)
+    except OSError as error:
+        raise TorchperfdError(f"cannot read {path}: {error.strerror}") from None
+    # While a capture is being compressed both forms exist; the plain one is the complete one.
+    by_rank = {int(match[1]): entry for entry in entries if (match := _RANK_FILE.fullmatch(entry.name))}
+    if not by_rank:
+        raise NoSuchTargetError(f"{path} holds no rank<k>.json or rank<k>.json.gz", "name a trace file")
+    return [RankFile(rank, by_rank[rank]) for rank in sorted(by_rank)]
+
+
+def analyse(
+    files: Sequence[RankFile], request: Request, workers: int | None = None
+) -> Iterator[Summary | TorchperfdError]:
+    """Yield each rank's answers, or why there are none, in the order of ``files``.
+
+    Args:
+        files: The ranks' traces.
+        request: How to analyse them.
+        workers: Processes at once; None for one a core. A lone rank that needs neither niceness nor a
+            limit is analysed in this process.
+    """
+    if len(files) == 1 and not request.nice and request.max_memory is None:
+        yield _answer(files[0].path, request)
+        return
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1, "analysis") as pool:
+        yield from pool.map(lambda file: _in_a_process(file.path, request), files)
+
+
+def _in_a_process(path: Path, request: Request) -> Summary | TorchperfdError:
+    mine, theirs = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_work, args=(path, request, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        answer: Summary | TorchperfdError = mine.recv()
+    except EOFError:
+        process.join()
+        return TorchperfdError(
+            f"the process that read {path} ended with {process.exitcode}", "look for the kernel's OOM killer"
+        )
+    finally:
+        mine.close()
+        process.join()
+        process.close()
+    return answer
+
+
+def _work(path: Path, request: Request, answer: Connection) -> None:
+    """Analyse one trace in this process, which is there for nothing else."""
+    os.nice(request.nice)
+    if request.max_memory is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (request.max_memory, request.max_memory))
+    answer.send(_answer(path, request))
+    answer.close()
+
+
+def _answer(path: Path, request: Request) -> Summary | TorchperfdError:
+    """Analyse one trace; return why not, where it cannot be."""
+    try:
+        return summarise(load(path), group_by=request.group_by, comm_pattern=request.comm_pattern)
+    except TorchperfdError as error:
+        return error
+    except MemoryError:
+        return TorchperfdError(f"{path} does not fit into the memory allowed", "capture fewer steps")

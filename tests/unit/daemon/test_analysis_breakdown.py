@@ -1,0 +1,154 @@
+"""Where device time goes: against a sweep over every moment at which anything begins or ends."""
+
+import re
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.daemon import traces
+
+from torchperfd_daemon import analysis
+from torchperfd_daemon.errors import UsageError
+
+# One event on a device: category, name, start, end, correlation, process group.
+Device = tuple[str, str, int, int, int | None, str | None]
+PATTERN = re.compile(r"nccl|rccl|hccl|multimem|symm_mem|deep_ep|::ep::|nvshmem|cross_device_reduce")
+_PARTS = "window busy compute comm memcpy exposed_comm exposed_memcpy overlap idle"
+KEYS = tuple(f"{part}_us" for part in _PARTS.split())
+
+
+def kind(event: Device) -> str:
+    category, name, *_, group = event
+    if category in ("gpu_memcpy", "Memcpy"):
+        return "memcpy"
+    if category in ("kernel", "Kernel") and (group or PATTERN.search(name)):
+        return "comm"
+    return "compute"
+
+
+def sweep(events: list[Device], window: tuple[int, int] | None = None) -> dict[str, int]:
+    """Look at each stretch between two neighbouring edges, and at what runs in it."""
+    found: defaultdict[str, int] = defaultdict(int)
+    if not events and window is None:
+        return dict.fromkeys(KEYS, 0)
+    first, last = window or (min(each[2] for each in events), max(each[3] for each in events))
+    edges = sorted({first, last, *(edge for each in events for edge in each[2:4] if first < edge < last)})
+    for start, end in pairwise(edges):
+        running = {kind(each) for each in events if each[2] <= start and end <= each[3]}
+        length = end - start
+        found["window_us"] += length
+        found["busy_us" if running else "idle_us"] += length
+        for what in running:
+            found[f"{what}_us"] += length
+        if "comm" in running:
+            found["overlap_us" if "compute" in running else "exposed_comm_us"] += length
+        if running == {"memcpy"}:
+            found["exposed_memcpy_us"] += length
+    return {key: found[key] for key in KEYS}
+
+
+def ours(entry: dict[str, Any]) -> dict[str, int]:
+    return {key: round(entry[key] * 1000) for key in KEYS}
+
+
+def rank_of(events: list[Device], launches: list[tuple[str, int]], *steps: tuple[int, int]) -> dict[str, Any]:
+    text = [traces.event("aten::add", 0, 1)]
+    for category, name, start, end, correlation, group in events:
+        args: dict[str, Any] = {} if correlation is None else {"correlation": correlation}
+        args |= {} if group is None else {"Process Group Name": group}
+        text.append(traces.event(name, start, end, cat=category, thread=7, args=args))
+    text += [traces.event("launch", 0, 1, cat=cat, args={"correlation": number}) for cat, number in launches]
+    text += [
+        traces.event(f"ProfilerStep#{number}", start, end, cat="user_annotation")
+        for number, (start, end) in enumerate(steps)
+    ]
+    return analysis.to_dict(analysis.summarise(traces.trace_of(text)), None)
+
+
+LAUNCHES = ["cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "cpu_op"]
+NAMES = [
+    "gemm",
+    "ncclDevKernel_AllReduce",
+    "void multimem_all_reduce",
+    "deep_ep::intranode::dispatch",
+    "vllm::cross_device_reduce_1stage",
+    "a::ep::b",
+]
+
+
+@st.composite
+def device_events(draw: st.DrawFn) -> list[Device]:
+    one = st.tuples(
+        st.sampled_from(["kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset"]),
+        st.sampled_from(NAMES),
+        st.integers(1, 60) | st.integers(1, 1 << 50),
+        st.integers(0, 30) | st.integers(0, 1 << 40),
+        st.none() | st.integers(0, 6),
+        st.none() | st.sampled_from(["", "0", "tp"]),
+    )
+    events = draw(st.lists(one, max_size=14))
+    return [(cat, name, start, start + length, *rest) for cat, name, start, length, *rest in events]
+
+
+@given(
+    device_events(),
+    st.lists(
+        st.tuples(
+            st.sampled_from(LAUNCHES),
+            st.integers(0, 6),
+        ),
+        max_size=4,
+    ),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), max_size=3),
+)
+def test_the_breakdown_is_that_of_a_sweep(
+    events: list[Device], launches: list[tuple[str, int]], steps: list[tuple[int, int]]
+) -> None:
+    windows = [(start, start + length) for start, length in steps]
+    rank = rank_of(events, launches, *windows)
+    assert ours(rank["breakdown"]["all"]) == sweep(events)
+    assert rank["breakdown"]["all"]["n_gpu_events"] == len(events)
+    launched = {number for category, number in launches if category != "cpu_op"}
+    linked = [each for each in events if each[4] in launched]
+    assert ours(rank["breakdown"]["linked"]) == sweep(linked)
+    assert rank["breakdown"]["linked"]["n_gpu_events"] == len(linked)
+    by_step = {step["index"]: step for step in rank["steps"]}
+    for number, window in enumerate(windows):
+        assert ours(by_step[number]["breakdown"]) == sweep(events, window)
+
+
+@given(device_events())
+def test_the_kernels_are_summed_by_name(events: list[Device]) -> None:
+    sums: defaultdict[str, list[int]] = defaultdict(list)
+    for category, name, start, end, *_ in events:
+        if category.lower() == "kernel":
+            sums[name].append(end - start)
+    kernels = rank_of(events, [])["kernels"]
+    assert {kernel["name"]: round(kernel["sum_us"] * 1000) for kernel in kernels} == {
+        name: sum(durations) for name, durations in sums.items()
+    }
+    assert {kernel["name"]: kernel["calls"] for kernel in kernels} == {
+        name: len(durations) for name, durations in sums.items()
+    }
+    assert [kernel["sum_us"] for kernel in kernels] == sorted(
+        (kernel["sum_us"] for kernel in kernels), reverse=True
+    )
+    for kernel in kernels:
+        assert kernel["mean_us"] == pytest.approx(kernel["sum_us"] / kernel["calls"])
+
+
+def test_the_overlap_is_the_part_of_communication_that_compute_hides() -> None:
+    rank = rank_of([("kernel", "ncclA", 10, 50, None, None), ("kernel", "gemm", 40, 90, None, None)], [])
+    assert rank["breakdown"]["all"]["comm_comp_overlap_pct"] == 25.0
+    assert rank_of([], [])["breakdown"]["all"]["comm_comp_overlap_pct"] == 0.0
+
+
+def test_communication_can_be_named() -> None:
+    trace = traces.trace_of([traces.event("my_own_reduce", 0, 10, cat="kernel")])
+    assert analysis.summarise(trace).breakdown.comm_ns == 0
+    assert analysis.summarise(trace, comm_pattern="own_.*ce$").breakdown.comm_ns == 10
+    with pytest.raises(UsageError, match="is no regular expression"):
+        analysis.summarise(trace, comm_pattern="(")
