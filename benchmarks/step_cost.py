@@ -39,7 +39,8 @@ def main() -> int:
     if tapes.NATIVE:
         kinds["in C"] = tapes.Tape
     measured: dict[str, list[float]] = {"perf_counter_ns, ten times": []}
-    replays = {name: Replay(kind(1 << ((len(EVENTS) + 1) * STEPS).bit_length()), STEPS, Faults()) for name, kind in kinds.items()}
+    room = 1 << ((len(EVENTS) + 1) * STEPS).bit_length()
+    replays = {name: Replay(kind(room), STEPS, Faults()) for name, kind in kinds.items()}
     for _ in range(ROUNDS):
         measured["perf_counter_ns, ten times"].append(cpu_ns(time.perf_counter_ns, len(EVENTS) * STEPS))
         for name, replay in replays.items():
