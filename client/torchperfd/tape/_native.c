@@ -633,15 +633,14 @@ forward_module(const Forward *self)
     return module;
 }
 
-/* Whether the module is called for training, rather than for evaluation. Its flag is read where
-   modules keep it: their own way of looking for attributes takes a detour. */
+/* Whether the module is called for training, rather than for evaluation. */
 static int
 trains(const Forward *self, PyObject *module)
 {
-    PyObject *own = PyObject_GenericGetDict(module, NULL);
-    PyObject *flag = own == NULL ? NULL : PyDict_GetItemWithError(own, name_training);
+    /* Asked for, not read from its dict: a compiled module passes on another's. */
+    PyObject *flag = PyObject_GetAttr(module, name_training);
     int training = flag == NULL ? -1 : PyObject_IsTrue(flag);
-    Py_XDECREF(own);
+    Py_XDECREF(flag);
     if (training > 0) {
         flag = PyObject_CallNoArgs(self->grad_enabled);
         training = flag == NULL ? -1 : PyObject_IsTrue(flag);
