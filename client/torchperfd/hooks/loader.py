@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.data import dataloader
 
 from torchperfd.hooks.batches import samples_in
@@ -61,6 +62,7 @@ def install(
         on_tape.DRAWN,
         on_tape.EXHAUSTED,
         dataloader._SingleProcessDataLoaderIter,
+        torch.Tensor,
         ahead,
         exhausted,
         samples_in,

@@ -319,7 +319,7 @@ typedef struct {
     int begin, end, failed;
     /* Of Draws alone. */
     char watching;
-    PyObject *plain, *ahead, *exhausted, *samples_in;
+    PyObject *plain, *tensor, *ahead, *exhausted, *samples_in;
 } Timed;
 
 static int
@@ -330,6 +330,7 @@ timed_traverse(Timed *self, visitproc visit, void *arg)
     Py_VISIT(self->tape);
     Py_VISIT(self->original);
     Py_VISIT(self->plain);
+    Py_VISIT(self->tensor);
     Py_VISIT(self->ahead);
     Py_VISIT(self->exhausted);
     Py_VISIT(self->samples_in);
@@ -343,6 +344,7 @@ timed_clear(Timed *self)
     Py_CLEAR(self->tape);
     Py_CLEAR(self->original);
     Py_CLEAR(self->plain);
+    Py_CLEAR(self->tensor);
     Py_CLEAR(self->ahead);
     Py_CLEAR(self->exhausted);
     Py_CLEAR(self->samples_in);
@@ -424,6 +426,20 @@ timed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
+/* The length of a plain tensor, from the C type beneath its class: the class itself says it in Python,
+   and a shape would have to be made. 0 for a scalar, or where that type says nothing. */
+static int64_t
+tensor_length(const PyTypeObject *tensor, PyObject *part)
+{
+    const PyTypeObject *base = tensor->tp_base;
+    if (base == NULL || base->tp_as_mapping == NULL || base->tp_as_mapping->mp_length == NULL)
+        return 0;
+    Py_ssize_t length = base->tp_as_mapping->mp_length(part);
+    if (length < 0)
+        PyErr_Clear();
+    return length;
+}
+
 /* How many samples a batch holds: the first dimension of its first tensor; 0 when unknown. -1 with
    an error set where a signal handler raised meanwhile. */
 static int64_t
@@ -443,6 +459,12 @@ count_samples(const Timed *self, PyObject *batch)
             part = first;
         else
             break;
+    }
+    if ((PyObject *)Py_TYPE(part) == self->tensor) {
+        samples = tensor_length((PyTypeObject *)self->tensor, part);
+        if (samples > 0)
+            return samples;
+        samples = 0;
     }
     Py_INCREF(part); /* what the batch holds may change while its shape is asked for */
     shape = PyObject_GetAttr(part, name_shape);
@@ -501,12 +523,12 @@ draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObj
 static PyObject *
 draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tape",  "original", "begin",     "end",        "failed",
-                            "plain", "ahead",    "exhausted", "samples_in", NULL};
-    PyObject *tape, *original, *plain, *ahead, *exhausted, *samples_in;
+    static char *names[] = {"tape",  "original", "begin", "end",       "failed",
+                            "plain", "tensor",   "ahead", "exhausted", "samples_in", NULL};
+    PyObject *tape, *original, *plain, *tensor, *ahead, *exhausted, *samples_in;
     int begin, end, failed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOOOO", names, tape_type, &tape, &original, &begin,
-                                     &end, &failed, &plain, &ahead, &exhausted, &samples_in))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOO!OOO", names, tape_type, &tape, &original, &begin,
+                                     &end, &failed, &plain, &PyType_Type, &tensor, &ahead, &exhausted, &samples_in))
         return NULL;
     Timed *self = (Timed *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -519,6 +541,7 @@ draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->failed = failed;
     self->watching = 1;
     self->plain = Py_NewRef(plain);
+    self->tensor = Py_NewRef(tensor);
     self->ahead = Py_NewRef(ahead);
     self->exhausted = Py_NewRef(exhausted);
     self->samples_in = Py_NewRef(samples_in);

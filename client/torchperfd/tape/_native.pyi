@@ -44,6 +44,7 @@ class Draws:
         end: int,
         failed: int,
         plain: type,
+        tensor: type,
         ahead: Callable[[Any], bool],
         exhausted: Callable[[], object],
         samples_in: Callable[[Any], int],

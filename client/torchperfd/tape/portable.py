@@ -156,6 +156,7 @@ class Draws:
         end: Code of the event after, which tells how many samples there are.
         failed: Code of the event after where there is no batch.
         plain: The class of iterators without workers: what they draw needs no announcement.
+        tensor: The class of plain tensors, of which C has a shorter way to the length.
         ahead: Called instead of writing the first event, where that may be another one; returns
             whether the draw is to be timed.
         exhausted: Called after there was no batch.
@@ -173,6 +174,7 @@ class Draws:
         end: int,
         failed: int,
         plain: type,
+        tensor: type,
         ahead: Callable[[Any], bool],
         exhausted: Callable[[], object],
         samples_in: Callable[[Any], int],

@@ -298,7 +298,16 @@ def drawing(
 ) -> tuple[Any, list[str]]:
     told: list[str] = []
     draws = kind.Draws(
-        tape, Batches.__next__, 1, 2, 3, Batches, ahead, lambda: told.append("exhausted"), samples_in
+        tape,
+        Batches.__next__,
+        1,
+        2,
+        3,
+        Batches,
+        torch.Tensor,
+        ahead,
+        lambda: told.append("exhausted"),
+        samples_in,
     )
     draws.watching = False
     monkeypatch.setattr(Batches, "__next__", functools.update_wrapper(draws, Batches.__next__))
@@ -313,6 +322,8 @@ def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.Mo
         torch.ones(7, 3),
         torch.ones(7, 3).numpy(),
         torch.tensor(1.0),
+        torch.ones(0, 3),
+        nn.Parameter(torch.ones(6, 3)),
         (torch.ones(5, 2), torch.ones(9)),
         [torch.ones(5, 2)],
         {"input_ids": torch.ones(4, 128), "labels": torch.ones(4)},
@@ -327,7 +338,7 @@ def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.Mo
     iterator = Batches([*batches])
     assert all(drawn is batch for drawn, batch in zip(iterator, batches, strict=True))
     expected = [samples_in(batch) for batch in batches]
-    assert expected[:8] == [7, 7, 1, 5, 5, 4, 3, 0]
+    assert expected[:10] == [7, 7, 1, 0, 6, 5, 5, 4, 3, 0]
     draws = [event for samples in expected for event in ((1, id(iterator)), (2, samples))]
     assert written(tape) == [*draws, (1, id(iterator)), (3, id(iterator))]
     assert told == ["exhausted"]
@@ -546,7 +557,16 @@ def test_the_compiled_half_loses_no_reference() -> None:
     argument = object()
     timed = native.Timed(tape, lambda *_, **__: result, 1, 2)
     draws = native.Draws(
-        tape, lambda iterator: iterator, 1, 2, 3, list, lambda _: True, lambda: None, lambda _: 1
+        tape,
+        lambda iterator: iterator,
+        1,
+        2,
+        3,
+        list,
+        torch.Tensor,
+        lambda _: True,
+        lambda: None,
+        lambda _: 1,
     )
     inputs = torch.ones(1, 2)
     tape.on_full = tape.drain
