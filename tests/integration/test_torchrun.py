@@ -45,6 +45,8 @@ def test_ps_shows_one_run_with_two_ranks_and_nothing_else(node: Node, script: Pa
     with node.running(*_torchrun(str(script), "400")) as process:
         eventually(lambda: node.metric("torchperfd_clients") == 2, 60, node.log)
         eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 20, 60, node.log)
+        # Each rank reports once a second, in its own time.
+        eventually(lambda: all(rank["steps"] for rank in node.json("ps")["runs"][0]["ranks"]), 10, node.log)
         (run,) = node.json("ps")["runs"]
         capture = node.json("capture", "--steps", "4")
         process.terminate()
