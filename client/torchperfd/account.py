@@ -94,6 +94,11 @@ class KindAccount:
     tokens: int = 0
 
     @property
+    def mean_seconds(self) -> float:
+        """Mean time of a step; 0 before the first."""
+        return self.ns / self.steps / 1e9 if self.steps else 0.0
+
+    @property
     def std_seconds(self) -> float | None:
         """Population standard deviation of a step's time; None where it was not kept."""
         if not self.steps or (self.ns and not self.squares):

@@ -216,7 +216,7 @@ class RankCapture:
         trace = self._trace
         assert trace is not None
         self._trace = None
-        self._step_aside()
+        self._replay.unwatch(self)
         self.stage = CaptureStage.EXPORTING
         try:
             trace.stop()
@@ -273,14 +273,11 @@ class RankCapture:
 
     def fail(self, reason: str, *, retry: bool = False) -> None:
         """End without a trace; ``retry`` when another attempt may well succeed."""
-        self._step_aside()
+        self._replay.unwatch(self)
         with contextlib.suppress(OSError):
             for leftover in self.directory.glob(f".rank{self._identity.rank}.*"):
                 leftover.unlink(missing_ok=True)
         self._end(CaptureOutcome(ok=False, reason=reason, retry=retry, start_step=self.start_step))
-
-    def _step_aside(self) -> None:
-        self._replay.unwatch(self)
 
     def _end(self, outcome: CaptureOutcome) -> None:
         with self._ending:

@@ -426,8 +426,7 @@ class Client:
         self._pump.greet()
 
     def _mean_step_seconds(self) -> float:
-        train = self._pump.account.train
-        return train.ns / train.steps / 1e9 if train.steps else 0.0
+        return self._pump.account.train.mean_seconds
 
     def _say_goodbye(self) -> None:
         from torchperfd.v1 import session_pb2

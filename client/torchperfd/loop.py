@@ -442,14 +442,17 @@ class Loop:
             self.micro_batches += 1
         else:
             self.micro_batches += _micro_batches(self._step_draws, self._backwards, self._optimizers)
-        if not self.train_steps:
-            self.warmup_tokens = self.tokens
-        self.train_steps += 1
+        self._count_train_step()
         self._reset()
         if self.watcher is not None:
             self.watcher.train_edge(self.train_steps)
             # What the watcher did is our time, not the next step's.
             self.recorder.skip(self._present())
+
+    def _count_train_step(self) -> None:
+        if not self.train_steps:
+            self.warmup_tokens = self.tokens
+        self.train_steps += 1
 
     def _close_validate(self, *, last: bool = False) -> None:
         if self._aside:
@@ -494,9 +497,7 @@ class Loop:
         self.micro_batches += _micro_batches(self._aside_draws, self._aside_backwards, self._aside_optimizers)
         self._aside = _NOTHING
         self._steppers.clear()
-        if not self.train_steps:
-            self.warmup_tokens = self.tokens
-        self.train_steps += 1
+        self._count_train_step()
         if self.watcher is not None:
             self.watcher.train_edge(self.train_steps)
 

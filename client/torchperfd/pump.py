@@ -125,6 +125,6 @@ class Pump:
                 return
             try:
                 self.turn()
-                self._replay.overhead.turn(self.account.train.ns / max(1, self.account.train.steps) / 1e9)
+                self._replay.overhead.turn(self.account.train.mean_seconds)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("pump", error)

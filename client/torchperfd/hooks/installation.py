@@ -80,7 +80,3 @@ class Hooks:
         self._handles.clear()
         self._models = None
         self._patches.undo()
-
-    def silence(self) -> None:
-        """Make every hook pass through at once, touching nothing: for a forked child."""
-        self._context.silence()

@@ -21,7 +21,7 @@ def measures(before: Account, now: Account, names: PhaseNames) -> dict[str, floa
 def _kind(kind: str, steps: KindAccount, names: PhaseNames) -> dict[str, float]:
     if steps.steps <= 0:
         return {}
-    found = {f"torchperfd/{kind}/step_seconds": steps.ns / steps.steps / 1e9}
+    found = {f"torchperfd/{kind}/step_seconds": steps.mean_seconds}
     for counted, count in (("samples", steps.samples), ("tokens", steps.tokens)):
         if count and steps.ns:
             found[f"torchperfd/{kind}/{counted}_per_second"] = count / (steps.ns / 1e9)

@@ -210,7 +210,7 @@ def _notes(account: Account, *, dropped: int, apart: bool) -> Iterator[str]:
 
 
 def _mean(kind: KindAccount) -> float | None:
-    return kind.ns / kind.steps / 1e9 if kind.steps else None
+    return kind.mean_seconds if kind.steps else None
 
 
 def _rate(count: float, ns: int) -> float | None:

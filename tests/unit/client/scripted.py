@@ -35,10 +35,6 @@ class Clock:
     def __call__(self) -> int:
         return self.now
 
-    def wall(self) -> int:
-        """Return Unix nanoseconds."""
-        return self.now + WALL_AHEAD
-
     def advance(self, ns: int) -> None:
         """Let time pass."""
         self.now += ns
