@@ -26,8 +26,8 @@ class TapeBuildHook(BuildHookInterface):
         target = (root / SOURCE).with_name("_native" + sysconfig.get_config_var("EXT_SUFFIX"))
         compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
         command = [
-            *compiler, "-O2", "-fPIC", "-shared", "-Wall", "-Wextra", "-Wno-missing-field-initializers",
-            "-Wno-unused-parameter", "-Wno-cast-function-type",
+            *compiler, "-O2", "-fPIC", "-fno-plt", "-shared", "-Wall", "-Wextra",
+            "-Wno-missing-field-initializers", "-Wno-unused-parameter", "-Wno-cast-function-type",
             f"-I{sysconfig.get_path('include')}", str(root / SOURCE), "-o", str(target),
         ]  # fmt: skip
         try:

@@ -8,6 +8,7 @@ anything that goes wrong with its text.
 
 import gc
 import itertools
+import random
 import statistics
 import sys
 import traceback
@@ -19,6 +20,8 @@ from typing import Any
 from benchmarks.overhead.contestants import CONTESTANTS, Contestant
 from benchmarks.overhead.workload import WARM_STEPS, Workload, now
 from torch.utils.data import DataLoader
+
+_chance = random.Random(0)
 
 
 @dataclass(slots=True)
@@ -77,14 +80,17 @@ def measure(contestant: Contestant, alternations: int) -> Round:
     contestant.attach()
     # The first one is not measured: attaching has an aftermath, on threads of its own.
     for into in (ahead, *(measured for _ in range(alternations))):
-        # Off, on, on, off: a drift of the machine that is linear in time cancels out.
-        contestant.off()
-        block(workload.plain, into.off)
-        contestant.on()
-        block(contestant.train, into.on)
-        block(contestant.train, into.on)
-        contestant.off()
-        block(workload.plain, into.off)
+        # Off, on, on, off, or the reverse: a drift of the machine that is linear in time cancels out.
+        # Which of them, chance decides: full collections come after a fixed number of allocations,
+        # and would come to the same side in every round.
+        outer = _chance.random() < 0.5
+        for on in (outer, not outer, not outer, outer):
+            if on:
+                contestant.on()
+                block(contestant.train, into.on)
+            else:
+                contestant.off()
+                block(workload.plain, into.off)
     contestant.on()
     contestant.check((alternations + 1) * 2 * (WARM_STEPS + len(workload.loader)))
     contestant.detach()

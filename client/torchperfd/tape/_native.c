@@ -11,6 +11,9 @@
 #include <structmember.h>
 #include <time.h>
 
+/* Cold code costs by the page and by the line: what runs in every step stands together. */
+#define HOT __attribute__((hot))
+
 #define MAX_NESTING 2
 #define MAX_PLAIN_ARGUMENTS 8
 #define ARGUMENT_SHIFT 8
@@ -23,20 +26,23 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
+    /* What every event needs, side by side. */
     Event *events;
-    uint64_t capacity, mask, written, read;
+    uint64_t written, read, mask;
     unsigned long thread;
-    unsigned long long lost;
     unsigned long long muted;
-    long steps_open;
-    int ticket_code, shadow_code;
+    PyObject *on_event, *ticket;
     char doubled;
-    PyObject *on_event, *on_full, *ticket;
+    /* The rest. */
+    int ticket_code, shadow_code;
+    long steps_open;
+    unsigned long long lost;
+    PyObject *on_full;
 } Tape;
 
 static PyObject *name_call_impl, *name_qualname, *name_shape, *name_training;
 
-static int64_t
+HOT static int64_t
 now(void)
 {
     struct timespec at;
@@ -79,7 +85,7 @@ notify(PyObject *callback)
     return raised;
 }
 
-static void
+HOT static void
 append(Tape *tape, int64_t time, int code, int64_t argument)
 {
     Event *event = &tape->events[tape->written++ & tape->mask];
@@ -101,15 +107,21 @@ write_ticket(Tape *tape, int64_t time)
     return raised;
 }
 
+static inline int
+is_full(const Tape *tape)
+{
+    return tape->written - tape->read + MAX_PER_EVENT > tape->mask + 1;
+}
+
 /* Write an event; -1 with an error set where a signal handler raised meanwhile. */
-static int
+HOT static int
 put(Tape *tape, int code, int64_t argument)
 {
     int64_t time = now();
     int raised = 0;
-    if (tape->written - tape->read > tape->capacity - MAX_PER_EVENT) {
+    if (is_full(tape)) {
         raised = notify(tape->on_full);
-        if (tape->written - tape->read > tape->capacity - MAX_PER_EVENT) {
+        if (is_full(tape)) {
             tape->lost++;
             return raised;
         }
@@ -125,13 +137,13 @@ put(Tape *tape, int code, int64_t argument)
     return tape->on_event == NULL ? raised : raised | notify(tape->on_event);
 }
 
-static inline int
+HOT static inline int
 here(const Tape *tape)
 {
     return tape->thread == PyThread_get_thread_ident();
 }
 
-static inline int
+HOT static inline int
 is_muted(const Tape *tape, int code)
 {
     return (int)(tape->muted >> code & 1);
@@ -163,7 +175,6 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         Py_DECREF(tape);
         return PyErr_NoMemory();
     }
-    tape->capacity = capacity;
     tape->mask = capacity - 1;
     tape->ticket_code = ticket_code;
     tape->shadow_code = shadow_code;
@@ -255,7 +266,7 @@ static PyObject *
 tape_drain(Tape *tape, PyObject *Py_UNUSED(none))
 {
     uint64_t count = tape->written - tape->read, first = tape->read & tape->mask;
-    uint64_t until_end = tape->capacity - first;
+    uint64_t until_end = tape->mask + 1 - first;
     PyObject *drained = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(Event)));
     if (drained == NULL)
         return NULL;
@@ -313,13 +324,14 @@ static PyTypeObject *tape_type;
 typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
-    PyObject *dict;
     Tape *tape;
     PyObject *original;
     int begin, end, failed;
     /* Of Draws alone. */
     char watching;
     PyObject *plain, *tensor, *ahead, *exhausted, *samples_in;
+    /* Of both. */
+    PyObject *dict;
 } Timed;
 
 static int
@@ -361,7 +373,7 @@ timed_dealloc(Timed *self)
     Py_DECREF(type);
 }
 
-static PyObject *
+HOT static PyObject *
 timed_get(PyObject *self, PyObject *object, PyObject *Py_UNUSED(type))
 {
     if (object == NULL || object == Py_None) {
@@ -390,7 +402,7 @@ static PyMemberDef timed_members[] = {
     {"watching", T_BOOL, offsetof(Timed, watching), 0, "Whether every draw is announced."},
     {NULL, 0, 0, 0, NULL}};
 
-static PyObject *
+HOT static PyObject *
 timed_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     Timed *self = (Timed *)callable;
@@ -428,7 +440,7 @@ timed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 /* The length of a plain tensor, from the C type beneath its class: the class itself says it in Python,
    and a shape would have to be made. 0 for a scalar, or where that type says nothing. */
-static int64_t
+HOT static int64_t
 tensor_length(const PyTypeObject *tensor, PyObject *part)
 {
     const PyTypeObject *base = tensor->tp_base;
@@ -442,7 +454,7 @@ tensor_length(const PyTypeObject *tensor, PyObject *part)
 
 /* How many samples a batch holds: the first dimension of its first tensor; 0 when unknown. -1 with
    an error set where a signal handler raised meanwhile. */
-static int64_t
+HOT static int64_t
 count_samples(const Timed *self, PyObject *batch)
 {
     int raised = 0;
@@ -488,7 +500,7 @@ count_samples(const Timed *self, PyObject *batch)
     return samples > 0 ? samples : 0;
 }
 
-static PyObject *
+HOT static PyObject *
 draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
 {
     Timed *self = (Timed *)callable;
@@ -637,7 +649,7 @@ forward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static PyObject *
+HOT static PyObject *
 forward_module(const Forward *self)
 {
 #if PY_VERSION_HEX >= 0x030D0000
@@ -657,11 +669,16 @@ forward_module(const Forward *self)
 }
 
 /* Whether the module is called for training, rather than for evaluation. */
-static int
+HOT static int
 trains(const Forward *self, PyObject *module)
 {
-    /* Asked for, not read from its dict: a compiled module passes on another's. */
-    PyObject *flag = PyObject_GetAttr(module, name_training);
+    /* In its own dict, but for a compiled module: that passes on another's. */
+    PyObject **own = _PyObject_GetDictPtr(module);
+    PyObject *flag = own == NULL || *own == NULL ? NULL : PyDict_GetItemWithError(*own, name_training);
+    if (flag != NULL)
+        Py_INCREF(flag);
+    else if (!PyErr_Occurred())
+        flag = PyObject_GetAttr(module, name_training);
     int training = flag == NULL ? -1 : PyObject_IsTrue(flag);
     Py_XDECREF(flag);
     if (training > 0) {
@@ -675,7 +692,7 @@ trains(const Forward *self, PyObject *module)
 }
 
 /* Call what was in this place before, or else the module's own implementation. */
-static PyObject *
+HOT static PyObject *
 call_module(const Forward *self, PyObject *module, PyObject *args, PyObject *kwargs)
 {
     PyObject *call, *result, *with_module[1 + MAX_PLAIN_ARGUMENTS];
@@ -703,7 +720,7 @@ call_module(const Forward *self, PyObject *module, PyObject *args, PyObject *kwa
     return result;
 }
 
-static PyObject *
+HOT static PyObject *
 forward_call(Forward *self, PyObject *args, PyObject *kwargs)
 {
     Tape *tape = self->tape;
@@ -806,7 +823,7 @@ steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static int
+HOT static int
 refers_to(PyObject *reference, PyObject *optimizer)
 {
     PyObject *referent = NULL;
@@ -820,7 +837,7 @@ refers_to(PyObject *reference, PyObject *optimizer)
     return referent == optimizer;
 }
 
-static int
+HOT static int
 is_known(Steps *self, PyObject *optimizer)
 {
     if (self->newest != NULL && refers_to(self->newest, optimizer))
@@ -836,7 +853,7 @@ is_known(Steps *self, PyObject *optimizer)
     return 1;
 }
 
-static PyObject *
+HOT static PyObject *
 steps_begin(Steps *self, PyObject *optimizer)
 {
     Tape *tape = self->tape;
@@ -848,7 +865,7 @@ steps_begin(Steps *self, PyObject *optimizer)
     Py_RETURN_TRUE;
 }
 
-static PyObject *
+HOT static PyObject *
 steps_end(Steps *self, PyObject *optimizer)
 {
     Tape *tape = self->tape;
@@ -918,7 +935,7 @@ step_hook_dealloc(StepHook *self)
     Py_DECREF(type);
 }
 
-static PyObject *
+HOT static PyObject *
 step_hook_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *Py_UNUSED(names))
 {
     StepHook *self = (StepHook *)callable;

@@ -79,6 +79,29 @@ def test_what_is_patched_still_looks_like_itself(client: torchperfd.Client) -> N
     assert nn.Module.zero_grad.__qualname__ == "Module.zero_grad"
 
 
+def test_zeroing_takes_the_arguments_it_took_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = torch.optim.SGD(tiny_model().parameters(), lr=0.1)
+    parameter = optimizer.param_groups[0]["params"][0]
+    client = torchperfd.attach()
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.zero_grad(set_to_none=False)
+    assert parameter.grad.count_nonzero() == 0
+    optimizer.zero_grad(True)
+    assert parameter.grad is None
+    client.detach()
+    taken: list[Any] = []
+
+    def of_a_fork(self: Any, *arguments: Any, **options: Any) -> None:
+        taken.append((arguments, options))
+
+    monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", of_a_fork)
+    client = torchperfd.attach()
+    optimizer.zero_grad(1, keep="momentum")
+    optimizer.zero_grad()
+    client.detach()
+    assert taken == [((1,), {"keep": "momentum"}), ((), {})]
+
+
 def test_attaching_twice_is_attaching_once(client: torchperfd.Client) -> None:
     once = patched_attributes()
     assert torchperfd.attach() is client
