@@ -37,7 +37,7 @@ from tests.node import ROOT, Node, eventually, free_port
 
 GPUS: Final = 8
 STEPS_PER_SECOND: Final = 10
-REPORTS_PER_SECOND: Final = 4
+REPORTS_PER_SECOND: Final = 1
 """As clients do: of each, a batch of steps and an account."""
 
 MOST_CORES: Final = 0.01

@@ -8,6 +8,7 @@ lasts as long as it is told to.
 """
 
 import itertools
+import math
 import os
 import select
 import sys
@@ -117,29 +118,33 @@ class Script:
             )
         )
 
+    def report(self, count: int, step_ns: int) -> session_pb2.ClientMessage:
+        """Return a batch of steps that have just ended and the totals, in one message as clients do."""
+        messages = [self.steps(count, step_ns), self.account()]
+        return session_pb2.ClientMessage(bundle=session_pb2.Bundle(messages=messages))
+
     def paced(
         self, steps_per_second: float, reports_per_second: float
     ) -> Iterator[session_pb2.ClientMessage]:
         """Yield what a client sends, when it sends it, until standard input closes."""
         yield self.hello()
         yield session_pb2.ClientMessage(state=session_pb2.StateChange(state=session_pb2.RUN_STATE_TRAINING))
-        due = began = time.monotonic()
+        began = time.time()
         while True:
-            due += 1 / reports_per_second
-            if select.select([sys.stdin], [], [], max(0.0, due - time.monotonic()))[0]:
+            # On the wall clock's grid, as all clients are.
+            due = (math.floor(time.time() * reports_per_second) + 1) / reports_per_second
+            if select.select([sys.stdin], [], [], max(0.0, due - time.time()))[0]:
                 return
             ended = int((due - began) * steps_per_second) - self._steps
             if ended:
-                yield self.steps(ended, int(1e9 / steps_per_second))
-                yield self.account()
+                yield self.report(ended, int(1e9 / steps_per_second))
 
     def flood(self, seconds: float) -> Iterator[session_pb2.ClientMessage]:
         """Yield steps of a millisecond each, as fast as they are taken."""
         yield self.hello()
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            yield self.steps(FLOOD_BATCH, 1_000_000)
-            yield self.account()
+            yield self.report(FLOOD_BATCH, 1_000_000)
 
 
 def _packed(values: "range | list[int]") -> bytes:
@@ -154,7 +159,7 @@ def main(arguments: list[str]) -> None:
         script.flood(float(second)) if first == "--flood" else script.paced(float(first), float(second))
     )
     goodbye = session_pb2.ClientMessage(goodbye=session_pb2.Goodbye(reason="done"))
-    with grpc.insecure_channel(f"unix:{path}") as channel:
+    with grpc.insecure_channel(f"unix:{path}", options=[("grpc.http2.bdp_probe", 0)]) as channel:
         answers: Any = session_pb2_grpc.SessionStub(channel).Attach(itertools.chain(messages, (goodbye,)))
         next(answers)
         print("welcome", flush=True)

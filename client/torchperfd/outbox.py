@@ -40,18 +40,22 @@ class Outbox(Generic[T]):
             self._topics[topic] = item
             self._ready.notify()
 
-    def get(self, timeout: float) -> T | None:
-        """Take the next message; None when none came within ``timeout`` seconds or all is over."""
+    def take(self, timeout: float, most: int = 1) -> list[T]:
+        """Take up to ``most`` messages, in order.
+
+        None when none came within ``timeout`` seconds, or nothing more will come.
+        """
         with self._ready:
             if not self._items and not self._topics and not self._closed:
                 self._ready.wait(timeout)
-            if self._items:
+            taken: list[T] = []
+            while self._items and len(taken) < most:
                 item, weight = self._items.popleft()
                 self._held -= weight
-                return item
-            if self._topics:
-                return self._topics.pop(next(iter(self._topics)))
-            return None
+                taken.append(item)
+            while self._topics and len(taken) < most:
+                taken.append(self._topics.pop(next(iter(self._topics))))
+            return taken
 
     def close(self) -> None:
         """Wake up whoever waits; what is held may still be taken."""

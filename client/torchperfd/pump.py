@@ -1,6 +1,8 @@
 """The pump: one thread that has the tape read and empties the recorder into account and outbox."""
 
+import math
 import threading
+import time
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.account import Account
@@ -14,14 +16,17 @@ from torchperfd.tallies import Tallies
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
-_INTERVAL_S: Final = 0.25
-_TURNS_PER_REPORT: Final = 4
+_TURNS_PER_SECOND: Final = 4
 _STEPS_PER_REPORT: Final = 2000
 """The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
 
 
 class Pump:
-    """Drains, adds up and packs, a few times per second.
+    """Drains, adds up and packs, a few times per second, and reports with the first turn of each.
+
+    By the wall clock: the pumps of all ranks turn at the same moments. What a turn takes from the
+    training threads they then lose together, where the ranks of a synchronous job would otherwise
+    wait for each in turn; and the daemon wakes up once for all their reports.
 
     The account is true whether or not a daemon listens; steps that a full ring or outbox
     threw away are counted by where that happened.
@@ -46,7 +51,6 @@ class Pump:
         self._wake = threading.Event()
         self._stopping = False
         self._unsent: Rows | None = None
-        self._turns = 0
         self._state = 0
         self._steps_say = 0
         self._thread = threading.Thread(target=self._run, name="torchperfd-pump", daemon=True)
@@ -59,8 +63,13 @@ class Pump:
         """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
         return {"ring": self._recorder.dropped, "outbox": self._outbox.dropped}
 
-    def turn(self, *, send: bool = False) -> None:
-        """Drain once, now, on the calling thread; ``send`` even where the next report is not due."""
+    def turn(self, *, report: bool = False, send: bool = False) -> None:
+        """Drain once, now, on the calling thread.
+
+        Args:
+            report: Report what steps there were since the last report.
+            send: Report, whether there were steps or not.
+        """
         from torchperfd import wire
         from torchperfd.v1 import session_pb2
 
@@ -79,18 +88,16 @@ class Pump:
             if state and state != self._state:
                 self._state = state
                 self.announce(state)
-            self._turns += 1
             unsent = self._unsent
-            due = self._turns % _TURNS_PER_REPORT == 0 or (unsent and unsent.count >= _STEPS_PER_REPORT)
+            due = report or (unsent is not None and unsent.count >= _STEPS_PER_REPORT)
             if not send and not (unsent and due):
                 return
+            account = wire.account_message(self.account, self._names, self._recorder.recorded, self.dropped())
+            # One right after the other, so that they leave together.
             if unsent:
                 self._outbox.put(wire.step_batch(unsent, self._names), weight=unsent.count)
                 self._unsent = None
-            self._outbox.put_newest(
-                "account",
-                wire.account_message(self.account, self._names, self._recorder.recorded, self.dropped()),
-            )
+            self._outbox.put_newest("account", account)
 
     def snapshot(self) -> Account:
         """Return a copy of the account, of all that was drained so far."""
@@ -120,11 +127,13 @@ class Pump:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._wake.wait(_INTERVAL_S)
+            turns = time.time() * _TURNS_PER_SECOND
+            following = math.floor(turns) + 1
+            self._wake.wait((following - turns) / _TURNS_PER_SECOND)
             if self._faults.spent("pump"):
                 return
             try:
-                self.turn()
+                self.turn(report=following % _TURNS_PER_SECOND == 0)
                 self._replay.overhead.turn(self.account.train.mean_seconds)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("pump", error)

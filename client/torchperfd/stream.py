@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
 from torchperfd.outbox import Outbox
+from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2, session_pb2
@@ -27,9 +28,14 @@ log = logging.getLogger("torchperfd")
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 2.0
 _IDLE_POLL_S: Final = 0.5
+# A batch of steps has half a megabyte at most, and a daemon takes messages of 16.
+_MOST_IN_A_BUNDLE: Final = 16
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    # It pings after each message to learn how much the line takes: threads of ours that wake up beside
+    # training for nothing, on a socket of this very node.
+    ("grpc.http2.bdp_probe", 0),
 )
 
 
@@ -76,6 +82,7 @@ class Stream:
         self._faults = faults
         self._stopping = threading.Event()
         self._welcomed = threading.Event()
+        self._bundles = False
         self._channel: Any = None
         self._call: Any = None
         self._thread = threading.Thread(target=self._run, name="torchperfd-stream", daemon=True)
@@ -174,6 +181,7 @@ class Stream:
             for message in call:
                 if message.HasField("welcome"):
                     self.connections += 1
+                    self._bundles = contract.BUNDLE in message.welcome.features
                     self._on_welcome(message.welcome)
                     self._welcomed.set()
                 else:
@@ -191,11 +199,16 @@ class Stream:
         return True
 
     def _messages(self, session_over: threading.Event) -> Iterator["session_pb2.ClientMessage"]:
+        from torchperfd.v1 import session_pb2
+
+        self._bundles = False
         yield self._hello()
         while not session_over.is_set():
-            item = self._outbox.get(_IDLE_POLL_S)
-            if item is not None:
-                yield item
+            taken = self._outbox.take(_IDLE_POLL_S, _MOST_IN_A_BUNDLE if self._bundles else 1)
+            if len(taken) > 1:
+                yield session_pb2.ClientMessage(bundle=session_pb2.Bundle(messages=taken))
+            elif taken:
+                yield taken[0]
             elif self._outbox.closed:
                 return
 

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,7 @@ from torchperfd_daemon.collectors.network import NetworkCollector
 from torchperfd_daemon.collectors.nvml import NvmlCollector
 from torchperfd_daemon.collectors.pressure import PressureCollector
 from torchperfd_daemon.collectors.process import ProcessCollector
+from torchperfd_daemon.collectors.rota import Rota
 from torchperfd_daemon.collectors.simulated import SimulatedGpuCollector
 from torchperfd_daemon.demo import DemoRanks
 from torchperfd_daemon.errors import TorchperfdError, UsageError
@@ -55,6 +56,13 @@ _SERVICES: Final = (
 _ORPHAN_CHECK_S: Final = 1.0
 # Who owns what changes with jobs, not with steps, and asks the kubelet.
 _OWNERSHIP_INTERVAL_S: Final = 5.0
+_RELIEF_S: Final = 2.0
+_RPC_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+    # It pings after each message to learn how much the line takes. Ours is a socket on this node, and the
+    # answers woke the daemon up three times as often as the messages.
+    ("grpc.http2.bdp_probe", 0),
+)
 
 
 class AlreadyServedError(TorchperfdError):
@@ -94,12 +102,15 @@ class Daemon:
             demo = DemoRanks(self._store, gpus.newest, socket.gethostname()) if settings.demo else None
             owners = demo or OwnershipCollector(ranks, gpus.newest)
             interval = settings.interval_seconds
-            samplers = [Sampler(collector, interval) for collector in (*_host_collectors(ranks), gpus)]
-            samplers.append(Sampler(owners, max(interval, _OWNERSHIP_INTERVAL_S)))
+            seldom = max(interval, _OWNERSHIP_INTERVAL_S)
+            host = [Sampler(collector, interval) for collector in _host_collectors(ranks)]
+            driver, owner = Sampler(gpus, interval), Sampler(owners, seldom)
+            # What asks a driver or another service may take its time, and has a thread of its own.
+            rotas = [Rota(host, interval), Rota([driver], interval), Rota([owner], seldom)]
             page = MetricsPage(
                 [
                     TrainingMetrics(self._store, owners.of),
-                    NodeMetrics(samplers),
+                    NodeMetrics([*host, driver, owner]),
                     OwnMetrics(self._store, self._coordinator.counts),
                 ],
                 SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store)),
@@ -116,8 +127,9 @@ class Daemon:
             web_task = asyncio.create_task(web.serve(sockets=[listener]))
             # A daemon without its page is no daemon: leave, and let the service manager restart it.
             web_task.add_done_callback(lambda _: self._stop.set())
-            for sampler in samplers:
-                sampler.start()
+            for rota in rotas:
+                rota.start()
+            relief = asyncio.create_task(_relieve(rotas))
             trainer = asyncio.create_task(demo.run()) if demo else None
             await self._announce(checks, ready=True)
             log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
@@ -132,8 +144,9 @@ class Daemon:
                 web.leave()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(web_task, settings.drain_seconds)
-                for sampler in samplers:
-                    sampler.stop()
+                relief.cancel()
+                for rota in rotas:
+                    rota.stop()
 
     async def _until_unneeded(self, sessions: SessionService) -> None:
         if not self._settings.embedded:
@@ -162,6 +175,13 @@ class Daemon:
         notify("READY=1" if ready else "STOPPING=1")
 
 
+async def _relieve(rotas: Sequence[Rota]) -> None:
+    while True:
+        await asyncio.sleep(_RELIEF_S)
+        for rota in rotas:
+            rota.relieve()
+
+
 def _host_collectors(ranks: RankProcesses) -> list[Collector]:
     return [
         CpuCollector(),
@@ -180,7 +200,7 @@ async def _start_rpc(
     control: ControlService,
     checks: health.HealthServicer,
 ) -> grpc.aio.Server:
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", 16 * 1024 * 1024)])
+    server = grpc.aio.server(options=_RPC_OPTIONS)
     session_pb2_grpc.add_SessionServicer_to_server(sessions, server)
     control_pb2_grpc.add_ControlServicer_to_server(control, server)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

@@ -13,7 +13,10 @@ API_MIN: Final = 1
 API_MAX: Final = 1
 """Newest protocol version this code speaks."""
 
-FEATURES: Final = ("steps", "account", "capture")
+BUNDLE: Final = "bundle"
+"""The feature of a daemon that takes several messages in one."""
+
+FEATURES: Final = ("steps", "account", "capture", BUNDLE)
 """Optional abilities announced in Hello and Welcome; unknown ones are ignored."""
 
 PHASES: Final = (

@@ -70,6 +70,7 @@ class ClientMessage(google.protobuf.message.Message):
     CAPTURE_ACK_FIELD_NUMBER: builtins.int
     CAPTURE_RESULT_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
+    BUNDLE_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """always first"""
@@ -88,6 +89,10 @@ class ClientMessage(google.protobuf.message.Message):
     def goodbye(self) -> global___Goodbye:
         """the process leaves on purpose"""
 
+    @property
+    def bundle(self) -> global___Bundle:
+        """only to a daemon with the feature "bundle" """
+
     def __init__(
         self,
         *,
@@ -98,12 +103,35 @@ class ClientMessage(google.protobuf.message.Message):
         capture_ack: global___CaptureAck | None = ...,
         capture_result: global___CaptureResult | None = ...,
         goodbye: global___Goodbye | None = ...,
+        bundle: global___Bundle | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "state", b"state", "steps", b"steps"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye"] | None: ...
+    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "state", b"state", "steps", b"steps"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle"] | None: ...
 
 global___ClientMessage = ClientMessage
+
+@typing.final
+class Bundle(google.protobuf.message.Message):
+    """Messages that were there at the same time, in order: one way for all, since a message on its
+    own costs the daemon more than what it says.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: builtins.int
+    @property
+    def messages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ClientMessage]:
+        """none of them a bundle"""
+
+    def __init__(
+        self,
+        *,
+        messages: collections.abc.Iterable[global___ClientMessage] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["messages", b"messages"]) -> None: ...
+
+global___Bundle = Bundle
 
 @typing.final
 class DaemonMessage(google.protobuf.message.Message):

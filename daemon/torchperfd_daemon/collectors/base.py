@@ -1,8 +1,6 @@
-"""What a collector is, and the sampler that runs one."""
+"""What a collector is, and the sampler that asks one and keeps its answer."""
 
 import logging
-import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,13 +50,13 @@ class Collector(Protocol):
 
 
 class Sampler:
-    """Runs one collector at a fixed rate on a thread of its own and keeps its newest sample.
+    """Has one collector sample, and keeps its newest sample.
 
     While the collector hangs there is no sample: what was true before it hung is not shown as true now.
 
     Args:
         collector: What to run.
-        interval: Seconds between samples.
+        interval: Seconds between samples; whoever has them taken keeps to it.
         clock: Monotonic seconds.
         wall: Unix seconds.
     """
@@ -71,12 +69,9 @@ class Sampler:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._collector = collector
-        self._interval = interval
         self._clock = clock
         self._wall = wall
-        self._stop = threading.Event()
         self._complained = False
-        self._thread = threading.Thread(target=self._run, name=f"collect-{collector.name}", daemon=True)
         self._patience = max(_HANGS_AFTER_S, 3 * interval)
         self._began: float | None = None
         self._families: Sequence[Family] = ()
@@ -104,14 +99,10 @@ class Sampler:
         """Time the newest sample took, or has taken so far when the collector hangs."""
         return self._hanging() or self._duration
 
-    def start(self) -> None:
-        """Begin to sample."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread; one that hangs in its collector is left behind."""
-        self._stop.set()
-        self._thread.join(1.0)
+    @property
+    def sampling(self) -> bool:
+        """Whether the collector is at work."""
+        return self._began is not None
 
     def sample_once(self) -> None:
         """Take one sample now."""
@@ -138,15 +129,3 @@ class Sampler:
             return 0.0
         elapsed = self._clock() - began
         return elapsed if elapsed > self._patience else 0.0
-
-    def _run(self) -> None:
-        due = self._clock()
-        while not self._stop.is_set():
-            self.sample_once()
-            # From a fixed grid, so that slow samples do not make the rate drift.
-            due += self._interval
-            now = self._clock()
-            if due < now:
-                # Late: what was missed stays missed, and the grid stays where it is.
-                due += math.ceil((now - due) / self._interval) * self._interval
-            self._stop.wait(due - now)

@@ -11,6 +11,7 @@ from torchperfd_daemon.collectors.base import CollectorUnavailableError
 from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
 from torchperfd_daemon.collectors.nvml_call import DriverGoneError, GpuLostError, ask
 from torchperfd_daemon.collectors.nvml_device import NvmlDevice
+from torchperfd_daemon.collectors.nvml_xid import XidLog
 from torchperfd_daemon.collectors.ranks import Ranks
 
 log = logging.getLogger("torchperfd.collectors")
@@ -38,6 +39,7 @@ class NvmlCollector(GpuCollector):
         super().__init__(ranks, proc)
         self._clock = clock
         self._wall = wall
+        self._xids = XidLog(wall)
         self._count: int | None = None
         self._driver_version = ""
         self._devices: dict[int, NvmlDevice] = {}
@@ -52,12 +54,13 @@ class NvmlCollector(GpuCollector):
         if self._count is None:
             self._count = self._initialise()
         readings: list[GpuReading] = []
-        for index in range(self._count):
-            try:
+        try:
+            self._xids.update()
+            for index in range(self._count):
                 readings += self._read(index)
-            except DriverGoneError as error:
-                self._forget()
-                raise CollectorUnavailableError(f"the NVIDIA driver has gone ({error})") from error
+        except DriverGoneError as error:
+            self._forget()
+            raise CollectorUnavailableError(f"the NVIDIA driver has gone ({error})") from error
         return readings
 
     def _initialise(self) -> int:
@@ -78,7 +81,8 @@ class NvmlCollector(GpuCollector):
                 if handle is None:
                     # There, but kept from us, say by a container's device list: not ours to report.
                     return []
-                device = NvmlDevice(handle, index, self._driver_version, self._clock, self._wall)
+                device = NvmlDevice(handle, index, self._driver_version, self._clock, self._xids)
+                self._xids.follow(handle, device.uuid)
                 self._devices[index] = device
             readings = device.read()
         except GpuLostError as error:
@@ -99,6 +103,7 @@ class NvmlCollector(GpuCollector):
         self._count = None
         self._devices.clear()
         self._lost.clear()
+        self._xids = XidLog(self._wall)
         try:
             pynvml.nvmlShutdown()
         except pynvml.NVMLError as error:

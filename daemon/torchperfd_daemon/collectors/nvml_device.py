@@ -1,5 +1,6 @@
 """One GPU through NVML: every read on its own, so that what is missing costs only itself."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -40,6 +41,9 @@ _RATES: Final = {
 _PCIE: Final = {"receive": nvml_fields.PCIE_RECEIVE_BYTES, "transmit": nvml_fields.PCIE_TRANSMIT_BYTES}
 _NVLINK: Final = {"receive": nvml_fields.NVLINK_RECEIVE_KIB, "transmit": nvml_fields.NVLINK_TRANSMIT_KIB}
 _MIB: Final = 1024 * 1024
+# Errors of memory are rare, a GPU is split into instances when nothing runs on it, and asking for both is
+# a third of all calls.
+_SELDOM_S: Final = 10.0
 # A GPU may have GPM and yet give none: in MIG mode, or where profiling is for administrators.
 _GPM_TRIALS: Final = 3
 
@@ -52,7 +56,7 @@ class NvmlDevice:
         index: Of the GPU on the node.
         driver_version: For the info series.
         clock: Monotonic seconds.
-        wall: Unix seconds.
+        xids: The errors of all GPUs.
 
     Raises:
         GpuLostError: The GPU does not answer.
@@ -65,7 +69,7 @@ class NvmlDevice:
         index: int,
         driver_version: str,
         clock: Callable[[], float],
-        wall: Callable[[], float],
+        xids: XidLog,
     ) -> None:
         self._handle = handle
         self._clock = clock
@@ -75,7 +79,10 @@ class NvmlDevice:
         pci = ask("nvmlDeviceGetPciInfo", handle)
         self._pci_bus_id: str = pci.busId if pci is not None else ""
         self._model: str = ask("nvmlDeviceGetName", handle) or ""
-        self._xids = XidLog(handle, wall)
+        self._xids = xids
+        self._seldom: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._seldom_due = -math.inf
+        self._is_split = False
         self._throttle = Throttle(handle, clock)
         self._gpm: Gpm | None = None
         self._has_gpm = nvml_gpm.is_supported(handle)
@@ -97,17 +104,16 @@ class NvmlDevice:
             GpuLostError: The GPU has fallen off the bus, or answers nothing.
             DriverGoneError: The driver does not answer.
         """
-        self._xids.update()
         reading = GpuReading(self._gpu, self.uuid)
         self._read_load(reading)
-        self._read_health(reading)
         fields = read_fields(self._handle)
         reading.put("gpu_temperature_celsius", _value(fields, nvml_fields.MEMORY_TEMPERATURE), "memory")
         for reason, seconds in self._throttle.read(fields).items():
             reading.put("gpu_throttle_seconds", seconds, reason)
         self._read_traffic(reading, fields)
-        if not reading.values:
+        if not self._read_seldom() and not reading.values:
             raise GpuLostError("not one value can be read")
+        reading.values.update(self._seldom)
         reading.put("gpu_info", 1, self._model, self._driver_version, self._pci_bus_id)
         reading.put("gpu_up", 1)
         self._put_xids(reading)
@@ -117,13 +123,14 @@ class NvmlDevice:
     def lost(self) -> GpuReading:
         """Return what is left of a GPU that does not answer: that, and the errors it has reported."""
         self._throttle.pause()
+        self._seldom_due = -math.inf
         reading = GpuReading(self._gpu, self.uuid)
         reading.put("gpu_up", 0)
         self._put_xids(reading)
         return reading
 
     def _put_xids(self, reading: GpuReading) -> None:
-        for xid, count in self._xids.counts.items():
+        for xid, count in self._xids.of(self.uuid).items():
             reading.put("gpu_xid_errors", count.errors, str(xid))
             reading.put("gpu_xid_last_timestamp_seconds", count.last_unix_seconds, str(xid))
 
@@ -140,22 +147,31 @@ class NvmlDevice:
         for domain, clock in _CLOCKS.items():
             mhz = ask("nvmlDeviceGetClockInfo", handle, clock)
             reading.put("gpu_clock_hertz", None if mhz is None else mhz * 1_000_000, domain)
-
-    def _read_health(self, reading: GpuReading) -> None:
-        handle = self._handle
         celsius = ask("nvmlDeviceGetTemperatureV", handle, pynvml.NVML_TEMPERATURE_GPU)
         if celsius is None:
             celsius = ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU)
         reading.put("gpu_temperature_celsius", celsius, "gpu")
+
+    def _read_seldom(self) -> bool:
+        """Read what changes seldom, if that is due; return whether it was and told something."""
+        now = self._clock()
+        if now < self._seldom_due:
+            return False
+        self._seldom_due = now + _SELDOM_S
+        mode = ask("nvmlDeviceGetMigMode", self._handle)
+        self._is_split = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+        handle, health = self._handle, GpuReading(self._gpu, self.uuid)
         for kind, error in _ECC_TYPES.items():
             for scope, counter in _ECC_SCOPES.items():
                 count = ask("nvmlDeviceGetTotalEccErrors", handle, error, counter)
-                reading.put("gpu_ecc_errors", count, kind, scope)
+                health.put("gpu_ecc_errors", count, kind, scope)
         remapped = ask("nvmlDeviceGetRemappedRows", handle)
         if remapped is not None:
             _, _, pending, failure = remapped
-            reading.put("gpu_row_remap_pending", pending)
-            reading.put("gpu_row_remap_failure", failure)
+            health.put("gpu_row_remap_pending", pending)
+            health.put("gpu_row_remap_failure", failure)
+        self._seldom = health.values
+        return bool(health.values)
 
     def _read_traffic(self, reading: GpuReading, fields: Mapping[int, FieldValue]) -> None:
         rates, seconds = self._gpm_rates()
@@ -198,7 +214,7 @@ class NvmlDevice:
     def _read_instances(self) -> Iterator[GpuReading]:
         """Yield the MIG instances there are now: they come and go while the GPU stays."""
         seen = set()
-        for position, handle in _instances(self._handle):
+        for position, handle in _instances(self._handle) if self._is_split else ():
             uuid: str = ask("nvmlDeviceGetUUID", handle) or ""
             seen.add(uuid)
             reading = GpuReading(f"{self._gpu}:{position}", uuid)
@@ -229,9 +245,6 @@ class NvmlDevice:
 
 
 def _instances(handle: Any) -> Iterator[tuple[int, Any]]:
-    mode = ask("nvmlDeviceGetMigMode", handle)
-    if mode is None or mode[0] != 1:
-        return
     for position in range(ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
         instance = ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, position)
         if instance is not None:

@@ -26,6 +26,12 @@ _ASKED: Final = (
     *(SW_POWER_CAP_NS, SYNC_BOOST_NS, *_SLOWDOWNS_NS[0], *_SLOWDOWNS_NS[1]),
     *((NVLINK_TRANSMIT_KIB, _ALL_LINKS), (NVLINK_RECEIVE_KIB, _ALL_LINKS)),
 )
+# The binding's structures run Python code for every attribute, to turn bytes into text. Numbers are read
+# past that.
+_number_of = pynvml.c_nvmlFieldValue_t.fieldId.__get__
+_status_of = pynvml.c_nvmlFieldValue_t.nvmlReturn.__get__
+_type_of = pynvml.c_nvmlFieldValue_t.valueType.__get__
+_value_of = pynvml.c_nvmlFieldValue_t.value.__get__
 _MEMBERS: Final = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: ("dVal", 0),
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: ("uiVal", 32),
@@ -57,9 +63,9 @@ def read_fields(handle: Any) -> dict[int, FieldValue]:
     """
     found = {}
     for item in ask("nvmlDeviceGetFieldValues", handle, _ASKED) or ():
-        if item.nvmlReturn == pynvml.NVML_SUCCESS and item.valueType in _MEMBERS:
-            member, bits = _MEMBERS[item.valueType]
-            found[item.fieldId] = FieldValue(getattr(item.value, member), bits)
+        if _status_of(item) == pynvml.NVML_SUCCESS and (kind := _MEMBERS.get(_type_of(item))):
+            member, bits = kind
+            found[_number_of(item)] = FieldValue(getattr(_value_of(item), member), bits)
     return found
 
 

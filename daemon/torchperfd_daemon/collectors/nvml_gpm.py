@@ -41,6 +41,9 @@ class Gpm:
         self._wanted = tuple(metrics)
         self._request: Any = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(self._wanted)
+        for position, metric in enumerate(self._wanted):
+            self._request.metrics[position].metricId = metric
         self._previous: Any = ask("nvmlGpmSampleAlloc")
         self._newest: Any = ask("nvmlGpmSampleAlloc")
         self._taken_at: float | None = None
@@ -78,9 +81,6 @@ class Gpm:
     def _between(self) -> dict[int, float]:
         request = self._request
         request.sample1, request.sample2 = self._previous, self._newest
-        request.numMetrics = len(self._wanted)
-        for position, metric in enumerate(self._wanted):
-            request.metrics[position].metricId = metric
         if ask("nvmlGpmMetricsGet", request) is None:
             return {}
         results = (request.metrics[position] for position in range(len(self._wanted)))

@@ -1,13 +1,16 @@
 """Errors that the driver reports by number (XID), through NVML's events."""
 
-from collections.abc import Callable
+import contextlib
+import ctypes
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pynvml
 
-from torchperfd_daemon.collectors.nvml_call import ask
+from torchperfd_daemon.collectors.nvml_call import GpuLostError, ask
 
+_XID: Final = pynvml.nvmlEventTypeXidCriticalError
 # Documentation does not say what a wait of zero does, and for some event sets it is forever.
 _WAIT_MS: Final = 1
 # A GPU in a storm of errors must not keep the sampler from its other GPUs.
@@ -23,40 +26,93 @@ class XidCount:
 
 
 class XidLog:
-    """The errors of one GPU since the daemon started.
+    """The errors of all GPUs since the daemon started.
 
-    An event set of its own, so that a lost GPU does not silence the others.
+    One event set for all of them: waiting on it, however briefly, puts the sampler to sleep and wakes
+    it again, and once a second for each GPU that was a third of what they cost. Once the set has said
+    that a GPU is lost, each GPU has a set of its own, so that the lost one does not silence the others.
 
     Args:
-        handle: The GPU.
         wall: Unix seconds.
     """
 
-    def __init__(self, handle: Any, wall: Callable[[], float]) -> None:
+    def __init__(self, wall: Callable[[], float]) -> None:
         self._wall = wall
-        self.counts: dict[int, XidCount] = {}
-        self._events: Any = None
-        kinds = ask("nvmlDeviceGetSupportedEventTypes", handle) or 0
-        if kinds & pynvml.nvmlEventTypeXidCriticalError:
-            events = ask("nvmlEventSetCreate")
-            if events is not None:
-                self._events = events
-                ask("nvmlDeviceRegisterEvents", handle, pynvml.nvmlEventTypeXidCriticalError, events)
+        self._handles: dict[str, Any] = {}
+        self._counts: dict[str, dict[int, XidCount]] = {}
+        self._shared: Any = None
+        self._split = False
+        self._own: dict[str, Any] = {}
+        self._uuids: dict[int | None, str] = {}
 
-    def update(self) -> None:
-        """Count what has come in since the last time.
+    def follow(self, handle: Any, uuid: str) -> None:
+        """Listen to a GPU, too; one that reports no errors has none.
 
         Raises:
             GpuLostError: The GPU does not answer.
             DriverGoneError: The driver does not.
         """
-        if self._events is None:
+        if not (ask("nvmlDeviceGetSupportedEventTypes", handle) or 0) & _XID:
+            return
+        self._handles[uuid] = handle
+        if self._split:
+            return
+        if self._shared is None:
+            self._shared = ask("nvmlEventSetCreate")
+        if self._shared is not None:
+            ask("nvmlDeviceRegisterEvents", handle, _XID, self._shared)
+
+    def of(self, uuid: str) -> Mapping[int, XidCount]:
+        """Return a GPU's errors, by number."""
+        return self._counts.get(uuid, {})
+
+    def update(self) -> None:
+        """Count what has come in since the last time.
+
+        Raises:
+            DriverGoneError: The driver does not answer.
+        """
+        if self._shared is not None:
+            try:
+                self._drain(self._shared)
+            except GpuLostError:
+                ask("nvmlEventSetFree", self._shared)
+                self._shared = None
+                self._split = True
+        if self._split:
+            for uuid, handle in self._handles.items():
+                with contextlib.suppress(GpuLostError):
+                    self._drain(self._own.get(uuid) or self._listen(handle, uuid))
+
+    def _listen(self, handle: Any, uuid: str) -> Any:
+        """Return a set for one GPU; None where there is none to be had."""
+        events = ask("nvmlEventSetCreate")
+        if events is None:
+            return None
+        try:
+            ask("nvmlDeviceRegisterEvents", handle, _XID, events)
+        except GpuLostError:
+            ask("nvmlEventSetFree", events)
+            raise
+        self._own[uuid] = events
+        return events
+
+    def _drain(self, events: Any) -> None:
+        if events is None:
             return
         for _ in range(_MAX_EVENTS):
-            event = ask("nvmlEventSetWait", self._events, _WAIT_MS)
+            event = ask("nvmlEventSetWait", events, _WAIT_MS)
             if event is None:
                 return
-            if event.eventType & pynvml.nvmlEventTypeXidCriticalError:
-                count = self.counts.setdefault(event.eventData, XidCount())
+            if event.eventType & _XID:
+                counts = self._counts.setdefault(self._uuid(event.device), {})
+                count = counts.setdefault(event.eventData, XidCount())
                 count.errors += 1
                 count.last_unix_seconds = self._wall()
+
+    def _uuid(self, handle: Any) -> str:
+        address = ctypes.cast(handle, ctypes.c_void_p).value
+        if address not in self._uuids:
+            known = {ctypes.cast(own, ctypes.c_void_p).value: uuid for uuid, own in self._handles.items()}
+            self._uuids[address] = known.get(address) or ask("nvmlDeviceGetUUID", handle) or ""
+        return self._uuids[address]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.collectors.procfs import ProcessStat, parse_cpu_list, parse_stat, parse_table, read
-from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, is_here
+from torchperfd_daemon.collectors.procfs import ProcessStat, parse_cpu_list, parse_lines, parse_stat, read
+from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, own_namespace, stat_here
 
 _RANK: Final = ("run", "rank")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -36,6 +36,7 @@ class ProcessCollector:
         self._ranks = ranks
         self._proc = proc
         self._nodes = sys / "devices" / "system" / "node"
+        self._numa_cpus: dict[str, frozenset[int]] | None = None
         self._parents: dict[int, int] = {}
         self._counted: dict[RankProcess, Readings] = {}
 
@@ -51,12 +52,17 @@ class ProcessCollector:
         # A rank that has ended keeps its totals for as long as it is named, for a last scrape.
         self._counted = {rank: self._counted.get(rank, {}) for rank in ranks}
         children = self._children() if ranks else {}
-        nodes = self._numa_nodes()
+        if self._numa_cpus is None:
+            self._numa_cpus = self._numa_nodes()
+        namespace = own_namespace(self._proc)
         for rank in ranks:
             counted, gauges = self._counted[rank], Readings()
-            if is_here(self._proc, rank):
+            # Before its workers: time of one that ends in between is missed until the next sample,
+            # where the other order would count it twice and then never let the total shrink again.
+            own = stat_here(self._proc, rank, namespace)
+            if own is not None:
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    gauges = self._read(rank, children, nodes, counted)
+                    gauges = self._read(rank, own, children, self._numa_cpus, counted)
             for (name, *labels), value in (*counted.items(), *gauges.items()):
                 families[name].add(value, *rank.labels, *labels)
         return list(families.values())
@@ -64,23 +70,23 @@ class ProcessCollector:
     def _read(
         self,
         rank: RankProcess,
+        own: ProcessStat,
         children: dict[int, list[int]],
         nodes: dict[str, frozenset[int]],
         counted: Readings,
     ) -> Readings:
         """Raise a rank's totals to what they are now, and return what is no total."""
-        directory = self._proc / str(rank.pid)
-        # Before its workers: time of one that ends in between is missed until the next sample,
-        # where the other order would count it twice and then never let the total shrink again.
-        own = parse_stat(read(directory / "stat"))
+        directory = f"{self._proc}/{rank.pid}"
         members = {rank.pid: own, **self._descendants(rank.pid, children)}
-        status = parse_table(read(directory / "status"))
+        switches, allowed_list = parse_lines(
+            read(f"{directory}/status"), "nonvoluntary_ctxt_switches", "Cpus_allowed_list"
+        )
         now: Readings = {
             ("process_cpu_seconds",): sum(stat.cpu_seconds for stat in members.values()),
-            ("process_involuntary_switches",): int(status["nonvoluntary_ctxt_switches"]),
+            ("process_involuntary_switches",): int(switches),
         }
         with contextlib.suppress(FileNotFoundError):  # a kernel without scheduler statistics
-            delay_ns = read(directory / "schedstat").split()[1]
+            delay_ns = read(f"{directory}/schedstat").split()[1]
             now["process_run_delay_seconds",] = int(delay_ns) / 1e9
         # Some kernels do not count I/O, and that of another user's process is for root only.
         with contextlib.suppress(FileNotFoundError, PermissionError):
@@ -88,7 +94,7 @@ class ProcessCollector:
                 now["process_io_bytes", direction] = count
         for key, value in now.items():
             counted[key] = max(value, counted.get(key, 0))
-        allowed = parse_cpu_list(status["Cpus_allowed_list"])
+        allowed = parse_cpu_list(allowed_list)
         resident = sum(stat.resident_pages for stat in members.values()) * _PAGE_BYTES
         shares: Readings = {
             ("process_allowed_cpus", node): float(len(allowed & cpus))
@@ -114,8 +120,8 @@ class ProcessCollector:
         return total
 
     def _io(self, pid: int) -> dict[str, int]:
-        table = parse_table(read(self._proc / str(pid) / "io"))
-        return {direction: int(table[field]) for direction, field in _DIRECTIONS.items()}
+        counts = parse_lines(read(f"{self._proc}/{pid}/io"), *_DIRECTIONS.values())
+        return dict(zip(_DIRECTIONS, map(int, counts), strict=True))
 
     def _descendants(self, pid: int, children: dict[int, list[int]]) -> dict[int, ProcessStat]:
         found: dict[int, ProcessStat] = {}
@@ -124,7 +130,7 @@ class ProcessCollector:
             parent = unvisited.pop()
             for child in children.get(parent, ()):
                 with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    stat = parse_stat(read(self._proc / str(child) / "stat"))
+                    stat = parse_stat(read(f"{self._proc}/{child}/stat"))
                     if stat.parent == parent:
                         found[child] = stat
                         unvisited.append(child)
@@ -140,7 +146,7 @@ class ProcessCollector:
             del self._parents[pid]
         for pid in present - self._parents.keys():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                self._parents[pid] = parse_stat(read(self._proc / str(pid) / "stat")).parent
+                self._parents[pid] = parse_stat(read(f"{self._proc}/{pid}/stat")).parent
         children: dict[int, list[int]] = {}
         for pid, parent in self._parents.items():
             children.setdefault(parent, []).append(pid)

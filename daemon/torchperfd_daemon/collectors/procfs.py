@@ -37,6 +37,20 @@ def parse_table(text: str, separator: str = ":") -> dict[str, str]:
     return table
 
 
+def parse_lines(text: str, *names: str) -> list[str]:
+    """Return the values of some lines ``name: value`` of a file that has many more.
+
+    Raises:
+        ValueError: It has no such line.
+    """
+    values = []
+    for name in names:
+        begin = 0 if text.startswith(f"{name}:") else text.index(f"\n{name}:") + 1
+        end = text.find("\n", begin)
+        values.append(text[begin + len(name) + 1 : end if end >= 0 else None].strip())
+    return values
+
+
 def parse_cpu_list(text: str) -> frozenset[int]:
     """Return the CPUs of a list like ``0-3,8``; an empty text is no CPU.
 

@@ -1,10 +1,11 @@
 """The training processes that collectors look at."""
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchperfd_daemon.collectors.procfs import parse_stat, read
+from torchperfd_daemon.collectors.procfs import ProcessStat, parse_stat, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,37 @@ Ranks = Callable[[], Iterable[RankProcess]]
 """Tells which ranks there are now; called on the collector's own thread."""
 
 
-def is_here(proc: Path, rank: RankProcess) -> bool:
-    """Tell whether this very process runs and has its id from our pid namespace.
+def own_namespace(proc: Path) -> int:
+    """Return the inode of our own pid namespace.
+
+    Raises:
+        OSError: procfs cannot be read.
+    """
+    return os.stat(f"{proc}/self/ns/pid").st_ino  # noqa: PTH116 - asked every second, and pathlib is slow
+
+
+def stat_here(proc: Path, rank: RankProcess, namespace: int) -> ProcessStat | None:
+    """Return what the kernel says of a rank; None unless this very process runs in our pid namespace.
 
     In a container of its own a rank's id means another process, or none, to us.
+
+    Args:
+        proc: Root of procfs.
+        rank: Which.
+        namespace: Our own, as :func:`own_namespace` says.
     """
+    if rank.pid_namespace not in (0, namespace):
+        return None
     try:
-        namespace = (proc / "self" / "ns" / "pid").stat().st_ino
-        start = parse_stat(read(proc / str(rank.pid) / "stat")).start_ticks
+        stat = parse_stat(read(f"{proc}/{rank.pid}/stat"))
+    except OSError:
+        return None
+    return stat if rank.start_ticks in (0, stat.start_ticks) else None
+
+
+def is_here(proc: Path, rank: RankProcess) -> bool:
+    """Tell whether this very process runs and has its id from our pid namespace."""
+    try:
+        return stat_here(proc, rank, own_namespace(proc)) is not None
     except OSError:
         return False
-    return rank.pid_namespace in (0, namespace) and rank.start_ticks in (0, start)

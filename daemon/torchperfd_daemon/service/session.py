@@ -181,6 +181,13 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack(ack))
         elif body == "capture_result":
             self._on_result(session, message.capture_result)
+        elif body == "bundle":
+            for part in message.bundle.messages:
+                # One within another would let a client send us down without end.
+                if part.HasField("bundle"):
+                    raise translate.BadMessageError("a bundle holds another")
+                if not self._receive(session, part):
+                    return False
         return body != "goodbye"
 
     def _on_result(self, session: Session, message: session_pb2.CaptureResult) -> None:

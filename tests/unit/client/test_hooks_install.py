@@ -96,8 +96,9 @@ def test_zeroing_takes_the_arguments_it_took_before(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", of_a_fork)
     client = torchperfd.attach()
-    optimizer.zero_grad(1, keep="momentum")
-    optimizer.zero_grad()
+    zero_grad: Any = optimizer.zero_grad
+    zero_grad(1, keep="momentum")
+    zero_grad()
     client.detach()
     assert taken == [((1,), {"keep": "momentum"}), ((), {})]
 

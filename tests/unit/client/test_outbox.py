@@ -11,9 +11,9 @@ from torchperfd.outbox import Outbox
 
 
 def taken(outbox: Outbox[str]) -> list[str]:
-    items = []
-    while (item := outbox.get(0)) is not None:
-        items.append(item)
+    items: list[str] = []
+    while some := outbox.take(0):
+        items += some
     return items
 
 
@@ -60,7 +60,7 @@ def test_what_was_taken_makes_room() -> None:
     outbox: Outbox[str] = Outbox(2)
     for number in range(100):
         outbox.put(str(number), weight=2)
-        assert outbox.get(0) == str(number)
+        assert outbox.take(0) == [str(number)]
     assert outbox.dropped == 0
 
 
@@ -90,13 +90,12 @@ def test_nothing_is_lost_uncounted_and_no_more_is_held_than_allowed(weights: lis
     put = got = 0
     for weight in weights:  # None: somebody takes one
         if weight is None:
-            got += outbox.get(0) or 0
+            got += sum(outbox.take(0))
         else:
             put += weight
             outbox.put(weight, weight=weight)
         assert put - got - outbox.dropped <= 20
-    while (item := outbox.get(0)) is not None:
-        got += item
+    got += sum(outbox.take(0, 100))
     assert put == got + outbox.dropped
 
 
@@ -105,17 +104,28 @@ def test_what_is_kept_is_the_newest_that_fits(weights: list[int]) -> None:
     outbox: Outbox[int] = Outbox(20)
     for weight in weights:
         outbox.put(weight, weight=weight)
-    kept = []
-    while (item := outbox.get(0)) is not None:
-        kept.append(item)
+    kept = outbox.take(0, 100)
     assert sum(kept) + outbox.dropped == sum(weights)
     assert kept == weights[len(weights) - len(kept) :]
 
 
 def test_getting_from_an_empty_box_ends_with_nothing() -> None:
     outbox: Outbox[str] = Outbox(1)
-    assert outbox.get(0) is None
-    assert outbox.get(0.001) is None
+    assert outbox.take(0) == []
+    assert outbox.take(0.001, 5) == []
+
+
+def test_what_is_there_can_be_taken_at_once_up_to_so_many() -> None:
+    outbox: Outbox[str] = Outbox(10)
+    for number in range(3):
+        outbox.put(f"batch {number}", weight=3)
+    outbox.put_newest("account", "account")
+    outbox.put_newest("state", "training")
+    assert outbox.take(60, 2) == ["batch 0", "batch 1"]
+    assert outbox.take(60, 2) == ["batch 2", "account"]
+    outbox.put("batch 3", weight=10)
+    assert outbox.take(60, 9) == ["batch 3", "training"]
+    assert (len(outbox), outbox.dropped) == (0, 0)
 
 
 def test_what_is_put_wakes_up_who_waits() -> None:
@@ -132,20 +142,20 @@ def test_closing_wakes_up_who_waits_and_leaves_what_is_held() -> None:
     outbox: Outbox[str] = Outbox(5)
     with waiting(outbox) as got:
         outbox.close()
-    assert got == [None]
+    assert got == []
     assert outbox.closed
     outbox.put("still here", weight=1)
     outbox.put_newest("state", "finished")
-    assert outbox.get(60) == "still here"
-    assert outbox.get(60) == "finished"
-    assert outbox.get(60) is None  # at once: nothing more will come
+    assert outbox.take(60) == ["still here"]
+    assert outbox.take(60) == ["finished"]
+    assert outbox.take(60) == []  # at once: nothing more will come
 
 
 @contextmanager
-def waiting(outbox: Outbox[str]) -> Iterator[list[str | None]]:
-    """Get on another thread, for up to a minute; give what came once the block has ended."""
-    got: list[str | None] = []
-    thread = threading.Thread(target=lambda: got.append(outbox.get(60)))
+def waiting(outbox: Outbox[str]) -> Iterator[list[str]]:
+    """Take on another thread, for up to a minute; give what came once the block has ended."""
+    got: list[str] = []
+    thread = threading.Thread(target=lambda: got.extend(outbox.take(60)))
     thread.start()
     yield got
     thread.join(30)

@@ -1,7 +1,6 @@
 """Collectors and their samplers: a failure costs the collector concerned, and only that."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 
 import pynvml
@@ -77,77 +76,6 @@ def test_what_does_not_exist_here_is_no_surprise(caplog: pytest.LogCaptureFixtur
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert not record.exc_info
-
-
-def test_a_hanging_or_failing_collector_does_not_hold_the_others_up() -> None:
-    hanging, released, sampled = threading.Event(), threading.Event(), threading.Event()
-    count = 0
-
-    def hang() -> Sequence[Family]:
-        hanging.set()
-        released.wait()
-        return []
-
-    def good() -> Sequence[Family]:
-        nonlocal count
-        count += 1
-        if count == 3:
-            sampled.set()
-        return gauge(count)
-
-    collectors = (Scripted("hang", hang), Scripted("fail", raising(ValueError("x"))), Scripted("good", good))
-    samplers = [Sampler(collector, 0.001) for collector in collectors]
-    for sampler in samplers:
-        sampler.start()
-    try:
-        assert hanging.wait(GIVE_UP_S)
-        assert sampled.wait(GIVE_UP_S)
-        assert [sampler.success for sampler in samplers] == [False, False, True]
-        assert not samplers[0].families
-    finally:
-        released.set()
-        for sampler in samplers:
-            sampler.stop()
-    assert not any(sampler._thread.is_alive() for sampler in samplers)
-
-
-class Waits:
-    """Stands in for the sampler's stop event: notes each wait, and stops after enough of them."""
-
-    def __init__(self, now: list[float], rounds: int) -> None:
-        self.waited: list[float] = []
-        self._now, self._rounds = now, rounds
-
-    def is_set(self) -> bool:
-        return len(self.waited) >= self._rounds
-
-    def wait(self, seconds: float) -> None:
-        self.waited.append(seconds)
-        self._now[0] += seconds
-
-
-@pytest.mark.parametrize(
-    ("durations", "waits"),
-    [
-        ([0.25] * 4, [0.75] * 4),
-        ([0.25, 0.5, 0.0, 0.25], [0.75, 0.5, 1.0, 0.75]),
-        # Once it is late there is no burst to catch up, and the grid stays where it is.
-        ([3.5, 0.25, 0.25], [0.5, 0.75, 0.75]),
-    ],
-)
-def test_the_rate_does_not_drift(durations: list[float], waits: list[float]) -> None:
-    now = [100.0]
-    left = iter(durations)
-
-    def sample() -> Sequence[Family]:
-        now[0] += next(left)
-        return []
-
-    sampler = Sampler(Scripted("slow", sample), 1.0, lambda: now[0])
-    stop = Waits(now, len(durations))
-    sampler._stop = stop  # type: ignore[assignment]
-    sampler._run()
-    assert stop.waited == waits
 
 
 def values(families: Sequence[Family], name: str) -> dict[tuple[str, ...], float]:

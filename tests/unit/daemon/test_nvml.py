@@ -247,6 +247,28 @@ def test_a_lost_gpu_costs_its_own_series_and_comes_back(tmp_path: Path) -> None:
     assert hot == [1, 2]
 
 
+def test_a_lost_gpu_does_not_silence_the_errors_of_the_others(tmp_path: Path) -> None:
+    lost = gpu(1, "xid 79", "lost 1")
+    looks = sample(
+        tmp_path,
+        scenario(gpu(0), gpu(1)),
+        scenario(gpu(0), lost),
+        scenario(gpu(0, "xid 48"), lost),
+        scenario(gpu(0, "xid 48"), gpu(1, "xid 79", "xid 94")),
+    )
+    assert looks[1]["gpu_xid_errors"] == {(*SECOND, "79"): 1}
+    assert looks[2]["gpu_xid_errors"] == {(*FIRST, "48"): 1, (*SECOND, "79"): 1}
+    assert looks[3]["gpu_xid_errors"] == {(*FIRST, "48"): 1, (*SECOND, "79"): 1, (*SECOND, "94"): 1}
+
+
+def test_errors_of_memory_are_asked_for_every_ten_seconds(tmp_path: Path) -> None:
+    worse = scenario(gpu(0, ecc_uncorrected_volatile=7, remapped="1 2 1 0"))
+    looks = sample(tmp_path, scenario(gpu(0)), *[worse] * 10)
+    uncorrected = [look["gpu_ecc_errors"][*FIRST, "uncorrected", "volatile"] for look in looks]
+    assert uncorrected == [3] * 10 + [7]
+    assert [look["gpu_row_remap_pending"][FIRST] for look in looks] == [0] * 10 + [1]
+
+
 def test_a_gpu_that_is_lost_from_the_start_is_seen_to_be(tmp_path: Path) -> None:
     [look, later] = sample(tmp_path, scenario(gpu(0), gpu(1, handle="!15")), scenario(gpu(0), gpu(1)))
     assert look["gpu_up"] == {FIRST: 1, ("1", ""): 0}

@@ -81,10 +81,10 @@ def test_what_the_kernel_does_not_tell_is_absent(tree: HostTree) -> None:
 def test_io_of_another_user_is_absent(tree: HostTree, monkeypatch: pytest.MonkeyPatch) -> None:
     from torchperfd_daemon.collectors import process
 
-    def refusing(path: Path) -> str:
-        if path.name == "io":
+    def refusing(path: str) -> str:
+        if Path(path).name == "io":
             raise PermissionError(13, "Permission denied")
-        return path.read_text()
+        return Path(path).read_text()
 
     tree.add_process(100)
     monkeypatch.setattr(process, "read", refusing)

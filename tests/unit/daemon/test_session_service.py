@@ -77,6 +77,42 @@ def test_what_a_rank_sends_is_kept() -> None:
     play(scenario)
 
 
+def test_a_bundle_says_what_its_messages_say() -> None:
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        rank = RankStream(channel)
+        assert contract.BUNDLE in (await rank.join()).features
+        account = session_pb2.Account(recorded_steps=2, dropped_steps={"outbox": 1})
+        state = session_pb2.StateChange(state=session_pb2.RUN_STATE_FINISHED)
+        messages = [
+            steps_message([10**9, 10**9]),
+            session_pb2.ClientMessage(account=account),
+            session_pb2.ClientMessage(state=state),
+            session_pb2.ClientMessage(goodbye=session_pb2.Goodbye()),
+            steps_message([10**9]),
+        ]
+        await rank.say(session_pb2.ClientMessage(bundle=session_pb2.Bundle(messages=messages)))
+        assert (await rank.refused())[0] is grpc.StatusCode.OK
+        [kept] = served.store.ranks()
+        assert (len(kept.history), kept.totals.recorded, kept.state) == (2, 2, State.FINISHED)
+        assert not kept.connected
+
+    play(scenario)
+
+
+def test_a_bundle_within_a_bundle_is_refused() -> None:
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        message = steps_message([1])
+        for _ in range(5):
+            message = session_pb2.ClientMessage(bundle=session_pb2.Bundle(messages=[message]))
+        rank = RankStream(channel)
+        await rank.join()
+        await rank.say(message)
+        assert await rank.refused() == (grpc.StatusCode.INVALID_ARGUMENT, "a bundle holds another")
+        assert served.store.ingested_steps == 0
+
+    play(scenario)
+
+
 @pytest.mark.parametrize(
     "first",
     [

@@ -1,0 +1,146 @@
+"""The rota: one thread for several samplers, a fixed grid, and nobody held up by one that hangs."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from tests.unit.daemon.test_collectors import Scripted, gauge, raising
+
+from torchperfd_daemon.collectors.base import Family, Sampler
+from torchperfd_daemon.collectors.rota import Rota
+
+GIVE_UP_S = 20
+
+
+class Waits:
+    """Stands in for the rota's stop event: notes each wait, and stops after enough of them."""
+
+    def __init__(self, now: list[float], rounds: int) -> None:
+        self.waited: list[float] = []
+        self._now, self._rounds = now, rounds
+
+    def is_set(self) -> bool:
+        return len(self.waited) >= self._rounds
+
+    def wait(self, seconds: float) -> None:
+        self.waited.append(seconds)
+        self._now[0] += seconds
+
+
+class Hanging:
+    """A collector that hangs until it is released; each time it is asked."""
+
+    name = "hanging"
+
+    def __init__(self) -> None:
+        self.asked, self.released = threading.Event(), threading.Event()
+
+    def sample(self) -> Sequence[Family]:
+        self.asked.set()
+        self.released.wait()
+        return gauge(1)
+
+
+class Counting:
+    """A collector that says how often it was asked, and lets a test wait for the next time."""
+
+    name = "counting"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._asked = threading.Condition()
+
+    def sample(self) -> Sequence[Family]:
+        with self._asked:
+            self.count += 1
+            self._asked.notify_all()
+        return gauge(self.count)
+
+    def wait_for(self, more: int) -> None:
+        with self._asked:
+            goal = self.count + more
+            assert self._asked.wait_for(lambda: self.count >= goal, GIVE_UP_S)
+
+
+@contextmanager
+def running(samplers: Sequence[Sampler], clock: Callable[[], float]) -> Iterator[Rota]:
+    rota = Rota(samplers, 0.001, clock)
+    rota.start()
+    try:
+        yield rota
+    finally:
+        rota.stop()
+
+
+@pytest.mark.parametrize(
+    ("durations", "waits"),
+    [
+        ([0.25] * 4, [0.75] * 4),
+        ([0.25, 0.5, 0.0, 0.25], [0.75, 0.5, 1.0, 0.75]),
+        # Once it is late there is no burst to catch up, and the grid stays where it is.
+        ([3.5, 0.25, 0.25], [0.5, 0.75, 0.75]),
+    ],
+)
+def test_the_rate_does_not_drift(durations: list[float], waits: list[float]) -> None:
+    now = [100.0]
+    left = iter(durations)
+
+    def sample() -> Sequence[Family]:
+        now[0] += next(left)
+        return []
+
+    rota = Rota([Sampler(Scripted("slow", sample), 1.0, lambda: now[0])], 1.0, lambda: now[0])
+    stop = Waits(now, len(durations))
+    rota._stop = stop  # type: ignore[assignment]
+    rota._due = now[0]
+    rota._thread = threading.current_thread()
+    rota._run()
+    assert stop.waited == waits
+
+
+def test_a_failing_collector_does_not_hold_the_others_up() -> None:
+    counting = Counting()
+    samplers = [Sampler(Scripted("fail", raising(ValueError("x"))), 0.001), Sampler(counting, 0.001)]
+    with running(samplers, lambda: 0.0):
+        counting.wait_for(3)
+        assert [sampler.success for sampler in samplers] == [False, True]
+
+
+def test_a_hanging_collector_keeps_its_thread_and_the_others_get_another() -> None:
+    now = [0.0]
+    hanging, counting = Hanging(), Counting()
+    samplers = [Sampler(counting, 0.001), Sampler(hanging, 0.001), Sampler(Counting(), 0.001)]
+    before = threading.active_count()
+    with running(samplers, lambda: now[0]) as rota:
+        assert hanging.asked.wait(GIVE_UP_S)
+        held = rota._thread
+        rota.relieve()
+        assert rota._thread is held, "it has had no time yet"
+        now[0] += 2.5
+        rota.relieve()
+        counting.wait_for(3)
+        assert threading.active_count() == before + 2
+        assert (samplers[1].sampling, samplers[1].families) == (True, ())
+        assert samplers[2].families == gauge(samplers[2]._collector.count)  # type: ignore[attr-defined]
+        hanging.asked.clear()
+        hanging.released.set()
+        held.join(GIVE_UP_S)
+        assert not held.is_alive(), "it was relieved"
+        # Back in the rota, on the thread of the others.
+        assert hanging.asked.wait(GIVE_UP_S)
+    assert threading.active_count() == before
+
+
+def test_a_rota_is_relieved_as_often_as_it_takes() -> None:
+    now = [0.0]
+    hanging, counting = [Hanging(), Hanging()], Counting()
+    samplers = [*(Sampler(one, 0.001) for one in hanging), Sampler(counting, 0.001)]
+    with running(samplers, lambda: now[0]) as rota:
+        for one in hanging:
+            assert one.asked.wait(GIVE_UP_S)
+            now[0] += 2.5
+            rota.relieve()
+        counting.wait_for(2)
+        for one in hanging:
+            one.released.set()
