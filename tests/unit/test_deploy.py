@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from torchperfd_daemon.cli import cli
+from torchperfd_daemon.ownership.kubernetes import POD_RESOURCES
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -190,7 +191,10 @@ def test_pods_are_scraped_at_the_port_that_the_daemon_serves(name: str) -> None:
     )
     assert daemon["ports"] == [{"name": "metrics", "containerPort": PORT}]
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(PORT)
-    assert daemon["securityContext"]["runAsNonRoot"]
+    context = daemon["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert not context["allowPrivilegeEscalation"]
+    assert context["readOnlyRootFilesystem"]
 
 
 def test_the_daemonset_keeps_socket_and_captures_on_the_host_at_their_own_paths() -> None:
@@ -213,11 +217,15 @@ def test_the_daemonset_sees_every_gpu_and_takes_none() -> None:
     assert not any("nvidia.com/gpu" in amounts for amounts in daemon["resources"].values())
 
 
-def test_the_daemonsets_directories_belong_to_the_images_user() -> None:
+def test_the_daemonset_can_ask_the_kubelet_whose_the_gpus_are_and_see_their_processes() -> None:
     spec = daemonset_pod()["spec"]
-    user = spec["containers"][0]["securityContext"]["runAsUser"]
-    assert re.search(rf"^USER {user}:", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert f"-o {user} -g {user} " in spec["initContainers"][0]["command"][-1]
+    (daemon,) = spec["containers"]
+    assert spec["hostPID"]
+    assert daemon["securityContext"]["runAsUser"] == 0, "the kubelet's socket is for root"
+    volume = mounts(daemon)[str(POD_RESOURCES.parent)]
+    on_host = next(each["hostPath"] for each in spec["volumes"] if each["name"] == volume)
+    # The directory, not the socket: a kubelet that restarts makes a new one.
+    assert on_host == {"path": str(POD_RESOURCES.parent), "type": "Directory"}
 
 
 def test_the_network_policy_selects_the_daemons_pods_and_port() -> None:
