@@ -19,7 +19,7 @@ KERNEL: Final = "kernel"
 _COPY: Final = "gpu_memcpy"
 _FILL: Final = "gpu_memset"
 DEVICE: Final = frozenset({KERNEL, _COPY, _FILL})
-_LAUNCHES: Final = frozenset(
+LAUNCHES: Final = frozenset(
     {
         f"{vendor}_{layer}"
         for vendor in ("cuda", "hip", "xpu", "mtia", "privateuse1")
@@ -91,30 +91,34 @@ class DeviceTime:
         trace: The loaded trace.
         comm_pattern: A further regular expression for the names of communication kernels.
 
+    Attributes:
+        rows: The device events' rows in the trace.
+        comm: Which of them are communication kernels.
+
     Raises:
         UsageError: ``comm_pattern`` is no regular expression.
     """
 
     def __init__(self, trace: Trace, comm_pattern: str | None = None) -> None:
-        self._rows = np.flatnonzero(trace.of_categories(DEVICE))
+        self.rows = np.flatnonzero(trace.of_categories(DEVICE))
         self._trace = trace
-        self._start, self._end = trace.start[self._rows], trace.end[self._rows]
+        self._start, self._end = trace.start[self.rows], trace.end[self.rows]
         kernels = self._is(KERNEL)
-        self._comm = kernels & (
-            trace.in_group[self._rows] | _communicates(trace, comm_pattern)[trace.name[self._rows]]
+        self.comm = kernels & (
+            trace.in_group[self.rows] | _communicates(trace, comm_pattern)[trace.name[self.rows]]
         )
         self._memcpy = self._is(_COPY)
-        self._compute = ~self._comm & ~self._memcpy
+        self._compute = ~self.comm & ~self._memcpy
 
     def all(self) -> Breakdown:
         """Return the breakdown of every device event in the file."""
-        return self._of(np.ones(len(self._rows), dtype=np.bool_))
+        return self._of(np.ones(len(self.rows), dtype=np.bool_))
 
     def linked(self) -> Breakdown:
         """Return the breakdown of those events whose launch is in the file."""
         trace = self._trace
-        launched = trace.correlation[trace.of_categories(_LAUNCHES)]
-        own = trace.correlation[self._rows]
+        launched = trace.correlation[trace.of_categories(LAUNCHES)]
+        own = trace.correlation[self.rows]
         return self._of(np.isin(own, launched[launched >= 0]))
 
     def within(self, windows: Sequence[tuple[int, int]]) -> list[Breakdown]:
@@ -125,7 +129,7 @@ class DeviceTime:
         """
         starts = np.array([start for start, _ in windows], dtype=np.int64)
         ends = np.array([end for _, end in windows], dtype=np.int64)
-        every = np.ones(len(self._rows), dtype=np.bool_)
+        every = np.ones(len(self.rows), dtype=np.bool_)
         lengths = [cover.up_to(ends) - cover.up_to(starts) for cover in self._covers(every)]
         columns = np.column_stack((self._touching(starts, ends), ends - starts, *lengths)).tolist()
         return [_breakdown(*row) for row in columns]
@@ -133,7 +137,7 @@ class DeviceTime:
     def kernels(self) -> list[Kernel]:
         """Return the kernels by name, most time first."""
         rows = self._is(KERNEL)
-        names = self._trace.name[self._rows][rows]
+        names = self._trace.name[self.rows][rows]
         calls = np.bincount(names, minlength=len(self._trace.names))
         sums = np.zeros(len(calls), dtype=np.int64)
         np.add.at(sums, names, (self._end - self._start)[rows])
@@ -144,7 +148,7 @@ class DeviceTime:
         return sorted(table, key=lambda kernel: (-kernel.sum_ns, kernel.name))
 
     def _is(self, category: str) -> Flags:
-        return self._trace.of_categories({category})[self._rows]
+        return self._trace.of_categories({category})[self.rows]
 
     def _of(self, scope: Flags) -> Breakdown:
         count = int(scope.sum())
@@ -157,7 +161,7 @@ class DeviceTime:
         """Return what compute, communication, copies, the first two, and all three cover."""
         compute, comm, memcpy = (
             Cover(self._start[chosen], self._end[chosen])
-            for chosen in (scope & self._compute, scope & self._comm, scope & self._memcpy)
+            for chosen in (scope & self._compute, scope & self.comm, scope & self._memcpy)
         )
         useful = compute | comm
         return compute, comm, memcpy, useful, useful | memcpy

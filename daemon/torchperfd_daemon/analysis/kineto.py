@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -23,18 +23,30 @@ EXACT_BELOW_US: Final = float(1 << 43)
 NOTHING: Final = msgspec.Raw(b"")
 
 
+_Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
 class Args(msgspec.Struct, gc=False):
-    """The arguments the analyser reads; ``Input Dims`` stays JSON text, `NOTHING` when absent."""
+    """The arguments the analyser reads; lists of the inputs stay JSON text, `NOTHING` when absent."""
 
     external_id: int | str | None = msgspec.field(name="External id", default=0)
     legacy_external_id: int | str | None = msgspec.field(name="external id", default=0)
     correlation: int | str | None = -1
     process_group: int | str | None = msgspec.field(name="Process Group Name", default=None)
+    collective: int | str | None = msgspec.field(name="Collective name", default=None)
+    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=NOTHING)
+    input_elements: int | str | None = msgspec.field(name="In msg nelems", default=-1)
+    output_elements: int | str | None = msgspec.field(name="Out msg nelems", default=-1)
+    dtype: int | str | None = None
+    group_sequence: int | str | None = msgspec.field(name="Seq", default=-1)
     sequence: int | None = msgspec.field(name="Sequence number", default=-1)
     forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
-    allocated: int = msgspec.field(name="Bytes", default=0)
-    device_type: int = msgspec.field(name="Device Type", default=0)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
+    allocated: _Int64 = msgspec.field(name="Bytes", default=0)
+    device_type: _Int32 = msgspec.field(name="Device Type", default=0)
+    reserved: _Int64 = msgspec.field(name="Total Reserved", default=0)
 
 
 class Event(msgspec.Struct, gc=False):
@@ -73,16 +85,24 @@ class Distributed(msgspec.Struct):
     world_size: int | None = None
 
 
+class Device(msgspec.Struct):
+    """What is known of one accelerator: its whole memory in bytes, 0 when the trace does not say."""
+
+    memory: int = msgspec.field(name="totalGlobalMem", default=0)
+
+
 class Header(msgspec.Struct):
     """What stands around the events.
 
     Attributes:
         base_ns: What all times are counted from, in ns since 1970; 0 when they are absolute.
         distributed: Rank and world size; None for a run of one process.
+        devices: The accelerators of the machine.
     """
 
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
+    devices: list[Device] = msgspec.field(name="deviceProperties", default_factory=list)
 
 
 _EVENTS: Final = msgspec.json.Decoder(list[Event])
@@ -280,3 +300,4 @@ class Events:
             return
         self.header.base_ns = found.base_ns or self.header.base_ns
         self.header.distributed = found.distributed or self.header.distributed
+        self.header.devices = found.devices or self.header.devices

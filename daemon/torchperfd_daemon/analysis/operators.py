@@ -40,7 +40,7 @@ _HOST: Final = frozenset(
 )
 _LAUNCHERS: Final = frozenset({"cpu_op", _ANNOTATION})
 # What ran on a device is a row of its own too, in torch's table and in this one.
-_ON_DEVICE: Final = DEVICE | {"gpu_user_annotation"}
+ON_DEVICE: Final = DEVICE | {"gpu_user_annotation"}
 # torch leaves these out before it nests.
 _HIDDEN: Final = frozenset(
     {
@@ -54,10 +54,10 @@ _HIDDEN: Final = frozenset(
 )
 # c10d's Work objects open a span on one thread and close it on another. torch marks such spans as
 # asynchronous, outside all nesting and without self time; the trace shows them only by their name.
-_ASYNC_PREFIXES: Final = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
+ASYNC_PREFIXES: Final = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
 # torch's numbers for the kinds of device that memory is on.
-_HOST_MEMORY: Final = (0, 2, 5)
-_DEVICE_MEMORY: Final = (1, 6, 12, 20)
+HOST_MEMORY: Final = (0, 2, 5)
+DEVICE_MEMORY: Final = (1, 6, 12, 20)
 _MEMORY: Final = "[memory]"
 # Frames that a table by stack tells apart, as a default.
 _FRAMES: Final = 5
@@ -100,6 +100,29 @@ class Operator:
     module: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class OperatorSteps:
+    """The operator table by name, taken apart by step; only the steps in which a row was called.
+
+    Attributes:
+        names: The name of each row.
+        categories: Its category, as in `Operator`.
+        row: The row of each cell, an index into ``names``.
+        step: The step of each cell.
+        calls: How often the row was called in that step.
+        self_cpu_ns: Its host time outside its children.
+        self_device_ns: Time of the kernels, copies and fills it launched itself, or was.
+    """
+
+    names: tuple[str, ...]
+    categories: tuple[str, ...]
+    row: Int64
+    step: Int64
+    calls: Int64
+    self_cpu_ns: Int64
+    self_device_ns: Int64
+
+
 # Torch's names for the columns that a table can be sorted by, and how large a row is there.
 SORT_KEYS: Final[dict[str, Callable[[Operator], float]]] = {
     "self_cpu_time_total": lambda row: row.self_cpu_ns,
@@ -129,25 +152,76 @@ def operators(
             left out so that self time stays with the operators.
         frames: How many frames of a stack count, from the innermost.
     """
-    host = trace.of_categories(_HOST) & ~_named(trace, lambda name: name in _HIDDEN)
+    host = _on_host(trace)
     key, labels = _groups(trace, group_by, host, frames)
     if python_functions:
         host |= trace.of_categories({PYTHON})
-    asynchronous = trace.of_categories({_ANNOTATION}) & _named(
-        trace, lambda name: name.startswith(_ASYNC_PREFIXES)
+    sums = _sums(trace, key, host)
+    table = [Operator(**labels(group), **values) for group, values in sums.rows()]
+    table += _memory_outside(trace, np.flatnonzero(host))
+    return sorted(table, key=lambda row: (-row.self_cpu_ns, row.name, row.category))
+
+
+def operators_by_step(trace: Trace, step: Int64) -> OperatorSteps:
+    """Return the operator table by name, taken apart by step.
+
+    Args:
+        trace: The loaded trace.
+        step: For each event of the trace the step that it ran in, numbered from 0; -1 for none, which leaves
+            it out. What an operator launched counts to the operator's step, whenever it ran.
+    """
+    host = _on_host(trace)
+    key, labels = _groups(trace, "name", host, 0)
+    step = _of_launcher(trace, step)
+    steps = int(step.max()) + 2
+    cells, cell = np.unique(key * steps + step + 1, return_inverse=True)
+    sums = _sums(trace, cell, host)
+    group, place = np.divmod(cells, steps)
+    wanted = (sums["calls"] > 0) & (place > 0)
+    groups, row = np.unique(group[wanted], return_inverse=True)
+    heads = [labels(each) for each in groups.tolist()]
+    return OperatorSteps(
+        names=tuple(head["name"] for head in heads),
+        categories=tuple(head["category"] for head in heads),
+        row=row,
+        step=place[wanted] - 1,
+        calls=sums["calls"][wanted],
+        self_cpu_ns=sums["self_cpu_ns"][wanted],
+        self_device_ns=sums["self_device_ns"][wanted],
     )
-    sums = _Sums(key)
+
+
+def _of_launcher(trace: Trace, step: Int64) -> Int64:
+    """Return the steps, those of device events replaced by their launching operators'."""
+    launchers = np.flatnonzero(trace.of_categories(_LAUNCHERS) & (trace.external > 0))
+    on_device = np.flatnonzero(trace.of_categories(ON_DEVICE))
+    ids, first = np.unique(trace.external[launchers], return_index=True)
+    known = on_device[np.isin(trace.external[on_device], ids)]
+    step = step.copy()
+    step[known] = step[launchers[first[np.searchsorted(ids, trace.external[known])]]]
+    return step
+
+
+def _on_host(trace: Trace) -> Flags:
+    """Return which events are rows of torch's table and ran on the host, Python frames aside."""
+    return trace.of_categories(_HOST) & ~_named(trace, lambda name: name in _HIDDEN)
+
+
+def _sums(trace: Trace, group: Int64, host: Flags) -> "_Sums":
+    """Add up the calls in ``host`` and what ran on a device, by each event's group."""
+    asynchronous = trace.of_categories({_ANNOTATION}) & _named(
+        trace, lambda name: name.startswith(ASYNC_PREFIXES)
+    )
+    sums = _Sums(group)
     _add_calls(sums, trace, nest(trace, np.flatnonzero(host & ~asynchronous)))
     rows = np.flatnonzero(host & asynchronous)
     host_memory, device_memory = _memory_during(trace, rows)
     spans = trace.end[rows] - trace.start[rows]
     sums.add(rows, total_cpu_ns=spans, total_cpu_memory=host_memory, total_device_memory=device_memory)
-    rows = np.flatnonzero(trace.of_categories(_ON_DEVICE))
+    rows = np.flatnonzero(trace.of_categories(ON_DEVICE))
     spans = trace.end[rows] - trace.start[rows]
     sums.add(rows, self_device_ns=spans, total_device_ns=spans)
-    table = [Operator(**labels(group), **values) for group, values in sums.rows()]
-    table += _memory_outside(trace, np.flatnonzero(host))
-    return sorted(table, key=lambda row: (-row.self_cpu_ns, row.name, row.category))
+    return sums
 
 
 class _Sums:
@@ -169,6 +243,9 @@ class _Sums:
         self._totals["calls"] += np.bincount(groups, minlength=len(self._totals["calls"]))
         for name, values in columns.items():
             np.add.at(self._totals[name], groups, values)
+
+    def __getitem__(self, column: str) -> Int64:
+        return self._totals[column]
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield each group that has calls, with its sums."""
@@ -292,7 +369,7 @@ def _memory_during(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
     first = np.searchsorted(times, trace.start[rows], side="left")
     last = np.searchsorted(times, trace.end[rows], side="right")
     columns = []
-    for kinds in (_HOST_MEMORY, _DEVICE_MEMORY):
+    for kinds in (HOST_MEMORY, DEVICE_MEMORY):
         of_kind = np.where(np.isin(memory.device_type, kinds), memory.allocated, 0)[order]
         running = np.concatenate(([0], np.cumsum(of_kind)))
         columns.append(running[last] - running[first])
@@ -311,7 +388,7 @@ def _memory_outside(trace: Trace, rows: Int64) -> list[Operator]:
         return []
     host, device = (
         int(memory.allocated[outside & np.isin(memory.device_type, kinds)].sum())
-        for kinds in (_HOST_MEMORY, _DEVICE_MEMORY)
+        for kinds in (HOST_MEMORY, DEVICE_MEMORY)
     )
     return [
         Operator(

@@ -40,12 +40,16 @@ class Request:
     Attributes:
         group_by: What a row of the operator table stands for.
         comm_pattern: A further regular expression for the names of communication kernels.
+        samples: Whether to take the tables apart by step, which `compare` needs.
+        rectangles: How many the timeline of a page may have; 0 for no picture.
         nice: How far the workers step back behind what else runs, 0 to 19.
         max_memory: Bytes that a worker may allocate; None for no limit.
     """
 
     group_by: GroupBy = "name"
     comm_pattern: str | None = None
+    samples: bool = False
+    rectangles: int = 0
     nice: int = 0
     max_memory: int | None = None
 
@@ -120,7 +124,13 @@ def _work(path: Path, request: Request, answer: Connection) -> None:
 def _answer(path: Path, request: Request) -> Summary | TorchperfdError:
     """Analyse one trace; return why not, where it cannot be."""
     try:
-        return summarise(load(path), group_by=request.group_by, comm_pattern=request.comm_pattern)
+        return summarise(
+            load(path),
+            group_by=request.group_by,
+            comm_pattern=request.comm_pattern,
+            samples=request.samples,
+            rectangles=request.rectangles,
+        )
     except TorchperfdError as error:
         return error
     except MemoryError:

@@ -1,15 +1,15 @@
 """The two faces of a `Summary`: a table for people, a versioned dictionary for programs."""
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from torchperfd_daemon.analysis.breakdown import Breakdown
+from torchperfd_daemon.analysis.idle import Idle
+from torchperfd_daemon.analysis.layout import Table, console_for, ms, printable
 from torchperfd_daemon.analysis.operators import SORT_KEYS, Operator
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.summary import Summary
@@ -23,10 +23,6 @@ SORT_WORDS: Final = (
     *SORT_KEYS,
     *(key.replace("device", device) for device in _DEVICES for key in SORT_KEYS if "device" in key),
 )
-# Off a terminal there is no width to ask for, and a log or a pipe must not reflow with the caller's.
-_PLAIN_WIDTH: Final = 110
-_GUTTER: Final = 3
-_NAME_AT_LEAST: Final = 12
 
 
 def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[str, Any]:
@@ -57,9 +53,18 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
                 "start_us": step.start_ns / 1000,
                 "duration_us": step.duration_ns / 1000,
                 "breakdown": _breakdown(device),
+                "phases": {f"{phase}_us": ns / 1000 for phase, ns in phases.items()},
+                "idle": {f"{cause}_us": ns / 1000 for cause, ns in idle.items()},
             }
-            for step, device in zip(summary.steps, summary.step_breakdowns, strict=True)
+            for step, device, phases, idle in zip(
+                summary.steps,
+                summary.step_breakdowns,
+                summary.step_phases,
+                summary.idle.steps if summary.idle else [{}] * len(summary.steps),
+                strict=True,
+            )
         ],
+        "idle": _idle(summary.idle) if summary.idle else None,
         "group_by": summary.group_by,
         "operators": [
             {
@@ -98,6 +103,21 @@ def _breakdown(device: Breakdown) -> dict[str, float]:
     }
 
 
+def _idle(idle: Idle) -> list[dict[str, Any]]:
+    return [
+        {
+            "cause": cause.cause,
+            "idle_us": cause.ns / 1000,
+            "gaps": cause.gaps,
+            "places": [
+                {"what": place.what, "where": place.where, "idle_us": place.ns / 1000, "gaps": place.gaps}
+                for place in cause.places
+            ],
+        }
+        for cause in idle.causes
+    ]
+
+
 def _grouped(summary: Summary, row: Operator) -> dict[str, Any]:
     """Return what tells rows of one name apart."""
     match summary.group_by:
@@ -118,23 +138,36 @@ def render_text(
 
     On a terminal it fits the terminal's width; elsewhere it is plain text of a fixed one.
     """
-    console = Console(
-        file=out, width=None if out.isatty() else _PLAIN_WIDTH, markup=False, highlight=False, emoji=False
-    )
-    title = "" if rank is None else f"rank {rank}: "
-    console.print(Text(f"{title}{_printable(summary.path)}", style="bold"), soft_wrap=True)
-    console.print(
-        f"{summary.size:,} bytes, {summary.events:,} events, {summary.skipped:,} skipped, "
-        f"{_ms(summary.duration_ns)} ms recorded"
-    )
-    console.print(_steps_line(summary.steps))
-    for line in _device_lines(summary):
-        console.print(Text(line, overflow="ellipsis", no_wrap=True))
+    console = console_for(out)
+    head, *lines = facts(summary, rank)
+    console.print(Text(head, style="bold"), soft_wrap=True)
+    for line in lines:
+        # Given to print, since print makes a text of its own from what it gets.
+        console.print(Text(line), overflow="ellipsis", no_wrap=True)
     console.print()
-    console.print(_table(summary, limit, sort_by, console.width))
+    console.print(operator_table(summary, limit, sort_by).as_text(console.width))
+    if hidden := hidden_operators(summary, limit):
+        console.print(hidden)
+
+
+def facts(summary: Summary, rank: int | None) -> list[str]:
+    """Return what stands above the table: the rank and its file, then a line for each fact."""
+    title = "" if rank is None else f"rank {rank}: "
+    return [
+        f"{title}{printable(summary.path)}",
+        f"{summary.size:,} bytes, {summary.events:,} events, {summary.skipped:,} skipped, "
+        f"{ms(summary.duration_ns)} ms recorded",
+        _steps_line(summary.steps),
+        *_phases_line(summary.step_phases),
+        *_device_lines(summary),
+        *_idle_lines(summary),
+    ]
+
+
+def hidden_operators(summary: Summary, limit: int) -> str:
+    """Say how many rows the operator table leaves out; empty when it has them all."""
     hidden = len(summary.operators) - limit
-    if hidden > 0:
-        console.print(f"{hidden:,} more operators; --limit {len(summary.operators)} shows all")
+    return f"{hidden:,} more operators; --limit {len(summary.operators)} shows all" if hidden > 0 else ""
 
 
 def _device_lines(summary: Summary) -> list[str]:
@@ -144,21 +177,49 @@ def _device_lines(summary: Summary) -> list[str]:
         return []
 
     def part(label: str, nanoseconds: int) -> str:
-        return f"{label} {_ms(nanoseconds)} ms ({nanoseconds / max(device.window_ns, 1):.1%})"
+        return f"{label} {ms(nanoseconds)} ms ({nanoseconds / max(device.window_ns, 1):.1%})"
 
     lines = [
-        f"{device.n_gpu_events:,} GPU events in {_ms(device.window_ns)} ms: "
+        f"{device.n_gpu_events:,} GPU events in {ms(device.window_ns)} ms: "
         f"{part('busy', device.busy_ns)}, {part('idle', device.idle_ns)}",
         f"{part('compute', device.compute_ns)}, {part('exposed communication', device.exposed_comm_ns)}, "
         f"{part('exposed copies', device.exposed_memcpy_ns)}",
     ]
     if summary.kernels:
         top = summary.kernels[0]
-        lines.append(f"top kernel {_ms(top.sum_ns)} ms in {top.calls:,} calls: {_printable(top.name)}")
+        lines.append(f"top kernel {ms(top.sum_ns)} ms in {top.calls:,} calls: {printable(top.name)}")
     return lines
 
 
-def _table(summary: Summary, limit: int, sort_by: str, width: int) -> Table:
+def _idle_lines(summary: Summary) -> list[str]:
+    """Say why the device was idle: a line for each cause, with the place of most of it."""
+    if summary.idle is None or not summary.breakdown.idle_ns:
+        return []
+    lines = []
+    for cause in summary.idle.causes:
+        if cause.ns:
+            share, top = cause.ns / summary.breakdown.idle_ns, cause.places[0]
+            place = " in ".join(printable(part) for part in (top.what, top.where) if part)
+            lines.append(
+                f"idle for {cause.cause.replace('_', ' ')} {ms(cause.ns)} ms ({share:.1%}), "
+                f"of that {ms(top.ns)} ms at {place}"
+            )
+    return lines
+
+
+def _phases_line(phases: Sequence[Mapping[str, int]]) -> list[str]:
+    """Say what the mean step's host time went to; nothing where no phase could be told."""
+    sums = Counter[str]()
+    for step in phases:
+        sums.update(step)
+    if set(sums) <= {"other"}:
+        return []
+    parts = (f"{phase} {ms(ns / len(phases))}" for phase, ns in sums.most_common())
+    return [f"mean step, in ms: {', '.join(parts)}"]
+
+
+def operator_table(summary: Summary, limit: int, sort_by: str) -> Table:
+    """Return the first ``limit`` operators, with the columns that there is something to say in."""
     headings = ["operator", "calls", "self CPU ms", "self %", "total CPU ms"]
     with_device = any(row.total_device_ns for row in summary.operators)
     # Room is short: who sorts by memory reads memory.
@@ -167,30 +228,21 @@ def _table(summary: Summary, limit: int, sort_by: str, width: int) -> Table:
         headings += ["self CPU MB", "self GPU MB"]
     elif with_device:
         headings += ["self GPU ms", "total GPU ms"]
-    lines = [_cells(summary, row, with_device, with_memory) for row in _sorted(summary, sort_by)[:limit]]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    # Names give way to numbers: a cut name can still be recognised, a cut number misleads.
-    widths = [max(len(cell) for cell in column) for column in zip(headings, *lines, strict=True)]
-    for_names = width - sum(widths[1:]) - _GUTTER * (len(headings) - 1)
-    table.add_column(headings[0], no_wrap=True, max_width=max(_NAME_AT_LEAST, for_names))
-    for heading, least in zip(headings[1:], widths[1:], strict=True):
-        table.add_column(heading, justify="right", no_wrap=True, min_width=least)
-    for name, *numbers in lines:
-        table.add_row(Text(name), *numbers)
-    return table
+    rows = [_cells(summary, row, with_device, with_memory) for row in _sorted(summary, sort_by)[:limit]]
+    return Table(tuple(headings), tuple(map(tuple, rows)))
 
 
 def _cells(summary: Summary, row: Operator, with_device: bool, with_memory: bool) -> list[str]:
     cells = [
-        _printable(_label(row)),
+        printable(_label(row)),
         f"{row.calls:,}",
-        _ms(row.self_cpu_ns),
+        ms(row.self_cpu_ns),
         f"{summary.share(row):.1%}",
-        _ms(row.total_cpu_ns),
+        ms(row.total_cpu_ns),
     ]
     if with_memory:
         return [*cells, f"{row.self_cpu_memory / 1e6:,.3f}", f"{row.self_device_memory / 1e6:,.3f}"]
-    return [*cells, _ms(row.self_device_ns), _ms(row.total_device_ns)] if with_device else cells
+    return [*cells, ms(row.self_device_ns), ms(row.total_device_ns)] if with_device else cells
 
 
 def _label(row: Operator) -> str:
@@ -212,14 +264,5 @@ def _steps_line(steps: Sequence[Step]) -> str:
     median = statistics.median_low(step.duration_ns for step in steps)
     return (
         f"{len(steps):,} steps, {steps[0].index} to {steps[-1].index}: "
-        f"median {_ms(median)} ms, longest {_ms(longest.duration_ns)} ms (step {longest.index})"
+        f"median {ms(median)} ms, longest {ms(longest.duration_ns)} ms (step {longest.index})"
     )
-
-
-def _ms(nanoseconds: int) -> str:
-    return f"{nanoseconds / 1e6:,.3f}"
-
-
-def _printable(text: str) -> str:
-    """A name from a trace may hold anything, and must not move the reader's cursor."""
-    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,11 +1,20 @@
 """What one trace says: the result that every face of the analyser renders."""
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
+from torchperfd_daemon.analysis.advice import Advice, advise
 from torchperfd_daemon.analysis.breakdown import Breakdown, DeviceTime, Kernel
+from torchperfd_daemon.analysis.collectives import Collectives, collectives
+from torchperfd_daemon.analysis.idle import Idle, idle
 from torchperfd_daemon.analysis.operators import GroupBy, Operator, operators
+from torchperfd_daemon.analysis.phases import phases
+from torchperfd_daemon.analysis.picture import Picture, draw
+from torchperfd_daemon.analysis.samples import Samples, sample
 from torchperfd_daemon.analysis.steps import Step, steps
 from torchperfd_daemon.analysis.trace import Trace
+
+SummaryTable = Literal["operators", "kernels", "steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +34,15 @@ class Summary:
         kernels: The kernels by name, most time first.
         steps: The training steps, in order.
         step_breakdowns: Device time within each step's host time, parallel to ``steps``.
+        step_phases: Host time of each step by phase, in ns, parallel to ``steps``.
+        idle: Why the device was idle; None without device events.
         group_by: What a row of the operator table stands for.
         operators: The operator table, most self CPU time first.
         self_cpu_ns: Self CPU time of all rows together: the whole that a row's share is of.
+        advice: What to change, most time saved first, as far as this rank alone shows it.
+        collectives: What `across` matches with other ranks.
+        samples: What each step took, for comparisons; None unless asked for.
+        picture: The timeline and flame graph, for pages; None unless asked for.
     """
 
     path: str
@@ -42,22 +57,47 @@ class Summary:
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
     step_breakdowns: tuple[Breakdown, ...]
+    step_phases: tuple[dict[str, int], ...]
+    idle: Idle | None
     group_by: GroupBy
     operators: tuple[Operator, ...]
     self_cpu_ns: int
+    advice: tuple[Advice, ...]
+    collectives: Collectives
+    samples: Samples | None = None
+    picture: Picture | None = None
 
     def share(self, operator: Operator) -> float:
         """The operator's part of all self CPU time: torch's ``Self CPU %`` as a fraction."""
         return operator.self_cpu_ns / self.self_cpu_ns if self.self_cpu_ns else 0.0
 
+    def to_pandas(self, table: SummaryTable = "operators") -> Any:
+        """Return one table as a ``pandas.DataFrame``; its columns are the keys of the JSON.
 
-def summarise(trace: Trace, *, group_by: GroupBy = "name", comm_pattern: str | None = None) -> Summary:
+        Raises:
+            TorchperfdError: pandas is not installed.
+        """
+        from torchperfd_daemon.analysis.export import summary_frame
+
+        return summary_frame(self, table)
+
+
+def summarise(
+    trace: Trace,
+    *,
+    group_by: GroupBy = "name",
+    comm_pattern: str | None = None,
+    samples: bool = False,
+    rectangles: int = 0,
+) -> Summary:
     """Work out everything the analyser says about one trace.
 
     Args:
         trace: The loaded trace.
         group_by: What a row of the operator table stands for, as in `operators`.
         comm_pattern: A further regular expression for the names of communication kernels.
+        samples: Whether to take the tables apart by step, which `compare` needs.
+        rectangles: How many the timeline of the picture may have; 0 for no picture.
 
     Raises:
         UsageError: ``comm_pattern`` is no regular expression.
@@ -65,6 +105,8 @@ def summarise(trace: Trace, *, group_by: GroupBy = "name", comm_pattern: str | N
     device = DeviceTime(trace, comm_pattern)
     found = steps(trace)
     table = tuple(operators(trace, group_by=group_by))
+    within = device.within([(step.start_ns, step.start_ns + step.duration_ns) for step in found])
+    gaps = idle(trace, device, found)
     return Summary(
         path=trace.path,
         size=trace.size,
@@ -77,10 +119,14 @@ def summarise(trace: Trace, *, group_by: GroupBy = "name", comm_pattern: str | N
         linked=device.linked(),
         kernels=tuple(device.kernels()),
         steps=tuple(found),
-        step_breakdowns=tuple(
-            device.within([(step.start_ns, step.start_ns + step.duration_ns) for step in found])
-        ),
+        step_breakdowns=tuple(within),
+        step_phases=tuple(phases(trace, found)),
+        idle=gaps,
         group_by=group_by,
         operators=table,
         self_cpu_ns=sum(row.self_cpu_ns for row in table),
+        advice=advise(trace, found, within, gaps),
+        collectives=collectives(trace, found),
+        samples=sample(trace, found) if samples else None,
+        picture=draw(trace, rectangles) if rectangles else None,
     )

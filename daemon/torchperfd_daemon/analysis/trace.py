@@ -1,7 +1,7 @@
 """One trace as columns: what ran where, from when to when, in integer nanoseconds."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from operator import attrgetter
@@ -47,11 +47,38 @@ class Memory:
         time: When, in ns since the trace's origin.
         allocated: Bytes.
         device_type: torch's number for the kind of device; 0 is the host.
+        reserved: Bytes that the allocator of that device then held, 0 where it does not say.
     """
 
     time: Int64
     allocated: Int64
     device_type: Int32
+    reserved: Int64
+
+
+@dataclass(slots=True)
+class CollectiveArgs:
+    """What the arguments of some events say of a collective, as parallel columns in file order.
+
+    Attributes:
+        words: Table of names, groups, lists of ranks and element types; the first is empty.
+        row: Which event of the trace.
+        name: What is done (``allreduce``, ``_allgather_base`` …), an index into ``words``.
+        group: The process group's name, likewise; 0 for none.
+        ranks: The group's ranks as the file writes them, likewise; 0 for none.
+        dtype: The elements' type (``Float``, ``BFloat16`` …), likewise; 0 for none.
+        elements: Of the input or the output, whichever has more; -1 when the file does not say.
+        sequence: The group's own count of its collectives, equal on all ranks; -1 for none.
+    """
+
+    words: list[str]
+    row: Int64
+    name: Int32
+    group: Int32
+    ranks: Int32
+    dtype: Int32
+    elements: Int64
+    sequence: Int64
 
 
 @dataclass(slots=True)
@@ -72,6 +99,7 @@ class Trace:
         categories: Table of Kineto's categories (``cpu_op``, ``kernel``, ``user_annotation`` …), lower case.
         threads: Table of (process, thread).
         shapes: Table of ``Input Dims``, as JSON text; the first is empty, for events without.
+        types: Table of ``Input type``, as JSON text; the first is empty, for events without.
         name: What ran, an index into ``names``.
         category: An index into ``categories``.
         thread: Where it ran, an index into ``threads``.
@@ -80,10 +108,13 @@ class Trace:
         external: Kineto's ``External id``; equal on a kernel and the operator that launched it; 0 for none.
         correlation: Equal on a kernel and the runtime call that launched it; -1 for none.
         shape: The inputs' shapes, an index into ``shapes``.
+        type: The inputs' types, an index into ``types``.
         sequence: Autograd's number, equal on an operator and its backward; -1 for none.
         backward: It is a node of the backward pass.
         in_group: Its arguments name a process group.
         memory: What was allocated and freed; empty unless ``profile_memory`` was on.
+        collective_args: What arguments say of collectives, for the events that have such.
+        device_memory: Bytes of the smallest accelerator on record; 0 when the file does not say.
     """
 
     path: str
@@ -98,6 +129,7 @@ class Trace:
     categories: list[str]
     threads: list[tuple[int | str, int | str]]
     shapes: list[str]
+    types: list[str]
     name: Int32
     category: Int32
     thread: Int32
@@ -106,10 +138,13 @@ class Trace:
     external: Int64
     correlation: Int64
     shape: Int32
+    type: Int32
     sequence: Int64
     backward: Flags
     in_group: Flags
     memory: Memory
+    collective_args: CollectiveArgs
+    device_memory: int
 
     def __len__(self) -> int:
         return len(self.name)
@@ -124,6 +159,15 @@ class Trace:
         wanted = frozenset(wanted)
         lookup = np.array([category in wanted for category in self.categories], dtype=np.bool_)
         return lookup[self.category]
+
+    def named(self, rows: Int64, wanted: Callable[[str], bool]) -> Int64:
+        """Return those of the rows whose events have a wanted name; each name in use is looked at once."""
+        names = self.name[rows]
+        lookup = np.zeros(len(self.names), dtype=np.bool_)
+        lookup[names] = True
+        for name in np.flatnonzero(lookup).tolist():
+            lookup[name] = wanted(self.names[name])
+        return rows[lookup[names]]
 
 
 def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
@@ -187,6 +231,7 @@ class _Columns:
         self._written_categories = _Table[str]({"": 0} | {name: 1 + at for at, name in enumerate(_WINDOW)})
         self._threads = _Table[tuple[int | str, int | str]]()
         self._shapes = _Table[bytes]({b"": 0})
+        self._types = _Table[bytes]({b"": 0})
         self._name = array("i")
         self._category = array("i")
         self._thread = array("i")
@@ -194,12 +239,15 @@ class _Columns:
         self._external = array("q")
         self._correlation = array("q")
         self._shape = array("i")
+        self._type = array("i")
         self._sequence = array("q")
         self._backward = array("b")
         self._in_group = array("b")
         self._memory_time = array("q")
         self._allocated = array("q")
         self._device_type = array("i")
+        self._collectives = _CollectiveColumns()
+        self._reserved = array("q")
 
     def add(self, batch: list[Any]) -> None:
         """Append the complete events of a batch, and what it says of memory."""
@@ -225,11 +273,13 @@ class _Columns:
             names, categories = names[wanted], categories[wanted]
         start_ns = _exact_nanoseconds(complete, starts)
         args = [event.args or _NO_ARGS for event in complete]
+        self._collectives.add(len(self._name), args)
         external = _identifiers([each.external_id for each in args], 0)
         if not external.all():
             legacy = _identifiers([each.legacy_external_id for each in args], 0)
             external = np.where(external == 0, legacy, external)
         dims = map(bytes, [each.dims for each in args])
+        types = map(bytes, [each.types for each in args])
         _append(self._name, names)
         _append(self._category, categories)
         _append(self._thread, _numbers(map(self._threads.__getitem__, map(_WHERE, complete))))
@@ -238,6 +288,7 @@ class _Columns:
         _append(self._external, external)
         _append(self._correlation, _identifiers([each.correlation for each in args], -1))
         _append(self._shape, _numbers(map(self._shapes.__getitem__, dims)))
+        _append(self._type, _numbers(map(self._types.__getitem__, types)))
         _append(self._sequence, _identifiers([each.sequence for each in args], -1))
         self._backward.extend([each.forward_thread > 0 for each in args])
         self._in_group.extend([each.process_group not in (None, "") for each in args])
@@ -252,6 +303,7 @@ class _Columns:
         _append(self._memory_time, _exact_nanoseconds(instants, times[sound]))
         _append(self._allocated, np.array([each.allocated for each in args], dtype=np.int64))
         _append(self._device_type, np.array([each.device_type for each in args], dtype=np.int32))
+        _append(self._reserved, np.array([each.reserved for each in args], dtype=np.int64))
 
     def trace(self, path: str, file: TraceFile, events: kineto.Events) -> Trace:
         """Return the finished columns, without the recording window, on a clock that starts at zero."""
@@ -276,6 +328,7 @@ class _Columns:
             categories=list(categories),
             threads=list(self._threads),
             shapes=[text.decode(errors="replace") for text in self._shapes],
+            types=[text.decode(errors="replace") for text in self._types],
             name=np.frombuffer(self._name, np.int32),
             category=category,
             thread=np.frombuffer(self._thread, np.int32),
@@ -284,15 +337,67 @@ class _Columns:
             external=np.frombuffer(self._external, np.int64),
             correlation=np.frombuffer(self._correlation, np.int64),
             shape=np.frombuffer(self._shape, np.int32),
+            type=np.frombuffer(self._type, np.int32),
             sequence=np.frombuffer(self._sequence, np.int64),
             backward=np.frombuffer(self._backward, np.bool_),
             in_group=np.frombuffer(self._in_group, np.bool_),
+            collective_args=self._collectives.columns(),
             memory=Memory(
                 np.frombuffer(self._memory_time, np.int64) - origin,
                 np.frombuffer(self._allocated, np.int64),
                 np.frombuffer(self._device_type, np.int32),
+                np.frombuffer(self._reserved, np.int64),
             ),
+            device_memory=min((each.memory for each in events.header.devices if each.memory > 0), default=0),
         )
+
+
+class _CollectiveColumns:
+    """The arguments of collectives while they are gathered: few events have them, so they are rows apart."""
+
+    def __init__(self) -> None:
+        self._words = _Table[str]({"": 0})
+        self._row = array("q")
+        self._name = array("i")
+        self._group = array("i")
+        self._ranks = array("i")
+        self._dtype = array("i")
+        self._elements = array("q")
+        self._sequence = array("q")
+
+    def add(self, first_row: int, args: list[kineto.Args]) -> None:
+        """Append what a batch's arguments say, the first of them being of event ``first_row``."""
+        told = [row for row, each in enumerate(args) if each.collective]
+        if not told:
+            return
+        those = [args[row] for row in told]
+        self._row.extend([first_row + row for row in told])
+        self._name.extend([self._words[str(each.collective)] for each in those])
+        self._group.extend([self._words[_word(each.process_group)] for each in those])
+        ranks = [bytes(each.group_ranks).decode(errors="replace").strip('"') for each in those]
+        self._ranks.extend([self._words[text] for text in ranks])
+        self._dtype.extend([self._words[_word(each.dtype)] for each in those])
+        received = _identifiers([each.output_elements for each in those], -1)
+        sent = _identifiers([each.input_elements for each in those], -1)
+        _append(self._elements, np.maximum(received, sent))
+        _append(self._sequence, _identifiers([each.group_sequence for each in those], -1))
+
+    def columns(self) -> CollectiveArgs:
+        """Return the finished columns."""
+        return CollectiveArgs(
+            words=list(self._words),
+            row=np.frombuffer(self._row, np.int64),
+            name=np.frombuffer(self._name, np.int32),
+            group=np.frombuffer(self._group, np.int32),
+            ranks=np.frombuffer(self._ranks, np.int32),
+            dtype=np.frombuffer(self._dtype, np.int32),
+            elements=np.frombuffer(self._elements, np.int64),
+            sequence=np.frombuffer(self._sequence, np.int64),
+        )
+
+
+def _word(value: int | str | None) -> str:
+    return "" if value is None else str(value)
 
 
 def _doubles(values: Iterable[float | Decimal]) -> npt.NDArray[np.float64]:
@@ -328,7 +433,7 @@ def _identifier(value: int | str | None, none: int) -> int:
         number = none if value is None else int(value)
     except ValueError:
         return none
-    return number if number < 1 << 63 else none
+    return number if abs(number) < 1 << 63 else none
 
 
 def _category(written: str) -> str:

@@ -1,0 +1,153 @@
+"""The two faces of an `Across`: a table and a verdict for people, a dictionary for programs."""
+
+from typing import IO, Any, Final
+
+from torchperfd_daemon.analysis.across import Across, RankWait
+from torchperfd_daemon.analysis.layout import Table, console_for, ms, printable
+
+# Clocks that differ by less are one host's, as far as ends can tell.
+_CLOCKS_DIFFER_NS: Final = 1_000_000
+_KINDS: Final = 5
+
+
+def across_to_dict(across: Across) -> dict[str, Any]:
+    """Return ``across`` of the ``torchperfd.analysis/1`` document; times in µs."""
+    blamed = across.blamed
+    return {
+        "matched": across.matched,
+        "matched_by": {
+            "sequence": across.by_sequence,
+            "order": across.by_order,
+            "end": across.by_end,
+        },
+        "missing": list(across.missing),
+        "steps": across.steps,
+        "reference": across.reference,
+        "slowest": None if blamed is None else blamed.rank,
+        "ranks": [_rank(across, each) for each in across.ranks],
+        "collectives": [
+            {
+                "name": each.kind.name,
+                "group": each.kind.group or None,
+                "ranks": list(each.ranks),
+                "timed_by": each.kind.source,
+                "calls": each.calls,
+                "bytes": each.bytes,
+                "transfer_us": each.transfer_ns / 1000,
+                "wait_us": each.wait_ns / 1000,
+                "bytes_per_second": each.bytes_per_second,
+            }
+            for each in across.kinds
+        ],
+    }
+
+
+def _rank(across: Across, rank: RankWait) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "matched": rank.matched,
+        "unmatched": rank.unmatched,
+        "wait_us": rank.wait_ns / 1000,
+        "last": rank.last,
+        "cost_us": rank.cost_ns / 1000,
+        "cost_per_step_us": rank.cost_ns / 1000 / across.steps if across.steps else None,
+        "clock_us": None if rank.clock_ns is None else rank.clock_ns / 1000,
+        "clock_residual_us": None if rank.clock_residual_ns is None else rank.clock_residual_ns / 1000,
+    }
+
+
+def render_across(across: Across, out: IO[str]) -> None:
+    """Write who waited, for whom, and what it cost; as wide as a terminal, else of a fixed width."""
+    console = console_for(out)
+    console.print("across ranks", style="bold")
+    console.print(_found(across))
+    if not across.matched:
+        return
+    console.print()
+    console.print(_ranks(across).as_text(console.width))
+    console.print()
+    console.print(_kinds(across).as_text(console.width))
+    hidden = len(across.kinds) - _KINDS
+    if hidden > 0:
+        console.print(f"{hidden:,} more kinds of collective; --json has all")
+    console.print()
+    for line in (*_caveats(across), _verdict(across)):
+        console.print(line)
+
+
+def _found(across: Across) -> str:
+    """Say how much was matched, and what is not there to be."""
+    parts = [f"{across.matched:,} collectives found on several of {len(across.ranks):,} ranks"]
+    unmatched = sum(rank.unmatched for rank in across.ranks)
+    if unmatched:
+        parts.append(f"{unmatched:,} on one only")
+    if across.missing:
+        parts.append(f"no trace of {_listed(across.missing)}")
+    return ", ".join(parts)
+
+
+def _ranks(across: Across) -> Table:
+    rows = [
+        (
+            f"rank {each.rank}",
+            f"{each.matched:,}",
+            ms(each.wait_ns),
+            f"{each.last:,}",
+            ms(each.cost_ns),
+        )
+        for each in across.ranks
+    ]
+    return Table(("", "collectives", "wait ms", "last to arrive", "costs others ms"), tuple(rows))
+
+
+def _kinds(across: Across) -> Table:
+    rows = [
+        (
+            " ".join(part for part in (printable(each.kind.name), printable(each.kind.group)) if part),
+            f"{len(each.ranks):,}",
+            f"{each.calls:,}",
+            "-" if each.bytes is None else f"{each.bytes / 1e6:,.3f}",
+            ms(each.transfer_ns),
+            ms(each.wait_ns),
+            "-" if each.bytes_per_second is None else f"{each.bytes_per_second / 1e9:,.3f}",
+        )
+        for each in across.kinds[:_KINDS]
+    ]
+    headings = ("collective", "ranks", "calls", "MB", "transfer ms", "wait ms", "GB/s")
+    return Table(headings, tuple(rows))
+
+
+def _caveats(across: Across) -> list[str]:
+    """Say what times are of, where that is no device and no span, and how clocks were set that differ."""
+    lines = []
+    if any(each.kind.source == "call" for each in across.kinds):
+        lines.append("neither kernels nor spans were recorded: times are those of the host's calls")
+    known = [each for each in across.ranks if each.clock_ns is not None]
+    farthest = max(known, key=lambda each: abs(each.clock_ns or 0))
+    ahead = farthest.clock_ns or 0
+    if abs(ahead) >= _CLOCKS_DIFFER_NS:
+        residual = max(each.clock_residual_ns or 0 for each in known)
+        lines.append(
+            f"rank {farthest.rank}'s clock is {ms(abs(ahead))} ms {'ahead of' if ahead > 0 else 'behind'} "
+            f"rank {across.reference}'s; set alike, ends of collectives are {ms(residual)} ms apart"
+        )
+    return lines
+
+
+def _verdict(across: Across) -> str:
+    """Say in one sentence which rank is to blame, or that none is."""
+    blamed = across.blamed
+    if blamed is None:
+        return "no one rank keeps the others waiting"
+    each = across.cost_each_ns(blamed)
+    per = f"{ms(each / across.steps)} ms a step" if across.steps else f"{ms(each)} ms"
+    return (
+        f"rank {blamed.rank} keeps the others waiting: last at {blamed.last:,} of {blamed.matched:,} "
+        f"collectives; each of them loses {per} ({each / across.duration_ns:.1%})"
+    )
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    """Name some ranks; of many the first few."""
+    shown = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"{len(ranks):,} ranks ({shown})"

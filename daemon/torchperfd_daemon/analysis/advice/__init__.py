@@ -1,0 +1,53 @@
+"""Advice: what to change in a training script, what that would save, and the exact setting.
+
+Each rule looks at a `Scene`, one trace's steps, and says what it found; `advise` asks all of them and keeps
+what is worth saying. docs/advice.md has a paragraph on each.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from torchperfd_daemon.analysis.advice import communication, launching, loading, memory, precision, updating
+from torchperfd_daemon.analysis.advice.item import Advice, Finding, gather, weigh
+from torchperfd_daemon.analysis.advice.report import advice_to_dict, render_advice
+from torchperfd_daemon.analysis.advice.scene import Scene
+from torchperfd_daemon.analysis.breakdown import Breakdown
+from torchperfd_daemon.analysis.idle import Idle
+from torchperfd_daemon.analysis.steps import Step
+from torchperfd_daemon.analysis.trace import Trace
+
+__all__ = ["Advice", "advice_to_dict", "advise", "gather", "render_advice"]
+
+_RULES: Final[tuple[Callable[[Scene], Iterator[Finding]], ...]] = (
+    loading.loader_workers,
+    loading.pin_memory,
+    updating.fused_optimizer,
+    updating.zero_grad,
+    precision.float64,
+    precision.mixed_precision,
+    launching.small_operators,
+    launching.host_bound,
+    launching.needless_synchronisation,
+    communication.gradient_exchange,
+    communication.backend,
+    communication.data_parallel,
+    memory.memory_near_full,
+)
+
+
+def advise(
+    trace: Trace, steps: Sequence[Step], breakdowns: Sequence[Breakdown], idle: Idle | None
+) -> tuple[Advice, ...]:
+    """Return the advice for one rank, most time saved first; none for a trace without steps.
+
+    Args:
+        trace: The loaded trace.
+        steps: Its steps.
+        breakdowns: What the device did in each of them.
+        idle: Why the device idled; None without a device.
+    """
+    if not steps:
+        return ()
+    scene = Scene(trace, list(steps), list(breakdowns), idle)
+    found = [finding for rule in _RULES for finding in rule(scene)]
+    return weigh(found, scene.step_ns, scene.idle_ns)

@@ -1,0 +1,113 @@
+"""Rules on several devices: what of their communication is exposed, and by what means it is done."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.scene import Scene, ms
+from torchperfd_daemon.analysis.advice.updating import STEP
+from torchperfd_daemon.analysis.intervals import Cover
+
+_DDP_FORWARD: Final = "DistributedDataParallel.forward"
+_GLOO: Final = "gloo:"
+# The operators that wait for a collective, or contain it, are no computation beside it.
+_COMMUNICATE: Final = ("c10d::", "gloo:", "record_param_comms", "nccl:")
+_REDUCE: Final = ("c10d::allreduce_", "gloo:all_reduce", "nccl:all_reduce")
+_PARALLEL: Final = "DataParallel.forward"
+_REPLICATE: Final = ("Broadcast", "Scatter", "Gather", "ReduceAddCoalesced", "aten::_broadcast_coalesced")
+# NCCL moves a tensor between devices at least this much faster than gloo does by way of the host.
+_NCCL_SPEED: Final = 2
+# A hook that sends half precision sends half of the bytes.
+_COMPRESSED: Final = 2
+
+
+def gradient_exchange(scene: Scene) -> Iterator[Finding]:
+    """Gradients are exchanged while nothing is computed.
+
+    Where gradients are exchanged after k > 1 of DDP's forwards for one step of the optimizer, all exchanges
+    but the last are needless: (k - 1) / k of the exposed time is saved. Elsewhere the bytes can be halved.
+    """
+    exposed = _exposed(scene)
+    if not exposed:
+        return
+    exchanges, updates = _exchanges(scene), len(scene.annotated(STEP))
+    evidence = f"{ms(exposed)} of each step of {ms(scene.step_ns)} are communication with nothing beside it"
+    if updates and exchanges >= 2 * updates:
+        rounds = exchanges / updates
+        yield Finding(
+            "gradient-accumulation",
+            f"{evidence}, for {rounds:.0f} exchanges of gradients before one step of the optimizer",
+            exposed * (1 - 1 / rounds),
+            "exchange gradients only after the last of the accumulated backward passes",
+            "with model.no_sync(): loss.backward()  # for all micro-batches but the last",
+        )
+        return
+    if not scene.on_device:
+        return
+    yield Finding(
+        "exposed-communication",
+        evidence,
+        exposed * (1 - 1 / _COMPRESSED),
+        "send gradients in half precision, and in buckets that overlap with backward",
+        "model.register_comm_hook(None, default_hooks.bf16_compress_hook); DDP(..., bucket_cap_mb=25)",
+    )
+
+
+def backend(scene: Scene) -> Iterator[Finding]:
+    """Tensors of a device are exchanged by gloo, which takes them through the host's memory."""
+    spans = scene.annotated(_GLOO)
+    if not scene.on_device or not len(spans):
+        return
+    trace = scene.trace
+    busy = Cover(trace.start[scene.device_rows], trace.end[scene.device_rows])
+    exchange = Cover(spans.start, spans.end)
+    alone = scene.per_step((exchange | busy).length - busy.length)
+    yield Finding(
+        "backend",
+        f"gloo exchanges tensors beside a device: {ms(alone)} of each step of {ms(scene.step_ns)} in which "
+        "the device does nothing",
+        alone * (1 - 1 / _NCCL_SPEED),
+        "exchange device tensors with NCCL",
+        'torch.distributed.init_process_group("nccl")',
+        of_idle=True,
+    )
+
+
+def data_parallel(scene: Scene) -> Iterator[Finding]:
+    """One process drives several devices: every step copies the model to all and gathers from all."""
+    if not len(scene.annotated(_PARALLEL)):
+        return
+    trace = scene.trace
+    rows = scene.calls.row[scene.named(*_REPLICATE)[scene.calls.row]]
+    host = Cover(trace.start[rows], trace.end[rows])
+    copying = scene.per_step(host.length)
+    yield Finding(
+        "data-parallel",
+        f"DataParallel spends {ms(copying)} of each step of {ms(scene.step_ns)} on copying the model "
+        "and on gathering",
+        copying,
+        "run one process for each device",
+        "DistributedDataParallel(model, device_ids=[local_rank]); torchrun --nproc-per-node=gpu train.py",
+    )
+
+
+def _exchanges(scene: Scene) -> int:
+    """Return after how many of DDP's forwards gradients were exchanged before the next one."""
+    forwards, reductions = scene.annotated(_DDP_FORWARD), scene.annotated(*_REDUCE)
+    after = np.searchsorted(forwards.start, reductions.start, side="right")
+    return len(np.unique(after[after > 0]))
+
+
+def _exposed(scene: Scene) -> float:
+    """Return the time of a step in which there is communication and no computation."""
+    if scene.on_device and any(each.comm_ns for each in scene.breakdowns):
+        return scene.per_step(sum(each.exposed_comm_ns for each in scene.breakdowns))
+    spans = scene.annotated(_GLOO)
+    if not len(spans) or scene.on_device:
+        return 0.0
+    trace, rows = scene.trace, scene.outer.row
+    rows = rows[~scene.named(*_COMMUNICATE)[rows]]
+    computed = Cover(trace.start[rows], trace.end[rows])
+    return scene.per_step((Cover(spans.start, spans.end) | computed).length - computed.length)

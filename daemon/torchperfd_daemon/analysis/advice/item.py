@@ -1,0 +1,109 @@
+"""One piece of advice, which of several are worth saying, and those of several ranks as one list."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+LEAST_NS: Final = 50_000
+"""What saves less than this a step is not said,"""
+LEAST_SHARE: Final = 0.03
+"""nor what saves less than this share of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What to change, why, and what for.
+
+    Attributes:
+        rule: The rule that found it, such as ``loader-workers``.
+        evidence: What the trace shows, one sentence with figures.
+        saves_ns_per_step: What the change would save; 0 for a risk that costs nothing yet.
+        share_of_step: The same as a part of the step, 0 to 1.
+        change: What to do, one imperative sentence.
+        setting: The code to write, or the setting to make.
+        ranks: Of which ranks this is true; empty for a trace that does not say its rank.
+    """
+
+    rule: str
+    evidence: str
+    saves_ns_per_step: float
+    share_of_step: float
+    change: str
+    setting: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found, before it is weighed against what others found.
+
+    Attributes:
+        rule: As in `Advice`.
+        evidence: As in `Advice`.
+        saves_ns: Per step, had nothing else been changed.
+        change: As in `Advice`.
+        setting: As in `Advice`.
+        of_idle: It saves time in which the device idles, of which there is only so much.
+        risk: It is worth saying though it saves nothing.
+    """
+
+    rule: str
+    evidence: str
+    saves_ns: float
+    change: str
+    setting: str
+    of_idle: bool = False
+    risk: bool = False
+
+
+def weigh(findings: Iterable[Finding], step_ns: float, idle_ns: float) -> tuple[Advice, ...]:
+    """Return what is worth saying, most time saved first.
+
+    No two findings save the same time: each is cut to what the larger ones leave of the step, and of the idle
+    time where it saves that. So all savings together are never more than the step.
+
+    Args:
+        findings: What the rules found, in any order.
+        step_ns: The step.
+        idle_ns: What of it the device idles.
+    """
+    advice = []
+    left = step_ns
+    for finding in sorted(findings, key=lambda each: (-each.saves_ns, each.rule)):
+        saves = min(finding.saves_ns, left, idle_ns if finding.of_idle else left)
+        share = saves / step_ns if step_ns else 0.0
+        if saves < LEAST_NS or share < LEAST_SHARE:
+            if not finding.risk:
+                continue
+            saves = share = 0.0
+        else:
+            left -= saves
+            idle_ns -= saves if finding.of_idle else 0.0
+        advice.append(Advice(finding.rule, finding.evidence, saves, share, finding.change, finding.setting))
+    return tuple(sorted(advice, key=lambda each: -each.saves_ns_per_step))
+
+
+def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice, ...]:
+    """Return the advice for a run, most time saved first.
+
+    Ranks of one run wait for each other, so a rule saves what it saves on the rank where that is most, and it
+    is that rank's evidence which stands for all.
+
+    Args:
+        ranks: Each rank and the advice for it alone.
+    """
+    most: dict[str, Advice] = {}
+    told: dict[str, list[int]] = {}
+    for rank, each in ranks:
+        for advice in each:
+            told.setdefault(advice.rule, [])
+            if rank is not None and rank not in told[advice.rule]:
+                told[advice.rule].append(rank)
+            if advice.saves_ns_per_step > most.get(advice.rule, _NOTHING).saves_ns_per_step:
+                most[advice.rule] = advice
+            most.setdefault(advice.rule, advice)
+    found = [replace(advice, ranks=tuple(sorted(told[rule]))) for rule, advice in most.items()]
+    return tuple(sorted(found, key=lambda each: -each.saves_ns_per_step))
+
+
+_NOTHING: Final = Advice("", "", 0.0, 0.0, "", "")

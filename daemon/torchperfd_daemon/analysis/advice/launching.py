@@ -1,0 +1,127 @@
+"""Rules on the host that does not keep the device, or itself, busy: many small operators, and waiting."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.scene import Scene, ms
+from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
+from torchperfd_daemon.analysis.breakdown import KERNEL
+
+_DRAW: Final = "enumerate(DataLoader)#"
+_ACCUMULATE: Final = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+# From so many calls a step, an operator on inputs of one shape is taken for a loop over samples or time:
+# models of more layers than this are too large for overhead to matter.
+_LOOP: Final = 128
+# To launch a kernel takes the host some 5 µs; kernels up to twice that cannot be kept queued.
+_TINY_KERNEL_NS: Final = 10_000
+# With this share of the device's memory free, a batch twice as large fits.
+_HALF: Final = 0.5
+_MOST_PLACES: Final = 5
+
+
+def small_operators(scene: Scene) -> Iterator[Finding]:
+    """One operator runs again and again on inputs of one shape: a loop in Python over what could be a tensor.
+
+    A model's own layers and parameters are no loop: the accumulation of gradients is left out.
+
+    Of r such calls in a step, all overhead but one call's is saved; their work stays. Optimizers are left to
+    their own rule, and the making of batches to the loader's. With a device, what counts is whether it idles:
+    see `host_bound`.
+    """
+    if scene.on_device:
+        return
+    trace, calls = scene.trace, scene.calls
+    free = ~scene.during(calls.row, scene.annotated(STEP, ZERO_GRAD, _DRAW, _ACCUMULATE))
+    rows, overhead = calls.row[free], calls.overhead_ns[free]
+    if not len(rows):
+        return
+    keys = trace.name[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
+    groups, inverse, times = np.unique(keys, return_inverse=True, return_counts=True)
+    sums = np.zeros(len(groups), dtype=np.int64)
+    np.add.at(sums, inverse, overhead)
+    often = times / scene.count >= _LOOP
+    if not often.any():
+        return
+    saved = float((sums * (1 - scene.count / times))[often].sum())
+    top = int(np.argmax(np.where(often, sums, -1)))
+    name = trace.names[int(groups[top]) // len(trace.shapes)]
+    shape = trace.shapes[int(groups[top]) % len(trace.shapes)]
+    on = f" on {shape}" if shape else ""
+    yield Finding(
+        "small-operators",
+        f"{int(times[often].sum()) / scene.count:,.0f} operators a step repeat themselves, "
+        f"{ms(scene.per_step(saved))} of dispatch and Python; most of all {name}{on}, "
+        f"{times[top] / scene.count:,.0f} times",
+        scene.per_step(saved),
+        "make one operator on a whole batch of the loop, or let the compiler fuse it",
+        "torch.vmap(f)(batch), or torch.compile(f)",
+    )
+
+
+def host_bound(scene: Scene) -> Iterator[Finding]:
+    """The device idles because the host does not launch fast enough.
+
+    With kernels of less than a launch's time all of that idle time is saved by launching many at once. With
+    longer ones, and room for a batch of twice the size, half of it: each sample then has half the launches.
+    """
+    idle = scene.idle_for("launch")
+    kernels = scene.device_rows[scene.trace.of_categories({KERNEL})[scene.device_rows]]
+    if not idle or not len(kernels):
+        return
+    trace = scene.trace
+    median = float(np.median(trace.end[kernels] - trace.start[kernels]))
+    evidence = (
+        f"the device idles {ms(idle)} of each step of {ms(scene.step_ns)} because the host launches too "
+        f"slowly; {len(kernels) / scene.count:,.0f} kernels a step, half of them shorter than {ms(median)}"
+    )
+    reserved = int(trace.memory.reserved.max(initial=0))
+    if median < _TINY_KERNEL_NS:
+        yield Finding(
+            "tiny-kernels",
+            evidence,
+            idle,
+            "launch whole graphs of kernels at once",
+            'model = torch.compile(model, mode="reduce-overhead")',
+            of_idle=True,
+        )
+    elif reserved and reserved < _HALF * trace.device_memory:
+        yield Finding(
+            "batch-size",
+            f"{evidence}; {1 - reserved / trace.device_memory:.0%} of its memory is free",
+            idle / 2,
+            "double the batch, and see whether the learning rate wants to follow",
+            "DataLoader(..., batch_size=2 * batch_size)",
+            of_idle=True,
+        )
+    else:
+        yield Finding(
+            "host-bound",
+            evidence,
+            idle,
+            "take Python out of the step, so that the host runs ahead of the device",
+            "model = torch.compile(model)",
+            of_idle=True,
+        )
+
+
+def needless_synchronisation(scene: Scene) -> Iterator[Finding]:
+    """The host waits for the device within the step, and the device then for the host."""
+    idle = scene.idle_for("synchronisation")
+    if not idle or not scene.idle:
+        return
+    cause = next(each for each in scene.idle.causes if each.cause == "synchronisation")
+    places = [" in ".join(filter(None, (place.what, place.where))) for place in cause.places[:_MOST_PLACES]]
+    first = cause.places[0] if cause.places else None
+    share = first.ns / cause.ns if first and cause.ns else 0.0
+    where = f"; {share:.0%} of that by {places[0]}" if places else ""
+    yield Finding(
+        "needless-synchronisation",
+        f"the device idles {ms(idle)} of each step of {ms(scene.step_ns)} after waits for it{where}",
+        idle,
+        "keep values on the device, and read them every so many steps: " + "; ".join(places),
+        "losses.append(loss.detach()) in place of loss.item(); torch.where in place of if and nonzero",
+        of_idle=True,
+    )

@@ -1,0 +1,37 @@
+"""The rule on a device's memory that is nearly full."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.scene import Scene, ms
+
+_NEARLY_FULL: Final = 0.9
+# The allocator gives its memory back and asks anew when it cannot serve a request: both wait for the device.
+_RETRIES: Final = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
+
+
+def memory_near_full(scene: Scene) -> Iterator[Finding]:
+    """The allocator holds nearly all of the device's memory: the next larger batch fails.
+
+    What is saved is the time of allocations and frees within the steps, of which a run that fits makes none.
+    """
+    trace = scene.trace
+    reserved = int(trace.memory.reserved.max(initial=0))
+    if not trace.device_memory or reserved < _NEARLY_FULL * trace.device_memory:
+        return
+    calls = scene.spans(scene.named(*_RETRIES))
+    taken = scene.lasted(calls)
+    retried = (
+        f"; {len(calls)} allocations and frees in the steps took {ms(taken)} a step" if len(calls) else ""
+    )
+    yield Finding(
+        "memory-near-full",
+        f"the allocator holds {reserved / trace.device_memory:.0%} of the device's "
+        f"{trace.device_memory / 2**30:,.1f} GiB{retried}",
+        taken,
+        "make room: recompute activations in backward, or let the allocator's segments grow",
+        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False); "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        risk=True,
+    )

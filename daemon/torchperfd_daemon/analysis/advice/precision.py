@@ -1,0 +1,120 @@
+"""Rules on number formats: double precision by accident, and single where half would do."""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.scene import Scene, ms
+from torchperfd_daemon.analysis.breakdown import KERNEL
+from torchperfd_daemon.analysis.trace import Flags, Int64
+
+# In single precision an operator moves half the bytes and computes twice as many numbers at once, on any
+# processor; on many GPUs the gap is far wider.
+_DOUBLE_COST: Final = 2
+# What autocast runs in half precision, by name: matrix products, convolutions, attention.
+_ELIGIBLE: Final = re.compile(
+    r"aten::(?:addmm|addmv|addbmm|baddbmm|bmm|mm|mv|matmul|linear|_scaled_dot_product\w*|\w*attention\w*"
+    r"|\w*convolution\w*|conv\w*|_thnn_fused\w*|lstm_\w*|gru_\w*)"
+)
+# Kernels of such operators on single precision, for a trace that does not say types.
+_SINGLE_KERNELS: Final = re.compile(r"sgemm|scudnn|f32f32|s1688gemm")
+# Of the kernels' time so much must be eligible, or the casts cost more than they bring.
+_LEAST_ELIGIBLE: Final = 0.2
+# Tensor cores do at least this much better on half precision; real layers gain so much after the casts.
+_HALF_SPEED: Final = 2
+
+
+def float64(scene: Scene) -> Iterator[Finding]:
+    """Operators work on tensors of doubles. Half of their work is saved, not their dispatch.
+
+    On a device, only as far as the device and not the host is what the step waits for.
+    """
+    trace = scene.trace
+    rows = scene.calls.row
+    chosen = _with_tensors_of(scene, rows, "double")
+    if not chosen.any():
+        return
+    if scene.on_device:
+        launched = scene.launched_by(rows[chosen])
+        counts = scene.device_bound
+        worked = int((trace.end[launched] - trace.start[launched]).sum())
+    else:
+        counts = 1.0
+        worked = int(scene.calls.work_ns[chosen].sum())
+    yield Finding(
+        "float64",
+        f"{int(chosen.sum()) / scene.count:,.0f} operators a step compute in double precision: "
+        f"{ms(scene.per_step(worked))}",
+        scene.per_step(worked * (1 - 1 / _DOUBLE_COST) * counts),
+        "compute in single precision; doubles often come from NumPy, whose arrays are double by default",
+        "model.float(); torch.from_numpy(array).float()",
+    )
+
+
+def mixed_precision(scene: Scene) -> Iterator[Finding]:
+    """Matrix products and convolutions run in single precision on a device. Half of their time is saved.
+
+    Only as far as the device and not the host is what the step waits for.
+
+    Silent on the CPU, where half precision pays on few processors and the trace does not name its own, and
+    where less than a fifth of the kernels' time is eligible.
+    """
+    if not scene.on_device:
+        return
+    trace = scene.trace
+    kernels = scene.device_rows[trace.of_categories({KERNEL})[scene.device_rows]]
+    whole = int((trace.end[kernels] - trace.start[kernels]).sum())
+    rows = scene.calls.row
+    if len(trace.types) > 1:
+        eligible_names = np.fromiter((_ELIGIBLE.match(name) is not None for name in trace.names), np.bool_)
+        eligible = eligible_names[trace.name[rows]] & _with_tensors_of(scene, rows, "float")
+        launched = scene.launched_by(rows[eligible])
+        launched = launched[np.isin(launched, kernels)]
+    else:
+        single = np.fromiter((_SINGLE_KERNELS.search(name) is not None for name in trace.names), np.bool_)
+        launched = kernels[single[trace.name[kernels]]]
+    worked = int((trace.end[launched] - trace.start[launched]).sum())
+    if not whole or worked < _LEAST_ELIGIBLE * whole:
+        return
+    yield Finding(
+        "mixed-precision",
+        f"{worked / whole:.0%} of the kernels' time ({ms(scene.per_step(worked))} a step) are matrix "
+        "products and convolutions in single precision",
+        scene.per_step(worked * (1 - 1 / _HALF_SPEED) * scene.device_bound),
+        "run the forward pass under autocast, in bfloat16",
+        'with torch.autocast("cuda", dtype=torch.bfloat16): loss = criterion(model(x), y)',
+    )
+
+
+def _with_tensors_of(scene: Scene, rows: Int64, dtype: str) -> Flags:
+    """Return which operators have an input of this type that is a tensor and no mere number."""
+    trace = scene.trace
+    pairs = trace.type[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
+    keys, inverse = np.unique(pairs, return_inverse=True)
+    types_of = _decoded(trace.types)
+    shapes_of = _decoded(trace.shapes)
+    found = np.zeros(len(keys), dtype=np.bool_)
+    for at, key in enumerate(keys.tolist()):
+        types, dims = types_of(key // len(trace.shapes)), shapes_of(key % len(trace.shapes))
+        found[at] = any(each == dtype and dim for each, dim in zip(types, dims, strict=False))
+    flags: Flags = found[inverse]
+    return flags
+
+
+def _decoded(texts: list[str]) -> Callable[[int], list[object]]:
+    """Return what decodes a number's text, each once; what is no list counts as an empty one."""
+
+    @functools.cache
+    def decode(number: int) -> list[object]:
+        try:
+            value = json.loads(texts[number] or "[]")
+        except ValueError:
+            return []
+        return value if isinstance(value, list) else []
+
+    return decode

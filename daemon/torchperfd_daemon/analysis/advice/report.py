@@ -1,0 +1,54 @@
+"""The two faces of the advice: text for people, dictionaries for programs."""
+
+import textwrap
+from collections.abc import Sequence
+from typing import IO, Any, Final
+
+from rich.text import Text
+
+from torchperfd_daemon.analysis.advice.item import Advice
+from torchperfd_daemon.analysis.layout import console_for, ms, printable
+
+_INDENT: Final = 3
+
+
+def advice_to_dict(advice: Sequence[Advice]) -> list[dict[str, Any]]:
+    """Return the ``advice`` of the ``torchperfd.analysis/1`` document; times in µs."""
+    return [
+        {
+            "rule": each.rule,
+            "ranks": list(each.ranks),
+            "evidence": each.evidence,
+            "saves_us_per_step": each.saves_ns_per_step / 1000,
+            "share_of_step": each.share_of_step,
+            "change": each.change,
+            "setting": each.setting,
+        }
+        for each in advice
+    ]
+
+
+def render_advice(advice: Sequence[Advice], out: IO[str]) -> None:
+    """Write what to change, most time saved first, to ``out``; nothing where there is no advice."""
+    if not advice:
+        return
+    console = console_for(out)
+    console.print(Text("Advice", style="bold"))
+    for number, each in enumerate(advice, 1):
+        first = f"{number}. {printable(each.change)}: {_saves(each)}"
+        console.print(_indented(first, console.width, outdent=_INDENT))
+        console.print(_indented(printable(each.evidence), console.width))
+        console.print(Text(_indented(printable(each.setting), console.width), style="bold"))
+
+
+def _indented(text: str, width: int, outdent: int = 0) -> str:
+    """Return the text in lines of at most ``width``, all but an outdented first one indented."""
+    inner, first = " " * _INDENT, " " * (_INDENT - outdent)
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=inner, break_on_hyphens=False)
+
+
+def _saves(advice: Advice) -> str:
+    on = f", on rank {', '.join(map(str, advice.ranks))}" if advice.ranks else ""
+    if not advice.saves_ns_per_step:
+        return f"a risk, no time{on}"
+    return f"saves {ms(advice.saves_ns_per_step)} ms a step ({advice.share_of_step:.0%}){on}"

@@ -1,0 +1,271 @@
+"""One trace as the rules see it: its steps, the calls within them, and what the recording itself cost.
+
+The profiler's own cost stands between its events, mostly outside the spans that it measures: leaf operators
+show nearly their true time, while whatever contains other events is too long by some `EVENT_NS` for each of
+them. So every span that the rules judge is corrected for the events in it.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown
+from torchperfd_daemon.analysis.callers import PYTHON
+from torchperfd_daemon.analysis.idle import Cause, Idle
+from torchperfd_daemon.analysis.steps import Step
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+
+Float64 = npt.NDArray[np.float64]
+
+# What recording one event costs, as benchmarks/advice measures it: steps with the profiler on, less those
+# with it off, by the number of events.
+EVENT_NS: Final = 400
+SHAPES_NS: Final = 300
+FRAME_NS: Final = 250
+MEMORY_NS: Final = 100
+# So much of an operator's own time is dispatch, whatever its inputs' size.
+DISPATCH_NS: Final = 2_000
+# More time than this between two operators is something else than the Python around them.
+_BETWEEN_NS: Final = 20_000
+
+OPERATOR: Final = "cpu_op"
+ANNOTATION: Final = "user_annotation"
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Annotated spans of host time within steps, as parallel columns in order of start.
+
+    Attributes:
+        row: Each one's row in the trace.
+        start: In ns.
+        end: In ns.
+    """
+
+    row: Int64
+    start: Int64
+    end: Int64
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """The operators within steps as parallel columns, thread after thread, a parent before its children.
+
+    Attributes:
+        row: Each one's row in the trace.
+        depth: How many operators it is within.
+        work_ns: Its own time beyond dispatch.
+        overhead_ns: The rest of its own time; of a call within no other, also the Python until the next one.
+    """
+
+    row: Int64
+    depth: Int64
+    work_ns: Int64
+    overhead_ns: Int64
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """The operators that are in no other, as parallel columns.
+
+    Attributes:
+        row: Each one's row in the trace.
+        work_ns: The work in it and in all within it.
+        overhead_ns: The same of overhead.
+    """
+
+    row: Int64
+    work_ns: Int64
+    overhead_ns: Int64
+
+
+class Scene:
+    """The steps of one trace.
+
+    Args:
+        trace: The loaded trace.
+        steps: Its steps, at least one.
+        breakdowns: What the device did in each.
+        idle: Why the device idled; None without a device.
+    """
+
+    def __init__(
+        self, trace: Trace, steps: list[Step], breakdowns: list[Breakdown], idle: Idle | None
+    ) -> None:
+        self.trace = trace
+        self.count = len(steps)
+        self.idle = idle
+        self._starts = np.array([step.start_ns for step in steps], dtype=np.int64)
+        self._ends = self._starts + np.array([step.duration_ns for step in steps], dtype=np.int64)
+        self._operators = trace.of_categories({OPERATOR})
+        self._recorded = self._costs()
+        busy = np.array([each.busy_ns for each in breakdowns], dtype=np.int64)
+        lengths = np.maximum(self._ends - self._starts - self.recording(self._starts, self._ends), busy)
+        self.step_ns: float = float(lengths.mean())
+        self._recording_ns = float((self._ends - self._starts).mean()) - self.step_ns
+        self.breakdowns = breakdowns
+
+    @property
+    def on_device(self) -> bool:
+        """Whether anything ran on a device during the steps."""
+        return any(each.n_gpu_events for each in self.breakdowns)
+
+    @property
+    def idle_ns(self) -> float:
+        """What the device idles in a step."""
+        return max(self.per_step(sum(each.idle_ns for each in self.breakdowns)) - self._recording_ns, 0.0)
+
+    def idle_for(self, cause: Cause) -> float:
+        """Return what the device idles for this cause in a step.
+
+        Launching is the slower for being recorded: what that cost is no idle time of an unrecorded run.
+        """
+        if not self.idle:
+            return 0.0
+        idle = self.per_step(sum(each.get(cause, 0) for each in self.idle.steps))
+        return max(idle - self._recording_ns, 0.0) if cause == "launch" else idle
+
+    @property
+    def device_bound(self) -> float:
+        """What share of a kernel's time the step is shorter by when that kernel is gone, 0 to 1.
+
+        The rest turns into idle time where the host cannot launch fast enough.
+        """
+        busy = self.per_step(sum(each.busy_ns for each in self.breakdowns))
+        return busy / (busy + self.idle_for("launch")) if busy else 0.0
+
+    def per_step(self, ns: float) -> float:
+        """Return a sum over all steps as one step's part."""
+        return float(ns) / self.count
+
+    def within(self, moments: Int64) -> Flags:
+        """Return which moments lie in a step."""
+        at = np.searchsorted(self._starts, moments, side="right") - 1
+        inside: Flags = (at >= 0) & (moments < self._ends[np.maximum(at, 0)])
+        return inside
+
+    def recording(self, starts: Int64, ends: Int64) -> Int64:
+        """Return what recording cost within each span, in ns."""
+        total = np.zeros(len(starts), dtype=np.int64)
+        for times, cost in self._recorded:
+            total += cost * (np.searchsorted(times, ends) - np.searchsorted(times, starts))
+        return total
+
+    def lasted(self, spans: Spans) -> float:
+        """Return how long the spans lasted, per step and without the recording's cost."""
+        lengths = spans.end - spans.start - self.recording(spans.start, spans.end)
+        return self.per_step(int(np.maximum(lengths, 0).sum()))
+
+    def annotated(self, *prefixes: str) -> Spans:
+        """Return the host spans whose names begin with one of ``prefixes``."""
+        return self.spans(self.named(*prefixes) & self.trace.of_categories({ANNOTATION, OPERATOR}))
+
+    def spans(self, chosen: Flags) -> Spans:
+        """Return those of the chosen events that begin within a step."""
+        rows = np.flatnonzero(chosen)
+        rows = rows[self.within(self.trace.start[rows])]
+        rows = rows[np.argsort(self.trace.start[rows], kind="stable")]
+        return Spans(rows, self.trace.start[rows], self.trace.end[rows])
+
+    def named(self, *prefixes: str) -> Flags:
+        """Return which events have names that begin with one of ``prefixes``."""
+        wanted = np.fromiter((name.startswith(prefixes) for name in self.trace.names), np.bool_)
+        found: Flags = wanted[self.trace.name]
+        return found
+
+    def during(self, rows: Int64, spans: Spans) -> Flags:
+        """Return which events begin within one of the spans and on its thread."""
+        trace = self.trace
+        inside = np.zeros(len(rows), dtype=np.bool_)
+        threads = trace.thread[spans.row]
+        for thread in np.unique(threads).tolist():
+            those = threads == thread
+            starts, ends = spans.start[those], np.maximum.accumulate(spans.end[those])
+            moments = trace.start[rows]
+            at = np.searchsorted(starts, moments, side="right") - 1
+            inside |= (trace.thread[rows] == thread) & (at >= 0) & (moments < ends[np.maximum(at, 0)])
+        return inside
+
+    @cached_property
+    def calls(self) -> Calls:
+        """The operators within the steps."""
+        trace = self.trace
+        rows = np.flatnonzero(self._operators)
+        rows = rows[self.within(trace.start[rows])]
+        rows = rows[np.lexsort((-trace.end[rows], trace.start[rows], trace.thread[rows]))]
+        # A thread's times are moved past those of the thread before, so that one sweep serves all.
+        moved = trace.thread[rows].astype(np.int64) * (trace.duration_ns + 1)
+        starts, ends = trace.start[rows] + moved, trace.end[rows] + moved
+        depth = np.arange(len(rows)) - np.searchsorted(np.sort(ends), starts, side="right")
+        depth = np.maximum(depth, 0)
+        lengths = ends - starts
+        own = lengths.copy()
+        levels = np.argsort(depth, kind="stable")
+        edges = np.searchsorted(depth[levels], np.arange(int(depth.max(initial=-1)) + 2))
+        for level in range(1, len(edges) - 1):
+            above, here = levels[edges[level - 1] : edges[level]], levels[edges[level] : edges[level + 1]]
+            at = np.searchsorted(above, here) - 1
+            parents, children = above[at[at >= 0]], here[at >= 0]
+            np.subtract.at(own, parents, lengths[children] + self._event_ns)
+        # An estimate of overhead may be negative for one call; it is their sum that counts.
+        work = np.maximum(own - DISPATCH_NS, 0)
+        overhead = own - work
+        outer = np.flatnonzero(depth == 0)
+        gaps = np.append(starts[outer][1:], 0) - ends[outer]
+        same = np.append(trace.thread[rows[outer]][1:] == trace.thread[rows[outer]][:-1], [False])[
+            : len(outer)
+        ]
+        overhead[outer] += np.where(same, np.clip(gaps, self._event_ns, _BETWEEN_NS) - self._event_ns, 0)
+        return Calls(rows, depth, work, overhead)
+
+    @cached_property
+    def outer(self) -> Outer:
+        """The outermost of the operators within the steps."""
+        calls = self.calls
+        places = np.flatnonzero(calls.depth == 0)
+        stops = np.append(places[1:], len(calls))[: len(places)]
+        work, overhead = (np.append(0, np.cumsum(each)) for each in (calls.work_ns, calls.overhead_ns))
+        return Outer(calls.row[places], work[stops] - work[places], overhead[stops] - overhead[places])
+
+    @cached_property
+    def device_rows(self) -> Int64:
+        """What ran on the device within the steps."""
+        rows = np.flatnonzero(self.trace.of_categories(DEVICE))
+        return rows[self.within(self.trace.start[rows])]
+
+    def launched_by(self, operators: Int64) -> Int64:
+        """Return which of `device_rows` an operator in ``operators`` launched itself."""
+        external = self.trace.external
+        ids = external[operators]
+        chosen: Int64 = self.device_rows[np.isin(external[self.device_rows], ids[ids > 0])]
+        return chosen
+
+    @property
+    def _event_ns(self) -> int:
+        return EVENT_NS + (SHAPES_NS if len(self.trace.shapes) > 1 else 0)
+
+    def _costs(self) -> list[tuple[Int64, int]]:
+        """Return the sorted times of what was recorded on the host, kind by kind, and the cost of each."""
+        trace = self.trace
+        host = self._operators | trace.of_categories({ANNOTATION})
+        frames = trace.of_categories({PYTHON})
+        kinds = [
+            (trace.start[host], self._event_ns),
+            (trace.start[frames], FRAME_NS),
+            (trace.memory.time, MEMORY_NS),
+        ]
+        return [(np.sort(times), cost) for times, cost in kinds if len(times)]
+
+
+def ms(ns: float) -> str:
+    """Return a time as people read it: ``12.3 ms``, ``85 µs``."""
+    return f"{ns / 1e6:,.1f} ms" if ns >= 1e6 else f"{ns / 1e3:.0f} µs"

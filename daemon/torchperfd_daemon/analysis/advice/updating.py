@@ -1,0 +1,103 @@
+"""Rules on how parameters are updated: one by one or together, and what becomes of old gradients."""
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.analysis.advice.item import Finding
+from torchperfd_daemon.analysis.advice.scene import Scene, Spans, ms
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+
+STEP: Final = "Optimizer.step#"
+ZERO_GRAD: Final = "Optimizer.zero_grad#"
+_OPTIMIZER: Final = re.compile(r"Optimizer\.step#(\w+)\.step")
+# Optimizers with a fused update on the CPU, and what it leaves of the memory traffic of one operator after
+# the other: Adam reads and writes 7 arrays in place of 19, Adagrad 5 in place of 11; plain SGD has one pass
+# in any case.
+_FUSED_ON_CPU: Final = {"Adam": 0.37, "AdamW": 0.37, "Adagrad": 0.45, "SGD": 1.0}
+_ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+
+
+def fused_optimizer(scene: Scene) -> Iterator[Finding]:
+    """The optimizer goes over its parameters in a loop of small operators.
+
+    What is saved is the overhead of all these operators, and on the CPU the memory traffic that one pass
+    over all arrays does not need.
+    """
+    spans = scene.annotated(STEP)
+    if not len(spans):
+        return
+    trace, outer = scene.trace, scene.outer
+    inside = scene.during(outer.row, spans)
+    names = {trace.names[name] for name in set(trace.name[outer.row[inside]].tolist())}
+    if not names or any("_fused_" in name or "_foreach_" in name for name in names):
+        return
+    kinds = {
+        match[1]
+        for name in set(trace.name[spans.row].tolist())
+        if (match := _OPTIMIZER.match(trace.names[name]))
+    }
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    overhead, work = int(outer.overhead_ns[inside].sum()), int(outer.work_ns[inside].sum())
+    count = int(inside.sum()) / scene.count
+    if not scene.on_device and kind not in _FUSED_ON_CPU:
+        return
+    fused = kind in _FUSED_ON_CPU
+    saved = overhead if scene.on_device else overhead + work * (1 - _FUSED_ON_CPU[kind])
+    option = "fused=True" if fused else "foreach=True"
+    yield Finding(
+        "fused-optimizer",
+        f"{kind or 'the optimizer'}'s step runs {count:,.0f} operators, parameter by parameter: "
+        f"{ms(scene.lasted(spans))} a step, {ms(scene.per_step(overhead))} of it dispatch and Python",
+        scene.per_step(saved),
+        "update all parameters in one operator" if fused else "update all parameters together",
+        f"torch.optim.{kind}(..., {option})" if kind else f"{option} in the optimizer's arguments",
+        of_idle=scene.on_device,
+    )
+
+
+def zero_grad(scene: Scene) -> Iterator[Finding]:
+    """Gradients are filled with zeros, and then added to, where dropping the old ones would do.
+
+    What is saved is the filling, and as many of the additions into gradients as there were fills.
+    """
+    spans = scene.annotated(ZERO_GRAD)
+    if not len(spans):
+        return
+    trace = scene.trace
+    rows = scene.calls.row
+    fills = rows[scene.named("aten::zero_", "aten::_foreach_zero_")[rows] & scene.during(rows, spans)]
+    if not len(fills):
+        return
+    adds = rows[scene.named("aten::add_")[rows]]
+    adds = adds[scene.during(adds, scene.annotated(_ACCUMULATE))]
+    ours = min(1.0, len(fills) / len(adds)) if len(adds) else 0.0
+    if scene.on_device:
+        filled, added = (_device_ns(scene, each) for each in (_with_children(scene, fills), adds))
+    else:
+        filled, added = (int((trace.end[each] - trace.start[each]).sum()) for each in (fills, adds))
+    yield Finding(
+        "zero-grad",
+        f"zero_grad fills {len(fills) / scene.count:,.0f} gradients a step with zeros, to which backward "
+        f"then adds: {ms(scene.per_step(filled))} and {ms(scene.per_step(added * ours))}",
+        scene.per_step(filled + added * ours),
+        "drop the old gradients, so that the new ones take their place",
+        "optimizer.zero_grad(set_to_none=True)",
+    )
+
+
+def _device_ns(scene: Scene, operators: Int64) -> int:
+    trace: Trace = scene.trace
+    rows = scene.launched_by(operators)
+    return int((trace.end[rows] - trace.start[rows]).sum())
+
+
+def _with_children(scene: Scene, operators: Int64) -> Int64:
+    """Return the operators and what is within them: a fill is launched by the fill within it."""
+    trace, calls = scene.trace, scene.calls
+    chosen: Flags = np.isin(calls.row, operators)
+    order = np.argsort(trace.start[operators], kind="stable")
+    spans = Spans(operators[order], trace.start[operators][order], trace.end[operators][order])
+    return calls.row[chosen | scene.during(calls.row, spans)]

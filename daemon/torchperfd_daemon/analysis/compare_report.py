@@ -1,0 +1,225 @@
+"""The faces of a `Comparison`: text for people, Markdown for a pull request, a dictionary for programs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import IO, Any, Final, get_args
+
+from rich.text import Text
+
+from torchperfd_daemon.analysis.compare import (
+    LEVEL,
+    UNKNOWN_NOISE_OF_ROW,
+    UNKNOWN_NOISE_OF_STEP,
+    Change,
+    ComparedTable,
+    Comparison,
+    Side,
+)
+from torchperfd_daemon.analysis.layout import Table, console_for, escaped, ms, printable
+
+COMPARISON_SCHEMA: Final = "torchperfd.comparison/1"
+COMPARED_TABLES: Final[tuple[ComparedTable, ...]] = get_args(ComparedTable)
+COMPARISON_ORDERS: Final[dict[str, Callable[[Change], float]]] = {
+    "difference": lambda row: abs(row.difference),
+    "percent": lambda row: float("inf") if row.percent is None else abs(row.percent),
+    "before": lambda row: row.before,
+    "after": lambda row: row.after,
+}
+_MEMORY: Final[ComparedTable] = "memory"
+# Few rows that make one picture together; of the others only those that differ are worth a line.
+_WHOLE: Final = frozenset({"phases", "device", _MEMORY})
+_HEADS: Final[dict[ComparedTable, str]] = {
+    "phases": "phase of the step",
+    "device": "device",
+    "operators": "operator (self CPU)",
+    "launched": "operator (its kernels)",
+    "kernels": "kernel",
+    _MEMORY: "memory",
+}
+_WORDS: Final = {
+    "comm": "communication",
+    "memcpy": "copies",
+    "exposed_comm": "exposed communication",
+    "exposed_memcpy": "exposed copies",
+    "host_allocated": "allocated on the host",
+    "host_peak": "peak on the host, above the recording's start",
+    "device_allocated": "allocated on the device",
+    "device_peak": "peak on the device, above the recording's start",
+}
+_MINUS: Final = "\N{MINUS SIGN}"
+
+
+def comparison_to_dict(comparison: Comparison, sort_by: str = "difference") -> dict[str, Any]:
+    """Return the ``torchperfd.comparison/1`` document; times in µs, memory in bytes."""
+    return {
+        "schema": COMPARISON_SCHEMA,
+        "headline": headline(comparison),
+        "before": _side(comparison.before),
+        "after": _side(comparison.after),
+        "per": "step" if comparison.per_step else "recording",
+        "noise_known": comparison.noise_known,
+        "level": LEVEL,
+        "step": change_to_dict(comparison.step),
+        **{
+            table: [
+                change_to_dict(row, in_bytes=table == _MEMORY)
+                for row in _ordered(comparison.table(table), sort_by)
+            ]
+            for table in COMPARED_TABLES
+        },
+        "ranks": [{"rank": rank, **change_to_dict(step)} for rank, step in comparison.ranks],
+    }
+
+
+def change_to_dict(row: Change, *, in_bytes: bool = False) -> dict[str, Any]:
+    """Return one row of the document."""
+    unit, scale = ("bytes", 1) if in_bytes else ("us", 1000)
+    return {
+        "name": row.name,
+        "status": row.status,
+        f"before_{unit}": row.before / scale,
+        f"after_{unit}": row.after / scale,
+        f"difference_{unit}": row.difference / scale,
+        "difference_pct": row.percent,
+        "calls_before": row.calls_before,
+        "calls_after": row.calls_after,
+        "p_value": row.p_value,
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {"paths": list(side.paths), "steps": side.steps}
+
+
+def headline(comparison: Comparison) -> str:
+    """Say in one sentence what became of the step, and what made most of the difference."""
+    step = comparison.step
+    what = "B's steps take" if comparison.per_step else "B's recording takes"
+    times = f"{what} {_time(step.after)}, A's {_time(step.before)} ({_percent(step)})"
+    if step.status == "same":
+        return f"{times}: no change {'beyond noise' if comparison.noise_known else 'that counts'}"
+    causes = ", ".join(
+        f"{_signed(row.difference, _time(abs(row.difference)))} in {printable(row.name)}"
+        for row in comparison.causes()
+    )
+    return f"{times}: {causes}" if causes else times
+
+
+def render_comparison(
+    comparison: Comparison, out: IO[str], *, limit: int = 15, sort_by: str = "difference"
+) -> None:
+    """Write the headline, what is compared, and of each table the first ``limit`` rows that differ."""
+    console = console_for(out)
+    console.print(Text(headline(comparison), style="bold"), soft_wrap=True)
+    for line in _facts(comparison):
+        console.print(Text(line), soft_wrap=True)
+    for table, note in _sections(comparison, limit, sort_by):
+        console.print()
+        if table.rows:
+            console.print(table.as_text(console.width))
+        if note:
+            console.print(Text(note))
+
+
+def comparison_to_markdown(comparison: Comparison, *, limit: int = 15, sort_by: str = "difference") -> str:
+    """Return the same as GitHub-flavoured Markdown, ending in a newline."""
+    parts = [
+        f"**{escaped(headline(comparison))}**\n",
+        "".join(f"- {escaped(line)}\n" for line in _facts(comparison)),
+    ]
+    for table, note in _sections(comparison, limit, sort_by):
+        parts += [table.as_markdown()] if table.rows else []
+        parts += [f"{note}\n"] if note else []
+    return "\n".join(parts)
+
+
+def _facts(comparison: Comparison) -> list[str]:
+    lines = [
+        f"{name}: {_described(side)}" for name, side in (("A", comparison.before), ("B", comparison.after))
+    ]
+    if not comparison.noise_known:
+        why = "a side has one step only" if comparison.per_step else "a side has no steps"
+        lines.append(
+            f"noise is unknown, {why}: a row counts as changed when it differs by "
+            f"{UNKNOWN_NOISE_OF_ROW:.0%}, and by {UNKNOWN_NOISE_OF_STEP:.0%} of the whole"
+        )
+    return lines
+
+
+def _described(side: Side) -> str:
+    others = f" and {len(side.paths) - 1:,} more" if len(side.paths) > 1 else ""
+    steps = f", {side.steps:,} step{'s' * (side.steps > 1)}" if side.steps else ""
+    return f"{printable(side.paths[0])}{others}{steps}"
+
+
+def _sections(comparison: Comparison, limit: int, sort_by: str) -> Iterator[tuple[Table, str]]:
+    """Yield the tables that have something to tell, each with the line below it."""
+    if comparison.ranks:
+        steps = [replace(step, name="?" if rank is None else str(rank)) for rank, step in comparison.ranks]
+        yield _table("rank", steps, _ms_cells), ""
+    for name in COMPARED_TABLES:
+        rows = _ordered(comparison.table(name), sort_by)
+        if name in _WHOLE and rows:
+            named = [replace(row, name=_WORDS.get(row.name, row.name)) for row in rows]
+            yield _table(_HEADS[name], named, _megabyte_cells if name == _MEMORY else _ms_cells), ""
+        elif rows:
+            differing = [row for row in rows if row.status != "same"]
+            below = _below(len(rows), len(differing), limit)
+            yield (
+                _table(_HEADS[name], differing[:limit], _ms_cells),
+                below if differing else f"{_HEADS[name]}: {below}",
+            )
+
+
+def _below(rows: int, differing: int, limit: int) -> str:
+    """Say what a table leaves out."""
+    hidden, same = max(differing - limit, 0), rows - differing
+    parts = [f"{hidden:,} more differ, --limit {differing} shows all"] * bool(hidden)
+    parts += [f"{same:,} of {rows:,} rows {'do' if same > 1 else 'does'} not differ"] * bool(same)
+    return "; ".join(parts)
+
+
+def _table(head: str, rows: Sequence[Change], cells: Callable[[Change], tuple[str, ...]]) -> Table:
+    """Lay out changes; calls have columns only where something is called."""
+    unit = "MB" if cells is _megabyte_cells else "ms"
+    called = any(row.calls_before is not None for row in rows)
+    headings = (head, f"A {unit}", f"B {unit}", f"B {_MINUS} A", "%", *(("A calls", "B calls") * called), "")
+    return Table(
+        headings,
+        tuple((printable(row.name), *cells(row), *(_calls(row) * called), row.status) for row in rows),
+    )
+
+
+def _ms_cells(row: Change) -> tuple[str, ...]:
+    return ms(row.before), ms(row.after), _signed(row.difference, ms(abs(row.difference))), _percent(row)
+
+
+def _megabyte_cells(row: Change) -> tuple[str, ...]:
+    before, after, size = (f"{each / 1e6:,.3f}" for each in (row.before, row.after, abs(row.difference)))
+    return before, after, _signed(row.difference, size), _percent(row)
+
+
+def _calls(row: Change) -> tuple[str, ...]:
+    return tuple(f"{calls or 0:,.1f}".removesuffix(".0") for calls in (row.calls_before, row.calls_after))
+
+
+def _percent(row: Change) -> str:
+    if row.percent is None:
+        return ""
+    return _signed(
+        row.percent, f"{abs(row.percent):,.0f} %" if abs(row.percent) >= 10 else f"{abs(row.percent):.1f} %"
+    )
+
+
+def _time(nanoseconds: float) -> str:
+    """Return a time in words: in milliseconds, or when short in microseconds, to three figures."""
+    value, unit = (nanoseconds / 1e6, "ms") if nanoseconds >= 1e6 else (nanoseconds / 1e3, "µs")
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def _signed(number: float, size: str) -> str:
+    return f"{_MINUS if number < 0 else '+'}{size}" if number else size
+
+
+def _ordered(rows: Sequence[Change], sort_by: str) -> list[Change]:
+    return sorted(rows, key=COMPARISON_ORDERS[sort_by], reverse=True)

@@ -1,0 +1,71 @@
+"""How numbers, names and tables look, in whichever report: on a terminal, in a log, as Markdown."""
+
+import re
+from dataclasses import dataclass
+from html import escape
+from typing import IO, Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+# Off a terminal there is no width to ask for, and a log or a pipe must not reflow with the caller's.
+_PLAIN_WIDTH: Final = 110
+_GUTTER: Final = 3
+_NAME_AT_LEAST: Final = 12
+_SPECIAL: Final = re.compile(r"([\\`*_{}\[\]|~])")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells as they are shown: names in the first column, numbers in the others.
+
+    Attributes:
+        headings: What each column holds.
+        rows: A cell for each heading.
+    """
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def as_text(self, width: int) -> RichTable:
+        """Lay it out in ``width`` characters; only the names are cut."""
+        table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+        # Names give way to numbers: a cut name can still be recognised, a cut number misleads.
+        widths = [max(len(cell) for cell in column) for column in zip(self.headings, *self.rows, strict=True)]
+        for_names = width - sum(widths[1:]) - _GUTTER * (len(self.headings) - 1)
+        table.add_column(self.headings[0], no_wrap=True, max_width=max(_NAME_AT_LEAST, for_names))
+        for heading, least in zip(self.headings[1:], widths[1:], strict=True):
+            table.add_column(heading, justify="right", no_wrap=True, min_width=least)
+        for name, *numbers in self.rows:
+            table.add_row(Text(name), *numbers)
+        return table
+
+    def as_markdown(self) -> str:
+        """Return it as GitHub-flavoured Markdown, ending in a newline."""
+        lines = [self.headings, ("---", *("---:" for _ in self.headings[1:]))]
+        lines += [(escaped(name), *numbers) for name, *numbers in self.rows]
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def console_for(out: IO[str]) -> Console:
+    """Return what writes to ``out``: as wide as a terminal is, else plain text of a fixed width."""
+    return Console(
+        file=out, width=None if out.isatty() else _PLAIN_WIDTH, markup=False, highlight=False, emoji=False
+    )
+
+
+def ms(nanoseconds: float) -> str:
+    """Return a time in milliseconds, to the microsecond."""
+    return f"{nanoseconds / 1e6:,.3f}"
+
+
+def printable(text: str) -> str:
+    """A name from a trace may hold anything, and must not move the reader's cursor."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def escaped(text: str) -> str:
+    """Return text that means nothing but itself in Markdown, on one line."""
+    return _SPECIAL.sub(r"\\\1", escape(printable(text), quote=False))

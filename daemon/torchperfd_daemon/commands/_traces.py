@@ -1,0 +1,41 @@
+"""What commands that read traces share: naming one, and saying that it is damaged."""
+
+from pathlib import Path
+
+import click
+
+from torchperfd.v1 import contract
+from torchperfd_daemon import analysis
+from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.errors import NoSuchTargetError
+
+captures_dir_option = click.option(
+    "--captures-dir",
+    type=click.Path(path_type=Path),
+    envvar="TORCHPERFD_CAPTURES_DIR",
+    help="Where to find a capture by its id; this user's own by default.",
+)
+
+
+def find_trace(trace: str, captures_dir: Path | None) -> Path:
+    """Return the file or directory that is meant; what is no path may be a capture's id."""
+    path = Path(trace)
+    if path.exists():
+        return path
+    try:
+        folder = Catalog(captures_dir or Path(contract.user_captures_dir())).folder(trace)
+    except NoSuchTargetError:
+        return path
+    return folder if folder.is_dir() else path
+
+
+def warn(summary: analysis.Summary) -> None:
+    """Say on stderr what of a trace could not be read."""
+    if summary.damaged:
+        click.echo(
+            f"torchperfd: {summary.path} is cut off or damaged; these are the {summary.events:,} events "
+            f"that could be read, {summary.skipped:,} were broken",
+            err=True,
+        )
+    elif summary.skipped:
+        click.echo(f"torchperfd: {summary.path}: skipped {summary.skipped:,} broken events", err=True)

@@ -1,0 +1,125 @@
+"""``torchperfd compare``."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+# The analyser uses no linear algebra, and numpy's starts a thread for every core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from torchperfd_daemon import analysis
+from torchperfd_daemon.commands._traces import captures_dir_option, find_trace, warn
+from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
+
+# The trace of one rank on each side.
+_Pair = tuple[analysis.RankFile, analysis.RankFile]
+
+
+@click.command("compare")
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="[B]", required=False)
+@click.option("--ranks", metavar="K,L", help="Compare two ranks of the one capture A.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=15, show_default=True, help="Rows in each table."
+)
+@click.option(
+    "--sort-by",
+    type=click.Choice(list(analysis.COMPARISON_ORDERS)),
+    default="difference",
+    show_default=True,
+    help="The order of rows, largest first.",
+)
+@click.option("--comm-pattern", metavar="REGEX", help="Further names of communication kernels.")
+@captures_dir_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, with every row.")
+@click.option("--markdown", is_flag=True, help="The same as the text, in Markdown.")
+def command(
+    before: str,
+    after: str | None,
+    ranks: str | None,
+    limit: int,
+    sort_by: str,
+    comm_pattern: str | None,
+    captures_dir: Path | None,
+    as_json: bool,
+    markdown: bool,
+) -> None:
+    """Say what is new, gone, or changed beyond noise from A to B, per step.
+
+    A and B are trace files (.json or .json.gz), directories of rank<k>.json[.gz], or ids of captures. Of two
+    directories the ranks that both have are compared.
+    """
+    if as_json and markdown:
+        raise UsageError("--json and --markdown are two answers", "ask for one of them")
+    if (after is None) == (ranks is None):
+        raise UsageError("what A is to be compared with is not clear", "name a B, or two --ranks of A")
+    files = analysis.rank_files(find_trace(before, captures_dir))
+    if after is None:
+        pairs = [_two_ranks(files, ranks or "")]
+    else:
+        pairs = _pairs(files, analysis.rank_files(find_trace(after, captures_dir)))
+    comparison, failed = _compared(pairs, comm_pattern)
+    if as_json:
+        click.echo(json.dumps(analysis.comparison_to_dict(comparison, sort_by)))
+    elif markdown:
+        click.echo(analysis.comparison_to_markdown(comparison, limit=limit, sort_by=sort_by), nl=False)
+    else:
+        analysis.render_comparison(comparison, sys.stdout, limit=limit, sort_by=sort_by)
+    if failed:
+        raise PartialResultError(f"{len(failed)} of {len(pairs)} ranks are missing: {failed[0]}")
+
+
+def _two_ranks(files: Sequence[analysis.RankFile], ranks: str) -> _Pair:
+    """Return the traces of the two ranks named as ``K,L``."""
+    named = ranks.split(",")
+    if len(named) != 2 or not all(rank.strip().isdecimal() for rank in named):
+        raise UsageError(f"--ranks {ranks} does not name two ranks", "write --ranks 0,3")
+    by_rank = {file.rank: file for file in files}
+    missing = [rank.strip() for rank in named if int(rank) not in by_rank]
+    if missing:
+        held = ", ".join(str(file.rank) for file in files if file.rank is not None)
+        raise NoSuchTargetError(f"A has no rank {missing[0]}", f"it has {held or 'one trace only'}")
+    first, second = (by_rank[int(rank)] for rank in named)
+    return first, second
+
+
+def _pairs(before: Sequence[analysis.RankFile], after: Sequence[analysis.RankFile]) -> list[_Pair]:
+    """Return the ranks that both sides have; a lone trace is compared with a lone one of any rank."""
+    if len(before) == len(after) == 1:
+        return [(before[0], after[0])]
+    others = {file.rank: file for file in after}
+    pairs = [(file, others[file.rank]) for file in before if file.rank in others]
+    if not pairs:
+        raise UsageError("A and B have no rank in common", "name one trace file of each")
+    alone = {file.rank for file in (*before, *after)} - {file.rank for file, _ in pairs}
+    if alone:
+        left_out = ", ".join(map(str, sorted(rank for rank in alone if rank is not None)))
+        click.echo(f"torchperfd: left out, on one side only: rank {left_out}", err=True)
+    return pairs
+
+
+def _compared(
+    pairs: Sequence[_Pair], comm_pattern: str | None
+) -> tuple[analysis.Comparison, list[TorchperfdError]]:
+    """Analyse both sides and compare them; also return why ranks are missing."""
+    files = [file for pair in pairs for file in pair]
+    request = analysis.Request(comm_pattern=comm_pattern, samples=True)
+    answers = list(analysis.analyse(files, request))
+    sides: tuple[list[analysis.Summary], list[analysis.Summary]] = ([], [])
+    ranks: list[int | None] = []
+    failed: list[TorchperfdError] = []
+    for (file, _), one, other in zip(pairs, answers[::2], answers[1::2], strict=True):
+        broken = [answer for answer in (one, other) if isinstance(answer, TorchperfdError)]
+        if isinstance(one, analysis.Summary) and isinstance(other, analysis.Summary):
+            for side, summary in zip(sides, (one, other), strict=True):
+                warn(summary)
+                side.append(summary)
+            ranks.append(file.rank)
+        failed += broken[:1]
+    if not ranks:
+        raise failed[0]
+    return analysis.compare(*sides, ranks=ranks), failed

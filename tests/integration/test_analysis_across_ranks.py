@@ -1,0 +1,190 @@
+"""Across ranks, on traces of a real run with gloo in which one rank is slow on purpose."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node import free_port
+
+from torchperfd_daemon import analysis, cli
+
+pytest.importorskip("torch")
+
+RANKS, SLOW, STEPS = 3, 1, 6
+SCRIPT = """
+import json, sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
+
+# DDP arranges its buckets anew after the first step.
+WARMUP = 3
+folder, slow, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.set_num_threads(1)
+pair = dist.new_group([0, 1])
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+inputs, took = torch.randn(8, 64), []
+plan = schedule(wait=0, warmup=WARMUP, active=steps, repeat=1)
+with profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=plan) as profiler:
+    for _ in range(steps + WARMUP):
+        if rank == slow:
+            time.sleep(0.05)
+        loss = model(inputs).sum()
+        begun = time.monotonic()
+        loss.backward()
+        took.append(time.monotonic() - begun)
+        if "subgroup" in sys.argv and rank < 2:
+            dist.all_reduce(torch.ones(4), group=pair)
+        if rank == 0:
+            dist.send(torch.ones(1), 2)
+        if rank == 2:
+            dist.recv(torch.ones(1), 0)
+        profiler.step()
+profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
+with open(f"{folder}/took{rank}", "w") as file:
+    json.dump(took[WARMUP:], file)
+dist.destroy_process_group()
+"""
+
+
+def train(folder: Path, *arguments: str) -> Path:
+    """Run the script on all ranks; return the folder with their traces and what they measured."""
+    script = folder / "slow.py"
+    script.write_text(SCRIPT)
+    command = [*(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS))]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script)]
+    command += [str(folder), str(SLOW), str(STEPS), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "copy"))
+
+
+def across(folder: Path) -> analysis.Across:
+    files = analysis.rank_files(folder)
+    found = {}
+    for file in files:
+        trace = analysis.load(file.path)
+        assert file.rank is not None
+        found[file.rank] = analysis.collectives(trace, analysis.steps(trace))
+    result = analysis.across(found)
+    assert result is not None
+    return result
+
+
+def measured_ns(folder: Path) -> list[float]:
+    """Return how much longer than the fastest each rank was in backward, by the script's own clock."""
+    took = [json.loads((folder / f"took{rank}").read_text()) for rank in range(RANKS)]
+    fastest = [min(step) for step in zip(*took, strict=True)]
+    return [1e9 * sum(mine - least for mine, least in zip(each, fastest, strict=True)) for each in took]
+
+
+def judge(result: analysis.Across, folder: Path, *, tolerance: float = 0.2) -> None:
+    """Assert that the slow rank is named, and that the others waited what they measured themselves."""
+    slow = result.blamed
+    assert slow is not None
+    assert slow.rank == SLOW
+    # On a busy machine another may be kept from one collective for longer.
+    assert slow.last > STEPS // 2
+    for each in result.ranks:
+        if each.rank != SLOW:
+            assert each.wait_ns == pytest.approx(measured_ns(folder)[each.rank], rel=tolerance)
+    others = sum(each.wait_ns for each in result.ranks if each.rank != SLOW)
+    assert slow.cost_ns == pytest.approx(others, rel=tolerance)
+
+
+def test_the_slow_rank_is_named_with_what_the_others_waited(run: Path) -> None:
+    result = across(run)
+    judge(result, run)
+    assert [(each.matched, each.unmatched) for each in result.ranks] == [(STEPS, 0)] * RANKS
+    assert (result.steps, result.missing) == (STEPS, ())
+    (kind,) = result.kinds
+    assert (kind.kind.name, kind.ranks, kind.calls) == ("all_reduce", (0, 1, 2), STEPS)
+    assert kind.bytes == STEPS * (64 * 64 + 64) * 4
+
+
+def shift(file: Path, microseconds: int) -> None:
+    """Set the clock of a trace: every ``ts`` by so much."""
+    moved = re.sub(r'"ts": (\d+)\.', lambda match: f'"ts": {int(match[1]) + microseconds}.', file.read_text())
+    file.write_text(moved)
+
+
+@pytest.mark.parametrize("seconds", [5, -5])
+def test_a_clock_that_is_5_s_off_changes_nothing_but_its_offset(run: Path, copy: Path, seconds: int) -> None:
+    shift(copy / "rank2.json", seconds * 1_000_000)
+    before, after = across(run), across(copy)
+    judge(after, copy)
+    assert after.ranks[:2] == before.ranks[:2]
+    assert after.ranks[2].clock_ns is not None
+    assert before.ranks[2].clock_ns is not None
+    assert after.ranks[2].clock_ns - before.ranks[2].clock_ns == seconds * 10**9
+    assert after.ranks[2].clock_residual_ns == before.ranks[2].clock_residual_ns
+
+
+def test_groups_that_the_files_do_not_tell_apart_are_told_apart_by_end(tmp_path: Path) -> None:
+    folder = train(tmp_path, "subgroup")
+    result = across(folder)
+    assert result.blamed is not None
+    assert result.blamed.rank == SLOW
+    assert [(each.matched, each.unmatched) for each in result.ranks] == [
+        (2 * STEPS, 0),
+        (2 * STEPS, 0),
+        (STEPS, 0),
+    ]
+    shift(folder / "rank0.json", 5_000_000)
+    moved = across(folder)
+    assert [each.matched for each in moved.ranks] == [each.matched for each in result.ranks]
+
+
+@pytest.fixture
+def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
+    def command(folder: Path) -> tuple[int, dict[str, Any]]:
+        code = cli._run(["analyze", str(folder), "--json"])
+        document: dict[str, Any] = json.loads(capfd.readouterr().out)
+        return code, document
+
+    return command
+
+
+def test_without_one_rank_s_trace_the_others_are_compared(copy: Path, analyze: Any) -> None:
+    (copy / "rank0.json").unlink()
+    code, document = analyze(copy)
+    found = document["across"]
+    assert code == 0
+    assert (found["missing"], found["slowest"]) == ([0], SLOW)
+    assert [each["rank"] for each in found["ranks"]] == [1, 2]
+
+
+def test_a_truncated_rank_is_compared_as_far_as_it_goes(copy: Path, analyze: Any) -> None:
+    file = copy / "rank2.json"
+    text = file.read_text()
+    spans = [match.start() for match in re.finditer('"gloo:all_reduce"', text)]
+    # Events are not in order of time: which are gone is known from the file that is left.
+    file.write_text(text[: spans[STEPS // 2]])
+    code, document = analyze(copy)
+    found = document["across"]
+    left = STEPS // 2
+    assert code == 0
+    assert [(each["matched"], each["unmatched"]) for each in found["ranks"]] == [
+        (STEPS, 0),
+        (STEPS, 0),
+        (left, 0),
+    ]
+    assert found["slowest"] == SLOW
+    judge(across(copy), copy, tolerance=1.0)

@@ -1,0 +1,457 @@
+"""Advice: each rule on a trace made for it, with the saving worked out by hand, and what is not said."""
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.daemon import traces
+
+from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.advice.item import LEAST_NS, LEAST_SHARE, Advice, Finding, gather, weigh
+from torchperfd_daemon.analysis.advice.scene import (
+    DISPATCH_NS,
+    EVENT_NS,
+    FRAME_NS,
+    MEMORY_NS,
+    SHAPES_NS,
+    Scene,
+    ms,
+)
+
+US, MS = 1_000, 1_000_000
+
+
+def annotation(name: str, start: int, end: int, **more: Any) -> str:
+    return traces.event(name, start, end, cat="user_annotation", **more)
+
+
+def kernel(name: str, start: int, end: int, *, cat: str = "kernel", **args: Any) -> str:
+    return traces.event(name, start, end, cat=cat, thread=7, args=args)
+
+
+def step(number: int, start: int, end: int) -> str:
+    return annotation(f"ProfilerStep#{number}", start, end)
+
+
+def advice_on(events: Sequence[str]) -> dict[str, Advice]:
+    return {each.rule: each for each in analysis.summarise(traces.trace_of(events)).advice}
+
+
+def alone(events: Sequence[str]) -> Advice:
+    (advice,) = advice_on(events).values()
+    return advice
+
+
+def draw(iterator: str, start: int, end: int) -> str:
+    return annotation(f"enumerate(DataLoader)#{iterator}.__next__", start, end)
+
+
+def test_batches_made_in_the_step_want_workers() -> None:
+    events = []
+    for number in range(4):
+        at = number * 40 * MS
+        events += [step(number, at, at + 40 * MS), draw("_SingleProcessDataLoaderIter", at, at + 30 * MS)]
+    advice = alone(events)
+    assert advice.rule == "loader-workers"
+    # 30 ms of waiting beside 10 ms of the rest: three workers keep up, one more evens them out.
+    assert "num_workers=4" in advice.setting
+    assert advice.saves_ns_per_step == pytest.approx(30 * MS, rel=1e-3)
+    assert advice.share_of_step == pytest.approx(0.75, rel=1e-3)
+    assert "30.0 ms of each step of 40.0 ms (75%)" in advice.evidence
+
+
+def test_workers_that_are_too_slow_can_at_best_be_doubled() -> None:
+    events = [step(1, 0, 40 * MS), draw("_MultiProcessingDataLoaderIter", 0, 30 * MS)]
+    advice = alone(events)
+    assert advice.saves_ns_per_step == pytest.approx(20 * MS, rel=1e-3)
+    assert "2 * num_workers" in advice.setting
+
+
+def test_what_is_outside_the_steps_is_not_looked_at() -> None:
+    events = [draw("_SingleProcessDataLoaderIter", 0, 30 * MS), step(1, 30 * MS, 40 * MS)]
+    assert advice_on(events) == {}
+    assert advice_on([draw("_SingleProcessDataLoaderIter", 0, 30 * MS)]) == {}
+
+
+def doubles(dtype: str, dims: str) -> list[str]:
+    args = {"Input type": [dtype, "double"], "Input Dims": [json.loads(dims), []]}
+    return [
+        step(1, 0, 10 * MS),
+        traces.event("aten::linear", 0, 9 * MS, args=args),
+        traces.event("aten::addmm", 1 * MS, 8 * MS, args=args),
+    ]
+
+
+def test_double_precision_costs_half_of_its_work() -> None:
+    advice = alone(doubles("double", "[64, 64]"))
+    assert advice.rule == "float64"
+    assert "2 operators a step" in advice.evidence
+    work = 9 * MS - 2 * DISPATCH_NS - EVENT_NS - SHAPES_NS
+    assert advice.saves_ns_per_step == pytest.approx(work / 2)
+
+
+@pytest.mark.parametrize(("dtype", "dims"), [("float", "[64, 64]"), ("double", "[]"), ("float", "[]")])
+def test_numbers_that_are_no_tensors_are_always_doubles(dtype: str, dims: str) -> None:
+    assert advice_on(doubles(dtype, dims)) == {}
+
+
+def adam(name: str, operators: int, length: int) -> list[str]:
+    """One step of 1 ms, in which an optimizer runs operators, each followed by 5 µs of Python."""
+    events = [step(1, 0, MS), annotation(f"Optimizer.step#{name}.step", 0, operators * (length + 5 * US))]
+    return events + [
+        traces.event(f"aten::op{at % 7}", at * (length + 5 * US), at * (length + 5 * US) + length)
+        for at in range(operators)
+    ]
+
+
+def test_an_update_of_one_parameter_after_the_other_is_fused() -> None:
+    advice = alone(adam("AdamW", 70, 4 * US))
+    assert advice.rule == "fused-optimizer"
+    assert advice.setting == "torch.optim.AdamW(..., fused=True)"
+    # Of each operator's 4 µs dispatch is saved, and 63 % of the rest; and Python, less what recording cost.
+    between = 69 * (5 * US - EVENT_NS)
+    assert advice.saves_ns_per_step == pytest.approx(70 * (DISPATCH_NS + 0.63 * 2 * US) + between)
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "LBFGS", ""])
+def test_optimizers_without_a_fused_update_on_the_cpu_are_left_alone(name: str) -> None:
+    assert "fused-optimizer" not in advice_on(adam(name, 70, 4 * US))
+
+
+def test_a_fused_update_is_left_alone() -> None:
+    events = [
+        annotation("Optimizer.step#AdamW.step", 0, 950 * US),
+        traces.event("aten::_fused_adamw_", 900 * US, 901 * US),
+    ]
+    assert "fused-optimizer" in advice_on(adam("AdamW", 70, 4 * US))
+    assert advice_on([*adam("AdamW", 70, 4 * US), *events]) == {}
+
+
+def zeroed(adds: int) -> list[str]:
+    events = [step(1, 0, 20 * MS), annotation("Optimizer.zero_grad#SGD.zero_grad", 0, 5 * MS)]
+    events += [traces.event("aten::zero_", at * MS, (at + 1) * MS) for at in range(4)]
+    for at in range(adds):
+        start = (6 + at) * MS
+        events.append(traces.event("torch::autograd::AccumulateGrad", start, start + MS - 1))
+        events.append(traces.event("aten::add_", start + 1, start + MS - 2))
+    return events
+
+
+def test_gradients_are_dropped_rather_than_filled() -> None:
+    advice = advice_on(zeroed(4))["zero-grad"]
+    assert advice.saves_ns_per_step == pytest.approx(8 * MS, rel=1e-3)
+    assert advice.setting == "optimizer.zero_grad(set_to_none=True)"
+
+
+def test_of_accumulated_gradients_only_the_first_addition_is_saved() -> None:
+    assert advice_on(zeroed(8))["zero-grad"].saves_ns_per_step == pytest.approx(8 * MS, rel=1e-3)
+
+
+def loop(times: int) -> list[str]:
+    dims = {"Input Dims": [[64]], "Input type": ["float"]}
+    each = [traces.event("aten::mul", at * 4 * US, at * 4 * US + 2 * US, args=dims) for at in range(times)]
+    return [step(1, 0, 2 * MS), *each]
+
+
+def test_a_loop_over_samples_is_one_operator() -> None:
+    advice = alone(loop(256))
+    assert advice.rule == "small-operators"
+    gaps = 255 * (2 * US - EVENT_NS - SHAPES_NS)
+    assert advice.saves_ns_per_step == pytest.approx((256 * 2 * US + gaps) * 255 / 256)
+    assert "most of all aten::mul on [[64]], 256 times" in advice.evidence
+
+
+def test_layers_are_no_loop() -> None:
+    assert advice_on(loop(100)) == {}
+
+
+def gloo(backwards: int, synchronised: int) -> list[str]:
+    """Backward passes before one step of the optimizer, of which some exchange gradients for 4 ms."""
+    events = [step(1, 0, 100 * MS), annotation("Optimizer.step#SGD.step", 99 * MS, 100 * MS)]
+    for number in range(backwards):
+        at = number * 10 * MS
+        events.append(annotation("DistributedDataParallel.forward", at, at + MS))
+        events.append(traces.event("aten::mm", at, at + 6 * MS))
+        if number >= backwards - synchronised:
+            events.append(annotation("gloo:all_reduce", at + 5 * MS, at + 9 * MS, thread=9))
+    return events
+
+
+def test_gradients_are_exchanged_once_for_each_step_of_the_optimizer() -> None:
+    advice = alone(gloo(4, 4))
+    assert advice.rule == "gradient-accumulation"
+    # Of each exchange 3 ms are exposed, and of four exchanges one is needed.
+    assert advice.saves_ns_per_step == pytest.approx(9 * MS, rel=1e-3)
+    assert "for 4 exchanges" in advice.evidence
+
+
+@pytest.mark.parametrize(("backwards", "synchronised"), [(4, 1), (1, 1)])
+def test_an_exchange_that_is_needed_is_left_alone(backwards: int, synchronised: int) -> None:
+    assert advice_on(gloo(backwards, synchronised)) == {}
+
+
+def launched(at: int, name: str, start: int, end: int, *, number: int, cat: str = "kernel") -> list[str]:
+    """A launch from within an operator, and what it launched."""
+    types = {"Input type": ["float", "float"], "Input Dims": [[8, 8], [8, 8]], "External id": number}
+    return [
+        traces.event("aten::mm", at, at + 4 * US, args=types),
+        traces.event(
+            "cudaLaunchKernel", at + US, at + 3 * US, cat="cuda_runtime", args={"correlation": number}
+        ),
+        kernel(name, start, end, cat=cat, correlation=number, **{"External id": number}),
+    ]
+
+
+def device_step(length: int, period: int, name: str = "gemm", cat: str = "kernel") -> list[str]:
+    events = [step(1, 0, MS)]
+    for number in range(1, MS // period):
+        at = number * period
+        events += launched(at, name, at + 3 * US, at + 3 * US + length, number=number, cat=cat)
+    return events
+
+
+def test_tiny_kernels_are_launched_as_graphs() -> None:
+    advice = advice_on(device_step(4 * US, 10 * US))["tiny-kernels"]
+    # 13 µs before the first of 99 kernels, 6 µs before each other; recording 100 events has a part in it.
+    assert advice.saves_ns_per_step == pytest.approx(98 * 6 * US + 13 * US - 100 * (EVENT_NS + SHAPES_NS))
+    assert "half of them shorter than 4 µs" in advice.evidence
+
+
+def test_larger_kernels_that_the_host_cannot_keep_queued_are_compiled() -> None:
+    found = advice_on(device_step(25 * US, 50 * US))
+    assert "host-bound" in found
+    assert found["host-bound"].setting == "model = torch.compile(model)"
+
+
+def with_memory(events: list[str], reserved: int, total: int) -> analysis.Trace:
+    instant = {"ph": "i", "name": "[memory]", "cat": "cpu_instant_event", "pid": 1, "tid": 1, "s": "t"}
+    instant |= {"ts": float(traces.microseconds(traces.ORIGIN_NS)), "args": {"Bytes": 1, "Device Type": 1}}
+    instant["args"] |= {"Total Reserved": reserved}  # type: ignore[operator]
+    trace = traces.trace_of([*events, json.dumps(instant)])
+    trace.device_memory = total
+    return trace
+
+
+@pytest.mark.parametrize(("free", "rule"), [(0.7, "batch-size"), (0.3, "host-bound")])
+def test_where_memory_is_free_the_batch_may_grow(free: float, rule: str) -> None:
+    trace = with_memory(device_step(25 * US, 50 * US), round((1 - free) * 2**30), 2**30)
+    found = {each.rule: each for each in analysis.summarise(trace).advice}
+    assert rule in found
+    if rule == "batch-size":
+        both = advice_on(device_step(25 * US, 50 * US))
+        assert found[rule].saves_ns_per_step == pytest.approx(
+            both["host-bound"].saves_ns_per_step / 2, rel=1e-3
+        )
+
+
+def test_memory_that_is_nearly_full_is_a_risk_without_a_saving() -> None:
+    trace = with_memory([step(1, 0, MS), kernel("gemm", 0, MS)], 95 * 2**30, 100 * 2**30)
+    (advice,) = analysis.summarise(trace).advice
+    assert advice.rule == "memory-near-full"
+    assert advice.saves_ns_per_step == 0
+    assert "95% of the device's 100.0 GiB" in advice.evidence
+
+
+def test_pageable_copies_want_pinned_memory() -> None:
+    events = [step(1, 0, MS), kernel("gemm", 0, 500 * US)]
+    events.append(kernel("Memcpy HtoD (Pageable -> Device)", 500 * US, MS, cat="gpu_memcpy"))
+    advice = alone(events)
+    assert advice.rule == "pin-memory"
+    assert advice.saves_ns_per_step == pytest.approx(250 * US)
+    pinned = [each.replace("Pageable", "Pinned") for each in events]
+    assert advice_on(pinned) == {}
+
+
+def test_single_precision_products_want_autocast() -> None:
+    advice = alone([step(1, 0, MS), *launched(0, "gemm", 0, 900 * US, number=1)])
+    assert advice.rule == "mixed-precision"
+    assert advice.saves_ns_per_step == pytest.approx(450 * US)
+
+
+def test_shorter_kernels_save_little_where_the_host_cannot_launch_them() -> None:
+    found = advice_on(device_step(25 * US, 50 * US))
+    launch_idle = found["host-bound"].saves_ns_per_step
+    busy = 19 * 25 * US
+    assert found["mixed-precision"].saves_ns_per_step == pytest.approx(busy / 2 * busy / (busy + launch_idle))
+
+
+def test_where_little_is_eligible_autocast_is_not_advised() -> None:
+    events = [step(1, 0, MS), *launched(0, "gemm", 0, 180 * US, number=1)]
+    events.append(kernel("elementwise", 180 * US, MS))
+    assert advice_on(events) == {}
+
+
+def test_exposed_communication_is_sent_in_half_precision() -> None:
+    events = [step(1, 0, MS), kernel("gemm", 0, 600 * US), kernel("ncclDevKernel_AllReduce", 500 * US, MS)]
+    advice = alone(events)
+    assert advice.rule == "exposed-communication"
+    assert advice.saves_ns_per_step == pytest.approx(200 * US)
+
+
+def test_gloo_beside_a_device_wants_nccl() -> None:
+    events = [step(1, 0, MS), kernel("gemm", 0, 400 * US), kernel("gemm", 900 * US, MS)]
+    events.append(annotation("gloo:all_reduce", 300 * US, 800 * US, thread=9))
+    advice = advice_on(events)["backend"]
+    assert advice.saves_ns_per_step == pytest.approx(200 * US)
+
+
+def test_data_parallel_wants_a_process_for_each_device() -> None:
+    events = [step(1, 0, MS), annotation("DataParallel.forward", 0, 900 * US)]
+    events += [traces.event("Broadcast", 0, 200 * US), traces.event("Gather", 500 * US, 600 * US)]
+    advice = alone(events)
+    assert advice.rule == "data-parallel"
+    assert advice.saves_ns_per_step == pytest.approx(300 * US)
+
+
+def test_a_wait_for_the_device_is_named_by_what_asked_for_it() -> None:
+    events = [step(1, 0, MS), *launched(0, "gemm", 5 * US, 100 * US, number=1)]
+    events += [
+        traces.event("aten::item", 10 * US, 400 * US),
+        traces.event("cudaStreamSynchronize", 20 * US, 390 * US, cat="cuda_runtime"),
+        *launched(400 * US, "gemm", 404 * US, MS, number=2),
+    ]
+    advice = advice_on(events)["needless-synchronisation"]
+    assert advice.saves_ns_per_step == pytest.approx(304 * US)
+    assert "aten::item" in advice.change
+
+
+SAVINGS = st.floats(0, 2e9, allow_nan=False)
+FINDINGS = st.lists(
+    st.builds(
+        Finding,
+        rule=st.text(max_size=3),
+        evidence=st.just("e"),
+        saves_ns=SAVINGS,
+        change=st.just("c"),
+        setting=st.just("s"),
+        of_idle=st.booleans(),
+        risk=st.booleans(),
+    )
+)
+
+
+@given(FINDINGS, st.floats(1, 1e9), st.floats(0, 1))
+def test_all_savings_together_are_never_more_than_the_step(
+    findings: list[Finding], step_ns: float, idle: float
+) -> None:
+    advice = weigh(findings, step_ns, idle * step_ns)
+    assert sum(each.saves_ns_per_step for each in advice) <= step_ns * (1 + 1e-9)
+    of_idle = {each.rule for each in findings if each.of_idle} - {e.rule for e in findings if not e.of_idle}
+    assert sum(e.saves_ns_per_step for e in advice if e.rule in of_idle) <= idle * step_ns * (1 + 1e-9)
+    savings = [each.saves_ns_per_step for each in advice]
+    assert savings == sorted(savings, reverse=True)
+    risks = {each.rule for each in findings if each.risk}
+    for each in advice:
+        worth_it = each.saves_ns_per_step >= max(LEAST_NS, LEAST_SHARE * step_ns * (1 - 1e-9))
+        assert each.share_of_step == pytest.approx(each.saves_ns_per_step / step_ns)
+        assert worth_it or (each.saves_ns_per_step == 0 and each.rule in risks)
+
+
+def test_what_saves_next_to_nothing_is_not_said() -> None:
+    def say(saves: float, step_ns: float) -> tuple[Advice, ...]:
+        return weigh([Finding("r", "e", saves, "c", "s")], step_ns, 0)
+
+    assert say(LEAST_NS, LEAST_NS)
+    assert not say(LEAST_NS - 1, LEAST_NS)
+    assert say(LEAST_NS / LEAST_SHARE, LEAST_NS / LEAST_SHARE**2)
+    assert not say(LEAST_NS, LEAST_NS / LEAST_SHARE * 1.01)
+
+
+def test_ranks_with_one_problem_are_one_piece_of_advice() -> None:
+    def advice(rule: str, saves: float) -> Advice:
+        return Advice(rule, f"{rule} {saves}", saves, saves / 100, "c", "s")
+
+    found = gather(
+        [(3, [advice("a", 10), advice("b", 5)]), (0, [advice("a", 20)]), (None, [advice("c", 15)])]
+    )
+    assert [(each.rule, each.saves_ns_per_step, each.ranks) for each in found] == [
+        ("a", 20, (0, 3)),
+        ("c", 15, ()),
+        ("b", 5, (3,)),
+    ]
+    assert found[0].evidence == "a 20"
+
+
+@given(st.data())
+def test_self_times_are_those_of_a_walk_over_the_tree(data: st.DataObject) -> None:
+    """Work and overhead, against a tree grown here whose own times are known beforehand."""
+    events: list[str] = []
+    expected: list[tuple[int, int]] = []
+
+    def grow(start: int, depth: int) -> int:
+        own = data.draw(st.integers(0, 9)) * US
+        at, children = start + own, data.draw(st.integers(0, 3 if depth < 3 else 0))
+        place = len(expected)
+        expected.append((0, 0))
+        for _ in range(children):
+            at = grow(at, depth + 1) + 1
+        end = at + 1
+        expected[place] = (depth, own + 1 + children - children * EVENT_NS)
+        events.append(traces.event("aten::x", start, end))
+        return end
+
+    at = 0
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = grow(at, 0) + 1
+    trace = traces.trace_of([step(1, 0, at + 1), *events])
+    found = analysis.steps(trace)
+    scene = Scene(trace, found, analysis.DeviceTime(trace).within([(0, at + 1)]), None)
+    calls = scene.calls
+    assert calls.depth.tolist() == [depth for depth, _ in expected]
+    assert calls.work_ns.tolist() == [max(own - DISPATCH_NS, 0) for _, own in expected]
+    inner = calls.depth > 0
+    assert (calls.work_ns + calls.overhead_ns)[inner].tolist() == [own for depth, own in expected if depth]
+    assert scene.outer.work_ns.sum() == calls.work_ns.sum()
+    assert scene.outer.overhead_ns.sum() == calls.overhead_ns.sum()
+
+
+def test_the_recording_is_taken_off_by_kind() -> None:
+    events = [
+        step(1, 0, MS),
+        traces.event("aten::mm", 0, 500 * US, args={"Input Dims": [[2, 2]]}),
+        traces.event("train.py(1): f", 0, MS, cat="python_function"),
+    ]
+    trace = with_memory(events, 0, 0)
+    scene = Scene(trace, analysis.steps(trace), analysis.DeviceTime(trace).within([(0, MS)]), None)
+    recorded = 2 * (EVENT_NS + SHAPES_NS) + FRAME_NS + MEMORY_NS
+    assert scene.recording(np.array([0]), np.array([MS])).tolist() == [recorded]
+    assert scene.step_ns == MS - recorded
+
+
+def test_text_and_dictionary_say_the_same() -> None:
+    advice = [
+        Advice("a", "what \x1b shows", 1_500_000, 0.25, "do this", "f(x)", (0, 3)),
+        Advice("b", "near", 0, 0, "make room", "g(x)"),
+    ]
+    out = io.StringIO()
+    analysis.render_advice(advice, out)
+    assert out.getvalue().splitlines() == [
+        "Advice",
+        "1. do this: saves 1.500 ms a step (25%), on rank 0, 3",
+        "   what ? shows",
+        "   f(x)",
+        "2. make room: a risk, no time",
+        "   near",
+        "   g(x)",
+    ]
+    assert analysis.advice_to_dict(advice)[0] == {
+        "rule": "a",
+        "ranks": [0, 3],
+        "evidence": "what \x1b shows",
+        "saves_us_per_step": 1500.0,
+        "share_of_step": 0.25,
+        "change": "do this",
+        "setting": "f(x)",
+    }
+    silent = io.StringIO()
+    analysis.render_advice([], silent)
+    assert silent.getvalue() == ""
+
+
+def test_times_read_well() -> None:
+    assert [ms(85_400), ms(12_345_678)] == ["85 µs", "12.3 ms"]
