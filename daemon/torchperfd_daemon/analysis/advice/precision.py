@@ -23,6 +23,8 @@ _ELIGIBLE: Final = re.compile(
 )
 # Kernels of such operators on single precision, for a trace that does not say types.
 _SINGLE_KERNELS: Final = re.compile(r"sgemm|scudnn|f32f32|s1688gemm")
+# Kernels on half precision or less, whatever the operator that launched them was given.
+_HALF_KERNELS: Final = re.compile(r"fp?16|half|hmma|hgemm|h884|h1688|h16816|e4m3|e5m2|fp8")
 # Of the kernels' time so much must be eligible, or the casts cost more than they bring.
 _LEAST_ELIGIBLE: Final = 0.2
 # Tensor cores do at least this much better on half precision; real layers gain so much after the casts.
@@ -78,6 +80,7 @@ def mixed_precision(scene: Scene) -> Iterator[Finding]:
     else:
         single = np.fromiter((_SINGLE_KERNELS.search(name) is not None for name in trace.names), np.bool_)
         launched = kernels[single[trace.name[kernels]]]
+    launched = launched[~np.isin(launched, trace.named(launched, _is_half))]
     worked = int((trace.end[launched] - trace.start[launched]).sum())
     if not whole or worked < _LEAST_ELIGIBLE * whole:
         return
@@ -89,6 +92,10 @@ def mixed_precision(scene: Scene) -> Iterator[Finding]:
         "run the forward pass under autocast, in bfloat16",
         'with torch.autocast("cuda", dtype=torch.bfloat16): loss = criterion(model(x), y)',
     )
+
+
+def _is_half(kernel: str) -> bool:
+    return _HALF_KERNELS.search(kernel) is not None
 
 
 def _with_tensors_of(scene: Scene, rows: Int64, dtype: str) -> Flags:
