@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-analysis bench-memory bench-exit build clean
+	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -72,6 +72,9 @@ bench-overhead: setup  ## What a step costs beside the other profilers; about fi
 
 bench-memory: setup  ## Whether ten million steps fit into the memory of one million; two minutes.
 	$(BIN)/python -m benchmarks.memory_flat
+
+bench-advice: setup  ## Whether applying an advice saves what it predicts.
+	$(BIN)/python -m benchmarks.advice
 
 bench-analysis: setup  ## What analysing a trace costs, beside HTA; about five minutes.
 	$(BIN)/python -m benchmarks.analysis

@@ -9,6 +9,8 @@ from torchperfd_daemon.analysis.advice.scene import Scene, ms
 
 _DRAW: Final = "enumerate(DataLoader)#"
 _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
+# To take over a batch that a worker has ready takes so long in any case.
+_HAND_OVER_NS: Final = 1_000_000
 # More workers than this are not advised: what takes longer wants cheaper items.
 _MOST_WORKERS: Final = 16
 _PAGEABLE: Final = "Memcpy HtoD (Pageable"
@@ -21,7 +23,7 @@ def loader_workers(scene: Scene) -> Iterator[Finding]:
 
     With d the wait and c the rest of the step, w workers deliver a batch every d / w, so the step becomes
     max(c, d / w). Where there are workers already their number is not on record: they now deliver one batch
-    a step, and twice as many deliver two.
+    a step, and twice as many deliver two. To take over a batch that is ready is no waiting.
     """
     draws = scene.annotated(_DRAW)
     waited = scene.lasted(draws)
@@ -45,10 +47,11 @@ def loader_workers(scene: Scene) -> Iterator[Finding]:
             f"{', pin_memory=True' if scene.on_device else ''})",
         )
         return
+    waited -= _HAND_OVER_NS * len(draws) / scene.count
     yield Finding(
         "loader-workers",
         f"each step of {ms(scene.step_ns)} waits {ms(waited)} ({share:.0%}) for the DataLoader's workers",
-        scene.step_ns - max(rest, scene.step_ns / 2),
+        min(waited, scene.step_ns / 2),
         "use twice as many workers, or make an item cheaper to read and to transform",
         "DataLoader(..., num_workers=2 * num_workers, persistent_workers=True, prefetch_factor=4)",
     )

@@ -1,0 +1,94 @@
+"""A training loop that runs elsewhere, step by step, as it is told."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from benchmarks.advice import scripts
+
+from torchperfd_daemon import analysis
+
+# glibc gives large blocks back to the system, or keeps them, by what was freed before. So of two equal loops
+# one may fault its pages in anew each step: more than some advice saves. Here all keep theirs.
+_KEEP_PAGES: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+
+
+class Loop:
+    """The processes of one loop. A context manager: they end with it.
+
+    Args:
+        rule: Which pair of loops, a key of ``scripts.PAIRS``, or ``well-tuned``.
+        variant: ``slow`` or ``tuned``.
+
+    Raises:
+        RuntimeError: A process ended early.
+    """
+
+    def __init__(self, rule: str, variant: str) -> None:
+        count = scripts.PROCESSES.get(rule, 1)
+        self._folder = tempfile.TemporaryDirectory()
+        command = [sys.executable, "-m", "benchmarks.advice.worker", rule, variant]
+        store = str(Path(self._folder.name) / "store")
+        self._processes: list[subprocess.Popen[str]] = [
+            subprocess.Popen(
+                [*command, *([str(rank), str(count), store] if count > 1 else [])],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | _KEEP_PAGES,
+                text=True,
+            )
+            for rank in range(count)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for process in self._processes:
+            if process.stdin:
+                process.stdin.close()
+        for process in self._processes:
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
+        self._folder.cleanup()
+
+    def steps(self, count: int) -> list[int]:
+        """Run steps; return the first rank's times in ns."""
+        times: list[int] = self._ask([f"steps {count}"] * len(self._processes))[0]
+        return times
+
+    def advice(self) -> Sequence[analysis.Advice]:
+        """Record some steps; return what the analyser says about them."""
+        folder = Path(self._folder.name)
+        files = [folder / f"rank{rank}.json" for rank in range(len(self._processes))]
+        self._ask([f"capture {file}" for file in files])
+        return analysis.gather(
+            [(rank, analysis.summarise(analysis.load(file)).advice) for rank, file in enumerate(files)]
+        )
+
+    def _ask(self, commands: Sequence[str]) -> list[Any]:
+        for process, command in zip(self._processes, commands, strict=True):
+            assert process.stdin
+            process.stdin.write(f"{command}\n")
+            process.stdin.flush()
+        return [self._answer(process) for process in self._processes]
+
+    def _answer(self, process: "subprocess.Popen[str]") -> Any:
+        assert process.stdout
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{' '.join(map(str, process.args))} ended early")  # type: ignore[arg-type]
+        return json.loads(line)

@@ -1,0 +1,82 @@
+"""One rank of one training loop, in a process of its own: another loop's memory would change its time.
+
+    python -m benchmarks.advice.worker RULE slow|tuned [RANK WORLD_SIZE STORE]
+
+Reads commands from stdin, ``steps N`` or ``capture FILE``, and answers each with one line of JSON on stdout:
+the steps' times in ns.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+from benchmarks.advice import scripts
+from torch.profiler import ProfilerActivity, profile, schedule
+
+WARM_UP: Final = 3
+CAPTURED: Final = 8
+
+
+def main() -> int:
+    """Serve until stdin ends."""
+    rule, variant, *place = sys.argv[1:]
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    answers = _own_stdout()
+    if place:
+        rank, world_size, store = place
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size)
+        )
+    step = scripts.well_tuned() if rule == "well-tuned" else scripts.PAIRS[rule](variant == "tuned")
+    _timed(step, WARM_UP)
+    for command, argument in map(str.split, sys.stdin):
+        times = _timed(step, int(argument)) if command == "steps" else _captured(step, argument)
+        os.write(answers, f"{json.dumps(times)}\n".encode())
+    if place:
+        torch.distributed.destroy_process_group()
+    return 0
+
+
+def _own_stdout() -> int:
+    """Return a copy of stdout, and let what libraries print go to stderr."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    return answers
+
+
+def _timed(step: scripts.Step, count: int) -> list[int]:
+    times = []
+    for _ in range(count):
+        began = time.perf_counter_ns()
+        step()
+        times.append(time.perf_counter_ns() - began)
+    return times
+
+
+def _captured(step: scripts.Step, file: str) -> list[int]:
+    """Record steps into ``file``; their times include the profiler's."""
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=CAPTURED, repeat=1),
+        record_shapes=True,
+    ) as profiler:
+        times = list(_stepping(step, profiler))
+    profiler.export_chrome_trace(file)
+    return times[1:]
+
+
+def _stepping(step: scripts.Step, profiler: profile) -> Iterator[int]:
+    for _ in range(1 + CAPTURED):
+        yield from _timed(step, 1)
+        profiler.step()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
