@@ -364,6 +364,8 @@ def _memory_during(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
     As in torch, both ends of an event belong to it.
     """
     memory = trace.memory
+    if not len(memory.time):
+        return np.zeros(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
     order = np.argsort(memory.time, kind="stable")
     times = memory.time[order]
     first = np.searchsorted(times, trace.start[rows], side="left")
