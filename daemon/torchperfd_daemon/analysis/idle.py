@@ -59,7 +59,6 @@ _WAITING_CALL: Final = re.compile(
 _FROM_PAGEABLE: Final = "(Pageable -> Device"
 _TO_PAGEABLE: Final = "-> Pageable)"
 _COLLECTIVE_CALLS: Final = ("c10d::", "record_param_comms")
-# Spans that a backend opens on one thread and closes on another.
 # Kineto leaves out of a file's name the directory that Python found it in.
 _FUNCTION: Final = re.compile(r"(?P<file>.+)\(\d+\): .*", re.DOTALL)
 _LIBRARY: Final = re.compile(r"(?:^|/)torch/|/lib/python3|^<")
