@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit build clean
+	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -81,6 +81,9 @@ bench-analysis: setup  ## What analysing a trace costs, beside HTA; about five m
 
 bench-daemon: setup  ## What the daemon costs: CPU, memory, scrapes, ingest, drift; about eight minutes.
 	$(BIN)/python -m benchmarks.daemon
+
+bench-capture: setup  ## What a capture costs the training, beside torch.profiler by hand; about five minutes.
+	$(BIN)/python -m benchmarks.capture
 
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay

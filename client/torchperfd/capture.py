@@ -2,8 +2,8 @@
 
 torch's profiler records nothing when it is started from another thread, and may
 crash when two run at once. So it is started and stopped on the training thread,
-at step edges; everything else (checks, export, hashing) happens on a thread of
-its own.
+at step edges; everything else (checks, export, hashing, clearing up) happens on
+threads of its own.
 """
 
 import contextlib
@@ -15,7 +15,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, Final
 
 from torchperfd import tracer
@@ -27,6 +29,8 @@ log = logging.getLogger("torchperfd")
 
 _MOST_STEPS: Final = 1000
 _FOREIGN_STEPS_ALLOWED: Final = 10
+_PATIENCE_S: Final = 30.0
+"""How long after it was prepared a capture waits to be told its steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,10 @@ class RankCapture:
         self._foreign_steps = 0
         self._cancel_reason = ""
         self._ending = threading.Lock()
+        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._worker = threading.Thread(target=self._work, name="torchperfd-export", daemon=True)
+        self._ordered = False
+        self._deadline: threading.Timer | None = None
 
     @property
     def file(self) -> str:
@@ -124,8 +132,12 @@ class RankCapture:
 
     # On a thread of its own.
 
-    def prepare(self) -> str:
-        """Do ahead of time what would stall a step or fail late; return why not, or ''."""
+    def prepare(self, patience: float = _PATIENCE_S) -> str:
+        """Do ahead of time what would stall a step or fail late; return why not, or ''.
+
+        Args:
+            patience: Seconds after which the capture fails unless it has been armed.
+        """
         reason = tracer.unusable()
         if not reason:
             try:
@@ -135,14 +147,23 @@ class RankCapture:
             except OSError as error:
                 reason = f"cannot write to {self.directory}: {error.strerror}"
         if not reason:
+            tracer.prepare()
+            # Here, as starting a thread would be too much at an edge.
+            self._worker.start()
             # From here on the number of the newest step must be exact, not a pump's turn old.
             self._replay.go_live()
             self.stage = CaptureStage.READY
+            # Whoever asked may be gone, and reading along costs every step.
+            self._deadline = threading.Timer(patience, self._lapse)
+            self._deadline.name = "torchperfd-capture-deadline"
+            self._deadline.daemon = True
+            self._deadline.start()
         return reason
 
     def arm(self, start_step: int) -> None:
         """Profile the training steps [start_step, start_step + steps) once the loop gets there."""
         self.start_step = start_step
+        self._forget_deadline()
         if self.ended.is_set():
             return
         if self._loop.train_steps >= start_step:
@@ -162,14 +183,19 @@ class RankCapture:
     def train_edge(self, next_index: int) -> None:
         """Start, go on or stop."""
         if self._trace is None:
-            if next_index == self.start_step and not self._cancel_reason:
+            if self.outcome is not None:
+                # It was given up in the moment that it was armed.
+                self._replay.unwatch(self)
+            elif next_index == self.start_step and not self._cancel_reason:
                 self._start(next_index)
             elif next_index >= self.start_step:
-                self.fail(self._cancel_reason or f"step {self.start_step} was missed", retry=True)
+                self._give_up(self._cancel_reason or f"step {self.start_step} was missed", retry=True)
             return
         self._close_annotation()
         if self._cancel_reason:
-            self._discard(self._cancel_reason)
+            self._give_up(self._cancel_reason)
+        elif self._trace.lost:
+            self._give_up(str(tracer.LostTraceError()))
         elif next_index == self.start_step + self.options.steps:
             self._stop()
         else:
@@ -181,32 +207,32 @@ class RankCapture:
             return
         self._foreign_steps += 1
         if self._cancel_reason:
-            self._discard(self._cancel_reason)
+            self._give_up(self._cancel_reason)
         elif self._foreign_steps > max(_FOREIGN_STEPS_ALLOWED, 4 * self.options.steps):
-            self._discard("a validation began among the chosen steps", retry=True)
+            self._give_up("a validation began among the chosen steps", retry=True)
 
     def loop_ended(self) -> None:
         """The loop is over: no more edges will come."""
         if self._trace is not None:
             done = self._loop.train_steps - self.start_step
-            self._discard(f"training ended after {done} of {self.options.steps} steps")
-        elif not self.ended.is_set() and self.stage is not CaptureStage.EXPORTING:
+            self._give_up(f"training ended after {done} of {self.options.steps} steps")
+        elif self.outcome is None and not self._ordered:
             self.fail("training ended before the chosen steps")
 
     def _start(self, index: int) -> None:
         reason = tracer.unusable()
         if reason:
-            self.fail(reason)
+            self._give_up(reason)
             return
-        trace = tracer.Tracer(
-            record_shapes=self.options.record_shapes,
-            with_stack=self.options.with_stack,
-            profile_memory=self.options.profile_memory,
-        )
         try:
+            trace = tracer.make(
+                record_shapes=self.options.record_shapes,
+                with_stack=self.options.with_stack,
+                profile_memory=self.options.profile_memory,
+            )
             trace.start()
         except Exception as error:  # noqa: BLE001 - kineto may refuse for reasons of its own
-            self.fail(f"torch's profiler did not start: {error}")
+            self._give_up(f"torch's profiler did not start: {error}")
             return
         self._trace = trace
         self.stage = CaptureStage.RUNNING
@@ -221,19 +247,26 @@ class RankCapture:
         try:
             trace.stop()
         except Exception as error:  # noqa: BLE001
-            self.fail(f"torch's profiler did not stop: {error}")
+            self._order(partial(self.fail, f"torch's profiler did not stop: {error}"))
             return
-        threading.Thread(target=self._export, args=(trace,), name="torchperfd-export", daemon=True).start()
+        self._order(partial(self._export, trace))
 
-    def _discard(self, reason: str, *, retry: bool = False) -> None:
+    def _give_up(self, reason: str, *, retry: bool = False) -> None:
         trace, self._trace = self._trace, None
+        self._replay.unwatch(self)
         self._close_annotation()
         try:
             if trace is not None:
                 trace.stop()
         except Exception as error:  # noqa: BLE001
             log.debug("torch's profiler did not stop cleanly: %s", error)
-        self.fail(reason, retry=retry)
+            trace = None
+        self._order(partial(self._clear_up, trace, reason, retry))
+
+    def _order(self, work: Callable[[], None]) -> None:
+        # An edge may lie within an operator of the script's: whatever is done here lengthens it.
+        self._ordered = True
+        self._orders.put(work)
 
     def _open_annotation(self, index: int) -> None:
         from torch.autograd.profiler import record_function
@@ -249,6 +282,20 @@ class RankCapture:
 
     # On the export thread.
 
+    def _work(self) -> None:
+        order = self._orders.get()
+        if order is not None:
+            order()
+
+    def _clear_up(self, trace: tracer.Tracer | None, reason: str, retry: bool) -> None:
+        try:
+            if trace is not None:
+                trace.discard()
+        except Exception as error:  # noqa: BLE001
+            log.debug("a trace was not discarded cleanly: %s", error)
+        # Not before: the next capture may start as soon as this one has ended.
+        self.fail(reason, retry=retry)
+
     def _export(self, trace: tracer.Tracer) -> None:
         part = self.directory / f".{self.file}.part"
         try:
@@ -262,6 +309,9 @@ class RankCapture:
                 return
             unfinished.replace(self.directory / self.file)
             part.unlink(missing_ok=True)
+        except tracer.LostTraceError as error:
+            self.fail(str(error))
+            return
         except Exception as error:  # noqa: BLE001 - a full disk, a directory taken away
             self.fail(f"cannot write the trace: {error}")
             return
@@ -270,6 +320,19 @@ class RankCapture:
         )
 
     # On any thread.
+
+    def join(self, timeout: float) -> None:
+        """Wait until nothing of the capture is at work any more."""
+        if self._worker.is_alive():
+            self._worker.join(timeout)
+
+    def _lapse(self) -> None:
+        if self.stage is CaptureStage.READY:
+            self.fail("no start step came within the time given; capture again")
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
 
     def fail(self, reason: str, *, retry: bool = False) -> None:
         """End without a trace; ``retry`` when another attempt may well succeed."""
@@ -284,6 +347,8 @@ class RankCapture:
             if self.outcome is not None:
                 return
             self.outcome = outcome
+        self._forget_deadline()
+        self._orders.put(None)
         self.stage = CaptureStage.COMPLETE if outcome.ok else CaptureStage.FAILED
         try:
             self._write_manifest(outcome)

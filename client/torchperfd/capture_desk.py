@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _TORCH_BUDGET_S: Final = 15.0
 _OWN_MARGIN_STEPS: Final = 2
+_WORK_BUDGET_S: Final = 5.0
+"""Longest delay of an exit in the middle of an export: a million events."""
 
 
 class CaptureDesk:
@@ -96,6 +98,8 @@ class CaptureDesk:
         if capture is not None:
             capture.loop_ended()
             if not capture.ended.wait(timeout):
+                # Libtorch is at work, and would crash if the interpreter were taken down meanwhile.
+                capture.join(_WORK_BUDGET_S)
                 capture.fail("the process ended before the trace was written")
 
     def _named(self, capture_id: str) -> RankCapture | None:

@@ -21,9 +21,11 @@ from torchperfd.outbox import Outbox
 from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
+from torchperfd.precedence import PRECEDENCE
 from torchperfd.pump import Pump
 from torchperfd.replay import Replay
 from torchperfd.report import RankReport
+from torchperfd.stacks import StackTeller
 from torchperfd.stream import Stream
 from torchperfd.tallies import Tallies
 from torchperfd.tape import Tape
@@ -162,6 +164,7 @@ class Client:
         self._recorder = self._replay.recorder
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
         self._captures = CaptureDesk(self._replay, self._identity, self._outbox, self._mean_step_seconds)
+        self._stacks = StackTeller(self._tape, self._replay, self._names, self._outbox, self._faults)
         self._pauses = GcPauses()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
         tallies = Tallies(self._replay, self._pauses, self._accelerator)
@@ -171,7 +174,7 @@ class Client:
             hello=self._hello,
             outbox=self._outbox,
             on_welcome=self._on_welcome,
-            on_command=self._captures.obey,
+            on_command=self._obey,
             faults=self._faults,
         )
         self._captures_dir = contract.user_captures_dir()
@@ -192,6 +195,7 @@ class Client:
 
         self._pump.start()
         self._pauses.install()
+        self._stacks.arm(self._pump.native_id)
         self._stream.start()
         self._pending_torch = when_torch_is_imported(self._install_hooks)
         _watch_forks()
@@ -317,6 +321,7 @@ class Client:
         if self.connected:
             self._say_goodbye()
         self._stream.stop(max(0.1, deadline - time.monotonic()))
+        self._stacks.disarm()
         if closing is not None:
             closing.join(max(0.1, deadline - time.monotonic()))
         for sender in self._senders:
@@ -336,6 +341,7 @@ class Client:
         self._tape.thread = 0
         self._replay.finish()
         self._captures.loop_ended(_EXPORT_BUDGET_S)
+        PRECEDENCE.leave()
         from torchperfd.v1 import session_pb2
 
         self._pump.turn(send=True)
@@ -376,6 +382,7 @@ class Client:
         try:
             from torchperfd.hooks import Hooks
 
+            PRECEDENCE.watch()
             self._hooks = Hooks(self._tape, self._replay, self._faults)
             self._hooks.install()
             if self._model is not None:
@@ -425,6 +432,12 @@ class Client:
         self._metrics_url = welcome.metrics_url
         self._pump.greet()
 
+    def _obey(self, message: "session_pb2.DaemonMessage") -> None:
+        if message.HasField("dump_stacks"):
+            self._stacks.tell(message.dump_stacks)
+        else:
+            self._captures.obey(message)
+
     def _mean_step_seconds(self) -> float:
         return self._pump.account.train.mean_seconds
 
@@ -441,6 +454,7 @@ class Client:
         self.attached = False
         self._tape.thread = 0
         self._accelerator.end("forked")
+        self._stacks.disarm()
         self._stream.abandon_in_child()
 
 

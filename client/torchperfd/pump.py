@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from torchperfd.account import Account
 from torchperfd.faults import Faults
+from torchperfd.framework import framework_around
 from torchperfd.outbox import Outbox
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import KIND, TRAIN, Rows
@@ -53,11 +54,17 @@ class Pump:
         self._unsent: Rows | None = None
         self._state = 0
         self._steps_say = 0
+        self._framework = ""
         self._thread = threading.Thread(target=self._run, name="torchperfd-pump", daemon=True)
 
     def start(self) -> None:
         """Begin to drain."""
         self._thread.start()
+
+    @property
+    def native_id(self) -> int:
+        """The kernel's id of its thread; 0 before it runs."""
+        return self._thread.native_id or 0
 
     def dropped(self) -> dict[str, int]:
         """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
@@ -108,7 +115,11 @@ class Pump:
         """Tell the daemon what the run is doing, a value of ``RunState``."""
         from torchperfd.v1 import session_pb2
 
-        change = session_pb2.StateChange(state=session_pb2.RunState.ValueType(state))
+        # Asked while the loop runs, which it does not yet when a script attaches.
+        self._framework = self._framework or framework_around(self._replay.thread)
+        change = session_pb2.StateChange(
+            state=session_pb2.RunState.ValueType(state), framework=self._framework
+        )
         self._outbox.put_newest("state", session_pb2.ClientMessage(state=change))
 
     def greet(self) -> None:

@@ -162,6 +162,11 @@ class Recorder:
         self._read = 0
         self._wall_offset = 0
 
+    @property
+    def innermost(self) -> int:
+        """The phase that the open step is in."""
+        return self._stack[min(self.depth, MAX_DEPTH)]
+
     # The writing side.
 
     def open(self) -> None:

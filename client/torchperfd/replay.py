@@ -61,6 +61,11 @@ class Replay:
         """Whether the training thread reads along."""
         return self._tape.on_event is not None
 
+    @property
+    def thread(self) -> int:
+        """The thread that trains; 0 for none."""
+        return self._tape.thread
+
     def catch_up(self) -> None:
         """Read what is on the tape; leaves it to the training thread where that reads along."""
         with self._lock:

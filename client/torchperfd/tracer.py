@@ -1,16 +1,65 @@
-"""The tracer: torch's profiler, started without the seconds that its front door costs.
+"""Tracers: torch's profiler, started and stopped without the seconds that its front door costs.
 
 ``torch.profiler.profile`` imports all of ``torch._inductor`` on its first start, just to
 ask whether CUDA graphs are on: 1.4 to 2.7 s, on the training thread, or on another one in
 a race with the script's own imports. A script that has not compiled anything has no
 inductor graphs, so there the profiler beneath is used directly; it records the same.
+
+There are two ways to end a trace. Torch's own holds the interpreter's lock all the while, so that
+training stands still whichever thread it runs on. The other one is :mod:`torchperfd.libtorch`'s.
+``docs/captures-cost.md`` has what each costs, and what else was tried.
 """
 
 import json
 import os
 import sys
+import threading
+import time
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
+
+from torchperfd import libtorch
+from torchperfd.precedence import PRECEDENCE
+
+_SETTLE_S: Final = 0.02
+"""How long operators that are open at the last edge (an optimizer's step, say) have to end.
+
+Torch would have an open one last until it is stopped; and on a thread that just leaves one it still
+writes into what stopping frees.
+"""
+
+
+class Tracer(Protocol):
+    """One trace. ``start`` and ``stop`` belong on the training thread, the rest on another."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the script's own profiler has taken over."""
+
+    def start(self) -> None:
+        """Begin to record."""
+
+    def stop(self) -> None:
+        """End recording; the trace is still in memory."""
+
+    def export(self, path: Path) -> None:
+        """Write the trace as Chrome JSON, once, and forget it.
+
+        Raises:
+            OSError: It cannot be written.
+            LostTraceError: The script's own profiler has taken over.
+        """
+
+    def discard(self) -> None:
+        """Forget the trace."""
+
+
+class LostTraceError(Exception):
+    """The script has started its own profiler, and ours gave way."""
+
+    def __init__(self) -> None:
+        super().__init__("the script started its own profiler; wait until it has stopped")
 
 
 def unusable() -> str:
@@ -22,11 +71,34 @@ def unusable() -> str:
     # Nested profilers rob each other of events, and two at once crash.
     if getattr(profiler, "_is_profiler_enabled", False):
         return "the script's own profiler is active; wait until it has stopped"
+    if PRECEDENCE.warming_up:
+        return "the script's own profiler is warming up; wait until it has stopped"
     return ""
 
 
-class Tracer:
-    """One trace. ``start`` and ``stop`` belong on the training thread, ``export`` on another.
+def prepare() -> None:
+    """Find out ahead of time what :func:`make` asks; torch must have been imported."""
+    PRECEDENCE.watch()
+    libtorch.load()
+
+
+def make(*, record_shapes: bool, with_stack: bool, profile_memory: bool) -> Tracer:
+    """Return the tracer that holds training up least.
+
+    Args:
+        record_shapes: Record the shapes of operator inputs.
+        with_stack: Record Python stacks.
+        profile_memory: Record allocations.
+    """
+    library = libtorch.load()
+    # Kineto's own daemon mode keeps a profiler of all threads, too, and there can be but one.
+    if library is None or "KINETO_USE_DAEMON" in os.environ:
+        return HandTracer(record_shapes, with_stack, profile_memory)
+    return OffLockTracer(library, record_shapes, with_stack, profile_memory)
+
+
+class HandTracer:
+    """A trace by torch's own door, as a script would make it by hand.
 
     Args:
         record_shapes: Record the shapes of operator inputs.
@@ -34,9 +106,11 @@ class Tracer:
         profile_memory: Record allocations.
     """
 
-    def __init__(self, *, record_shapes: bool, with_stack: bool, profile_memory: bool) -> None:
+    def __init__(self, record_shapes: bool, with_stack: bool, profile_memory: bool) -> None:
         import torch
 
+        self.lost = False
+        self._thread = 0
         self._compiled = "torch._inductor" in sys.modules
         cuda = torch.cuda.is_available()
         self._profiler: Any
@@ -63,29 +137,186 @@ class Tracer:
 
     def start(self) -> None:
         """Begin to record."""
-        if self._compiled:
-            self._profiler.start()
-            return
-        self._profiler.__enter__()
-        _add_job_facts()
+        with PRECEDENCE.starting():
+            if self._compiled:
+                self._profiler.start()
+            else:
+                self._profiler.__enter__()
+                _add_job_facts()
+        self._thread = threading.get_ident()
+        PRECEDENCE.begin(self._give_way)
 
     def stop(self) -> None:
-        """End recording; the trace is still in memory."""
+        """End recording; the trace is still in memory. Stalls all threads for about 2.5 us per event."""
+        if self.lost:
+            return
+        PRECEDENCE.end()
         if self._compiled:
             self._profiler.stop()
         else:
             self._profiler.__exit__(None, None, None)
 
     def export(self, path: Path) -> None:
-        """Write the trace as Chrome JSON. Possible once.
+        """Write the trace as Chrome JSON, once. Stalls all threads for about 2 us per event.
 
         Raises:
             OSError: It cannot be written.
+            LostTraceError: The script's own profiler has taken over.
         """
+        if self.lost:
+            raise LostTraceError
         self._profiler.export_chrome_trace(os.fspath(path))
+        self.discard()
         if not path.is_file():
             # Kineto reports a failed write on stderr only.
             raise OSError(f"torch wrote no trace to {path}")
+
+    def discard(self) -> None:
+        """Forget the trace."""
+        self._profiler = None
+
+    def _give_way(self) -> bool:
+        if threading.get_ident() != self._thread:
+            return False  # a profiler of one thread can be stopped there only
+        self.stop()
+        self.lost = True
+        return True
+
+
+class OffLockTracer:
+    """A trace that is stopped and written without the interpreter's lock.
+
+    What is on all threads is recorded, and only the recording of operators ends at the step's edge,
+    in 0.1 ms; Kineto is stopped by ``export``. Where memory is recorded, which torch does of one
+    thread only, stopping stays on the training thread, and only the lock is let go.
+
+    Args:
+        library: The functions that do it.
+        record_shapes: Record the shapes of operator inputs.
+        with_stack: Record Python stacks.
+        profile_memory: Record allocations.
+    """
+
+    def __init__(
+        self, library: libtorch.Libtorch, record_shapes: bool, with_stack: bool, profile_memory: bool
+    ) -> None:
+        from torch._C._profiler import _ExperimentalConfig
+        from torch.autograd import profiler
+
+        self._library = library
+        self._everywhere = not profile_memory
+        self._profiler: Any = profiler.profile(
+            record_shapes=record_shapes,
+            with_stack=with_stack,
+            profile_memory=profile_memory,
+            use_kineto=True,
+            experimental_config=_ExperimentalConfig(
+                # What only ``events()`` needs is left out; not possible with stacks.
+                trace_only=not with_stack,
+                profile_all_threads=self._everywhere,
+            ),
+        )
+        self._recording: libtorch.Recording | None = None
+        self._stopped = self._taken = False
+        self.lost = False
+        # Held while the profiler is being switched off: nobody else may touch it then.
+        self._lock = threading.Lock()
+        self._thread = 0
+
+    def start(self) -> None:
+        """Begin to record."""
+        global _running
+        with PRECEDENCE.starting():
+            self._profiler.__enter__()
+        self._thread = threading.get_ident()
+        _watch_forks()
+        _running = self
+        PRECEDENCE.begin(self._give_way)
+        _add_job_facts()
+
+    def stop(self) -> None:
+        """End recording."""
+        with self._lock:
+            self._stopped = True
+            if self.lost:
+                return
+            self._halt()
+        if not self._everywhere:
+            self._take()
+
+    def export(self, path: Path) -> None:
+        """Write the trace as Chrome JSON, once, and forget it. About 4 us of CPU time per event.
+
+        Raises:
+            OSError: It cannot be written.
+            LostTraceError: The script's own profiler has taken over.
+        """
+        recording = self._pop()
+        if recording is None:
+            raise LostTraceError
+        try:
+            recording.save(path)
+        finally:
+            recording.free()
+
+    def discard(self) -> None:
+        """Forget the trace."""
+        recording = self._pop()
+        if recording is not None:
+            recording.free()
+
+    def _halt(self) -> None:
+        global _running
+        _running = None
+        self._library.halt(everywhere=self._everywhere)
+
+    def _take(self) -> None:
+        from torch.autograd import profiler
+
+        with self._lock:
+            if self._taken:
+                return
+            self._taken = True
+            self._recording = self._library.take(everywhere=self._everywhere)
+            profiler._run_on_profiler_stop()  # type: ignore[no-untyped-call]
+            PRECEDENCE.end()
+
+    def _pop(self) -> libtorch.Recording | None:
+        if not self._taken:
+            time.sleep(_SETTLE_S)
+        self._take()
+        with self._lock:
+            recording, self._recording = self._recording, None
+        return recording
+
+    def _give_way(self) -> bool:
+        """The script starts its own profiler: end ours first, on the script's thread."""
+        if not self._everywhere and threading.get_ident() != self._thread:
+            return False  # a profiler of one thread can be stopped there only
+        with self._lock:
+            if not self._stopped:
+                self.lost = True
+                self._halt()
+        if self.lost:
+            self.discard()
+        else:
+            self._take()
+        return True
+
+
+_running: OffLockTracer | None = None
+"""The tracer whose profiler is on, if any."""
+
+
+@cache
+def _watch_forks() -> None:
+    """Make a forked child stop recording; registered once, since it cannot be taken back."""
+
+    def in_child() -> None:
+        if _running is not None:
+            _running._halt()
+
+    os.register_at_fork(after_in_child=in_child)
 
 
 def _add_job_facts() -> None:

@@ -15,7 +15,9 @@ COMMANDS: Final = {
     "ps": "List runs and ranks.",
     "capture": "Profile the next steps of a running job.",
     "captures": "List, fetch and delete captures.",
+    "stacks": "Say where every rank stands, and which one the others wait for.",
     "analyze": "Say what a trace spent its time on.",
+    "compare": "Say what differs between two captures, or two ranks.",
     "doctor": "Look for what slows this node down, and say how to mend it.",
     "version": "Print versions.",
 }

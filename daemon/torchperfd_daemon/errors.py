@@ -32,6 +32,10 @@ class NoSuchTargetError(TorchperfdError):
     exit_code = 3
 
 
+class DiskFullError(TorchperfdError):
+    """The disk has too little room for what was asked."""
+
+
 class DaemonUnreachableError(TorchperfdError):
     """No daemon answers."""
 

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
-from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.captures import Catalog, Coordinator, Keeper, Quota
 from torchperfd_daemon.collectors.base import Collector, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.cpu import CpuCollector
@@ -79,7 +79,15 @@ class Daemon:
     def __init__(self, settings: ServeSettings) -> None:
         self._settings = settings
         self._store = Store(grace_seconds=settings.grace_seconds)
-        self._catalog = Catalog(settings.captures_dir)
+        quota = Quota(
+            bytes=settings.captures_max_bytes,
+            age_seconds=settings.captures_max_age_seconds,
+            count=settings.captures_max_count,
+            capture_bytes=settings.captures_max_bytes_each,
+            free_bytes=settings.captures_min_free_bytes,
+        )
+        self._catalog = Catalog(settings.captures_dir, quota)
+        self._keeper = Keeper(self._catalog)
         self._coordinator = Coordinator(self._catalog)
         self._ready = False
         self._stop = asyncio.Event()
@@ -111,7 +119,7 @@ class Daemon:
                 [
                     TrainingMetrics(self._store, owners.of),
                     NodeMetrics([*host, driver, owner]),
-                    OwnMetrics(self._store, self._coordinator.counts),
+                    OwnMetrics(self._store, self._coordinator.counts, self._keeper.counts),
                 ],
                 SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store)),
             )
@@ -120,7 +128,7 @@ class Daemon:
             url = f"{scheme}://{_shown(host)}:{port}/metrics"
             node = Node(socket.gethostname(), url, settings.captures_dir)
             sessions = SessionService(self._store, self._coordinator, node, self._changed.set)
-            control = ControlService(self._store, sessions, self._coordinator, node)
+            control = ControlService(self._store, sessions, self._coordinator, self._catalog, node)
             checks = health.HealthServicer()
             rpc = await _start_rpc(settings, sessions, control, checks)
             web = WebServer(build_app(page, lambda: self._ready, web_config), web_config)
@@ -129,6 +137,7 @@ class Daemon:
             web_task.add_done_callback(lambda _: self._stop.set())
             for rota in rotas:
                 rota.start()
+            self._keeper.start()
             relief = asyncio.create_task(_relieve(rotas))
             trainer = asyncio.create_task(demo.run()) if demo else None
             await self._announce(checks, ready=True)
@@ -145,6 +154,7 @@ class Daemon:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(web_task, settings.drain_seconds)
                 relief.cancel()
+                self._keeper.stop()
                 for rota in rotas:
                     rota.stop()
 

@@ -192,6 +192,7 @@ class Rank:
     def __init__(self, identity: RankIdentity, now: float) -> None:
         self.identity = identity
         self.state = State.STARTING
+        self.framework = ""
         self.connected = True
         self.joined_at = now
         self.left_at: float | None = None

@@ -16,7 +16,10 @@ API_MAX: Final = 1
 BUNDLE: Final = "bundle"
 """The feature of a daemon that takes several messages in one."""
 
-FEATURES: Final = ("steps", "account", "capture", BUNDLE)
+STACKS: Final = "stacks"
+"""The feature of a client that tells where its threads are."""
+
+FEATURES: Final = ("steps", "account", "capture", BUNDLE, STACKS)
 """Optional abilities announced in Hello and Welcome; unknown ones are ignored."""
 
 PHASES: Final = (
@@ -35,6 +38,14 @@ PHASES: Final = (
 """The closed set of built-in phases; exclusive host time, they sum to the step."""
 
 MAX_USER_PHASES: Final = 16
+
+STACKS_FILE: Final = "torchperfd-stacks"
+"""Name of the file in memory that a training process's stacks are written into upon a signal.
+
+Its first line is a JSON object: ``signal`` to send to ``thread`` (the kernel's id of one that runs Python
+several times per second), ``training`` (the training thread's ident) and ``package`` (directory of the
+client's own code). To be sent only while that thread waits for the interpreter.
+"""
 
 MAX_SOCKET_PATH_BYTES: Final = 107
 """Longest path a Linux unix socket address can hold (108 bytes with the NUL)."""

@@ -43,6 +43,31 @@ CAPTURE_STATE_PARTIAL: CaptureState.ValueType  # 4
 CAPTURE_STATE_FAILED: CaptureState.ValueType  # 5
 global___CaptureState = CaptureState
 
+class _StackOutcome:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _StackOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StackOutcome.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    STACK_OUTCOME_UNSPECIFIED: _StackOutcome.ValueType  # 0
+    STACK_OUTCOME_ANSWERED: _StackOutcome.ValueType  # 1
+    STACK_OUTCOME_SIGNALLED: _StackOutcome.ValueType  # 2
+    """no Python thread ran, a signal handler wrote the stacks down"""
+    STACK_OUTCOME_STOPPED: _StackOutcome.ValueType  # 3
+    STACK_OUTCOME_GONE: _StackOutcome.ValueType  # 4
+    STACK_OUTCOME_NO_ANSWER: _StackOutcome.ValueType  # 5
+
+class StackOutcome(_StackOutcome, metaclass=_StackOutcomeEnumTypeWrapper): ...
+
+STACK_OUTCOME_UNSPECIFIED: StackOutcome.ValueType  # 0
+STACK_OUTCOME_ANSWERED: StackOutcome.ValueType  # 1
+STACK_OUTCOME_SIGNALLED: StackOutcome.ValueType  # 2
+"""no Python thread ran, a signal handler wrote the stacks down"""
+STACK_OUTCOME_STOPPED: StackOutcome.ValueType  # 3
+STACK_OUTCOME_GONE: StackOutcome.ValueType  # 4
+STACK_OUTCOME_NO_ANSWER: StackOutcome.ValueType  # 5
+global___StackOutcome = StackOutcome
+
 @typing.final
 class GetInfoRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -403,3 +428,122 @@ class CaptureRank(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "file", b"file", "rank", b"rank", "reason", b"reason", "sha256", b"sha256", "state", b"state"]) -> None: ...
 
 global___CaptureRank = CaptureRank
+
+@typing.final
+class DownloadRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CAPTURE_ID_FIELD_NUMBER: builtins.int
+    FILE_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    capture_id: builtins.str
+    file: builtins.str
+    """a name that the manifest tells, or "manifest.json" """
+    offset: builtins.int
+    """bytes that the caller has already"""
+    def __init__(
+        self,
+        *,
+        capture_id: builtins.str = ...,
+        file: builtins.str = ...,
+        offset: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "file", b"file", "offset", b"offset"]) -> None: ...
+
+global___DownloadRequest = DownloadRequest
+
+@typing.final
+class DownloadPiece(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    size: builtins.int
+    """of the whole file, in each piece"""
+    sha256: builtins.str
+    """in hexadecimal, of all bytes sent by this call; in the last piece only"""
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+        size: builtins.int = ...,
+        sha256: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "sha256", b"sha256", "size", b"size"]) -> None: ...
+
+global___DownloadPiece = DownloadPiece
+
+@typing.final
+class StacksRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    run: builtins.str
+    """empty: the only run there is"""
+    timeout_seconds: builtins.float
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """empty: every rank on this node"""
+
+    def __init__(
+        self,
+        *,
+        run: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        timeout_seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+
+global___StacksRequest = StacksRequest
+
+@typing.final
+class RankStacks(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IDENTITY_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    THREADS_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    STEP_SECONDS_FIELD_NUMBER: builtins.int
+    SECONDS_SINCE_STEP_FIELD_NUMBER: builtins.int
+    outcome: global___StackOutcome.ValueType
+    reason: builtins.str
+    """why there are no stacks, or why a signal was needed"""
+    phase: builtins.str
+    """empty when unknown"""
+    step: builtins.int
+    """index of the training step in progress; absent unless answered"""
+    step_seconds: builtins.float
+    """mean of recent training steps; 0 when none"""
+    seconds_since_step: builtins.float
+    """since the last training step ended"""
+    @property
+    def identity(self) -> torchperfd.v1.session_pb2.RankIdentity: ...
+    @property
+    def threads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.ThreadStack]: ...
+    def __init__(
+        self,
+        *,
+        identity: torchperfd.v1.session_pb2.RankIdentity | None = ...,
+        outcome: global___StackOutcome.ValueType = ...,
+        reason: builtins.str = ...,
+        threads: collections.abc.Iterable[torchperfd.v1.session_pb2.ThreadStack] | None = ...,
+        phase: builtins.str = ...,
+        step: builtins.int | None = ...,
+        step_seconds: builtins.float = ...,
+        seconds_since_step: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "seconds_since_step", b"seconds_since_step", "step", b"step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "outcome", b"outcome", "phase", b"phase", "reason", b"reason", "seconds_since_step", b"seconds_since_step", "step", b"step", "step_seconds", b"step_seconds", "threads", b"threads"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_seconds_since_step", b"_seconds_since_step"]) -> typing.Literal["seconds_since_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
+
+global___RankStacks = RankStacks

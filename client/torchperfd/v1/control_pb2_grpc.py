@@ -61,6 +61,16 @@ class ControlStub(object):
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.CaptureRequest.SerializeToString,
                 response_deserializer=torchperfd_dot_v1_dot_control__pb2.CaptureProgress.FromString,
                 _registered_method=True)
+        self.Download = channel.unary_stream(
+                '/torchperfd.v1.Control/Download',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.DownloadRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.DownloadPiece.FromString,
+                _registered_method=True)
+        self.Stacks = channel.unary_stream(
+                '/torchperfd.v1.Control/Stacks',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.StacksRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.RankStacks.FromString,
+                _registered_method=True)
 
 
 class ControlServicer(object):
@@ -93,6 +103,20 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Download(self, request, context):
+        """Streams a capture's file from an offset on; the last piece carries the sum of what was sent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Stacks(self, request, context):
+        """Streams each rank's stacks as soon as they are known, or why they are not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -115,6 +139,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Capture,
                     request_deserializer=torchperfd_dot_v1_dot_control__pb2.CaptureRequest.FromString,
                     response_serializer=torchperfd_dot_v1_dot_control__pb2.CaptureProgress.SerializeToString,
+            ),
+            'Download': grpc.unary_stream_rpc_method_handler(
+                    servicer.Download,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.DownloadRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.DownloadPiece.SerializeToString,
+            ),
+            'Stacks': grpc.unary_stream_rpc_method_handler(
+                    servicer.Stacks,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.StacksRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.RankStacks.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -226,6 +260,60 @@ class Control(object):
             '/torchperfd.v1.Control/Capture',
             torchperfd_dot_v1_dot_control__pb2.CaptureRequest.SerializeToString,
             torchperfd_dot_v1_dot_control__pb2.CaptureProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Download(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/torchperfd.v1.Control/Download',
+            torchperfd_dot_v1_dot_control__pb2.DownloadRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.DownloadPiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Stacks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/torchperfd.v1.Control/Stacks',
+            torchperfd_dot_v1_dot_control__pb2.StacksRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.RankStacks.FromString,
             options,
             channel_credentials,
             insecure,

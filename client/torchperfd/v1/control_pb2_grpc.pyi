@@ -44,6 +44,18 @@ class ControlStub:
     ]
     """Streams one message per change until the capture has ended."""
 
+    Download: grpc.UnaryStreamMultiCallable[
+        torchperfd.v1.control_pb2.DownloadRequest,
+        torchperfd.v1.control_pb2.DownloadPiece,
+    ]
+    """Streams a capture's file from an offset on; the last piece carries the sum of what was sent."""
+
+    Stacks: grpc.UnaryStreamMultiCallable[
+        torchperfd.v1.control_pb2.StacksRequest,
+        torchperfd.v1.control_pb2.RankStacks,
+    ]
+    """Streams each rank's stacks as soon as they are known, or why they are not."""
+
 class ControlAsyncStub:
     """What the CLI and Python ask of a daemon. Read calls never block on a
     training process.
@@ -69,6 +81,18 @@ class ControlAsyncStub:
         torchperfd.v1.control_pb2.CaptureProgress,
     ]
     """Streams one message per change until the capture has ended."""
+
+    Download: grpc.aio.UnaryStreamMultiCallable[
+        torchperfd.v1.control_pb2.DownloadRequest,
+        torchperfd.v1.control_pb2.DownloadPiece,
+    ]
+    """Streams a capture's file from an offset on; the last piece carries the sum of what was sent."""
+
+    Stacks: grpc.aio.UnaryStreamMultiCallable[
+        torchperfd.v1.control_pb2.StacksRequest,
+        torchperfd.v1.control_pb2.RankStacks,
+    ]
+    """Streams each rank's stacks as soon as they are known, or why they are not."""
 
 class ControlServicer(metaclass=abc.ABCMeta):
     """What the CLI and Python ask of a daemon. Read calls never block on a
@@ -103,5 +127,21 @@ class ControlServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[torchperfd.v1.control_pb2.CaptureProgress], collections.abc.AsyncIterator[torchperfd.v1.control_pb2.CaptureProgress]]:
         """Streams one message per change until the capture has ended."""
+
+    @abc.abstractmethod
+    def Download(
+        self,
+        request: torchperfd.v1.control_pb2.DownloadRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[torchperfd.v1.control_pb2.DownloadPiece], collections.abc.AsyncIterator[torchperfd.v1.control_pb2.DownloadPiece]]:
+        """Streams a capture's file from an offset on; the last piece carries the sum of what was sent."""
+
+    @abc.abstractmethod
+    def Stacks(
+        self,
+        request: torchperfd.v1.control_pb2.StacksRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[torchperfd.v1.control_pb2.RankStacks], collections.abc.AsyncIterator[torchperfd.v1.control_pb2.RankStacks]]:
+        """Streams each rank's stacks as soon as they are known, or why they are not."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -71,6 +71,7 @@ class ClientMessage(google.protobuf.message.Message):
     CAPTURE_RESULT_FIELD_NUMBER: builtins.int
     GOODBYE_FIELD_NUMBER: builtins.int
     BUNDLE_FIELD_NUMBER: builtins.int
+    STACK_REPORT_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """always first"""
@@ -93,6 +94,8 @@ class ClientMessage(google.protobuf.message.Message):
     def bundle(self) -> global___Bundle:
         """only to a daemon with the feature "bundle" """
 
+    @property
+    def stack_report(self) -> global___StackReport: ...
     def __init__(
         self,
         *,
@@ -104,10 +107,11 @@ class ClientMessage(google.protobuf.message.Message):
         capture_result: global___CaptureResult | None = ...,
         goodbye: global___Goodbye | None = ...,
         bundle: global___Bundle | None = ...,
+        stack_report: global___StackReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "state", b"state", "steps", b"steps"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle"] | None: ...
+    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle", "stack_report"] | None: ...
 
 global___ClientMessage = ClientMessage
 
@@ -141,6 +145,7 @@ class DaemonMessage(google.protobuf.message.Message):
     PREPARE_CAPTURE_FIELD_NUMBER: builtins.int
     COMMIT_CAPTURE_FIELD_NUMBER: builtins.int
     CANCEL_CAPTURE_FIELD_NUMBER: builtins.int
+    DUMP_STACKS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """always first"""
@@ -151,6 +156,10 @@ class DaemonMessage(google.protobuf.message.Message):
     def commit_capture(self) -> global___CommitCapture: ...
     @property
     def cancel_capture(self) -> global___CancelCapture: ...
+    @property
+    def dump_stacks(self) -> global___DumpStacks:
+        """only to a client with the feature "stacks" """
+
     def __init__(
         self,
         *,
@@ -158,10 +167,11 @@ class DaemonMessage(google.protobuf.message.Message):
         prepare_capture: global___PrepareCapture | None = ...,
         commit_capture: global___CommitCapture | None = ...,
         cancel_capture: global___CancelCapture | None = ...,
+        dump_stacks: global___DumpStacks | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "commit_capture", b"commit_capture", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "commit_capture", b"commit_capture", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks"] | None: ...
 
 global___DaemonMessage = DaemonMessage
 
@@ -617,13 +627,17 @@ class StateChange(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     STATE_FIELD_NUMBER: builtins.int
+    FRAMEWORK_FIELD_NUMBER: builtins.int
     state: global___RunState.ValueType
+    framework: builtins.str
+    """whose loop it is (lightning, transformers …); empty for a plain one"""
     def __init__(
         self,
         *,
         state: global___RunState.ValueType = ...,
+        framework: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["framework", b"framework", "state", b"state"]) -> None: ...
 
 global___StateChange = StateChange
 
@@ -808,3 +822,106 @@ class CaptureResult(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "ok", b"ok", "options", b"options", "reason", b"reason", "retry", b"retry", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps"]) -> None: ...
 
 global___CaptureResult = CaptureResult
+
+@typing.final
+class DumpStacks(google.protobuf.message.Message):
+    """Say where every thread is, at once."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+
+global___DumpStacks = DumpStacks
+
+@typing.final
+class StackReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    THREADS_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    PACKAGE_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    phase: builtins.str
+    """of the training thread, as the tape last said; empty between steps"""
+    step: builtins.int
+    """index of the training step in progress"""
+    package: builtins.str
+    """directory of the client's own code"""
+    @property
+    def threads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ThreadStack]: ...
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        threads: collections.abc.Iterable[global___ThreadStack] | None = ...,
+        phase: builtins.str = ...,
+        step: builtins.int = ...,
+        package: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["package", b"package", "phase", b"phase", "request_id", b"request_id", "step", b"step", "threads", b"threads"]) -> None: ...
+
+global___StackReport = StackReport
+
+@typing.final
+class ThreadStack(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    IDENT_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    TRAINING_FIELD_NUMBER: builtins.int
+    FRAMES_FIELD_NUMBER: builtins.int
+    OWN_FIELD_NUMBER: builtins.int
+    ident: builtins.int
+    """as threading.get_ident() says"""
+    name: builtins.str
+    """empty when unknown"""
+    training: builtins.bool
+    own: builtins.bool
+    """a thread of torchperfd itself; the daemon tells this one to commands"""
+    @property
+    def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StackFrame]:
+        """innermost first"""
+
+    def __init__(
+        self,
+        *,
+        ident: builtins.int = ...,
+        name: builtins.str = ...,
+        training: builtins.bool = ...,
+        frames: collections.abc.Iterable[global___StackFrame] | None = ...,
+        own: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frames", b"frames", "ident", b"ident", "name", b"name", "own", b"own", "training", b"training"]) -> None: ...
+
+global___ThreadStack = ThreadStack
+
+@typing.final
+class StackFrame(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    FUNCTION_FIELD_NUMBER: builtins.int
+    file: builtins.str
+    line: builtins.int
+    """0 when unknown"""
+    function: builtins.str
+    def __init__(
+        self,
+        *,
+        file: builtins.str = ...,
+        line: builtins.int = ...,
+        function: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["file", b"file", "function", b"function", "line", b"line"]) -> None: ...
+
+global___StackFrame = StackFrame

@@ -1,30 +1,27 @@
-"""The captures directory: one folder per capture, readable without a running daemon."""
+"""The captures directory: one folder per capture, readable and kept without a running daemon.
+
+The folders are the truth. What lists them quickly is the index beside them.
+"""
 
 import contextlib
+import errno
 import os
-import re
 import secrets
 import shutil
-import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
-import msgspec
+from torchperfd_daemon.captures import folder, manifest
+from torchperfd_daemon.captures.folder import Found
+from torchperfd_daemon.captures.index import Index, Listing, Query
+from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
+from torchperfd_daemon.captures.retention import Quota
+from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
 
-from torchperfd_daemon.captures import manifest
-from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState, RankTrace
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
-
-_ID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,79}")
-_RANK_MANIFEST: Final = re.compile(r"rank\d{1,9}\.manifest\.json")
-_MOST_MANIFEST_BYTES: Final = 1024 * 1024
-
-# The training processes of all users write into a capture's folder, so it is open to them
-# like /tmp, sticky bit included. Whatever lies in there is therefore hostile until read: a link
-# planted under the manifest's name must lead neither the daemon's writes nor anyone's reads
-# to another file. Hence no name is opened through a link, and what is made has a random one first.
-_FOLDER_MODE: Final = 0o1777
+_REMOVED: Final = ".removed-"
+_LISTED: Final = "list them with `torchperfd captures list`"
 
 
 class Catalog:
@@ -32,10 +29,16 @@ class Catalog:
 
     Args:
         directory: Made when first needed.
+        quota: What a new capture has to keep to; the Keeper sees to the rest of it.
+        wall: Unix seconds.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self, directory: Path, quota: Quota | None = None, wall: Callable[[], float] = time.time
+    ) -> None:
         self.directory = directory
+        self.quota = quota or Quota()
+        self.wall = wall
 
     def folder(self, capture_id: str) -> Path:
         """Return where a capture lives, whether or not it exists.
@@ -43,32 +46,36 @@ class Catalog:
         Raises:
             NoSuchTargetError: The id could not be one: it might lead out of the directory.
         """
-        if not _ID.fullmatch(capture_id):
-            raise NoSuchTargetError(
-                f"{capture_id[:80]!r} is no capture id", "list them with `torchperfd captures list`"
-            )
+        if not folder.is_id(capture_id):
+            raise NoSuchTargetError(f"{capture_id[:80]!r} is no capture id", _LISTED)
         return self.directory / capture_id
 
     def create(self, capture_id: str) -> Path:
         """Make the folder of a new capture.
 
         Raises:
+            DiskFullError: The disk has less left than has to stay free.
             TorchperfdError: The directory cannot be written, or has such a capture already.
         """
-        folder = self.folder(capture_id)
+        path = self.folder(capture_id)
         try:
             try:
-                folder.mkdir()
+                self._refuse_a_full_disk()
             except FileNotFoundError:
                 # A service's directory is there already, open to all; what we make is its owner's alone.
-                self.directory.mkdir(mode=0o700, parents=True)
-                folder.mkdir()
-            folder.chmod(_FOLDER_MODE)  # mkdir's own mode is subject to the umask
+                self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._refuse_a_full_disk()
+            path.mkdir()
+            path.chmod(folder.MODE)  # mkdir's own mode is subject to the umask
         except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise DiskFullError(
+                    f"the disk of {self.directory} is full", "delete some with `torchperfd captures rm`"
+                ) from error
             raise TorchperfdError(
                 f"cannot write to {self.directory}: {error.strerror}", "choose another with --captures-dir"
             ) from error
-        return folder
+        return path
 
     def save(self, record: CaptureRecord) -> None:
         """Write the capture's manifest, whole or not at all.
@@ -80,31 +87,55 @@ class Catalog:
         part = f".{manifest.FILE_NAME}.{secrets.token_hex(8)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            with _opened(path) as folder:
-                descriptor = os.open(part, flags, 0o644, dir_fd=folder)
+            with folder.opened(path) as held:
+                descriptor = os.open(part, flags, 0o644, dir_fd=held)
                 try:
                     with open(descriptor, "wb") as file:  # noqa: PTH123
                         file.write(record.encode())
-                    os.replace(part, manifest.FILE_NAME, src_dir_fd=folder, dst_dir_fd=folder)
+                    os.replace(part, manifest.FILE_NAME, src_dir_fd=held, dst_dir_fd=held)
                 except OSError:
                     with contextlib.suppress(OSError):
-                        os.unlink(part, dir_fd=folder)
+                        os.unlink(part, dir_fd=held)
                     raise
         except OSError as error:
             raise TorchperfdError(
                 f"cannot write the manifest in {path}: {error.strerror}", "look at its disk and permissions"
             ) from error
 
-    def list(self) -> list[CaptureRecord]:
-        """Return all captures, newest first."""
-        if not self.directory.is_dir():
-            return []
-        records = [
-            record
-            for folder in self.directory.iterdir()
-            if _ID.fullmatch(folder.name) and (record := _read(folder)) is not None
-        ]
-        return sorted(records, key=lambda record: record.requested_at, reverse=True)
+    def enforce_cap(self, record: CaptureRecord) -> None:
+        """Delete the traces that are larger than a capture's may be, and let their ranks have failed.
+
+        Each rank has an equal share of ``Quota.capture_bytes``: what one takes costs no other its trace.
+        """
+        share = self.quota.capture_bytes // max(1, len(record.ranks))
+        if not self.quota.capture_bytes or all(trace.bytes <= share for trace in record.ranks):
+            return
+        with contextlib.suppress(OSError), folder.opened(self.folder(record.capture_id)) as held:
+            for trace in record.ranks:
+                if trace.bytes > share and folder.is_file_name(trace.file):
+                    with contextlib.suppress(OSError):
+                        os.unlink(trace.file, dir_fd=held)
+        for trace in record.ranks:
+            if trace.bytes > share:
+                trace.reason = (
+                    f"the trace has {trace.bytes:,} bytes, {share:,} are allowed;"
+                    " capture fewer steps or raise --captures-max-bytes-each"
+                )
+                trace.state, trace.file, trace.bytes, trace.sha256 = CaptureState.FAILED, "", 0, ""
+
+    def list(self, query: Query | None = None) -> Listing:
+        """Return the captures that a query asks for, newest first."""
+        with Index(self.directory, self.wall) as index:
+            index.refresh()
+            return index.select(query or Query())
+
+    def found(self, capture_id: str) -> Found | None:
+        """Return what a capture's folder holds now; None when there is no such folder.
+
+        Raises:
+            NoSuchTargetError: The id could not be one.
+        """
+        return folder.read(self.folder(capture_id), self.wall())
 
     def get(self, capture_id: str) -> CaptureRecord:
         """Return one capture.
@@ -112,108 +143,140 @@ class Catalog:
         Raises:
             NoSuchTargetError: There is none of this name.
         """
-        folder = self.folder(capture_id)
-        record = _read(folder)
-        if record is None:
-            raise NoSuchTargetError(
-                f"no capture {capture_id} in {self.directory}", "list them with `torchperfd captures list`"
-            )
-        return record
+        found = self.found(capture_id)
+        if found is None or found.record is None:
+            raise self._missing(capture_id)
+        return found.record
 
-    def remove(self, capture_id: str) -> None:
-        """Delete a capture and its traces.
+    def open(self, capture_id: str, name: str) -> BinaryIO:
+        """Open one of a capture's files for reading; it is a plain file and no link.
+
+        Raises:
+            NoSuchTargetError: There is no such capture, or it has no such file.
+        """
+        path = self.folder(capture_id)
+        if not folder.is_file_name(name):
+            raise NoSuchTargetError(f"{name[:80]!r} is no name of a capture's file", _LISTED)
+        try:
+            with folder.opened(path) as held:
+                return open(folder.open_file(held, name), "rb")  # noqa: PTH123
+        except OSError as error:
+            raise NoSuchTargetError(f"capture {capture_id} has no readable file {name}", _LISTED) from error
+
+    def files(self, capture_id: str) -> Iterator[tuple[str, BinaryIO]]:
+        """Yield the name of each plain file of a capture, and the file, open until the next is asked for.
+
+        Raises:
+            NoSuchTargetError: There is no such capture.
+        """
+        self.get(capture_id)
+        for name in sorted(path.name for path in self.folder(capture_id).iterdir()):
+            # Other users can write there: what is no plain file could lead to one that is the caller's alone.
+            with contextlib.suppress(NoSuchTargetError), self.open(capture_id, name) as file:
+                yield name, file
+
+    def pin(self, capture_id: str) -> None:
+        """Keep a capture from being removed, by the quota and by hand.
 
         Raises:
             NoSuchTargetError: There is none of this name.
-            TorchperfdError: It cannot be deleted.
+            TorchperfdError: Nothing can be written there.
+        """
+        self.get(capture_id)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with folder.opened(self.folder(capture_id)) as held, contextlib.suppress(FileExistsError):
+                os.close(os.open(folder.PIN, flags, 0o644, dir_fd=held))
+        except OSError as error:
+            raise TorchperfdError(
+                f"cannot pin {capture_id}: {error.strerror}", "pin it as its owner"
+            ) from error
+        self._reread(capture_id)
+
+    def unpin(self, capture_id: str) -> None:
+        """Let a capture go the way of all captures again.
+
+        Raises:
+            NoSuchTargetError: There is none of this name.
+            TorchperfdError: The pin cannot be taken away.
         """
         self.get(capture_id)
         try:
-            shutil.rmtree(self.folder(capture_id))
+            with folder.opened(self.folder(capture_id)) as held, contextlib.suppress(FileNotFoundError):
+                os.unlink(folder.PIN, dir_fd=held)
         except OSError as error:
             raise TorchperfdError(
-                f"cannot delete {self.folder(capture_id)}: {error.strerror}", "delete it as its owner"
+                f"cannot unpin {capture_id}: {error.strerror}", "unpin it as who pinned it"
             ) from error
+        self._reread(capture_id)
 
+    def check_removable(self, capture_id: str) -> Found:
+        """Return a capture's folder as it is, if nothing speaks against removing it.
 
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    """Hold a folder open, so that it stays the same one whatever becomes of its name."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _content(folder: int, name: str) -> tuple[bytes, float]:
-    """Return a small regular file's content and when it was written.
-
-    Raises:
-        OSError: It cannot be read, or is something else.
-    """
-    # Non-blocking, since opening a pipe that nobody writes to would wait forever.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with open(os.open(name, flags, dir_fd=folder), "rb") as file:  # noqa: PTH123
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{name} is no regular file")
-        content = file.read(_MOST_MANIFEST_BYTES + 1)
-    if len(content) > _MOST_MANIFEST_BYTES:
-        raise OSError(f"{name} has more than {_MOST_MANIFEST_BYTES} bytes")
-    return content, status.st_mtime
-
-
-def _read(path: Path) -> CaptureRecord | None:
-    try:
-        with _opened(path) as folder:
-            with contextlib.suppress(OSError, RecursionError, msgspec.MsgspecError):
-                record = manifest.decode(_content(folder, manifest.FILE_NAME)[0])
-                record.capture_id = path.name
-                return record
-            return _from_rank_manifests(folder, path.name)
-    except OSError:
-        return None
-
-
-def _from_rank_manifests(folder: int, capture_id: str) -> CaptureRecord | None:
-    """Put a record together from what the ranks wrote: a capture that no daemon took part in."""
-    record = None
-    for name in sorted(filter(_RANK_MANIFEST.fullmatch, os.listdir(folder))):
-        try:
-            content, written_at = _content(folder, name)
-            found = manifest.decode_rank(content)
-        except (OSError, RecursionError, msgspec.MsgspecError):
-            continue
-        if record is None:
-            record = CaptureRecord(
-                capture_id=capture_id,
-                run=found.run,
-                trigger="script",
-                requested_at=min(max(0.0, written_at), manifest.LATEST),
-                step_range=found.step_range,
-                options=found.options,
+        Raises:
+            NoSuchTargetError: There is none of this name.
+            TorchperfdError: It is pinned, or in progress.
+        """
+        found = self.found(capture_id)
+        if found is None or found.record is None:
+            raise self._missing(capture_id)
+        if found.pinned:
+            raise TorchperfdError(
+                f"capture {capture_id} is pinned", f"`torchperfd captures unpin {capture_id}` first"
             )
-        record.ranks.append(found.trace())
-    if record is not None:
-        record.ranks.sort(key=lambda trace: trace.rank)
-        record.state = overall_state(record.ranks)
-        record.reason = first_reason(record.ranks)
-    return record
+        if not found.record.state.ended:
+            raise TorchperfdError(f"capture {capture_id} is in progress", "wait until it has ended")
+        return found
+
+    def remove(self, capture_id: str) -> None:
+        """Delete a capture and its traces; for whoever lists captures it is gone at once.
+
+        Raises:
+            NoSuchTargetError: There is none of this name.
+            TorchperfdError: It is pinned, in progress, or cannot be deleted.
+        """
+        path = self.folder(capture_id)
+        self.check_removable(capture_id)
+        # A name that is no capture's: else a listing might see half of it, and take it for another's.
+        grave = self.directory / f"{_REMOVED}{secrets.token_hex(8)}"
+        try:
+            path.rename(grave)
+        except OSError as error:
+            raise _undeletable(path, error) from error
+        try:
+            shutil.rmtree(grave)
+        except FileNotFoundError:
+            # The graves were swept at this very moment.
+            shutil.rmtree(grave, ignore_errors=True)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                grave.rename(path)
+            raise _undeletable(path, error) from error
+
+    def sweep_graves(self) -> None:
+        """Delete what was left of captures whose deletion was interrupted."""
+        with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
+            for entry in entries:
+                if entry.name.startswith(_REMOVED):
+                    shutil.rmtree(self.directory / entry.name, ignore_errors=True)
+
+    def _missing(self, capture_id: str) -> NoSuchTargetError:
+        return NoSuchTargetError(f"no capture {capture_id} in {self.directory}", _LISTED)
+
+    def _refuse_a_full_disk(self) -> None:
+        disk = os.statvfs(self.directory)
+        free = disk.f_bavail * disk.f_frsize
+        if free < self.quota.free_bytes:
+            raise DiskFullError(
+                f"only {free / 2**20:,.0f} MiB are free on the disk of {self.directory},"
+                f" and {self.quota.free_bytes / 2**20:,.0f} MiB have to stay free",
+                "make room with `torchperfd captures rm --older-than 7d`, or choose another --captures-dir",
+            )
+
+    def _reread(self, capture_id: str) -> None:
+        with Index(self.directory, self.wall) as index:
+            index.refresh(also=(capture_id,))
 
 
-def overall_state(ranks: list[RankTrace]) -> CaptureState:
-    """Return what a capture has come to, once all its ranks have ended."""
-    complete = sum(rank.state is CaptureState.COMPLETE for rank in ranks)
-    if complete == len(ranks) and ranks:
-        return CaptureState.COMPLETE
-    return CaptureState.PARTIAL if complete else CaptureState.FAILED
-
-
-def first_reason(ranks: list[RankTrace]) -> str:
-    """Return why a capture is not complete: the first failing rank's words, and how many failed."""
-    failed = [rank for rank in ranks if rank.state is CaptureState.FAILED]
-    if not failed:
-        return ""
-    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    return f"rank {failed[0].rank}: {failed[0].reason}{more}"
+def _undeletable(path: Path, error: OSError) -> TorchperfdError:
+    return TorchperfdError(f"cannot delete {path}: {error.strerror}", "delete it as its owner")

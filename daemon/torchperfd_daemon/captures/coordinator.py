@@ -15,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from torchperfd_daemon.captures.catalog import Catalog, first_reason, overall_state
+from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import (
     FILE_NAME,
     CaptureOptions,
     CaptureRecord,
     CaptureState,
     RankTrace,
+    first_reason,
+    overall_state,
 )
 from torchperfd_daemon.errors import TorchperfdError
 
@@ -251,6 +253,7 @@ class Coordinator:
         finally:
             for turn in turns:
                 self._turns.pop((record.capture_id, turn.trace.rank), None)
+        self._catalog.enforce_cap(record)
         record.state = overall_state(record.ranks)
         record.reason = first_reason(record.ranks)
         retry = record.state is CaptureState.FAILED and any(

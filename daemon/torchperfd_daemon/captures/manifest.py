@@ -107,3 +107,20 @@ def decode_rank(document: bytes) -> RankManifest:
         msgspec.MsgspecError: It is no such manifest.
     """
     return msgspec.json.decode(document, type=RankManifest)
+
+
+def overall_state(ranks: list[RankTrace]) -> CaptureState:
+    """Return what a capture has come to, once all its ranks have ended."""
+    complete = sum(rank.state is CaptureState.COMPLETE for rank in ranks)
+    if complete == len(ranks) and ranks:
+        return CaptureState.COMPLETE
+    return CaptureState.PARTIAL if complete else CaptureState.FAILED
+
+
+def first_reason(ranks: list[RankTrace]) -> str:
+    """Return why a capture is not complete: the first failing rank's words, and how many failed."""
+    failed = [rank for rank in ranks if rank.state is CaptureState.FAILED]
+    if not failed:
+        return ""
+    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    return f"rank {failed[0].rank}: {failed[0].reason}{more}"

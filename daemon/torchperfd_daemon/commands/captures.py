@@ -4,15 +4,20 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from torchperfd.v1 import contract
-from torchperfd_daemon.captures import CaptureRecord, Catalog
-from torchperfd_daemon.commands._options import json_option
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Listed, Listing, Query
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._download import fetch
+from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
+from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
+
+_ROWS: Final = 100
 
 
 @click.group("captures")
@@ -24,31 +29,50 @@ from torchperfd_daemon.errors import TorchperfdError
 )
 @click.pass_context
 def command(context: click.Context, captures_dir: Path | None) -> None:
-    """List, fetch and delete captures. Reads the directory itself; needs no daemon."""
+    """List, fetch, pin and delete captures. Reads the directory itself; needs no daemon."""
     context.obj = Catalog(captures_dir or Path(contract.user_captures_dir()))
 
 
 @command.command("list")
+@click.option("--run", default="", help="Only captures of this run.")
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in CaptureState]),
+    help="Only captures in this state.",
+)
+@click.option("--since", type=Moment(), default=0.0, help="Only captures from then on: 2d, 2026-07-01T12:00.")
+@click.option(
+    "--limit",
+    type=click.IntRange(0),
+    help=f"At most so many, the newest; 0 is all. By default {_ROWS} in the table, all as JSON.",
+)
 @json_option
 @click.pass_obj
-def list_captures(catalog: Catalog, as_json: bool) -> None:
+def list_captures(
+    catalog: Catalog, run: str, state: str | None, since: float, limit: int | None, as_json: bool
+) -> None:
     """List captures, newest first."""
-    records = catalog.list()
+    if limit is None:
+        limit = 0 if as_json else _ROWS
+    query = Query(run=run, state=CaptureState(state) if state else None, since=since, limit=limit)
+    listing = catalog.list(query)
     if as_json:
-        document = {
-            "schema": "torchperfd.captures/1",
-            "directory": str(catalog.directory),
-            "captures": [msgspec.to_builtins(record) for record in records],
-        }
-        click.echo(json.dumps(document))
+        click.echo(json.dumps(_document(catalog, listing)))
         return
-    if not records:
-        click.echo(f"no captures in {catalog.directory}", err=True)
+    if not listing.captures:
+        click.echo(
+            f"no {'such ' if query != Query(limit=limit) else ''}captures in {catalog.directory}", err=True
+        )
         return
     row = "{:<24} {:<28.28} {:<9} {:>12} {:>6} {:>10}  {}"
     click.echo(row.format("CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "WHEN"))
-    for record in records:
-        click.echo(row.format(*_cells(record)))
+    for listed in listing.captures:
+        click.echo(row.format(*_cells(listed)))
+    if listing.total > len(listing.captures):
+        click.echo(
+            f"these are the newest {len(listing.captures)} of {listing.total:,}; --limit 0 shows all",
+            err=True,
+        )
 
 
 @command.command("get")
@@ -60,35 +84,110 @@ def list_captures(catalog: Catalog, as_json: bool) -> None:
     default=Path(),
     help="Directory to copy into; the current one by default.",
 )
-@click.pass_obj
-def get_capture(catalog: Catalog, capture_id: str, output: Path) -> None:
+@click.option(
+    "--remote", is_flag=True, help="Through the daemon; so does --socket. Goes on with what broke off."
+)
+@socket_option
+@click.pass_context
+def get_capture(
+    context: click.Context, capture_id: str, output: Path, remote: bool, socket: str | None
+) -> None:
     """Copy a capture's traces and manifest, and print where they are."""
-    record = catalog.get(capture_id)
-    target = output / record.capture_id
-    try:
-        target.mkdir(parents=True)
-        for path in catalog.folder(capture_id).iterdir():
-            # Other users can write there: a link could lead to a file that is the caller's alone.
-            if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
-                shutil.copyfile(path, target / path.name, follow_symlinks=False)
-    except FileExistsError:
-        raise TorchperfdError(f"{target} exists", "choose another directory with --output") from None
-    except OSError as error:
-        raise TorchperfdError(f"cannot copy to {target}: {error}") from error
+    catalog: Catalog = context.obj
+    target = output / catalog.folder(capture_id).name
+    # Out of the environment the socket names a daemon, but does not ask for one.
+    if remote or context.get_parameter_source("socket") is ParameterSource.COMMANDLINE:
+        _download(capture_id, target, socket)
+    else:
+        _copy(catalog, capture_id, target)
     click.echo(target)
 
 
 @command.command("rm")
-@click.argument("capture_ids", nargs=-1, required=True)
+@click.argument("capture_ids", nargs=-1)
+@click.option("--older-than", type=Age(), help="All that were asked for longer ago, like 7d.")
+@click.option("--dry-run", is_flag=True, help="Only print which would be deleted.")
 @click.pass_obj
-def remove_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
-    """Delete captures and their traces."""
-    for capture_id in capture_ids:
+def remove_captures(
+    catalog: Catalog, capture_ids: tuple[str, ...], older_than: float | None, dry_run: bool
+) -> None:
+    """Delete captures and their traces; all that are named, or none. Pinned ones stay."""
+    if bool(capture_ids) == (older_than is not None):
+        raise click.UsageError("Name captures, or an age with --older-than.")
+    if older_than is not None:
+        old = catalog.list(Query(before=time.time() - older_than)).captures
+        chosen = [each.record.capture_id for each in old if not each.pinned and each.record.state.ended]
+        if len(chosen) < len(old):
+            click.echo(f"kept {len(old) - len(chosen)} that are pinned or in progress", err=True)
+    else:
+        chosen = list(dict.fromkeys(capture_ids))
+    for capture_id in chosen:
+        catalog.check_removable(capture_id)
+    for capture_id in chosen:
+        if dry_run:
+            click.echo(capture_id)
+            continue
         catalog.remove(capture_id)
         click.echo(f"deleted {capture_id}", err=True)
 
 
-def _cells(record: CaptureRecord) -> list[Any]:
+@command.command("pin")
+@click.argument("capture_ids", nargs=-1, required=True)
+@click.pass_obj
+def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
+    """Keep captures from being removed, by the daemon's quota and by `rm`."""
+    for capture_id in capture_ids:
+        catalog.pin(capture_id)
+
+
+@command.command("unpin")
+@click.argument("capture_ids", nargs=-1, required=True)
+@click.pass_obj
+def unpin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
+    """Let captures go again."""
+    for capture_id in capture_ids:
+        catalog.unpin(capture_id)
+
+
+def _copy(catalog: Catalog, capture_id: str, target: Path) -> None:
+    catalog.get(capture_id)
+    try:
+        target.mkdir(parents=True)
+        for name, file in catalog.files(capture_id):
+            with (target / name).open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+    except FileExistsError:
+        raise TorchperfdError(f"{target} exists", "choose another directory with --output") from None
+    except OSError as error:
+        raise TorchperfdError(f"cannot copy to {target}: {error}") from error
+
+
+def _download(capture_id: str, target: Path, socket: str | None) -> None:
+    try:
+        with connect(socket) as daemon:
+            fetch(daemon, capture_id, target)
+    except (DaemonUnreachableError, DeadlineError) as error:
+        if not target.is_dir():
+            raise
+        raise type(error)(
+            f"the download broke off: {error.problem}", "the same command goes on from there"
+        ) from error
+
+
+def _document(catalog: Catalog, listing: Listing) -> dict[str, Any]:
+    return {
+        "schema": "torchperfd.captures/1",
+        "directory": str(catalog.directory),
+        "total": listing.total,
+        "captures": [
+            {**msgspec.to_builtins(listed.record), "pinned": listed.pinned, "disk_bytes": listed.bytes}
+            for listed in listing.captures
+        ],
+    }
+
+
+def _cells(listed: Listed) -> list[Any]:
+    record: CaptureRecord = listed.record
     steps = record.step_range
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.requested_at))
     size = sum(rank.bytes for rank in record.ranks)
@@ -99,5 +198,5 @@ def _cells(record: CaptureRecord) -> list[Any]:
         f"{steps[0]}-{steps[1] - 1}" if steps else "-",
         str(len(record.ranks)),
         f"{size / 1e6:.1f} MB",
-        when,
+        f"{when}  pinned" if listed.pinned else when,
     ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from torchperfd.v1 import contract
-from torchperfd_daemon.commands._options import Seconds
+from torchperfd_daemon.commands._options import Age, Bytes, Seconds
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.settings import ServeSettings
 
@@ -30,6 +30,41 @@ from torchperfd_daemon.settings import ServeSettings
 )
 @click.option("--captures-dir", type=click.Path(path_type=Path), help="Where traces are kept.")
 @click.option(
+    "--captures-max-bytes",
+    type=Bytes(),
+    default="20GiB",
+    show_default=True,
+    help="Of all captures on the disk; the oldest are removed beyond. 0 is no limit, here and below.",
+)
+@click.option(
+    "--captures-max-age",
+    type=Age(),
+    default="0",
+    show_default=True,
+    help="Remove captures that are older, like 30d.",
+)
+@click.option(
+    "--captures-max-count",
+    type=click.IntRange(0),
+    default=10_000,
+    show_default=True,
+    help="How many captures; the oldest are removed beyond.",
+)
+@click.option(
+    "--captures-max-bytes-each",
+    type=Bytes(),
+    default="4GiB",
+    show_default=True,
+    help="Of one capture; its ranks have equal shares, and a larger trace is not kept.",
+)
+@click.option(
+    "--captures-min-free",
+    type=Bytes(),
+    default="1GiB",
+    show_default=True,
+    help="Begin no capture with less free on the disk.",
+)
+@click.option(
     "--interval",
     type=Seconds(0.05, 3600),
     default=1.0,
@@ -50,6 +85,11 @@ def command(
     metrics_address: str,
     web_config_file: Path | None,
     captures_dir: Path | None,
+    captures_max_bytes: int,
+    captures_max_age: float,
+    captures_max_count: int,
+    captures_max_bytes_each: int,
+    captures_min_free: int,
     interval: float,
     demo: bool,
     embedded: bool,
@@ -71,6 +111,11 @@ def command(
         metrics_port=port,
         web_config_file=web_config_file.absolute() if web_config_file else None,
         captures_dir=(captures_dir or Path(contract.user_captures_dir())).absolute(),
+        captures_max_bytes=captures_max_bytes,
+        captures_max_age_seconds=captures_max_age,
+        captures_max_count=captures_max_count,
+        captures_max_bytes_each=captures_max_bytes_each,
+        captures_min_free_bytes=captures_min_free,
         interval_seconds=interval,
         embedded=embedded,
         demo=demo,

@@ -4,17 +4,18 @@ import platform
 from collections.abc import Iterator
 
 from torchperfd._version import __version__
-from torchperfd_daemon.captures import CaptureCounts
+from torchperfd_daemon.captures import CaptureCounts, KeptCounts
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.store import Store
 
 
 class OwnMetrics:
-    """A metrics source about the daemon itself and the captures it has made."""
+    """A metrics source about the daemon itself and its captures."""
 
-    def __init__(self, store: Store, captures: CaptureCounts) -> None:
+    def __init__(self, store: Store, captures: CaptureCounts, kept: KeptCounts) -> None:
         self._store = store
         self._captures = captures
+        self._kept = kept
 
     def families(self) -> Iterator[Family]:
         """Return build, ingest and capture families."""
@@ -45,3 +46,15 @@ class OwnMetrics:
             last = Family("capture_last_success_timestamp_seconds", "When a capture last completed.", "gauge")
             last.add(self._captures.last_success_unix_seconds)
             yield last
+        kept = Family("captures", "Captures in the captures directory.", "gauge")
+        kept.add(self._kept.captures)
+        yield kept
+        kept_size = Family("captures_bytes", "What the captures directory takes on the disk.", "gauge")
+        kept_size.add(self._kept.bytes)
+        yield kept_size
+        removed = Family(
+            "captures_removed", "Captures removed to keep to the quota, by its limit.", "counter", ("reason",)
+        )
+        for reason, count in self._kept.removed.items():
+            removed.add(count, reason)
+        yield removed

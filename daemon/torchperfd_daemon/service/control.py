@@ -8,11 +8,12 @@ import grpc
 
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2
-from torchperfd_daemon.captures import Coordinator, Participant
+from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.diagnosis import RankProfile, diagnose
-from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+from torchperfd_daemon.service import download, translate, translate_stacks
 from torchperfd_daemon.service.session import Node, SessionService
+from torchperfd_daemon.service.stack_desk import choose
 from torchperfd_daemon.store import Rank, Store
 
 _MOST_CAPTURE_STEPS = 1000
@@ -21,8 +22,16 @@ _MOST_CAPTURE_STEPS = 1000
 class ControlService(control_pb2_grpc.ControlServicer):
     """Answers from the store and conducts captures. Method names are the protocol's."""
 
-    def __init__(self, store: Store, sessions: SessionService, coordinator: Coordinator, node: Node) -> None:
+    def __init__(
+        self,
+        store: Store,
+        sessions: SessionService,
+        coordinator: Coordinator,
+        catalog: Catalog,
+        node: Node,
+    ) -> None:
         self._store = store
+        self._catalog = catalog
         self._sessions = sessions
         self._coordinator = coordinator
         self._node = node
@@ -88,6 +97,33 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 yield translate.capture_progress(progress)
         except TorchperfdError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def Download(  # noqa: N802
+        self, request: control_pb2.DownloadRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[control_pb2.DownloadPiece]:
+        """Send a capture's file, piece by piece."""
+        try:
+            async for piece in download.pieces(self._catalog, request):
+                yield piece
+        except NoSuchTargetError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except UsageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except TorchperfdError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def Stacks(  # noqa: N802
+        self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[control_pb2.RankStacks]:
+        """Tell where every thread of a run's ranks on this node is, or why not."""
+        try:
+            ranks = choose(self._store, request.run, request.ranks)
+        except TorchperfdError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        sessions = {session.record: session for session in self._sessions.of_run(ranks[0].identity.run)}
+        targets = [(rank, sessions.get(rank)) for rank in ranks]
+        async for told in self._sessions.stacks.stacks(targets, request.timeout_seconds or 5.0):
+            yield translate_stacks.rank_stacks_message(ranks[0].identity.run, told)
 
     async def _targets(
         self, request: control_pb2.CaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,8 @@ from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.service import translate, translate_stacks
+from torchperfd_daemon.service.stack_desk import StackDesk
 from torchperfd_daemon.store import Rank, Store
 
 log = logging.getLogger("torchperfd.session")
@@ -32,10 +33,11 @@ class Node:
 
 
 class Session:
-    """A connected rank: a ``Participant`` of captures."""
+    """A connected rank: a ``Participant`` of captures, and ``Asked`` for its stacks."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, features: Iterable[str] = ()) -> None:
         self.record = rank
+        self.features = frozenset(features)
         self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
 
     @property
@@ -76,6 +78,15 @@ class Session:
             )
         )
 
+    @property
+    def tells_stacks(self) -> bool:
+        """Whether its client can say where its threads are."""
+        return contract.STACKS in self.features
+
+    def dump_stacks(self, request_id: int) -> None:
+        """Ask it where its threads are."""
+        self._send(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=request_id)))
+
     def _send(self, message: session_pb2.DaemonMessage) -> None:
         try:
             self.outgoing.put_nowait(message)
@@ -102,6 +113,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._node = node
         self._on_change = on_change
         self._sessions: dict[tuple[str, int], Session] = {}
+        self.stacks = StackDesk()
+        """Asks the ranks where they are."""
 
     def of_run(self, run: str) -> list[Session]:
         """Return the connected ranks of a run, by rank."""
@@ -132,7 +145,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        session = Session(self._store.join(identity))
+        session = Session(self._store.join(identity), hello.features)
         key = (identity.run, identity.rank)
         self._sessions[key] = session
         self._on_change()
@@ -176,11 +189,15 @@ class SessionService(session_pb2_grpc.SessionServicer):
             rank.totals = translate.totals(message.account)
         elif body == "state":
             rank.state = translate.state(message.state.state) or rank.state
+            rank.framework = translate.framework(message.state.framework) or rank.framework
         elif body == "capture_ack":
             ack = message.capture_ack
             self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack(ack))
         elif body == "capture_result":
             self._on_result(session, message.capture_result)
+        elif body == "stack_report":
+            told = message.stack_report
+            self.stacks.on_report(session, told.request_id, translate_stacks.report(told))
         elif body == "bundle":
             for part in message.bundle.messages:
                 # One within another would let a client send us down without end.

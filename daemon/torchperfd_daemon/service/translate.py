@@ -61,7 +61,7 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
     values: dict[str, Any] = {name: getattr(message, name) for name in _IDENTITY_FIELDS}
     for name, value in values.items():
         if isinstance(value, str):
-            values[name] = _one_line(value, _MOST_LABEL_CHARACTERS)
+            values[name] = one_line(value, _MOST_LABEL_CHARACTERS)
     return RankIdentity(**values)
 
 
@@ -73,6 +73,11 @@ def identity_message(own: RankIdentity) -> session_pb2.RankIdentity:
 def state(value: int) -> State | None:
     """Return a state this version knows, else None."""
     return _STATES.get(session_pb2.RunState.ValueType(value))
+
+
+def framework(name: str) -> str:
+    """Return the name of a framework as a label can hold it."""
+    return one_line(name, _MOST_LABEL_CHARACTERS)
 
 
 def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
@@ -216,7 +221,7 @@ def ack(message: session_pb2.CaptureAck) -> Ack:
     """Unpack a rank's answer to prepare."""
     return Ack(
         message.ready,
-        _one_line(message.reason, _MOST_REASON_CHARACTERS),
+        one_line(message.reason, _MOST_REASON_CHARACTERS),
         min(message.next_step, _LAST_STEP),
         max(message.step_seconds, _SHORTEST_STEP_S) if message.step_seconds > 0 else 0.0,
     )
@@ -226,10 +231,10 @@ def result(message: session_pb2.CaptureResult) -> Result:
     """Unpack a rank's outcome."""
     return Result(
         ok=message.ok,
-        reason=_one_line(message.reason, _MOST_REASON_CHARACTERS),
+        reason=one_line(message.reason, _MOST_REASON_CHARACTERS),
         retry=message.retry,
         start_step=min(message.start_step, _LAST_STEP),
-        file=_one_line(message.file, 100).rpartition("/")[2],
+        file=one_line(message.file, 100).rpartition("/")[2],
         bytes=message.bytes,
         sha256=message.sha256[:64],
     )
@@ -311,7 +316,7 @@ def _quantity(
     return value if message.HasField(field) and 0 <= value < math.inf else None
 
 
-def _one_line(text: str, most: int) -> str:
+def one_line(text: str, most: int) -> str:
     """Return text that can neither break a line nor drive a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text[:most])
 

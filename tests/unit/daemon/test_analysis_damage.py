@@ -122,7 +122,7 @@ def test_bytes_that_were_overwritten_never_bring_anything_down(tmp_path: Path, s
 def test_values_that_make_no_sense_never_bring_anything_down(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     trace = json.loads(whole())
-    nonsense = [
+    nonsense: list[object] = [
         None,
         -1,
         0,

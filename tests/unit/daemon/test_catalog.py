@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
-from torchperfd_daemon.captures.catalog import first_reason, overall_state
-from torchperfd_daemon.captures.manifest import CaptureOptions, decode
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
+from torchperfd_daemon.captures.manifest import CaptureOptions, decode, first_reason, overall_state
+from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
 
 HOSTILE_IDS = [
     "",
@@ -66,6 +65,10 @@ def record(capture_id: str = "one", **more: Any) -> CaptureRecord:
             **more,
         }
     )
+
+
+def listed(catalog: Catalog) -> list[CaptureRecord]:
+    return [found.record for found in catalog.list().captures]
 
 
 def saved(catalog: Catalog, capture_id: str = "one", **more: Any) -> Path:
@@ -122,10 +125,10 @@ def test_what_is_saved_is_read_back_whole(catalog: Catalog) -> None:
 
 
 def test_captures_are_listed_newest_first(catalog: Catalog) -> None:
-    assert catalog.list() == []
+    assert listed(catalog) == []
     for number, capture_id in enumerate(("b", "a", "c")):
         saved(catalog, capture_id, requested_at=1000.0 + number)
-    assert [found.capture_id for found in catalog.list()] == ["c", "a", "b"]
+    assert [found.capture_id for found in listed(catalog)] == ["c", "a", "b"]
 
 
 def test_a_capture_is_removed_with_all_its_files(catalog: Catalog) -> None:
@@ -134,9 +137,24 @@ def test_a_capture_is_removed_with_all_its_files(catalog: Catalog) -> None:
     saved(catalog, "two")
     catalog.remove("one")
     assert not folder.exists()
-    assert [found.capture_id for found in catalog.list()] == ["two"]
+    assert [found.capture_id for found in listed(catalog)] == ["two"]
     with pytest.raises(NoSuchTargetError, match=r"no capture one in .*captures list"):
         catalog.remove("one")
+
+
+def test_a_capture_is_gone_from_the_list_before_its_first_file_is(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(catalog)
+    delete, seen = shutil.rmtree, []
+
+    def watched(path: Path) -> None:
+        seen.append((listed(catalog), sorted(os.listdir(path))))
+        delete(path)
+
+    monkeypatch.setattr(shutil, "rmtree", watched)
+    catalog.remove("one")
+    assert seen == [([], ["manifest.json"])]
 
 
 def test_what_cannot_be_deleted_is_said(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +166,7 @@ def test_what_cannot_be_deleted_is_said(catalog: Catalog, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "rmtree", refuse)
     with pytest.raises(TorchperfdError, match=r"cannot delete .*/one: Operation not permitted; "):
         catalog.remove("one")
+    assert catalog.get("one") == record("one"), "it is back in its place"
 
 
 @pytest.mark.parametrize("capture_id", HOSTILE_IDS)
@@ -184,6 +203,51 @@ def test_a_directory_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TorchperfdError, match=r"cannot write to .*file: Not a directory; .*--captures-dir"):
         Catalog(tmp_path / "file").create("one")
+
+
+def test_a_disk_that_is_nearly_full_begins_no_capture(tmp_path: Path) -> None:
+    disk = os.statvfs(tmp_path)
+    directory = tmp_path / "new" / "captures"
+    beyond = Catalog(directory, Quota(free_bytes=disk.f_blocks * disk.f_frsize + 1))
+    with pytest.raises(
+        DiskFullError, match=r"only [\d,]+ MiB are free on the disk of .* have to stay free; "
+    ) as error:
+        beyond.create("one")
+    assert "torchperfd captures rm --older-than" in error.value.remedy
+    assert list(directory.iterdir()) == []
+    assert Catalog(directory, Quota(free_bytes=1)).create("one").is_dir()
+
+
+def test_a_trace_beyond_its_share_is_not_kept_and_the_rank_has_failed(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "captures", Quota(capture_bytes=300))
+    folder = catalog.create("one")
+    sizes = {0: 100, 1: 101, 2: 5}
+    for rank, size in sizes.items():
+        (folder / f"rank{rank}.json").write_bytes(b"x" * size)
+    written = record(
+        ranks=[
+            RankTrace(rank, CaptureState.COMPLETE, "", f"rank{rank}.json", size)
+            for rank, size in sizes.items()
+        ]
+    )
+    catalog.enforce_cap(written)
+    assert sorted(path.name for path in folder.iterdir()) == ["rank0.json", "rank2.json"]
+    assert written.ranks[1] == RankTrace(
+        1,
+        CaptureState.FAILED,
+        "the trace has 101 bytes, 100 are allowed; capture fewer steps or raise --captures-max-bytes-each",
+    )
+    assert [trace.state for trace in written.ranks].count(CaptureState.COMPLETE) == 2
+
+
+def test_the_cap_deletes_nothing_outside_the_folder(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path / "captures", Quota(capture_bytes=1))
+    catalog.create("one")
+    (tmp_path / "captures" / "precious").write_text("x")
+    written = record(ranks=[RankTrace(0, CaptureState.COMPLETE, "", "../precious", 9)])
+    catalog.enforce_cap(written)
+    assert written.ranks[0].state is CaptureState.FAILED
+    assert (tmp_path / "captures" / "precious").exists()
 
 
 def test_saving_does_not_write_through_a_planted_link(catalog: Catalog, tmp_path: Path) -> None:
@@ -225,7 +289,7 @@ def test_a_folder_swapped_for_a_link_is_not_followed(catalog: Catalog, tmp_path:
         catalog.save(record("one"))
     assert list(elsewhere.iterdir()) == []
     (elsewhere / "manifest.json").write_bytes(record("one").encode())
-    assert catalog.list() == []
+    assert listed(catalog) == []
     with pytest.raises(NoSuchTargetError):
         catalog.remove("one")
     assert (elsewhere / "manifest.json").exists()
@@ -245,7 +309,7 @@ def test_a_pipe_that_somebody_holds_open_is_no_manifest(catalog: Catalog, name: 
     os.mkfifo(path)
     held = os.open(path, os.O_RDWR)
     try:
-        assert catalog.list() == []
+        assert listed(catalog) == []
     finally:
         os.close(held)
 
@@ -259,7 +323,7 @@ def test_a_hostile_manifest_is_no_manifest(catalog: Catalog, tmp_path: Path, nam
     saved(catalog, "good")
     path = catalog.create("evil") / name
     path.write_bytes(good)
-    assert len(catalog.list()) == 2, "as a plain file it counts"
+    assert len(listed(catalog)) == 2, "as a plain file it counts"
     path.unlink()
     match through:
         case "symlink":
@@ -272,7 +336,7 @@ def test_a_hostile_manifest_is_no_manifest(catalog: Catalog, tmp_path: Path, nam
             path.write_bytes(good + b" " * (1024 * 1024))
         case "too deep":
             path.write_bytes(good.rstrip()[:-1] + b', "more": ' + b"[" * 500_000)
-    assert [found.capture_id for found in catalog.list()] == ["good"]
+    assert [found.capture_id for found in listed(catalog)] == ["good"]
     with pytest.raises(NoSuchTargetError):
         catalog.get("evil")
 
@@ -293,7 +357,7 @@ def test_a_hostile_manifest_is_no_manifest(catalog: Catalog, tmp_path: Path, nam
 def test_a_broken_manifest_is_skipped(catalog: Catalog, document: bytes) -> None:
     saved(catalog, "good")
     (catalog.create("broken") / "manifest.json").write_bytes(document)
-    assert [found.capture_id for found in catalog.list()] == ["good"]
+    assert [found.capture_id for found in listed(catalog)] == ["good"]
 
 
 def test_other_things_in_the_directory_are_no_captures(catalog: Catalog) -> None:
@@ -303,14 +367,14 @@ def test_other_things_in_the_directory_are_no_captures(catalog: Catalog) -> None
     odd = catalog.directory / "\x1b[31m"
     odd.mkdir()
     (odd / "manifest.json").write_bytes(record("one").encode())
-    assert [found.capture_id for found in catalog.list()] == ["one"]
+    assert [found.capture_id for found in listed(catalog)] == ["one"]
 
 
 def test_a_manifest_cannot_pass_itself_off_as_another_capture(catalog: Catalog) -> None:
     folder = catalog.create("two")
     (folder / "manifest.json").write_bytes(record("../../home/me").encode())
     assert catalog.get("two").capture_id == "two"
-    assert [found.capture_id for found in catalog.list()] == ["two"]
+    assert [found.capture_id for found in listed(catalog)] == ["two"]
 
 
 def test_a_record_is_put_together_from_the_ranks_manifests(catalog: Catalog) -> None:
@@ -330,7 +394,7 @@ def test_a_record_is_put_together_from_the_ranks_manifests(catalog: Catalog) -> 
             RankTrace(rank, CaptureState.COMPLETE, "", f"rank{rank}.json", 9, "ab") for rank in (0, 2, 10)
         ],
     )
-    assert catalog.list() == [found]
+    assert listed(catalog) == [found]
     write_rank(catalog, 11, state="failed", reason="disk full", file="")
     assert catalog.get("own").state is CaptureState.PARTIAL
     assert catalog.get("own").reason == "rank 11: disk full"
@@ -416,4 +480,4 @@ def test_no_manifest_breaks_the_list(document: bytes) -> None:
         for name in ("manifest.json", "rank0.manifest.json"):
             (catalog.directory / "a").mkdir(exist_ok=True)
             (catalog.directory / "a" / name).write_bytes(document)
-        assert len(catalog.list()) <= 1
+        assert len(listed(catalog)) <= 1

@@ -85,10 +85,13 @@ def test_the_list_as_json(captures: Captures, catalog: Catalog) -> None:
     code, out, err = captures("list", "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)
-    assert document.keys() == {"schema", "directory", "captures"}
+    assert document.keys() == {"schema", "directory", "total", "captures"}
     assert document["schema"] == "torchperfd.captures/1"
     assert document["directory"] == str(catalog.directory)
+    assert document["total"] == 1
     [entry] = document["captures"]
+    assert entry["pinned"] is False
+    assert entry["disk_bytes"] > 0
     assert (entry["capture_id"], entry["state"], entry["step_range"]) == ("one", "complete", [120, 125])
     assert [rank["file"] for rank in entry["ranks"]] == ["rank0.json", "rank1.json"]
 
@@ -163,7 +166,7 @@ def test_rm_deletes(captures: Captures, catalog: Catalog) -> None:
     for capture_id in ("one", "two", "three"):
         add(catalog, capture_id)
     assert captures("rm", "one", "two") == (0, "", "deleted one\ndeleted two\n")
-    assert [record.capture_id for record in catalog.list()] == ["three"]
+    assert [found.record.capture_id for found in catalog.list().captures] == ["three"]
 
 
 @pytest.mark.parametrize("verb", ["get", "rm"])
@@ -190,3 +193,105 @@ def test_the_directory_comes_from_the_environment(
     monkeypatch.setenv("XDG_STATE_HOME", str(catalog.directory.parent / "state"))
     assert cli._run(["captures", "list"]) == 0
     assert f"{catalog.directory.parent}/state/torchperfd/captures" in capfd.readouterr().err
+
+
+def test_the_list_can_be_narrowed(captures: Captures, catalog: Catalog) -> None:
+    for number in range(4):
+        add(catalog, f"c{number}", time.time() - 3600 * number, run="bert" if number % 2 else "gpt")
+    add(catalog, "bad", 1_700_000_000.0, state=CaptureState.FAILED)
+
+    def listed(*arguments: str) -> list[str]:
+        code, out, _ = captures("list", *arguments)
+        assert code == 0
+        return [line.split()[0] for line in out.splitlines()[1:]]
+
+    assert listed("--run", "bert") == ["c1", "c3"]
+    assert listed("--state", "failed") == ["bad"]
+    assert listed("--since", "90m") == ["c0", "c1"]
+    assert listed("--since", "2023-12-01") == ["c0", "c1", "c2", "c3"]
+    assert captures("list", "--limit", "2")[2] == "these are the newest 2 of 5; --limit 0 shows all\n"
+    document = json.loads(captures("list", "--json", "--limit", "1", "--run", "gpt")[1])
+    assert document["total"] == 2
+    assert [entry["capture_id"] for entry in document["captures"]] == ["c0"]
+    assert captures("list", "--run", "nope") == (0, "", f"no such captures in {catalog.directory}\n")
+
+
+def test_the_table_ends_after_a_hundred_and_says_so(captures: Captures, catalog: Catalog) -> None:
+    for number in range(103):
+        add(catalog, f"c{number}", 1_700_000_000.0 + number)
+    _, out, err = captures("list")
+    assert len(out.splitlines()) == 101
+    assert err == "these are the newest 100 of 103; --limit 0 shows all\n"
+    assert len(captures("list", "--limit", "0")[1].splitlines()) == 104
+    assert len(json.loads(captures("list", "--json")[1])["captures"]) == 103
+
+
+def test_what_is_pinned_is_marked_and_stays(captures: Captures, catalog: Catalog) -> None:
+    add(catalog, "one")
+    add(catalog, "two")
+    assert captures("pin", "one") == (0, "", "")
+    assert [line.endswith("  pinned") for line in captures("list")[1].splitlines()[1:]] == [False, True]
+    refused = (1, "", "torchperfd: capture one is pinned; `torchperfd captures unpin one` first\n")
+    assert captures("rm", "two", "one") == refused
+    assert (catalog.directory / "two").exists(), "all or none"
+    assert captures("rm", "--older-than", "1d") == (
+        0,
+        "",
+        "kept 1 that are pinned or in progress\ndeleted two\n",
+    )
+    assert captures("unpin", "one")[0] == 0
+    assert captures("rm", "one") == (0, "", "deleted one\n")
+
+
+def test_rm_by_age(captures: Captures, catalog: Catalog) -> None:
+    for days in (1, 8, 9):
+        add(catalog, f"d{days}", time.time() - 86400 * days)
+    assert captures("rm", "--older-than", "1w", "--dry-run") == (0, "d8\nd9\n", "")
+    assert len(catalog.list().captures) == 3
+    assert captures("rm", "--older-than", "7d") == (0, "", "deleted d8\ndeleted d9\n")
+    assert captures("rm", "--older-than", "7d") == (0, "", "")
+    assert [found.record.capture_id for found in catalog.list().captures] == ["d1"]
+
+
+def test_rm_of_what_is_in_progress_is_refused(captures: Captures, catalog: Catalog) -> None:
+    catalog.create("20231114-221320-abcdef")
+    code, out, err = captures("rm", "20231114-221320-abcdef")
+    assert (code, out) == (1, "")
+    assert err == "torchperfd: capture 20231114-221320-abcdef is in progress; wait until it has ended\n"
+
+
+@pytest.mark.parametrize("arguments", [(), ("one", "--older-than", "7d"), ("--older-than", "7 years")])
+def test_rm_wants_either_names_or_an_age(
+    captures: Captures, catalog: Catalog, arguments: tuple[str, ...]
+) -> None:
+    add(catalog, "one")
+    assert captures("rm", *arguments)[0] == 2
+    assert (catalog.directory / "one").exists()
+
+
+@pytest.mark.parametrize("verb", ["pin", "unpin"])
+def test_pinning_what_is_not_there_is_said(captures: Captures, catalog: Catalog, verb: str) -> None:
+    assert captures(verb, "nope")[0] == 3
+    assert captures(verb, "../nope")[0] == 3
+
+
+def test_a_pin_does_not_go_through_a_planted_link(
+    captures: Captures, catalog: Catalog, tmp_path: Path
+) -> None:
+    victim = tmp_path / "victim"
+    (add(catalog, "one") / ".pinned").symlink_to(victim)
+    assert captures("pin", "one")[0] == 0
+    assert not victim.exists()
+    assert captures("unpin", "one")[0] == 0
+    assert not (catalog.directory / "one" / ".pinned").is_symlink()
+
+
+def test_a_socket_in_the_environment_does_not_ask_for_a_daemon(
+    captures: Captures, catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(catalog, "one")
+    monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "none.sock"))
+    assert captures("get", "one", "-o", tmp_path / "out")[0] == 0
+    code, _, err = captures("get", "one", "--remote", "-o", tmp_path / "more")
+    assert code == 4
+    assert err.startswith(f"torchperfd: no daemon answers at {tmp_path / 'none.sock'}; ")

@@ -143,7 +143,7 @@ def test_a_capture_prints_its_files_and_tells_its_progress(served: Served, comma
     asked = [add_rank(served, 0), add_rank(served, 1)]
     code, out, err = command("capture", "--steps", "7", "--with-stack")
     assert code == 0
-    [record] = served.catalog.list()
+    [record] = [found.record for found in served.catalog.list().captures]
     folder = served.catalog.folder(record.capture_id)
     assert out.splitlines() == [f"{folder}/rank0.json", f"{folder}/rank1.json"]
     assert err.splitlines() == [
@@ -159,7 +159,7 @@ def test_a_capture_as_json(served: Served, command: Command) -> None:
     asked = add_rank(served, 1)
     code, out, err = command("capture", "--json", "--ranks", "1", "--record-shapes", "--profile-memory")
     assert (code, err) == (0, "")
-    [record] = served.catalog.list()
+    [record] = [found.record for found in served.catalog.list().captures]
     folder = served.catalog.folder(record.capture_id)
     assert json.loads(out) == {
         "schema": "torchperfd.capture_result/1",
@@ -186,7 +186,7 @@ def test_a_partial_capture_names_the_rank_and_keeps_the_rest(served: Served, com
     add_rank(served, 0)
     add_rank(served, 1, reason="disk full")
     code, out, err = command("capture")
-    [record] = served.catalog.list()
+    [record] = [found.record for found in served.catalog.list().captures]
     assert code == 5
     assert out == f"{served.catalog.folder(record.capture_id)}/rank0.json\n"
     assert err.splitlines()[-1] == f"torchperfd: capture {record.capture_id} is partial: rank 1: disk full"
@@ -198,7 +198,7 @@ def test_a_partial_capture_names_the_rank_and_keeps_the_rest(served: Served, com
 def test_a_failed_capture_says_why(served: Served, command: Command) -> None:
     add_rank(served, 0, reason="disk full")
     code, out, err = command("capture")
-    [record] = served.catalog.list()
+    [record] = [found.record for found in served.catalog.list().captures]
     assert (code, out) == (1, "")
     assert err.splitlines()[-1] == f"torchperfd: capture {record.capture_id} failed: rank 0: disk full"
 
@@ -206,7 +206,7 @@ def test_a_failed_capture_says_why(served: Served, command: Command) -> None:
 def test_a_job_that_does_not_train_is_a_timeout(served: Served, command: Command) -> None:
     add_rank(served, 0, reason="silent")
     code, out, err = command("capture", "--timeout", "1")
-    [record] = served.catalog.list()
+    [record] = [found.record for found in served.catalog.list().captures]
     assert (code, out) == (124, "")
     assert err.splitlines()[-1] == (
         f"torchperfd: capture {record.capture_id} failed: rank 0: makes no training steps, so there is"

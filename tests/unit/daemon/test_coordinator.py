@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.daemon.served import GIVE_UP_S
 
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, coordinator
+from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, coordinator
 from torchperfd_daemon.captures.coordinator import Ack, Result, _start_step
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
@@ -143,7 +143,7 @@ def test_the_manifest_is_there_when_the_end_is_told(node: Node) -> None:
                 assert node.catalog.get(progress.record.capture_id) == progress.record
                 break
         await capture.aclose()  # type: ignore[attr-defined]
-        [record] = node.catalog.list()
+        [record] = [found.record for found in node.catalog.list().captures]
         assert record.state is CaptureState.COMPLETE
         assert node.idle()
 
@@ -374,7 +374,7 @@ def test_when_the_caller_goes_away_everything_is_given_up(node: Node, moment: Ca
         await capture.aclose()  # type: ignore[attr-defined]
         assert [rank.cancelled for rank in ranks] == [["cancelled"]] * 2
         assert node.idle()
-        [record] = node.catalog.list()
+        [record] = [found.record for found in node.catalog.list().captures]
         assert (record.state, record.reason) == (CaptureState.FAILED, "cancelled")
         assert [(trace.state, trace.reason) for trace in record.ranks] == [
             (CaptureState.FAILED, "cancelled")
@@ -454,7 +454,7 @@ def test_a_scripts_own_capture_is_adopted(node: Node) -> None:
 
 def test_a_capture_that_is_elsewhere_is_counted_but_leaves_no_empty_folder(node: Node) -> None:
     node.coordinator.adopt("own-1", "bert", FIVE, 3, done(3, 40))
-    assert node.catalog.list() == []
+    assert not node.catalog.list().captures
     assert not node.catalog.directory.exists()
     assert node.coordinator.counts.requests == {("script", "complete"): 1}
 
@@ -479,3 +479,18 @@ def test_adopting_leads_nowhere_else_and_harms_nobody(
     node.coordinator.adopt("link", "bert", FIVE, 0, done(0, 0))
     assert list((tmp_path / "x").iterdir()) == []
     assert "cannot write the manifest" in caplog.text
+
+
+def test_a_trace_beyond_its_share_fails_its_rank_only(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = Node(tmp_path)
+        node.catalog = Catalog(tmp_path / "captures", Quota(capture_bytes=40))
+        node.coordinator = Coordinator(node.catalog)
+        small, large = Rank(node, 0), Rank(node, 1)
+        large.on_commit = lambda capture_id, start: large.result(capture_id, done(1, start, size=21))
+        *_, last = await node.capture(small, large)
+        assert last.record.state is CaptureState.PARTIAL
+        assert last.record.reason.startswith("rank 1: the trace has 21 bytes, 20 are allowed; ")
+        assert node.catalog.get(last.record.capture_id) == last.record
+
+    play(scenario())

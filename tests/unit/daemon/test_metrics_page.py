@@ -18,7 +18,7 @@ from tests.metric_names import METRICS
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __version__
-from torchperfd_daemon.captures import CaptureCounts
+from torchperfd_daemon.captures import CaptureCounts, KeptCounts
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.cpu import CpuCollector
@@ -107,6 +107,7 @@ def store() -> Store:
             )
         )
         record.state = state
+        record.framework = "lightning" if rank else ""
         if not waits:
             continue
         durations = array("q", [100_000_000, 120_000_000, 99_000_000])
@@ -199,6 +200,10 @@ def counts() -> CaptureCounts:
     )
 
 
+def holding() -> KeptCounts:
+    return KeptCounts(captures=12, bytes=9_000_000, removed={"age": 0, "count": 3, "bytes": 1})
+
+
 @pytest.fixture
 def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
     """A page over two runs, a good collector and a failing one, at fixed times."""
@@ -212,7 +217,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
         samplers.append(sampler)
     kept = store()
     return MetricsPage(
-        [TrainingMetrics(kept, owner), NodeMetrics(samplers), OwnMetrics(kept, counts())],
+        [TrainingMetrics(kept, owner), NodeMetrics(samplers), OwnMetrics(kept, counts(), holding())],
         SeriesCap(1000, lambda: by_age(kept)),
     )
 
@@ -230,7 +235,9 @@ def test_the_page_is_the_golden_file(text: str) -> None:
 
 def test_a_new_store_shows_only_what_is_always_there() -> None:
     empty = Store()
-    page = MetricsPage([TrainingMetrics(empty), NodeMetrics([]), OwnMetrics(empty, CaptureCounts())])
+    page = MetricsPage(
+        [TrainingMetrics(empty), NodeMetrics([]), OwnMetrics(empty, CaptureCounts(), KeptCounts())]
+    )
     body = page.render("")[0].decode()
     lines = [line for line in body.splitlines() if not line.startswith("#")]
     assert lines == [
@@ -241,6 +248,11 @@ def test_a_new_store_shows_only_what_is_always_there() -> None:
         'torchperfd_ingest_dropped_events_total{where="outbox"} 0.0',
         "torchperfd_capture_bytes_total 0.0",
         "torchperfd_capture_active 0.0",
+        "torchperfd_captures 0.0",
+        "torchperfd_captures_bytes 0.0",
+        'torchperfd_captures_removed_total{reason="age"} 0.0',
+        'torchperfd_captures_removed_total{reason="count"} 0.0',
+        'torchperfd_captures_removed_total{reason="bytes"} 0.0',
     ]
 
 
@@ -385,7 +397,7 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     units = "seconds|bytes|ratio|celsius|watts|joules|hertz|info"
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
-        "|up|pending|failure|errors|overflow|switches|cpus|cores"
+        "|up|pending|failure|errors|overflow|switches|cpus|cores|captures|removed"
     )
     odd = re.compile(
         r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"

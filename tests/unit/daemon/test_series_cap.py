@@ -4,7 +4,7 @@ from array import array
 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from torchperfd_daemon.captures import CaptureCounts
+from torchperfd_daemon.captures import CaptureCounts, KeptCounts
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
 from torchperfd_daemon.metrics.own import OwnMetrics
@@ -22,7 +22,7 @@ class Crowd:
         self.store = Store(grace_seconds=60, clock=lambda: self.now)
         self.cap = SeriesCap(most, lambda: by_age(self.store))
         self.page = MetricsPage(
-            [TrainingMetrics(self.store), OwnMetrics(self.store, CaptureCounts())], self.cap
+            [TrainingMetrics(self.store), OwnMetrics(self.store, CaptureCounts(), KeptCounts())], self.cap
         )
 
     def join(self, run: str, rank: int) -> Rank:

@@ -58,7 +58,11 @@ def test_what_a_rank_sends_is_kept() -> None:
         await rank.say(
             steps_message([10**9, 5, 3 * 10**9], [train, validate, train], data=[10**8, 1, 3 * 10**8]),
             session_pb2.ClientMessage(account=account),
-            session_pb2.ClientMessage(state=session_pb2.StateChange(state=session_pb2.RUN_STATE_VALIDATING)),
+            session_pb2.ClientMessage(
+                state=session_pb2.StateChange(
+                    state=session_pb2.RUN_STATE_VALIDATING, framework="light\nning" + "!" * 999
+                )
+            ),
             # Of a newer client: not known here, so nothing changes.
             session_pb2.ClientMessage(state=session_pb2.StateChange(state=99)),  # type: ignore[arg-type]
         )
@@ -70,6 +74,7 @@ def test_what_a_rank_sends_is_kept() -> None:
         assert kept.history.mean_phase_seconds() == {"data": 0.2}
         assert kept.last_step_unix_seconds == pytest.approx(1004.000000005)
         assert kept.state is State.VALIDATING
+        assert kept.framework == ("light?ning" + "!" * 999)[:200]
         assert (kept.totals.train.steps, kept.totals.train.ns, kept.totals.train.samples) == (7, 70, 224)
         assert (kept.totals.train.phases["data"].calls, kept.totals.train.phases["data"].ns) == (7, 20)
         assert (kept.totals.validate.steps, kept.totals.recorded, kept.totals.dropped) == (3, 10, {"ring": 4})

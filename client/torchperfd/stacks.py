@@ -1,0 +1,205 @@
+"""Where every thread of this process is: told when asked, and by a signal where nobody can answer.
+
+While any Python thread can run, the stream's thread answers. When a C extension hangs with the interpreter
+held, none can. For that, :mod:`faulthandler` is registered on a real-time signal; it needs no interpreter
+and writes into a file in memory that only this process, its user and root can open. The daemon
+finds that file among the process's descriptors, and reads from its first line which signal to send to which
+thread: the pump's, so that no system call of the script is interrupted.
+
+Such a handler reads the frames of all threads as they are. While one of them runs Python that can crash the
+process, so the daemon first makes sure that none does: the pump wants the interpreter within a quarter of a
+second, and who waits for it looks again every 5 ms, which the kernel counts as switches.
+
+``TORCHPERFD_STACK_SIGNAL`` chooses another signal, ``off`` none.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from torchperfd.faults import Faults
+from torchperfd.outbox import Outbox
+from torchperfd.phases import PhaseNames
+from torchperfd.replay import Replay
+from torchperfd.tape import Tape
+from torchperfd.v1 import contract
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+log = logging.getLogger("torchperfd")
+
+VARIABLE: Final = "TORCHPERFD_STACK_SIGNAL"
+_PACKAGE: Final = str(Path(__file__).parent) + os.sep
+# Libraries that want a real-time signal count from either end; these are in nobody's way.
+_CANDIDATES: Final = range(signal.SIGRTMAX - 9, signal.SIGRTMIN + 9, -1)
+_MOST_THREADS: Final = 256
+_MOST_FRAMES: Final = 128
+
+
+class StackTeller:
+    """Tells the daemon where every thread is.
+
+    Args:
+        tape: Whose thread is the training thread.
+        replay: Knows the phase and the step, as the tape last said.
+        names: What phases are called.
+        outbox: Where the answer goes.
+        faults: Where failures of ours are counted.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        replay: Replay,
+        names: PhaseNames,
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        faults: Faults,
+    ) -> None:
+        self._tape = tape
+        self._replay = replay
+        self._names = names
+        self._outbox = outbox
+        self._faults = faults
+        self._training = tape.thread
+        self._signal = 0
+        self._file = -1
+
+    def arm(self, thread: int) -> None:
+        """Have a signal write the stacks down from now on; on the main thread, which faulthandler prepares.
+
+        Does nothing where the platform cannot, no signal is free, or the environment says ``off``.
+
+        Args:
+            thread: The kernel's id of a thread of ours that runs Python several times per second.
+        """
+        try:
+            self._arm(thread)
+        except ValueError as error:
+            log.warning("%s; a rank that hangs in C cannot be asked for its stacks", error)
+        except Exception as error:  # noqa: BLE001 - without it a hang in C is told of with less
+            self._faults.note("stacks", error)
+
+    def tell(self, order: "session_pb2.DumpStacks") -> None:
+        """Answer the daemon, on the calling thread."""
+        from torchperfd.v1 import session_pb2
+
+        # Zero once nobody is followed any more; then it is the last one that was.
+        self._training = self._tape.thread or self._training
+        recorder = self._replay.recorder
+        report = session_pb2.StackReport(
+            request_id=order.request_id,
+            phase=self._names.name(recorder.innermost) if recorder.is_open else "",
+            step=self._replay.loop.train_steps,
+            package=_PACKAGE,
+        )
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        # Frames keep the script's tensors alive, and one of these is our own: no reference outlives this.
+        frames = sys._current_frames()
+        try:
+            for ident in list(frames)[:_MOST_THREADS]:
+                told = report.threads.add(
+                    ident=ident, name=names.get(ident, ""), training=ident == self._training
+                )
+                _pack(told, frames.pop(ident))
+        finally:
+            frames.clear()
+        self._outbox.put(session_pb2.ClientMessage(stack_report=report))
+
+    def disarm(self) -> None:
+        """Put the signal back as it was, and close the file; also for a forked child, of its copies."""
+        if self._file < 0:
+            return
+        import faulthandler
+
+        # In this order: a descriptor's number is used again, and faulthandler knows only the number.
+        faulthandler.unregister(self._signal)
+        if self._is_open():
+            os.close(self._file)
+        self._file = -1
+
+    def _is_open(self) -> bool:
+        """Return whether the descriptor is still our file's; a script that closes all knows not of ours."""
+        try:
+            target = Path(f"/proc/self/fd/{self._file}").readlink()
+        except OSError:
+            return False
+        return str(target).startswith(f"/memfd:{contract.STACKS_FILE}")
+
+    def _arm(self, thread: int) -> None:
+        chosen = os.environ.get(VARIABLE, "")
+        # Elsewhere faulthandler would give its stack for handlers to a thread that is not the main one.
+        on_main_thread = threading.current_thread() is threading.main_thread()
+        if chosen == "off" or not on_main_thread or not hasattr(os, "memfd_create") or not _has_lock():
+            return
+        number = _free_signal(chosen, _signal_masks())
+        if number is None:
+            return
+        import faulthandler
+
+        file = os.memfd_create(contract.STACKS_FILE)
+        try:
+            faulthandler.register(number, file=file, all_threads=True, chain=False)
+        except BaseException:
+            os.close(file)
+            raise
+        self._signal, self._file = number, file
+        told = {"signal": number, "thread": thread, "training": self._training, "package": _PACKAGE}
+        os.write(file, json.dumps(told).encode() + b"\n")
+        # The daemon cuts off what was told before; what comes next belongs behind the first line.
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+
+
+def _free_signal(chosen: str, masks: Mapping[str, int]) -> int | None:
+    """Return a real-time signal that nobody has a use for; the chosen one or none if one is chosen.
+
+    Args:
+        chosen: A number, or nothing.
+        masks: Signals that are caught, ignored or blocked, as :func:`_signal_masks` says.
+
+    Raises:
+        ValueError: What is chosen is no real-time signal.
+    """
+    if chosen and not (chosen.isdecimal() and signal.SIGRTMIN <= int(chosen) <= signal.SIGRTMAX):
+        raise ValueError(
+            f"{VARIABLE} is {chosen[:40]!r}, which is neither off nor a signal from"
+            f" {signal.SIGRTMIN:d} to {signal.SIGRTMAX:d}"
+        )
+    taken = masks["SigCgt"] | masks["SigIgn"] | masks["SigBlk"]
+    candidates = [int(chosen)] if chosen else _CANDIDATES
+    return next((number for number in candidates if not taken >> (number - 1) & 1), None)
+
+
+def _has_lock() -> bool:
+    """Return whether one thread at a time runs Python; else none can keep the others from it."""
+    return bool(getattr(sys, "_is_gil_enabled", lambda: True)())
+
+
+def _signal_masks() -> dict[str, int]:
+    """Return the kernel's word on signals; Python's own knows nothing of handlers that C code installed.
+
+    Raises:
+        OSError: procfs cannot be read.
+    """
+    lines = Path("/proc/thread-self/status").read_text().splitlines()
+    return {line[:6]: int(line[7:], 16) for line in lines if line.startswith("Sig") and line[6] == ":"}
+
+
+def _pack(told: "session_pb2.ThreadStack", frame: FrameType | None) -> None:
+    while frame is not None and len(told.frames) < _MOST_FRAMES:
+        code = frame.f_code
+        told.frames.add(file=_text(code.co_filename), line=frame.f_lineno or 0, function=_text(code.co_name))
+        frame = frame.f_back
+
+
+def _text(name: str) -> str:
+    """Return a name as protobuf takes it; of a file's, bytes that are no UTF-8 become question marks."""
+    return name[:500].encode("utf-8", "replace").decode()

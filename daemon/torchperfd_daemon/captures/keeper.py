@@ -1,0 +1,120 @@
+"""The keeper: a thread that holds the captures directory to its quota."""
+
+import logging
+import sqlite3
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.index import Holding, Index
+from torchperfd_daemon.captures.retention import Reason, Removal, plan
+from torchperfd_daemon.errors import TorchperfdError
+
+log = logging.getLogger("torchperfd.captures")
+
+_SWEEP_S: Final = 60.0
+# Changes within folders that had long ended are looked for once an hour: that asks after every folder.
+_THOROUGH_EVERY: Final = 60
+
+
+@dataclass(slots=True)
+class KeptCounts:
+    """What the directory holds, and what had to go since the daemon started; read by the metrics page."""
+
+    captures: int = 0
+    bytes: int = 0
+    removed: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in Reason})
+
+
+class Keeper:
+    """Sweeps the directory every minute, on a thread of its own: deleting large files takes time.
+
+    Args:
+        catalog: The directory, and its quota.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._sweeps = 0
+        self._refused: set[str] = set()
+        self._stop = threading.Event()
+        self.counts = KeptCounts()
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._run, name="torchperfd-keeper", daemon=True).start()
+
+    def stop(self) -> None:
+        """Begin no more sweeps; one in progress may go down with the process without harm."""
+        self._stop.set()
+
+    def sweep(self) -> None:
+        """Remove what is beyond the quota, and count what is left.
+
+        Raises:
+            TorchperfdError: The directory cannot be read.
+        """
+        thorough = self._sweeps % _THOROUGH_EVERY == 0
+        self._sweeps += 1
+        if thorough:
+            self._catalog.sweep_graves()
+        with Index(self._catalog.directory, self._catalog.wall) as index:
+            index.refresh(thorough=thorough)
+            holding = index.holding()
+            if self._is_beyond(holding):
+                self._remove(index)
+                holding = index.holding()
+        self.counts.captures, self.counts.bytes = holding.count, holding.bytes
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.sweep()
+            except (TorchperfdError, OSError, sqlite3.Error) as error:
+                log.warning("captures are not held to their quota: %s", error)
+            if self._stop.wait(_SWEEP_S):
+                return
+
+    def _is_beyond(self, holding: Holding) -> bool:
+        quota = self._catalog.quota
+        return bool(
+            (quota.count and holding.count > quota.count)
+            or (quota.bytes and holding.bytes > quota.bytes)
+            or (quota.age_seconds and self._catalog.wall() - holding.oldest > quota.age_seconds)
+        )
+
+    def _remove(self, index: Index) -> None:
+        """Remove by plan, and plan anew where a folder cannot go: then the next oldest has to."""
+        kept_back: set[str] = set()
+        while True:
+            kept = [
+                replace(each, protected=True) if each.capture_id in kept_back else each
+                for each in index.kept()
+            ]
+            self._refused &= {each.capture_id for each in kept}
+            removals = plan(kept, self._catalog.quota, self._catalog.wall())
+            stayed = {each.capture_id for each in removals if not self._remove_one(each)}
+            index.refresh(also=stayed)
+            if not stayed:
+                return
+            kept_back |= stayed
+
+    def _remove_one(self, removal: Removal) -> bool:
+        """Remove a capture if its folder, not only the index, says that it may go."""
+        capture_id = removal.capture_id
+        try:
+            found = self._catalog.found(capture_id)
+            if found is None:
+                return True
+            if found.pinned or found.in_progress(self._catalog.wall()):
+                return False
+            self._catalog.remove(capture_id)
+        except TorchperfdError as error:
+            if capture_id not in self._refused:
+                self._refused.add(capture_id)
+                log.warning("capture %s stays although the quota is used up: %s", capture_id, error)
+            return False
+        self.counts.removed[removal.reason.value] += 1
+        log.info("removed capture %s to keep to the quota (%s)", capture_id, removal.reason.value)
+        return True

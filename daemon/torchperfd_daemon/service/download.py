@@ -1,0 +1,82 @@
+"""Downloads: a capture's file in pieces, from any offset on."""
+
+import asyncio
+import hashlib
+import io
+import os
+import stat
+from collections.abc import AsyncIterator
+from typing import BinaryIO, Final
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.manifest import FILE_NAME
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+
+_PIECE_BYTES: Final = 1024 * 1024
+
+
+async def pieces(
+    catalog: Catalog, request: control_pb2.DownloadRequest
+) -> AsyncIterator[control_pb2.DownloadPiece]:
+    """Yield a file of a capture from the offset asked for to its end.
+
+    The manifest is made from what is known of the capture, so that there is one even where only
+    ranks wrote theirs. All else is a file that the manifest names.
+
+    Raises:
+        NoSuchTargetError: There is no such capture, or it has no such file.
+        UsageError: The offset is beyond the file's end.
+        TorchperfdError: The file is not for everybody to read.
+    """
+    # Reading may wait for a disk, and hashing takes a millisecond a piece: not on the daemon's loop.
+    file = await asyncio.to_thread(_open, catalog, request.capture_id, request.file)
+    try:
+        size = file.seek(0, os.SEEK_END)
+        if request.offset > size:
+            raise UsageError(
+                f"{request.file[:80]!r} has {size} bytes, there is nothing from {request.offset} on",
+                "delete the partial file and download it anew",
+            )
+        file.seek(request.offset)
+        digest = hashlib.sha256()
+        while data := await asyncio.to_thread(_next, file, digest):
+            yield control_pb2.DownloadPiece(data=data, size=size)
+        yield control_pb2.DownloadPiece(size=size, sha256=digest.hexdigest())
+    finally:
+        file.close()
+
+
+def _open(catalog: Catalog, capture_id: str, name: str) -> BinaryIO:
+    record = catalog.get(capture_id)
+    if name == FILE_NAME:
+        return io.BytesIO(record.encode())
+    if not name or name not in {trace.file for trace in record.ranks}:
+        raise NoSuchTargetError(
+            f"capture {capture_id} has no file {name[:80]!r}", "its manifest names those it has"
+        )
+    file = catalog.open(capture_id, name)
+    try:
+        _check_public(os.fstat(file.fileno()), name)
+    except TorchperfdError:
+        file.close()
+        raise
+    return file
+
+
+def _check_public(status: os.stat_result, name: str) -> None:
+    """Refuse what the daemon may read and others may not: who asks could be anybody with the socket.
+
+    Raises:
+        TorchperfdError: The file is somebody else's alone, or has a second name elsewhere.
+    """
+    if status.st_nlink > 1:
+        raise TorchperfdError(f"{name} is linked to from elsewhere", "copy it as its owner")
+    if status.st_uid != os.geteuid() and not status.st_mode & stat.S_IROTH:
+        raise TorchperfdError(f"{name} is its owner's alone", "copy it as its owner, or `chmod o+r` it")
+
+
+def _next(file: BinaryIO, digest: "hashlib._Hash") -> bytes:
+    data = file.read(_PIECE_BYTES)
+    digest.update(data)
+    return data

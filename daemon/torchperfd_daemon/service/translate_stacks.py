@@ -1,0 +1,91 @@
+"""Between the messages about stacks and the daemon's own types."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.service.stack_desk import Report
+from torchperfd_daemon.service.translate import one_line
+from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread, tidy
+
+_OUTCOMES: Final = {
+    Outcome.ANSWERED: control_pb2.STACK_OUTCOME_ANSWERED,
+    Outcome.SIGNALLED: control_pb2.STACK_OUTCOME_SIGNALLED,
+    Outcome.STOPPED: control_pb2.STACK_OUTCOME_STOPPED,
+    Outcome.GONE: control_pb2.STACK_OUTCOME_GONE,
+    Outcome.NO_ANSWER: control_pb2.STACK_OUTCOME_NO_ANSWER,
+}
+_OUTCOMES_IN: Final = {value: outcome for outcome, value in _OUTCOMES.items()}
+_MOST_THREADS: Final = 256
+_MOST_FRAMES: Final = 128
+_MOST_CHARACTERS: Final = 500
+_LAST_STEP: Final = 2**62
+
+
+def report(message: session_pb2.StackReport) -> Report:
+    """Unpack and tidy a rank's answer; its text ends up on terminals."""
+    return Report(
+        threads=tidy(_threads(message.threads), message.package),
+        phase=one_line(message.phase, 64),
+        step=min(message.step, _LAST_STEP),
+    )
+
+
+def rank_stacks_message(run: str, own: RankStacks) -> control_pb2.RankStacks:
+    """Pack one rank's stacks."""
+    message = control_pb2.RankStacks(
+        identity=session_pb2.RankIdentity(
+            run=run, rank=own.rank, world_size=own.world_size, node=own.node, pid=own.pid
+        ),
+        outcome=_OUTCOMES[own.outcome],
+        reason=one_line(own.reason, _MOST_CHARACTERS),
+        phase=own.phase,
+        step=own.step,
+        step_seconds=own.step_seconds,
+        seconds_since_step=own.seconds_since_step,
+    )
+    for thread in own.threads[:_MOST_THREADS]:
+        packed = message.threads.add(
+            ident=thread.ident,
+            name=one_line(thread.name, _MOST_CHARACTERS),
+            training=thread.training,
+            own=thread.own,
+        )
+        for frame in thread.frames[:_MOST_FRAMES]:
+            packed.frames.add(
+                file=one_line(frame.file, _MOST_CHARACTERS),
+                line=frame.line,
+                function=one_line(frame.function, _MOST_CHARACTERS),
+            )
+    return message
+
+
+def rank_stacks(message: control_pb2.RankStacks) -> RankStacks:
+    """Unpack one rank's stacks, as a command receives them."""
+    since = message.seconds_since_step
+    return RankStacks(
+        rank=message.identity.rank,
+        world_size=message.identity.world_size,
+        node=message.identity.node,
+        pid=message.identity.pid,
+        outcome=_OUTCOMES_IN.get(message.outcome, Outcome.NO_ANSWER),
+        reason=message.reason,
+        threads=_threads(message.threads),
+        phase=message.phase,
+        step=message.step if message.HasField("step") else None,
+        step_seconds=message.step_seconds,
+        seconds_since_step=since if message.HasField("seconds_since_step") else None,
+    )
+
+
+def _threads(messages: Iterable[session_pb2.ThreadStack]) -> tuple[Thread, ...]:
+    return tuple(
+        Thread(
+            message.ident,
+            message.name,
+            message.training,
+            message.own,
+            tuple(Frame(frame.file, frame.line, frame.function) for frame in message.frames),
+        )
+        for message in messages
+    )

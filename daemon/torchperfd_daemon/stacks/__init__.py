@@ -1,0 +1,18 @@
+"""Where the threads of a run's ranks are: pure functions from what ranks told to who stands apart."""
+
+from torchperfd_daemon.stacks.dump import parse_dump
+from torchperfd_daemon.stacks.merge import Group, Merged, ThreadGroup, merge
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread, tidy
+
+__all__ = [
+    "Frame",
+    "Group",
+    "Merged",
+    "Outcome",
+    "RankStacks",
+    "Thread",
+    "ThreadGroup",
+    "merge",
+    "parse_dump",
+    "tidy",
+]

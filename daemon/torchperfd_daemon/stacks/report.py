@@ -1,0 +1,160 @@
+"""Where a run stands, as text for people and as a document for programs."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import PurePath
+from typing import Any, Final, TextIO
+
+from torchperfd_daemon.stacks.activity import Activity, Kind
+from torchperfd_daemon.stacks.merge import Group, Merged
+from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
+
+SCHEMA: Final = "torchperfd.stacks/1"
+_MOST_NAMED: Final = 4
+_WIDEST_NAME: Final = 32
+_LIBRARY: Final = re.compile(r".*(?:/(?:site|dist)-packages|/lib/python3[.\d]*t?)/")
+
+
+def sentence(merged: Merged) -> str:
+    """Return one sentence on who stands apart, and where the others are."""
+    apart, standing = [_untold(rank) for rank in merged.untold], list[str]()
+    for group in merged.groups:
+        (apart if group.ranks[0] in merged.odd else standing).append(_group(group))
+    return "; ".join(_few(apart) + _few(standing))
+
+
+def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Sequence[int]) -> dict[str, Any]:
+    """Return the versioned document: every thread of every rank, and what they come to."""
+    return {
+        "schema": SCHEMA,
+        "run": run,
+        "finding": sentence(merged),
+        "goes_on": merged.goes_on,
+        "odd": list(merged.odd),
+        "absent": list(absent),
+        "groups": [
+            {
+                "ranks": list(group.ranks),
+                "doing": group.activity.kind.value,
+                "call": group.activity.call,
+                "place": asdict(group.activity.place),
+            }
+            for group in merged.groups
+        ],
+        "ranks": [
+            {
+                **asdict(rank),
+                "outcome": rank.outcome.value,
+                "threads": [asdict(thread) for thread in rank.threads],
+            }
+            for rank in ranks
+        ],
+    }
+
+
+def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: TextIO) -> None:
+    """Write who stands apart, then each stack once, with the ranks that have it."""
+    known = {rank.rank: rank for rank in ranks}
+    out.write(f"run {run}: {len(ranks)} {_plural(len(ranks), 'rank')}{_last_step(ranks)}\n")
+    if merged.goes_on:
+        out.write("training goes on; this is one moment of it\n")
+    out.write(f"{sentence(merged)}\n")
+    for group in merged.groups:
+        members = [known[rank] for rank in group.ranks]
+        out.write(f"\n{_ranks(group.ranks)} {_does(group.activity, len(group.ranks))}{_steps(members)}\n")
+        for rank in members:
+            if rank.outcome is Outcome.SIGNALLED:
+                out.write(f"  rank {rank.rank}: {rank.reason}\n")
+        _write_frames(group.frames, out)
+    for rank in merged.untold:
+        out.write(f"\nrank {rank.rank} (pid {rank.pid}): {rank.outcome.value}: {rank.reason}\n")
+    if merged.others:
+        out.write("\nother threads\n")
+    for threads in merged.others:
+        named = f": {', '.join(threads.names[:_MOST_NAMED])}" if threads.names else ""
+        several = f", {threads.count} threads" if threads.count > len(threads.ranks) else ""
+        out.write(f"\n{_ranks(threads.ranks)}{several}{named}\n")
+        _write_frames(threads.frames, out)
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ranks as ``--ranks`` takes them: 0-2,5.
+
+    Args:
+        ranks: In order.
+    """
+    parts: list[list[int]] = []
+    for rank in ranks:
+        if parts and rank == parts[-1][1] + 1:
+            parts[-1][1] = rank
+        else:
+            parts.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _group(group: Group) -> str:
+    place = group.activity.place
+    does = _does(group.activity, len(group.ranks))
+    return f"{_ranks(group.ranks)} {does}" + (
+        "" if group.activity.kind is Kind.CODE else f" ({_place(place)})"
+    )
+
+
+def _untold(rank: RankStacks) -> str:
+    words = {Outcome.STOPPED: "is stopped", Outcome.GONE: "is gone"}
+    return f"rank {rank.rank} {words.get(rank.outcome, 'does not answer')}"
+
+
+def _does(activity: Activity, count: int) -> str:
+    if activity.kind is Kind.COLLECTIVE:
+        return f"{'waits' if count == 1 else 'wait'} in {activity.call}"
+    be = "is" if count == 1 else "are"
+    if activity.kind is Kind.BACKWARD:
+        return f"{be} in backward"
+    if activity.kind is Kind.DATA:
+        return f"{'waits' if count == 1 else 'wait'} for data"
+    return f"{be} at {_place(activity.place)}"
+
+
+def _place(frame: Frame) -> str:
+    return f"{PurePath(frame.file).name}:{frame.line} in {frame.function}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{_plural(len(ranks), 'rank')} {ranks_text(ranks)}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
+def _few(parts: list[str]) -> list[str]:
+    more = len(parts) - _MOST_NAMED
+    return [*parts[:_MOST_NAMED], f"and {more} more {_plural(more, 'place')}"] if more > 0 else parts
+
+
+def _last_step(ranks: Sequence[RankStacks]) -> str:
+    since = [rank.seconds_since_step for rank in ranks if rank.seconds_since_step is not None]
+    usual = max((rank.step_seconds for rank in ranks), default=0.0)
+    if not since:
+        return ", no training step so far"
+    return f", last training step {min(since):.1f} s ago (a step takes {usual:.3g} s)"
+
+
+def _steps(members: Sequence[RankStacks]) -> str:
+    steps = sorted({rank.step for rank in members if rank.step is not None})
+    phases = sorted({rank.phase for rank in members} - {"", "other"})
+    phase = f", phase {' or '.join(phases)}" if phases else ""
+    return (f", {_plural(len(steps), 'step')} {ranks_text(steps)}" if steps else "") + phase
+
+
+def _write_frames(frames: Sequence[Frame], out: TextIO) -> None:
+    width = min(_WIDEST_NAME, max(len(frame.function) for frame in frames))
+    for frame in frames:
+        out.write(f"  {frame.function:<{width}}  {_short(frame.file)}:{frame.line or '?'}\n")
+
+
+def _short(file: str) -> str:
+    """Return a path without what says only where Python keeps its packages and its own modules."""
+    return _LIBRARY.sub("", file)

@@ -1,0 +1,177 @@
+"""One capture of this rank: its end, whatever happens, and what it leaves behind."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import profiler
+
+import torchperfd
+from torchperfd import tracer
+from torchperfd.capture import CaptureOptions, CaptureOutcome, CaptureStage, RankCapture
+from torchperfd.capture_desk import Capture
+from torchperfd.errors import CaptureError
+from torchperfd.faults import Faults
+from torchperfd.identity import read_identity
+from torchperfd.precedence import PRECEDENCE
+from torchperfd.replay import Replay
+from torchperfd.tape import Tape
+from torchperfd.tape import events as on_tape
+
+MODEL = torch.nn.Linear(4, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)
+MOST_STEPS = 100_000
+
+
+@pytest.fixture(autouse=True)
+def unwatched() -> Iterator[None]:
+    """Leave torch's profiler as it was."""
+    yield
+    PRECEDENCE.leave()
+
+
+def step() -> None:
+    OPTIMIZER.zero_grad()
+    MODEL(torch.ones(2, 4)).sum().backward()
+    OPTIMIZER.step()
+
+
+def train_until(capture: Capture, *states: str) -> None:
+    """Train until the capture is in one of these states."""
+    for _ in range(MOST_STEPS):
+        if capture.state in states:
+            return
+        step()
+    pytest.fail(f"still {capture.state}")
+
+
+class Prepared:
+    """A capture of a loop of its own, and how it ended."""
+
+    def __init__(self, directory: Path) -> None:
+        self.replay = Replay(Tape(1024, on_tape.TICKET, on_tape.SHADOW), 64, Faults())
+        self.outcomes: list[CaptureOutcome] = []
+        self.capture = RankCapture(
+            replay=self.replay,
+            identity=read_identity(),
+            capture_id="one",
+            directory=directory,
+            options=CaptureOptions(steps=2),
+            on_outcome=lambda _, outcome: self.outcomes.append(outcome),
+        )
+
+
+def test_a_capture_that_is_never_armed_gives_up_and_lets_training_write_only(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    assert prepared.capture.prepare(patience=0.01) == ""
+    assert prepared.capture.ended.wait(30)
+    assert [outcome.reason for outcome in prepared.outcomes] == [
+        "no start step came within the time given; capture again"
+    ]
+    assert not prepared.replay.live
+    assert [path.name for path in tmp_path.iterdir()] == ["rank0.manifest.json"]
+    prepared.capture.arm(5)
+    assert prepared.capture.stage is CaptureStage.FAILED
+    assert not prepared.replay.live
+
+
+def test_a_capture_that_is_armed_in_time_has_no_deadline(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    assert prepared.capture.prepare(patience=0.2) == ""
+    prepared.capture.arm(5)
+    assert not prepared.capture.ended.wait(0.4)
+    assert prepared.replay.live
+    prepared.capture.cancel("enough")
+    assert [outcome.reason for outcome in prepared.outcomes] == ["enough"]
+    assert not prepared.replay.live
+
+
+def test_captures_follow_one_another_each_whole(client: torchperfd.Client) -> None:
+    step()
+    for _ in range(3):
+        capture = client.capture(steps=2)
+        train_until(capture, "complete", "failed")
+        events = json.loads(capture.wait().read_bytes())["traceEvents"]
+        first, after = capture.step_range
+        steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
+        assert steps == {f"ProfilerStep#{index}" for index in range(first, after)}
+        assert sum(event["name"] == "aten::linear" for event in events) == 2
+        assert tracer.unusable() == ""
+
+
+def test_a_profiler_of_the_scripts_ends_a_running_capture_and_is_whole(
+    client: torchperfd.Client, tmp_path: Path
+) -> None:
+    step()
+    capture = client.capture(steps=5)
+    train_until(capture, "running", "failed")
+    with profiler.profile(use_kineto=True) as theirs:
+        for _ in range(10):
+            step()
+    with pytest.raises(CaptureError, match="the script started its own profiler"):
+        capture.wait()
+    names = [event.name for event in theirs.function_events or ()]
+    assert names.count("aten::linear") == 10
+    assert not [name for name in names if name.startswith("ProfilerStep#")], "our steps in their trace"
+
+
+def test_a_capture_is_refused_while_the_scripts_profiler_warms_up(client: torchperfd.Client) -> None:
+    step()
+    train_until(client.capture(steps=1), "complete")
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule
+    ) as theirs:
+        capture = client.capture(steps=1)
+        with pytest.raises(CaptureError, match="warming up"):
+            capture.wait()
+        theirs.step()
+        step()
+    assert theirs.events()
+
+
+def test_a_cancelled_capture_leaves_the_profiler_free(client: torchperfd.Client) -> None:
+    step()
+    capture = client.capture(steps=1000)
+    train_until(capture, "running", "failed")
+    capture.cancel()
+    train_until(capture, "failed")
+    with pytest.raises(CaptureError, match="cancelled by the script"):
+        capture.wait()
+    following = client.capture(steps=1)
+    train_until(following, "complete", "failed")
+    assert following.wait().is_file()
+
+
+@pytest.mark.parametrize("with_stack", [False, True])
+@pytest.mark.parametrize("steps_after", [0, 1, 5])
+def test_exit_during_the_export_is_an_exit_like_any_other(with_stack: bool, steps_after: int) -> None:
+    script = f"""
+import torch, torchperfd
+client = torchperfd.attach()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+def step():
+    optimizer.zero_grad()
+    for _ in range(2000):
+        model(torch.ones(2, 4))
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+step()
+capture = client.capture(steps=4, with_stack={with_stack})
+while capture.state not in ("exporting", "complete", "failed"):
+    step()
+for _ in range({steps_after}):
+    step()
+print("last line", capture.state != "failed")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout == "last line True\n"
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,290 @@
+"""Tracers: whole traces, equal to torch's own, and no quarrel with the script's profiler."""
+
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import profiler
+
+from torchperfd import libtorch, tracer
+from torchperfd.precedence import PRECEDENCE
+
+MODEL = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3, momentum=0.9)
+
+Options = dict[str, bool]
+PLAIN: Options = {"record_shapes": False, "with_stack": False, "profile_memory": False}
+EACH = [PLAIN, *({**PLAIN, name: True} for name in PLAIN), dict.fromkeys(PLAIN, True)]
+
+needs_off_lock = pytest.mark.skipif(
+    libtorch.load() is None, reason="this torch or processor has only the way by hand"
+)
+
+
+def train(steps: int = 3) -> None:
+    for step in range(steps):
+        with profiler.record_function(f"ProfilerStep#{step}"):
+            OPTIMIZER.zero_grad()
+            MODEL(torch.ones(4, 8)).sum().backward()
+            OPTIMIZER.step()
+
+
+def operators(path: Path) -> Counter[tuple[Any, ...]]:
+    """Count what torch recorded by all that does not change from run to run; Python's frames aside."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for event in json.loads(path.read_bytes())["traceEvents"]:
+        if event.get("cat") == "python_function":
+            continue
+        facts = event.get("args", {})
+        stable = {name: str(facts[name]) for name in ("Input Dims", "Input type", "Bytes") if name in facts}
+        found[event["ph"], event.get("cat"), event["name"], (*facts,), (*stable.items(),)] += 1
+    return found
+
+
+def frames(path: Path) -> Counter[str]:
+    """Count calls of functions of this file and of torch's optimizers."""
+    names = (event["name"] for event in json.loads(path.read_bytes())["traceEvents"])
+    return Counter(name for name in names if "train" in name or "optim/" in name)
+
+
+def by_hand(path: Path, options: Options) -> Path:
+    record: Any = profiler.profile
+    with record(use_kineto=True, **options) as profile:
+        train()
+    profile.export_chrome_trace(str(path))
+    return path
+
+
+def elsewhere(tracing: tracer.Tracer, path: Path) -> None:
+    """Export on a thread of its own, as captures do."""
+    thread = threading.Thread(target=tracing.export, args=(path,))
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def watched() -> Iterator[None]:
+    """Watch the script's profilers, as captures do; leave torch as it was."""
+    before = dict(vars(profiler))
+    tracer.prepare()
+    assert dict(vars(profiler)) != before
+    yield
+    PRECEDENCE.leave()
+    assert dict(vars(profiler)) == before
+
+
+@pytest.fixture(params=[pytest.param("off lock", marks=needs_off_lock), "by hand"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[tracer.Tracer]:
+    """Have ``make`` choose each way in turn."""
+    if request.param == "by hand":
+        monkeypatch.setattr(libtorch, "load", lambda: None)
+        return tracer.HandTracer
+    return tracer.OffLockTracer
+
+
+@pytest.mark.parametrize("options", EACH, ids=str)
+def test_a_trace_has_exactly_the_events_of_torchs_own_export(
+    way: type[tracer.Tracer], options: Options, tmp_path: Path
+) -> None:
+    train()
+    tracing = tracer.make(**options)
+    assert isinstance(tracing, way)
+    tracing.start()
+    train()
+    tracing.stop()
+    train()  # the loop goes on meanwhile
+    elsewhere(tracing, tmp_path / "ours.json")
+    expected = by_hand(tmp_path / "theirs.json", options)
+    ours, theirs = operators(tmp_path / "ours.json"), operators(expected)
+    if options["profile_memory"]:
+        # What was allocated before the profiler came and is freed now depends on the moment.
+        assert {key for key in ours if "[memory]" in key} <= {key for key in theirs if "[memory]" in key}
+        ours, theirs = (Counter({k: n for k, n in c.items() if "[memory]" not in k}) for c in (ours, theirs))
+    assert ours == theirs
+    assert ours.total() > 100
+    if options["with_stack"]:
+        assert frames(expected) - frames(tmp_path / "ours.json") == Counter()
+        assert frames(expected)
+
+
+def test_an_operator_that_is_open_at_the_last_edge_is_no_longer_than_it_was(
+    way: type[tracer.Tracer], tmp_path: Path
+) -> None:
+    tracing = tracer.make(**PLAIN)
+    tracing.start()
+    began = time.perf_counter()
+    with profiler.record_function("open"):
+        torch.ones(2).neg()
+        tracing.stop()
+    longest_us = (time.perf_counter() - began) * 1e6
+    assert isinstance(tracing, way)
+    train()
+    elsewhere(tracing, tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
+    (duration_us,) = (event["dur"] for event in events if event["name"] == "open")
+    assert 0 < duration_us <= longest_us
+
+
+def test_many_traces_follow_one_another(way: type[tracer.Tracer], tmp_path: Path) -> None:
+    counts = set()
+    for turn in range(5):
+        tracing = tracer.make(**PLAIN)
+        tracing.start()
+        train()
+        tracing.stop()
+        assert isinstance(tracing, way)
+        elsewhere(tracing, tmp_path / f"{turn}.json")
+        assert tracer.unusable() == ""
+        counts.add(operators(tmp_path / f"{turn}.json").total())
+    assert len(counts) == 1
+
+
+def test_a_discarded_trace_leaves_the_profiler_to_others(way: type[tracer.Tracer], tmp_path: Path) -> None:
+    tracing = tracer.make(**PLAIN)
+    tracing.start()
+    assert tracer.unusable() != ""
+    train()
+    tracing.stop()
+    tracing.discard()
+    assert isinstance(tracing, way)
+    assert tracer.unusable() == ""
+    assert operators(by_hand(tmp_path / "theirs.json", PLAIN)).total() > 100
+
+
+def test_a_trace_that_cannot_be_written_is_an_error(way: type[tracer.Tracer], tmp_path: Path) -> None:
+    tracing = tracer.make(**PLAIN)
+    tracing.start()
+    tracing.stop()
+    assert isinstance(tracing, way)
+    with pytest.raises(OSError, match="torch wrote no trace"):
+        tracing.export(tmp_path / "nowhere" / "trace.json")
+    assert tracer.unusable() == ""
+
+
+@pytest.mark.parametrize("options", EACH, ids=str)
+def test_a_profiler_that_the_script_starts_ends_ours_and_is_whole(
+    way: type[tracer.Tracer], options: Options, tmp_path: Path
+) -> None:
+    train()
+    tracing = tracer.make(**options)
+    assert isinstance(tracing, way)
+    tracing.start()
+    assert not tracing.lost
+    train(1)
+    theirs = by_hand(tmp_path / "theirs.json", PLAIN)
+    assert tracer.unusable() == ""
+    assert tracing.lost
+    tracing.stop()
+    with pytest.raises(tracer.LostTraceError, match="the script started its own profiler"):
+        tracing.export(tmp_path / "ours.json")
+    alone = by_hand(tmp_path / "alone.json", PLAIN)
+    assert operators(theirs) == operators(alone)
+
+
+def test_a_profiler_prepared_before_we_watched_still_starts(way: type[tracer.Tracer], tmp_path: Path) -> None:
+    PRECEDENCE.leave()
+    theirs: Any = profiler.profile(use_kineto=True)
+    theirs._prepare_trace()
+    PRECEDENCE.watch()
+    tracing = tracer.make(**PLAIN)
+    assert isinstance(tracing, way)
+    tracing.start()
+    train(1)
+    theirs._start_trace()
+    assert tracer.unusable() != "", "torch must know that a profiler is on"
+    train()
+    theirs.__exit__(None, None, None)
+    theirs.export_chrome_trace(str(tmp_path / "theirs.json"))
+    tracing.stop()
+    with pytest.raises(tracer.LostTraceError):
+        tracing.export(tmp_path / "ours.json")
+    assert operators(tmp_path / "theirs.json") == operators(by_hand(tmp_path / "alone.json", PLAIN))
+
+
+def test_no_trace_is_started_while_the_scripts_profiler_warms_up() -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=2, active=1, repeat=1)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule
+    ) as theirs:
+        answers = []
+        for _ in range(5):
+            answers.append(tracer.unusable())
+            train(1)
+            theirs.step()
+    words = ["", "warming up", "warming up", "active", ""]
+    assert all(word in answer for word, answer in zip(words, answers, strict=True)), answers
+    assert answers[0] == answers[4] == tracer.unusable() == ""
+
+
+def test_a_profiler_that_the_script_starts_during_our_export_leaves_both_whole(
+    way: type[tracer.Tracer], tmp_path: Path
+) -> None:
+    train()
+    tracing = tracer.make(**PLAIN)
+    tracing.start()
+    train()
+    tracing.stop()
+    assert isinstance(tracing, way)
+    theirs = by_hand(tmp_path / "theirs.json", PLAIN)
+    elsewhere(tracing, tmp_path / "ours.json")
+    assert operators(tmp_path / "ours.json") == operators(theirs)
+
+
+@needs_off_lock
+@pytest.mark.parametrize("options", [PLAIN, {**PLAIN, "profile_memory": True}], ids=str)
+def test_a_child_forked_meanwhile_records_nothing_and_may_profile(options: Options, tmp_path: Path) -> None:
+    library = libtorch.load()
+    assert library is not None
+    tracing = tracer.make(**options)
+    tracing.start()
+    torch.ones(2).neg()
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            torch.ones(2).sinh()
+            recording = library.take(everywhere=not options["profile_memory"])
+            assert recording is not None
+            recording.save(tmp_path / "child.json")
+            profiler._run_on_profiler_stop()  # type: ignore[no-untyped-call]
+            by_hand(tmp_path / "childs-own.json", PLAIN)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    torch.ones(2).cosh()
+    tracing.stop()
+    elsewhere(tracing, tmp_path / "parent.json")
+    names = {key[2] for key in operators(tmp_path / "child.json")}
+    assert "aten::neg" in names
+    assert "aten::sinh" not in names
+    assert {"aten::neg", "aten::cosh"} <= {key[2] for key in operators(tmp_path / "parent.json")}
+    assert operators(tmp_path / "childs-own.json").total() > 100
+
+
+def test_an_unknown_torch_is_traced_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    libtorch.load.cache_clear()
+    monkeypatch.setattr(torch, "__version__", "99.0.1+cpu")
+    try:
+        assert libtorch.load() is None
+        assert isinstance(tracer.make(**PLAIN), tracer.HandTracer)
+    finally:
+        libtorch.load.cache_clear()
+
+
+def test_beside_kinetos_daemon_mode_we_trace_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KINETO_USE_DAEMON", "1")
+    assert isinstance(tracer.make(**PLAIN), tracer.HandTracer)
+
+
+def test_a_library_without_the_functions_is_refused() -> None:
+    with pytest.raises(AttributeError, match="undefined symbol"):
+        libtorch.Libtorch(Path("libc.so.6"))
