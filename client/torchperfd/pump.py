@@ -99,10 +99,17 @@ class Pump:
             due = report or (unsent is not None and unsent.count >= _STEPS_PER_REPORT)
             if not send and not (unsent and due):
                 return
-            account = wire.account_message(self.account, self._names, self._recorder.recorded, self.dropped())
+            try:
+                account = wire.account_message(
+                    self.account, self._names, self._recorder.recorded, self.dropped()
+                )
+                batch = wire.step_batch(unsent, self._names) if unsent else None
+            except Exception as error:  # noqa: BLE001 - who detaches or asks for a report is the script
+                self._faults.note("report", error)
+                return
             # One right after the other, so that they leave together.
-            if unsent:
-                self._outbox.put(wire.step_batch(unsent, self._names), weight=unsent.count)
+            if unsent and batch:
+                self._outbox.put(batch, weight=unsent.count)
                 self._unsent = None
             self._outbox.put_newest("account", account)
 

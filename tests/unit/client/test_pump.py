@@ -64,3 +64,21 @@ def test_steps_are_reported_with_the_turn_that_reports_and_not_before(client: to
     assert (steps.steps.count, account.account.recorded_steps) == (3, 3)
     client._pump.turn(report=True)
     assert client._outbox.take(0, 100) == []
+
+
+def test_an_account_that_cannot_be_packed_is_counted_and_reaches_no_script(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client._pump.stop(5)
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    with monkeypatch.context() as patch:
+        patch.setattr("torchperfd.wire.account_message", lambda *_: 1 / 0)
+        client._outbox.take(0, 100)
+        client._pump.turn(send=True)
+        assert client._faults.counts() == {"report": 1}
+        assert [message.WhichOneof("body") for message in client._outbox.take(0, 100)] == ["state"]
+    # What was not reported is reported the next time.
+    client._pump.turn(send=True)
+    steps, account = client._outbox.take(0, 100)
+    assert (steps.steps.count, account.account.recorded_steps) == (3, 3)
