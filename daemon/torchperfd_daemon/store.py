@@ -148,12 +148,16 @@ class History:
                 self._phases[name] = array("q", bytes(8 * self._capacity))
         count = len(steps.duration_ns)
         skipped = max(0, count - self._capacity)
-        for position in range(skipped, count):
-            slot = (self._seen + position) % self._capacity
-            self._duration[slot] = steps.duration_ns[position]
-            for name, ring in self._phases.items():
-                column = steps.phases.get(name)
-                ring[slot] = column[position] if column is not None else 0
+        first = (self._seen + skipped) % self._capacity
+        # Up to the ring's end, and on from its beginning.
+        turn = min(count, skipped + self._capacity - first)
+        for ring, column in (
+            (self._duration, steps.duration_ns),
+            *((ring, steps.phases.get(name)) for name, ring in self._phases.items()),
+        ):
+            values = column if column is not None else array("q", bytes(8 * count))
+            ring[first : first + turn - skipped] = values[skipped:turn]
+            ring[: count - turn] = values[turn:]
         self._seen += count
 
     def __len__(self) -> int:
