@@ -158,9 +158,9 @@ class NvmlDevice:
         if now < self._seldom_due:
             return False
         self._seldom_due = now + _SELDOM_S
-        mode = ask("nvmlDeviceGetMigMode", self._handle)
-        self._is_split = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
         handle, health = self._handle, GpuReading(self._gpu, self.uuid)
+        mode = ask("nvmlDeviceGetMigMode", handle)
+        self._is_split = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
         for kind, error in _ECC_TYPES.items():
             for scope, counter in _ECC_SCOPES.items():
                 count = ask("nvmlDeviceGetTotalEccErrors", handle, error, counter)
