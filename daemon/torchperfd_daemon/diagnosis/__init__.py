@@ -1,5 +1,7 @@
 """Diagnosis: from what ranks measured to a verdict. Pure: data in, dataclass out."""
 
+from torchperfd_daemon.diagnosis.causes import rank_causes
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.verdict import Cause, RankProfile, Verdict, diagnose
 
-__all__ = ["Cause", "RankProfile", "Verdict", "diagnose"]
+__all__ = ["Cause", "RankEvidence", "RankProfile", "Verdict", "diagnose", "rank_causes"]

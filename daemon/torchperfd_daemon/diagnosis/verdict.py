@@ -14,6 +14,18 @@ class Cause(Enum):
     """Why a run is slow."""
 
     INPUT_BOUND = "input-bound"
+    HOST_BOUND = "host-bound"
+    SLOW_RANK = "slow rank"
+    GARBAGE_COLLECTION = "garbage collection"
+    CPU_CONTENTION = "CPU contention"
+    CGROUP_THROTTLING = "CPU quota"
+    SLOW_IO = "slow storage"
+    GPU_THROTTLING = "GPU throttling"
+    GPU_SHARED = "GPU shared"
+    COLLECTIVE = "collective or network"
+    CHECKPOINT = "checkpoint"
+    RECOMPILATION = "recompilation"
+    MEMORY_PRESSURE = "memory pressure"
     NONE = "none"
     UNKNOWN = "unknown"
 

@@ -1,0 +1,32 @@
+"""Detectors: each reads one kind of figures as they come and tells one kind of trouble.
+
+Pure and of fixed size: no clock, no input or output, and the same work at every step.
+"""
+
+from torchperfd_daemon.diagnosis.detect.growth import Growth, GrowthDetector, Slope, theil_sen
+from torchperfd_daemon.diagnosis.detect.onset import Onset, OnsetDetector
+from torchperfd_daemon.diagnosis.detect.regression import Regression, RegressionDetector
+from torchperfd_daemon.diagnosis.detect.spikes import PeriodicSpikes, SpikeCause, SpikeDetector, find_period
+from torchperfd_daemon.diagnosis.detect.stall import Doing, Stall, StallDetector
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
+
+__all__ = [
+    "Doing",
+    "Growth",
+    "GrowthDetector",
+    "Onset",
+    "OnsetDetector",
+    "PeriodicSpikes",
+    "RankWork",
+    "Regression",
+    "RegressionDetector",
+    "Slope",
+    "SpikeCause",
+    "SpikeDetector",
+    "Stall",
+    "StallDetector",
+    "Straggler",
+    "find_period",
+    "find_stragglers",
+    "theil_sen",
+]

@@ -1,0 +1,112 @@
+"""Memory that grows: how fast, how certainly, and when it is full."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd_daemon.diagnosis.detect.reservoir import Reservoir
+
+Float64 = npt.NDArray[np.float64]
+
+LEAST_POINTS: Final = 16
+LEAST_SHARE: Final = 0.01
+"""Growth by less than this share of the level, over what is looked at, is no leak."""
+
+# Two-sided 99.9 %: a run is looked at many times.
+_DEVIATIONS: Final = 3.29
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A straight line through a series.
+
+    Attributes:
+        per_second: Its slope.
+        low: The lower end of the slope's 99.9 % confidence interval.
+        high: The upper end.
+        level: The line's value at the newest point.
+    """
+
+    per_second: float
+    low: float
+    high: float
+    level: float
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How memory grows; bytes and seconds.
+
+    Attributes:
+        slope: Of what is watched.
+        grows: Whether the growth is certain and worth telling.
+        seconds_to_full: At this pace; None when it does not grow or no capacity is known.
+    """
+
+    slope: Slope
+    grows: bool
+    seconds_to_full: float | None
+
+
+class GrowthDetector:
+    """Watches one figure in bytes: a rank's resident memory, or what its allocator holds.
+
+    For fragmentation watch what the allocator reserves less what is allocated of it.
+
+    Args:
+        capacity: Bytes at which memory is full; None when not known.
+    """
+
+    def __init__(self, capacity: float | None = None) -> None:
+        self._capacity = capacity
+        self._points = Reservoir()
+
+    def observe(self, seconds: float, value: float) -> None:
+        """Take a reading; times ascend."""
+        self._points.add(seconds, value)
+
+    def find(self) -> Growth | None:
+        """Return the growth in the newer half of the time watched, None with too few readings.
+
+        The older half does not count: while a run starts memory always grows.
+        """
+        times, values = self._points.points()
+        newer = slice(len(times) // 2, None)
+        times, values = times[newer], values[newer]
+        if len(times) < LEAST_POINTS or times[0] == times[-1]:
+            return None
+        slope = theil_sen(times, values)
+        grown = slope.per_second * float(times[-1] - times[0])
+        grows = slope.low > 0 and grown >= LEAST_SHARE * abs(slope.level)
+        left = None
+        if grows and self._capacity is not None:
+            left = max(0.0, self._capacity - slope.level) / slope.per_second
+        return Growth(slope, grows, left)
+
+
+def theil_sen(times: Float64, values: Float64) -> Slope:
+    """Return the median of the slopes between all pairs of points, with its confidence interval.
+
+    Sen, J. American Statistical Association 63, 1968: the interval's ends are the slopes at the ranks
+    ``(N ± z √(n (n - 1) (2n + 5) / 18)) / 2`` of all ``N``, after the variance of Kendall's tau. Points of
+    equal times make no pair; without any pair the slope is 0 and its interval has no ends.
+    """
+    first, second = np.triu_indices(len(times), 1)
+    run = times[second] - times[first]
+    apart = run != 0
+    slopes = np.sort((values[second] - values[first])[apart] / run[apart])
+    count, pairs = len(times), len(slopes)
+    if not pairs:
+        return Slope(0.0, -math.inf, math.inf, float(np.median(values)))
+    middle = float(np.median(slopes))
+    half = _DEVIATIONS * math.sqrt(count * (count - 1) * (2 * count + 5) / 18) / 2
+    low, high = math.floor(pairs / 2 - half) - 1, math.ceil(pairs / 2 + half)
+    return Slope(
+        middle,
+        float(slopes[low]) if low >= 0 else -math.inf,
+        float(slopes[high]) if high < pairs else math.inf,
+        float(np.median(values - middle * (times - times[-1]))),
+    )

@@ -1,0 +1,243 @@
+"""Since which step a run is slower or faster: change points in a stream of step times.
+
+Cumulative sums (Page, Biometrika 41, 1954) of what each step's log time differs from the reference, clipped
+after Huber so that one long step counts little more than a changed one. The thresholds follow the noise as it
+is measured over blocks of several lengths: noise with a memory (other jobs, clock rates, caches) makes the
+detector wait, and not cry.
+"""
+
+import math
+import statistics
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+from torchperfd_daemon.diagnosis.detect.noise import BlockNoise
+
+CHANGES: Final = (0.1, 0.35, 1.0)
+"""The changes that there are sums for. What lies between is found by its neighbours."""
+CONFIRM_STEPS: Final = 18
+"""No change is told before it has lasted this many steps, ..."""
+CONFIRM_SECONDS: Final = 0.5
+"""... and this long. What is shorter is a hiccup of the machine, however many steps it takes."""
+LEARNING_STEPS: Final = 64
+"""So many steps make a first reference. Later ones join it when this old, if nothing has come of them."""
+REFERENCE_STEPS: Final = 256
+
+_RING: Final = 1024
+_REFER_EVERY: Final = 32
+# Logarithm of the mean run to a false alarm, in steps, were the noise normal and the reference exact.
+_LOG_RUN_LENGTH: Final = 12.0
+_LEAST_STEPS: Final = 12
+_LEAST_SIGMA: Final = 1e-3
+# A change is many times what the reference is usually off by, and beyond the least by three standard errors.
+_WANDERS: Final = 4.0
+_SURE: Final = 3.0
+_NEWEST: Final = 8
+_MEDIAN_OF: Final = 64
+_MAD_TO_SIGMA: Final = 1.4826
+_LONGEST_STEP: Final = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """A lasting change of the step time.
+
+    Attributes:
+        step: The first changed step; the detector's first step is 0.
+        told_step: The step at which it was certain enough.
+        before_seconds: The median step before.
+        after_seconds: The median of the newest steps.
+        confidence: The chance, 0 to 1, that the true change is more than half of the least of
+            :data:`CHANGES`, and more than the step time wanders by itself.
+    """
+
+    step: int
+    told_step: int
+    before_seconds: float
+    after_seconds: float
+    confidence: float
+
+    @property
+    def change(self) -> float:
+        """What a step takes more now, as a share of what it took before; negative when it is faster."""
+        return self.after_seconds / self.before_seconds - 1
+
+
+class OnsetDetector:
+    """Reads step times one by one and tells changes that last. The state has a fixed size of about 10 KiB."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._logs = array("d", bytes(8 * _RING))
+        self._sums = tuple(_Sums(math.log1p(change)) for change in CHANGES)
+        self._begin(0)
+
+    @property
+    def noise(self) -> float:
+        """The relative standard deviation of a step, were steps independent and their means as unsteady."""
+        return math.sqrt(self._sums[0].variance(self._sigma))
+
+    @property
+    def least_change(self) -> float:
+        """The least change that can be told at all, given how far the step time wanders by itself."""
+        return math.expm1(max(self._sums[0].shift / 2, _WANDERS * self._sums[0].noise.wander()))
+
+    @property
+    def steps_to_tell(self) -> float:
+        """How many steps a change by the least of :data:`CHANGES` lasts on average before it is told.
+
+        Infinite while there is no reference.
+        """
+        return max(float(CONFIRM_STEPS), 2 * self._sums[0].threshold / self._sums[0].shift)
+
+    def observe(self, seconds: float) -> Onset | None:
+        """Take the next step's time; return the change that it makes certain.
+
+        A time that is no positive number counts as a step like the one before.
+        """
+        step = self._seen
+        self._seen += 1
+        value = math.log(seconds) if 0 < seconds < _LONGEST_STEP else self._logs[(step - 1) % _RING]
+        self._logs[step % _RING] = value
+        level = self._level
+        if level is None:
+            if self._seen - self._start >= LEARNING_STEPS:
+                self._joined = self._seen
+                self._refer()
+            return None
+        residual = value - level
+        certain = False
+        quiet = True
+        for sums in self._sums:
+            most = sums.add(residual, step)
+            if most > 0.5 * sums.threshold:
+                quiet = False
+                certain = certain or most > sums.threshold
+        if certain:
+            onset = self._confirm(level)
+            if onset is not None:
+                self._begin(onset.step)
+                return onset
+        if self._seen - self._joined > (LEARNING_STEPS if quiet else _RING - REFERENCE_STEPS):
+            self._join(level)
+        return None
+
+    def _begin(self, step: int) -> None:
+        """Forget the reference. What is known of the noise stays."""
+        self._start = step
+        self._joined = step
+        self._level: float | None = None
+        self._sigma = _LEAST_SIGMA
+        for sums in self._sums:
+            sums.reset()
+
+    def _join(self, level: float) -> None:
+        residual = self._logs[self._joined % _RING] - level
+        for sums in self._sums:
+            sums.learn(residual)
+        self._joined += 1
+        if self._joined % _REFER_EVERY == 0:
+            self._refer()
+
+    def _refer(self) -> None:
+        values = self._slice(max(self._start, self._joined - REFERENCE_STEPS), self._joined)
+        level = statistics.median(values)
+        deviation = statistics.median([abs(value - level) for value in values])
+        self._level = level
+        self._sigma = max(_LEAST_SIGMA, _MAD_TO_SIGMA * deviation)
+        for sums in self._sums:
+            sums.fit(self._sigma, len(values))
+
+    def _slice(self, first: int, end: int) -> "array[float]":
+        low, high = first % _RING, end % _RING
+        return self._logs[low:high] if low < high else self._logs[low:] + self._logs[:high]
+
+    def _confirm(self, level: float) -> Onset | None:
+        """Return the change if it has lasted, the newest steps still show it, and it is worth telling."""
+        since, sign = max(sums.newest() for sums in self._sums if sums.most > sums.threshold)
+        lasted = self._seen - since
+        if lasted < CONFIRM_STEPS:
+            return None
+        values = self._slice(max(since, self._seen - _MEDIAN_OF), self._seen)
+        after = statistics.median(values)
+        least = math.log1p(self.least_change)
+        error = self.noise * math.sqrt(1 / len(values) + 1 / REFERENCE_STEPS)
+        score = (sign * (after - level) - least) / error
+        if (
+            score < _SURE
+            or sign * (statistics.median(values[-_NEWEST:]) - level) < least
+            or lasted * math.exp(after) < CONFIRM_SECONDS
+        ):
+            return None
+        confidence = 1 - 0.5 * math.erfc(score / math.sqrt(2))
+        return Onset(since, self._seen - 1, math.exp(level), math.exp(after), confidence)
+
+
+class _Sums:
+    """The two sums, up and down, that look for changes of one size in the logarithm of step times."""
+
+    __slots__ = (
+        "_clip", "_down", "_down_since", "_half", "_learnt", "_offset", "_up", "_up_since",
+        "most", "noise", "shift", "threshold",
+    )  # fmt: skip
+
+    def __init__(self, shift: float) -> None:
+        self.shift = shift
+        self.noise = BlockNoise()
+        self._half = shift / 2
+        self._learnt = 0
+        self._offset = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        """Start both sums again, without a threshold until :meth:`fit`."""
+        self._up = self._down = self.most = 0.0
+        self._up_since = self._down_since = 0
+        self._clip = 1.5 * self.shift
+        self.threshold = math.inf
+
+    def variance(self, sigma: float) -> float:
+        """Return the variance of a step that means over blocks point to, at least ``sigma`` squared."""
+        return max(sigma * sigma, self.noise.variance())
+
+    def fit(self, sigma: float, reference: int) -> None:
+        """Set the threshold for steps that spread by ``sigma`` around a reference of so many."""
+        self._clip = max(1.5 * self.shift, 2.5 * sigma)
+        # The median of n normal values varies by pi / 2n; it is in the sum once for each step of the change.
+        inexact = 1 + math.pi / 2 * LEARNING_STEPS / reference
+        # How much memory the noise has shows only in time.
+        unseen = 1 + 2 * LEARNING_STEPS / max(LEARNING_STEPS, self.noise.steps)
+        variance = self.variance(sigma) * inexact * unseen
+        self.threshold = max(_LEAST_STEPS * self._half, _LOG_RUN_LENGTH * variance / self.shift)
+
+    def add(self, residual: float, step: int) -> float:
+        """Take a step's difference from the reference; return the greater sum."""
+        # Plain comparisons: this runs for every step, and min and max cost five times as much.
+        clip, half = self._clip, self._half
+        if residual > clip:
+            residual = clip
+        elif residual < -clip:
+            residual = -clip
+        residual -= self._offset
+        up, down = self._up, self._down
+        if up <= 0:
+            up, self._up_since = 0.0, step
+        if down <= 0:
+            down, self._down_since = 0.0, step
+        self._up = up = up + residual - half
+        self._down = down = down - residual - half
+        self.most = up if up > down else down
+        return self.most
+
+    def newest(self) -> tuple[int, int]:
+        """Return since which step the greater sum grows, and its direction."""
+        return (self._up_since, 1) if self._up > self._down else (self._down_since, -1)
+
+    def learn(self, residual: float) -> None:
+        """Take a step at which nothing happened."""
+        clipped = min(self._clip, max(-self._clip, residual))
+        self.noise.add(clipped - self._offset)
+        # Noise that is not symmetric, as with a long step now and then, has its mean beside its median.
+        self._learnt = min(self._learnt + 1, REFERENCE_STEPS)
+        self._offset += (clipped - self._offset) / self._learnt

@@ -1,0 +1,82 @@
+"""Whether a run is slower than it used to be, however slowly it became so."""
+
+import statistics
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.diagnosis.detect.reservoir import Reservoir
+
+BLOCK_STEPS: Final = 64
+LEAST_BLOCKS: Final = 12
+LEAST_CHANGE: Final = 0.05
+"""A loss of throughput by less is not told."""
+
+_NEWEST: Final = 4
+# No clock tells steps apart that are shorter.
+_SHORTEST: Final = 1e-9
+_UNLIKE: Final = 5.0
+_MAD_TO_SIGMA: Final = 1.4826
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """Throughput now and before.
+
+    Attributes:
+        past_per_second: The median over blocks of the run's past.
+        now_per_second: The median of the newest four blocks.
+        noise_per_second: The deviation of one block in the past.
+        regressed: Whether the loss is worth telling and beyond what the past varied by.
+    """
+
+    past_per_second: float
+    now_per_second: float
+    noise_per_second: float
+    regressed: bool
+
+    @property
+    def change(self) -> float:
+        """The change of throughput as a share of the past's; negative when it is lower."""
+        return self.now_per_second / self.past_per_second - 1
+
+
+class RegressionDetector:
+    """Compares the newest 256 steps with all that came before them, which is kept ever more coarsely."""
+
+    def __init__(self) -> None:
+        self._block: list[float] = []
+        self._amount = 0.0
+        self._newest: list[float] = []
+        self._past = Reservoir()
+        self._blocks = 0
+
+    def observe(self, seconds: float, amount: float = 1.0) -> None:
+        """Take a step and what it did: samples, tokens or simply one step.
+
+        A block's throughput is its mean amount by its median step: a long step now and then is no regression.
+        """
+        self._block.append(seconds)
+        self._amount += amount
+        if len(self._block) < BLOCK_STEPS:
+            return
+        middle = statistics.median(self._block)
+        if middle > _SHORTEST:
+            self._newest.append(self._amount / BLOCK_STEPS / middle)
+        self._block.clear()
+        self._amount = 0.0
+        if len(self._newest) > _NEWEST:
+            self._past.add(self._blocks, self._newest.pop(0))
+            self._blocks += 1
+
+    def find(self) -> Regression | None:
+        """Return how the run does, None before it has a past of :data:`LEAST_BLOCKS` blocks."""
+        if len(self._past) < LEAST_BLOCKS:
+            return None
+        _, past = self._past.points()
+        usual = float(np.median(past))
+        noise = _MAD_TO_SIGMA * float(np.median(np.abs(past - usual)))
+        now = statistics.median(self._newest)
+        lost = usual - now
+        return Regression(usual, now, noise, usual > 0 and lost >= max(LEAST_CHANGE * usual, _UNLIKE * noise))

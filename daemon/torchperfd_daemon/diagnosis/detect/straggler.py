@@ -1,0 +1,139 @@
+"""Which rank the others wait for: own work per step, compared with the peers'.
+
+In synchronous training all ranks' steps take the same time. What differs is how much of it is a rank's own
+work, and how much it waits for the others.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Float64 = npt.NDArray[np.float64]
+
+WAITING: Final = frozenset({"collective_wait"})
+"""The phases in which a rank waits for others."""
+LEAST_STEPS: Final = 12
+LEAST_SHARE: Final = 0.05
+"""From this share of the peers' own work on, being late is worth telling."""
+
+_BLOCKS: Final = 12
+_MAD_TO_SIGMA: Final = 1.4826
+# Chances that any of all ranks is blamed without reason, and how unlike its peers a rank has to be.
+_WRONG: Final = 1e-3
+_UNLIKE: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """What one rank did in its newest steps.
+
+    Attributes:
+        rank: Its number.
+        phase_seconds: Exclusive time by phase, one array per phase, all of one length: the steps. Ranks need
+            not have the same steps or phases.
+    """
+
+    rank: int
+    phase_seconds: dict[str, Float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank that the others wait for.
+
+    Attributes:
+        rank: Its number.
+        phase: The phase of its own work that exceeds the peers' most.
+        excess_seconds: Own work per step above the peers' median.
+        phase_excess_seconds: The part of it that lies in ``phase``.
+        peer_seconds: The peers' median own work per step.
+        score: The excess in standard errors.
+    """
+
+    rank: int
+    phase: str
+    excess_seconds: float
+    phase_excess_seconds: float
+    peer_seconds: float
+    score: float
+
+
+def find_stragglers(ranks: Sequence[RankWork]) -> list[Straggler]:
+    """Return the ranks whose own work is longer than their peers', the slowest first.
+
+    Compared is the mean of a window of steps, since a rank that is late in some steps delays them all then.
+    Its standard error comes from means over blocks of steps, which allows for noise with a memory (batch
+    means; Law and Kelton, Simulation Modeling and Analysis). A rank is named if its excess over the peers'
+    median is beyond chance at a level shared by all ranks (Bonferroni), beyond what the peers differ by among
+    themselves (median absolute deviation, so that two in eight may be slow), and at least
+    :data:`LEAST_SHARE` of their work. Fewer than two ranks with :data:`LEAST_STEPS` steps have nothing to be
+    compared with.
+    """
+    seen = [_Summary(rank) for rank in ranks if _steps(rank) >= LEAST_STEPS]
+    if len(seen) < 2:
+        return []
+    means = np.array([each.mean for each in seen])
+    errors = np.array([each.error for each in seen])
+    needed = _quantile(_WRONG / len(seen))
+    found = []
+    for index, each in enumerate(seen):
+        peers = np.delete(means, index)
+        middle = float(np.median(peers))
+        excess = each.mean - middle
+        # Of few peers the deviation is often too small.
+        spread = _MAD_TO_SIGMA * float(np.median(np.abs(peers - middle))) * (1 + 2 / len(peers))
+        # The median of n normal values varies by pi / 2n of one's variance.
+        peer_error = float(np.median(np.delete(errors, index))) * math.sqrt(math.pi / 2 / len(peers))
+        error = max(math.hypot(each.error, peer_error), 1e-9 * middle, 1e-15)
+        score = excess / error
+        if score < needed or excess < LEAST_SHARE * middle or excess < _UNLIKE * spread:
+            continue
+        phase, phase_excess = _phase(index, seen)
+        found.append(Straggler(each.rank, phase, excess, phase_excess, middle, score))
+    return sorted(found, key=lambda straggler: -straggler.excess_seconds)
+
+
+class _Summary:
+    """Means of one rank's window."""
+
+    def __init__(self, work: RankWork) -> None:
+        self.rank = work.rank
+        own = {name: column for name, column in work.phase_seconds.items() if name not in WAITING}
+        self.phases = {name: float(column.mean()) for name, column in own.items()}
+        total: Float64 = np.sum(list(own.values()), axis=0)
+        self.mean = float(total.mean())
+        blocks = min(_BLOCKS, len(total))
+        length = len(total) // blocks
+        means = total[len(total) - blocks * length :].reshape(blocks, length).mean(axis=1)
+        # Few blocks know their own spread badly: Student's t of 11 at this level is a third above the normal.
+        self.error = float(means.std(ddof=1)) / math.sqrt(blocks) * 4 / 3
+
+
+def _steps(work: RankWork) -> int:
+    own = [len(column) for name, column in work.phase_seconds.items() if name not in WAITING]
+    return min(own, default=0)
+
+
+def _phase(index: int, seen: Sequence[_Summary]) -> tuple[str, float]:
+    """Return the phase in which a rank exceeds its peers' median most, and by how much."""
+    own = seen[index].phases
+    peers = [each.phases for number, each in enumerate(seen) if number != index]
+    excess = {
+        name: seconds - float(np.median([phases.get(name, 0.0) for phases in peers]))
+        for name, seconds in own.items()
+    }
+    name = max(excess, key=lambda phase: excess[phase])
+    return name, excess[name]
+
+
+def _quantile(chance: float) -> float:
+    """Return how many deviations a normal value exceeds with this chance, by Newton's method on erfc."""
+    value = math.sqrt(-2 * math.log(chance))
+    for _ in range(20):
+        density = math.exp(-value * value / 2) / math.sqrt(2 * math.pi)
+        value += (0.5 * math.erfc(value / math.sqrt(2)) - chance) / density
+    return value

@@ -1,0 +1,49 @@
+"""What is known of a run's ranks when the cause of their slowness is asked for."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RankEvidence:
+    """One rank over a window of training steps. Times are means per step in seconds; unknown is 0 or empty.
+
+    Attributes:
+        rank: Its number.
+        node: The node that it runs on.
+        step_seconds: Its step.
+        phase_seconds: Exclusive host time by phase, which sums to the step.
+        before_seconds: Its step before the onset of a change; 0 when there was none.
+        collected_seconds: Garbage collections.
+        queued_seconds: Ready to run and without a processor (run-queue delay).
+        throttled_seconds: Held back by the quota of its control group.
+        disk_seconds: Stalled for input or output (pressure of the control group, or block delay).
+        reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
+        compiled_seconds: Compilations of graphs after the first steps.
+        checkpoint_seconds: Checkpoints within and between steps, spread over steps.
+        device_busy: The share of the step, 0 to 1, in which the device worked; None without a device.
+        device_throttled: The share of the step in which power or heat slowed the device's clock.
+        device_slowdown: The part of its clock that the device lost while throttled, 0 to 1.
+        device_shared: The share of the device's busy time that other processes used.
+    """
+
+    rank: int
+    node: str
+    step_seconds: float
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    before_seconds: float = 0.0
+    collected_seconds: float = 0.0
+    queued_seconds: float = 0.0
+    throttled_seconds: float = 0.0
+    disk_seconds: float = 0.0
+    reclaim_seconds: float = 0.0
+    compiled_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
+    device_busy: float | None = None
+    device_throttled: float = 0.0
+    device_slowdown: float = 0.0
+    device_shared: float = 0.0
+
+    @property
+    def own_seconds(self) -> float:
+        """The step less the wait for other ranks."""
+        return self.step_seconds - self.phase_seconds.get("collective_wait", 0.0)

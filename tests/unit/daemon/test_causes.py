@@ -1,0 +1,150 @@
+"""Causes: each is found from its evidence, with its rank and its cost; what has none is unknown."""
+
+import os
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "causes.txt"
+STEP = 0.1
+
+
+def rank(number: int) -> RankEvidence:
+    """Return a healthy rank of 100 ms a step, its device busy for 90 of them."""
+    phases = {"data": 0.002, "forward": 0.03, "backward": 0.058, "optimizer": 0.008, "collective_wait": 0.002}
+    return RankEvidence(number, f"node-{number // 4}", STEP, phases, device_busy=0.9)
+
+
+def changed(of: RankEvidence, **phases: float) -> RankEvidence:
+    """Return the rank with other phases and the step that they sum to."""
+    merged = {**of.phase_seconds, **phases}
+    return replace(of, phase_seconds=merged, step_seconds=sum(merged.values()))
+
+
+def eight(*odd: RankEvidence) -> list[RankEvidence]:
+    """Return eight ranks, some of them odd; the healthy ones wait for the longest step."""
+    longest = max((each.step_seconds for each in odd), default=STEP)
+    different = {each.rank: each for each in odd}
+    waiting = 0.002 + longest - STEP
+    return [different.get(number, changed(rank(number), collective_wait=waiting)) for number in range(8)]
+
+
+CASES: dict[Cause, list[RankEvidence]] = {
+    Cause.INPUT_BOUND: eight(changed(rank(5), data=0.042)),
+    Cause.HOST_BOUND: [replace(rank(number), device_busy=0.3) for number in range(8)],
+    Cause.SLOW_RANK: eight(changed(rank(3), forward=0.06)),
+    Cause.GARBAGE_COLLECTION: eight(replace(changed(rank(2), backward=0.098), collected_seconds=0.04)),
+    Cause.CPU_CONTENTION: eight(replace(changed(rank(1), forward=0.07), queued_seconds=0.04)),
+    Cause.CGROUP_THROTTLING: eight(
+        replace(changed(rank(6), forward=0.07), queued_seconds=0.041, throttled_seconds=0.04)
+    ),
+    Cause.SLOW_IO: eight(replace(changed(rank(7), data=0.042), disk_seconds=0.038)),
+    Cause.GPU_THROTTLING: eight(
+        replace(changed(rank(4), backward=0.098), device_throttled=1.0, device_slowdown=0.32)
+    ),
+    Cause.GPU_SHARED: eight(replace(changed(rank(0), backward=0.098), device_shared=0.3)),
+    Cause.COLLECTIVE: [changed(rank(number), collective_wait=0.05) for number in range(8)],
+    Cause.CHECKPOINT: [replace(rank(number), checkpoint_seconds=0.02) for number in range(8)],
+    Cause.RECOMPILATION: eight(replace(changed(rank(2), forward=0.07), compiled_seconds=0.04)),
+    Cause.MEMORY_PRESSURE: eight(replace(changed(rank(2), other=0.04), reclaim_seconds=0.04)),
+    Cause.UNKNOWN: [replace(changed(rank(number), other=0.03), before_seconds=STEP) for number in range(8)],
+    Cause.NONE: [rank(number) for number in range(8)],
+}
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_each_cause_comes_first_where_it_is_the_cause(cause: Cause) -> None:
+    assert rank_causes("bert-17", CASES[cause])[0].cause is cause
+
+
+def test_the_words_are_the_golden_file() -> None:
+    lines = []
+    for cause, ranks in CASES.items():
+        lines.append(f"# {cause.value}")
+        for verdict in rank_causes("bert-17", ranks):
+            cost = f"{verdict.cost_seconds_per_step * 1e3:.1f} ms"
+            lines.append(f"{verdict.summary} | {verdict.phase or '-'} | {cost} | {verdict.next_command}")
+    text = "\n".join(lines) + "\n"
+    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize(
+    ("cause", "number", "cost"),
+    [
+        (Cause.INPUT_BOUND, 5, 0.042),
+        (Cause.SLOW_RANK, 3, 0.03),
+        (Cause.GARBAGE_COLLECTION, 2, 0.04),
+        (Cause.CGROUP_THROTTLING, 6, 0.04),
+    ],
+)
+def test_the_odd_rank_is_named_with_its_cost(cause: Cause, number: int, cost: float) -> None:
+    first, *others = rank_causes("r", CASES[cause])
+    assert (first.rank, first.node) == (number, f"node-{number // 4}")
+    assert first.cost_seconds_per_step == pytest.approx(cost)
+    assert others == []
+
+
+def test_nobody_is_named_when_all_are_alike() -> None:
+    for cause in (Cause.HOST_BOUND, Cause.COLLECTIVE, Cause.CHECKPOINT):
+        assert rank_causes("r", CASES[cause])[0].rank is None
+
+
+def test_two_causes_are_ordered_by_cost() -> None:
+    ranks = [replace(changed(rank(n), data=0.03), collected_seconds=0.02) for n in range(4)]
+    found = rank_causes("r", ranks)
+    assert [verdict.cause for verdict in found] == [Cause.INPUT_BOUND, Cause.GARBAGE_COLLECTION]
+
+
+def test_nothing_seen_is_unknown() -> None:
+    assert rank_causes("r", [])[0].cause is Cause.UNKNOWN
+    assert rank_causes("r", [RankEvidence(0, "n", 0.0)])[0].cause is Cause.UNKNOWN
+
+
+def test_the_next_command_survives_a_shell_whatever_the_runs_name() -> None:
+    (verdict,) = rank_causes("bert 17; reboot", CASES[Cause.SLOW_RANK])
+    assert shlex.split(verdict.next_command) == [
+        "torchperfd",
+        "capture",
+        "--run",
+        "bert 17; reboot",
+        "--steps",
+        "5",
+    ]
+
+
+seconds = st.floats(0, 1e6)
+
+
+@given(
+    st.lists(
+        st.builds(
+            RankEvidence,
+            st.integers(0, 9),
+            st.just("n"),
+            seconds,
+            st.dictionaries(
+                st.sampled_from(["data", "forward", "other", "collective_wait", "checkpoint"]), seconds
+            ),
+            *[seconds] * 8,
+            st.one_of(st.none(), st.floats(0, 1)),
+            *[st.floats(0, 1)] * 3,
+        ),
+        max_size=5,
+        unique_by=lambda each: each.rank,
+    )
+)
+def test_any_evidence_has_an_answer_the_costliest_first(ranks: list[RankEvidence]) -> None:
+    found = rank_causes("r", ranks)
+    costs = [verdict.cost_seconds_per_step for verdict in found if verdict.cause is not Cause.UNKNOWN]
+    assert found
+    assert costs == sorted(costs, reverse=True)
+    assert all(cost >= 0 for cost in costs)
+    assert len({verdict.cause for verdict in found}) == len(found)

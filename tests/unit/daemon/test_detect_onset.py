@@ -1,0 +1,128 @@
+"""The onset detector: what it finds, when it keeps quiet, and that no input breaks it."""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from torchperfd_daemon.diagnosis.detect.noise import LENGTHS, BlockNoise
+from torchperfd_daemon.diagnosis.detect.onset import CONFIRM_STEPS, Onset, OnsetDetector
+
+Float64 = npt.NDArray[np.float64]
+
+
+def told(series: Float64, detector: OnsetDetector | None = None) -> list[Onset]:
+    detector = detector or OnsetDetector()
+    return [onset for seconds in series.tolist() if (onset := detector.observe(seconds)) is not None]
+
+
+def normal(steps: int, spread: float, seed: int) -> Float64:
+    return 0.1 * (1 + spread * np.random.default_rng(seed).standard_normal(steps))
+
+
+@pytest.mark.parametrize("factor", [1.1, 1 / 1.1, 2.0, 0.3, 30.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_change_is_told_with_its_step_and_size(factor: float, seed: int) -> None:
+    series = normal(800, 0.02, seed)
+    series[500:] *= factor
+    (onset,) = told(series)
+    assert abs(onset.step - 500) <= 3
+    assert onset.told_step - 500 < 30
+    assert onset.change == pytest.approx(factor - 1, rel=0.15)
+    assert onset.before_seconds == pytest.approx(0.1, rel=0.02)
+    assert 0.99 < onset.confidence <= 1
+
+
+def test_a_change_and_its_end_are_two() -> None:
+    series = normal(1200, 0.02, 1)
+    series[400:800] *= 1.3
+    first, second = told(series)
+    assert (round(first.change, 1), round(second.change, 1)) == (0.3, -0.2)
+    assert abs(second.step - 800) <= 2
+
+
+@pytest.mark.parametrize(("length", "count"), [(1, 30), (5, 8), (10, 3)])
+def test_hiccups_that_end_are_no_change(length: int, count: int) -> None:
+    series = normal(3000, 0.03, 2)
+    for each in range(count):
+        first = 200 + each * 2500 // count
+        series[first : first + length] *= 10
+    assert told(series) == []
+
+
+def test_half_a_second_is_the_least() -> None:
+    """Steps of a millisecond: 300 of them may be slow, 600 may not."""
+    brief = normal(3000, 0.02, 3) / 100
+    lasting = brief.copy()
+    brief[1000:1300] *= 1.5
+    lasting[1000:1600] *= 1.5
+    assert told(brief) == []
+    assert [abs(onset.step - 1000) <= 2 for onset in told(lasting)][:1] == [True]
+
+
+def test_drift_is_no_change() -> None:
+    series = normal(20_000, 0.03, 4) * np.linspace(1, 1.06, 20_000)
+    assert told(series) == []
+
+
+def test_in_noise_it_waits_longer_and_knows_it() -> None:
+    quiet, loud = OnsetDetector(), OnsetDetector()
+    assert quiet.steps_to_tell == math.inf
+    told(normal(2000, 0.01, 5), quiet)
+    told(normal(2000, 0.15, 5), loud)
+    assert quiet.steps_to_tell == CONFIRM_STEPS
+    assert loud.steps_to_tell > 50
+    assert loud.noise == pytest.approx(0.15, rel=0.35)
+
+
+def test_pace_that_wanders_by_itself_raises_the_least_change() -> None:
+    """The level of 100 steps together is off by 10 %: no waiting tells 10 % of that."""
+    rng = np.random.default_rng(6)
+    series = normal(12_000, 0.02, 6) * np.repeat(np.exp(0.1 * rng.standard_normal(120)), 100)
+    detector = OnsetDetector()
+    told(series, detector)
+    assert detector.least_change > 0.15
+    steady = OnsetDetector()
+    told(normal(12_000, 0.02, 6), steady)
+    assert steady.least_change < 0.06
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.floats(allow_nan=True, allow_infinity=True),
+            st.sampled_from([0.0, -1.0, 1e-308, 1.7e308, 0.1, 0.1, 0.2]),
+        ),
+        max_size=20,
+    ),
+    st.integers(1, 60),
+)
+def test_no_input_breaks_it(values: list[float], times: int) -> None:
+    detector = OnsetDetector()
+    for seconds in values * times:
+        onset = detector.observe(seconds)
+        if onset is not None:
+            assert 0 <= onset.step <= onset.told_step
+            assert 0 <= onset.confidence <= 1
+    assert len(detector._logs) == 1024
+
+
+@given(arrays.arrays(np.float64, st.integers(8, 700), elements=st.floats(-1, 1)))
+def test_block_noise_is_that_of_its_definition(series: Float64) -> None:
+    noise = BlockNoise()
+    for value in series.tolist():
+        noise.add(value)
+    variances, squares = [0.0], [0.0]
+    for length in LENGTHS:
+        means = series[: len(series) // length * length].reshape(-1, length).mean(axis=1)
+        if len(means) > 1:
+            allan = length * np.mean(np.diff(means) ** 2) / 2
+            variances.append(float(allan) * (1 - 1 / math.sqrt(len(means) - 1)))
+        if len(means) and length >= 128:
+            squares.append(float(np.mean(means**2)))
+    assert noise.variance() == pytest.approx(max(variances), abs=1e-12)
+    assert noise.wander() == pytest.approx(math.sqrt(max(squares)), abs=1e-9)

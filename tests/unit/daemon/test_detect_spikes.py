@@ -1,0 +1,104 @@
+"""Periodic spikes: their period, what they are a sign of, and none where there is none."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon.diagnosis.detect.spikes import SpikeCause, SpikeDetector, find_period
+
+
+def feed(
+    detector: SpikeDetector, steps: int, period: int, phase: str, collected: float = 0.0, seed: int = 0
+) -> SpikeDetector:
+    """Steps of 100 ms, half of it backward; every ``period``-th is 80 ms longer in one phase."""
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        phases = {"data": 0.01, "backward": 0.05 * float(np.exp(0.05 * rng.standard_normal())), "other": 0.04}
+        spike = step % period == 3
+        if spike:
+            phases[phase] = phases.get(phase, 0.0) + 0.08
+        detector.observe(sum(phases.values()), phases, collected if spike else 0.0)
+    return detector
+
+
+@pytest.mark.parametrize(
+    ("period", "phase", "workers", "collected", "cause"),
+    [
+        (4, "data", 4, 0.0, SpikeCause.LOADER_WORKERS),
+        (6, "data", 4, 0.0, SpikeCause.EVERY_N_STEPS),
+        (25, "backward", 0, 0.07, SpikeCause.GARBAGE_COLLECTION),
+        (50, "checkpoint", 4, 0.01, SpikeCause.CHECKPOINT),
+        (97, "other", 4, 0.0, SpikeCause.EVERY_N_STEPS),
+    ],
+)
+def test_the_period_and_its_sign(
+    period: int, phase: str, workers: int, collected: float, cause: SpikeCause
+) -> None:
+    found = feed(SpikeDetector(workers), 1500, period, phase, collected).find()
+    assert found is not None
+    assert (found.period, found.phase, found.cause) == (period, phase, cause)
+    assert found.excess_seconds == pytest.approx(0.08, rel=0.05)
+    assert found.seconds_per_step == pytest.approx(0.08 / period, rel=0.05)
+
+
+def test_two_periods_at_once_tell_the_costlier() -> None:
+    detector = SpikeDetector()
+    for step in range(2000):
+        phases = {"forward": 0.1, "data": 0.0, "checkpoint": 0.0}
+        if step % 37 == 0:
+            phases["data"] = 0.05
+        if step % 100 == 11:
+            phases["checkpoint"] = 1.0
+        detector.observe(sum(phases.values()), phases)
+    found = detector.find()
+    assert found is not None
+    assert (found.period, found.cause) == (100, SpikeCause.CHECKPOINT)
+
+
+def test_spikes_without_a_period() -> None:
+    rng = np.random.default_rng(1)
+    answers = []
+    for _ in range(100):
+        detector = SpikeDetector()
+        for spike in (rng.random(1000) < 0.04).tolist():
+            detector.observe(0.3 if spike else 0.1)
+        answers.append(detector.find())
+    assert answers == [None] * 100
+
+
+def test_noise_has_no_spikes() -> None:
+    detector = SpikeDetector()
+    for seconds in 0.1 * np.exp(0.1 * np.random.default_rng(2).standard_normal(5000)):
+        detector.observe(float(seconds))
+    assert detector.find() is None
+
+
+@given(st.integers(2, 400), st.integers(8, 64), st.integers(0, 10_000), st.integers(0, 2), st.randoms())
+def test_a_period_is_found_though_turns_are_missing(
+    period: int, count: int, first: int, missing: int, random: Random
+) -> None:
+    steps = [first + period * turn for turn in range(count)]
+    for _ in range(missing):
+        steps.remove(random.choice(steps[1:-1]))
+    assert find_period(steps) == period
+
+
+@given(st.sets(st.integers(0, 2**40), max_size=64))
+def test_a_period_lies_among_the_gaps(steps: set[int]) -> None:
+    period = find_period(sorted(steps))
+    assert period is None or 2 <= period <= max(steps) - min(steps)
+
+
+@given(
+    st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=40), st.integers(1, 10)
+)
+def test_no_input_breaks_it(values: list[float], times: int) -> None:
+    detector = SpikeDetector(2)
+    for seconds in values * times:
+        detector.observe(seconds, {"data": seconds / 2}, seconds / 4)
+    detector.find()
+    assert len(detector._spikes) <= 64
+    assert len(detector._recent) <= 65

@@ -1,0 +1,152 @@
+"""What changes slowly: memory that grows and throughput that sinks."""
+
+import itertools
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon.diagnosis.detect.growth import GrowthDetector, theil_sen
+from torchperfd_daemon.diagnosis.detect.regression import RegressionDetector
+from torchperfd_daemon.diagnosis.detect.reservoir import CAPACITY, Reservoir
+
+GB = 1e9
+
+
+@given(st.integers(0, 3000))
+def test_a_reservoir_holds_points_evenly_over_all_of_the_series(count: int) -> None:
+    reservoir = Reservoir()
+    for number in range(count):
+        reservoir.add(number, -number)
+    times, values = reservoir.points()
+    assert len(times) == min(count, len(times)) <= CAPACITY
+    assert (values == -times).all()
+    if count > CAPACITY:
+        gaps = set(np.diff(times).tolist())
+        assert len(times) > CAPACITY // 2
+        assert len(gaps) == 1
+        assert times[0] == 0
+        assert count - times[-1] <= gaps.pop()
+
+
+@given(
+    st.lists(st.tuples(st.integers(-50, 50), st.floats(-1e6, 1e6)), min_size=2, max_size=20),
+)
+def test_the_slope_is_the_median_of_all_pairs(points: list[tuple[int, float]]) -> None:
+    times = np.array([float(time) for time, _ in points])
+    values = np.array([value for _, value in points])
+    slope = theil_sen(times, values)
+    slopes = [
+        (values[j] - values[i]) / (times[j] - times[i])
+        for i, j in itertools.combinations(range(len(points)), 2)
+        if times[i] != times[j]
+    ]
+    assert slope.per_second == pytest.approx(statistics.median(slopes) if slopes else 0.0, rel=1e-9, abs=1e-9)
+    assert slope.low <= slope.per_second <= slope.high
+
+
+def test_the_interval_holds_the_true_slope() -> None:
+    rng = np.random.default_rng(0)
+    times = np.arange(60.0)
+    missed = 0
+    for _ in range(300):
+        slope = theil_sen(times, 2 * times + rng.standard_t(2, 60))
+        missed += not slope.low <= 2 <= slope.high
+    assert missed <= 3
+
+
+def watched(readings: "np.typing.NDArray[np.float64]", capacity: float | None = None) -> GrowthDetector:
+    detector = GrowthDetector(capacity)
+    for number, reading in enumerate(readings.tolist()):
+        detector.observe(number * 10.0, reading)
+    return detector
+
+
+def test_a_leak_in_a_sawtooth_is_told_with_the_time_that_is_left() -> None:
+    rng = np.random.default_rng(1)
+    number = np.arange(2000)
+    readings = 10 * GB + 2e6 * number + 0.2 * GB * (number % 7 / 7) + 0.05 * GB * rng.standard_normal(2000)
+    found = watched(readings, 20 * GB).find()
+    assert found is not None
+    assert found.grows
+    assert found.slope.per_second == pytest.approx(2e5, rel=0.1)
+    assert found.seconds_to_full == pytest.approx(5.9 * GB / 2e5, rel=0.1)
+
+
+def test_growth_that_has_ended_is_no_leak() -> None:
+    rng = np.random.default_rng(2)
+    number = np.arange(2000)
+    readings = 10 * GB + np.minimum(number, 800) * 5e6 + 0.01 * GB * rng.standard_normal(2000)
+    found = watched(readings, 20 * GB).find()
+    assert found is not None
+    assert (found.grows, found.seconds_to_full) == (False, None)
+
+
+def test_steady_memory_is_seldom_a_leak() -> None:
+    wrong = 0
+    for seed in range(200):
+        readings = 10 * GB * (1 + 0.05 * np.random.default_rng(seed).standard_normal(300))
+        found = watched(readings).find()
+        assert found is not None
+        wrong += found.grows
+    assert wrong <= 2
+
+
+def test_growth_without_a_capacity_is_told_without_an_end() -> None:
+    found = watched(np.linspace(1 * GB, 2 * GB, 200)).find()
+    assert found is not None
+    assert (found.grows, found.seconds_to_full) == (True, None)
+    assert watched(np.ones(20)).find() is None
+
+
+@given(st.lists(st.tuples(st.floats(-1e12, 1e12), st.floats(-1e18, 1e18)), max_size=200))
+def test_no_readings_break_growth(readings: list[tuple[float, float]]) -> None:
+    detector = GrowthDetector(1.0)
+    for seconds, value in readings:
+        detector.observe(seconds, value)
+    found = detector.find()
+    assert found is None or found.slope.low <= found.slope.high
+
+
+def throughput(step_seconds: "np.typing.NDArray[np.float64]", samples: float = 32.0) -> RegressionDetector:
+    detector = RegressionDetector()
+    for seconds in step_seconds.tolist():
+        detector.observe(seconds, samples)
+    return detector
+
+
+def test_a_loss_too_slow_for_any_step_to_show_is_told() -> None:
+    """From 100 ms to 120 ms over 40,000 steps."""
+    noise = np.exp(0.05 * np.random.default_rng(3).standard_normal(40_000))
+    found = throughput(np.linspace(0.1, 0.12, 40_000) * noise).find()
+    assert found is not None
+    assert found.now_per_second == pytest.approx(32 / 0.12, rel=0.02)
+    assert found.past_per_second == pytest.approx(32 / 0.11, rel=0.02)
+    assert found.change == pytest.approx(0.11 / 0.12 - 1, abs=0.02)
+
+
+def test_a_lasting_loss_is_a_regression_and_noise_is_not() -> None:
+    rng = np.random.default_rng(4)
+    steady = 0.1 * np.exp(0.1 * rng.standard_normal(20_000))
+    steady[::10] *= 5
+    slower = steady.copy()
+    slower[-300:] *= 1.15
+    healthy, sick = throughput(steady).find(), throughput(slower).find()
+    assert healthy is not None
+    assert sick is not None
+    assert (healthy.regressed, sick.regressed) == (False, True)
+    assert sick.change == pytest.approx(1 / 1.15 - 1, abs=0.03)
+
+
+def test_without_a_past_there_is_no_answer() -> None:
+    assert throughput(np.full(500, 0.1)).find() is None
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=30), st.floats(0, 1e12))
+def test_no_steps_break_regression(values: list[float], samples: float) -> None:
+    detector = throughput(np.array(values * (1500 // len(values))), samples)
+    detector.find()
+    assert len(detector._block) < 64
+    assert len(detector._newest) <= 4
