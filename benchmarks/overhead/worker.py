@@ -26,10 +26,15 @@ _chance = random.Random(0)
 
 @dataclass(slots=True)
 class Steps:
-    """What each of some steps took: CPU time of the training thread, and wall time."""
+    """What each of some steps took: CPU time of the training thread, and wall time.
+
+    ``relative`` is the wall time in units of the median step of its alternation: within one the
+    machine is the same, over all of them it is not.
+    """
 
     cpu_ns: list[int] = field(default_factory=list)
     wall_ns: list[int] = field(default_factory=list)
+    relative: list[float] = field(default_factory=list)
 
     def add(self, ends: list[tuple[int, int]]) -> None:
         """Add the steps between the given times."""
@@ -53,6 +58,14 @@ class Round:
 
     off: Steps = field(default_factory=Steps)
     on: Steps = field(default_factory=Steps)
+
+    def end_alternation(self) -> None:
+        """Relate the steps since the last alternation to one another."""
+        both = (self.off, self.on)
+        new = [steps.wall_ns[len(steps.relative) :] for steps in both]
+        usual = statistics.median(itertools.chain(*new))
+        for steps, walls in zip(both, new, strict=True):
+            steps.relative += [wall / usual for wall in walls]
 
     @property
     def added_ns(self) -> float:
@@ -91,6 +104,7 @@ def measure(contestant: Contestant, alternations: int) -> Round:
             else:
                 contestant.off()
                 block(workload.plain, into.off)
+        into.end_alternation()
     contestant.on()
     contestant.check((alternations + 1) * 2 * (WARM_STEPS + len(workload.loader)))
     contestant.detach()
