@@ -23,17 +23,17 @@ class Loop:
     """The processes of one loop. A context manager: they end with it.
 
     Args:
-        rule: Which pair of loops, a key of ``scripts.PAIRS``, or ``well-tuned``.
+        name: Which loop, a key of ``scripts.SCRIPTS`` or of ``scripts.WELL_TUNED``.
         variant: ``slow`` or ``tuned``.
 
     Raises:
         RuntimeError: A process ended early.
     """
 
-    def __init__(self, rule: str, variant: str) -> None:
-        count = scripts.PROCESSES.get(rule, 1)
+    def __init__(self, name: str, variant: str) -> None:
+        count = scripts.SCRIPTS[name].processes if name in scripts.SCRIPTS else 1
         self._folder = tempfile.TemporaryDirectory()
-        command = [sys.executable, "-m", "benchmarks.advice.worker", rule, variant]
+        command = [sys.executable, "-m", "benchmarks.advice.worker", name, variant]
         store = str(Path(self._folder.name) / "store")
         self._processes: list[subprocess.Popen[str]] = [
             subprocess.Popen(

@@ -1,6 +1,6 @@
 """One rank of one training loop, in a process of its own: another loop's memory would change its time.
 
-    python -m benchmarks.advice.worker RULE slow|tuned [RANK WORLD_SIZE STORE]
+    python -m benchmarks.advice.worker NAME slow|tuned [RANK WORLD_SIZE STORE]
 
 Reads commands from stdin, ``steps N`` or ``capture FILE``, and answers each with one line of JSON on stdout:
 the steps' times in ns.
@@ -24,7 +24,7 @@ CAPTURED: Final = 8
 
 def main() -> int:
     """Serve until stdin ends."""
-    rule, variant, *place = sys.argv[1:]
+    name, variant, *place = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(0)
     answers = _own_stdout()
@@ -33,7 +33,11 @@ def main() -> int:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size)
         )
-    step = scripts.well_tuned() if rule == "well-tuned" else scripts.PAIRS[rule](variant == "tuned")
+    step = (
+        scripts.SCRIPTS[name].build(variant == "tuned")
+        if name in scripts.SCRIPTS
+        else scripts.WELL_TUNED[name]()
+    )
     _timed(step, WARM_UP)
     for command, argument in map(str.split, sys.stdin):
         times = _timed(step, int(argument)) if command == "steps" else _captured(step, argument)

@@ -192,6 +192,31 @@ def test_gradients_are_exchanged_once_for_each_step_of_the_optimizer() -> None:
     assert "for 4 exchanges" in advice.evidence
 
 
+def test_all_before_a_bucket_is_emptied_is_waiting_and_so_is_the_emptying() -> None:
+    events = gloo(4, 4)
+    for number in range(4):
+        at = number * 10 * MS + 9 * MS + MS // 4
+        events.append(
+            traces.event("torch.distributed.ddp.reducer::copy_bucket_to_grad", at, at + MS // 2, args=None)
+        )
+    # Of each exchange 3.25 ms are waited for, 1 ms filled the bucket and half a millisecond emptied it.
+    assert alone(events).saves_ns_per_step == pytest.approx(3 * 4.75 * MS, rel=1e-3)
+
+
+@pytest.mark.parametrize("shaped", [True, False])
+def test_computing_is_slower_beside_an_exchange_than_alone(shaped: bool) -> None:
+    args = {"Input Dims": [[8, 8]], "Input type": ["float"]} if shaped else {}
+    events = gloo(2, 2)
+    for number in range(2):
+        at = 40 * MS + number * 20 * MS
+        events.append(traces.event("aten::bmm", at, at + 2 * MS, args=args))
+        events.append(traces.event("aten::bmm", at + 5 * MS, at + 9 * MS, args=args))
+        events.append(annotation("gloo:all_reduce", at + 6 * MS, at + 8 * MS, thread=9))
+    # Both exchanges expose 3 ms, and fill for 1 ms; beside an exchange each bmm takes 2 ms longer.
+    slower = 4 * MS if shaped else 0
+    assert alone(events).saves_ns_per_step == pytest.approx((8 * MS + slower) / 2, rel=5e-3)
+
+
 @pytest.mark.parametrize(("backwards", "synchronised"), [(4, 1), (1, 1)])
 def test_an_exchange_that_is_needed_is_left_alone(backwards: int, synchronised: int) -> None:
     assert advice_on(gloo(backwards, synchronised)) == {}
@@ -384,6 +409,16 @@ def test_ranks_with_one_problem_are_one_piece_of_advice() -> None:
         ("b", 5, (3,)),
     ]
     assert found[0].evidence == "a 20"
+
+
+def test_the_last_to_come_to_an_exchange_shows_what_it_costs() -> None:
+    def waits(saves: float, rule: str = "gradient-accumulation") -> list[Advice]:
+        return [Advice(rule, f"{saves}", saves, saves / 100, "c", "s")]
+
+    (found,) = gather([(0, waits(50)), (1, waits(20))])
+    assert (found.evidence, found.ranks) == ("20", (0, 1))
+    assert gather([(0, waits(50)), (1, [])]) == ()
+    assert gather([(0, waits(50, "float64")), (1, [])])[0].saves_ns_per_step == 50
 
 
 @given(st.data())

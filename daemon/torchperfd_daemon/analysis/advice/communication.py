@@ -15,7 +15,10 @@ _GLOO: Final = "gloo:"
 # The operators that wait for a collective, or contain it, are no computation beside it.
 _COMMUNICATE: Final = ("c10d::", "gloo:", "record_param_comms", "nccl:")
 _REDUCE: Final = ("c10d::allreduce_", "gloo:all_reduce", "nccl:all_reduce")
-_PREPARE: Final = ("torch::distributed::reducer::", "c10d::allreduce_")
+# What DDP copies into its buckets, and back out of them when they have been exchanged.
+_FILL: Final = "torch::distributed::reducer::"
+_EMPTY: Final = "torch.distributed.ddp.reducer::"
+_START: Final = "c10d::allreduce_"
 _PARALLEL: Final = "DataParallel.forward"
 _REPLICATE: Final = ("Broadcast", "Scatter", "Gather", "ReduceAddCoalesced", "aten::_broadcast_coalesced")
 # NCCL moves a tensor between devices at least this much faster than gloo does by way of the host.
@@ -28,8 +31,9 @@ def gradient_exchange(scene: Scene) -> Iterator[Finding]:
     """Gradients are exchanged while nothing is computed.
 
     Where gradients are exchanged after k > 1 of DDP's forwards for one step of the optimizer, all exchanges
-    but the last are needless: (k - 1) / k of the exposed time is saved, and on the CPU of what DDP takes to
-    fill its buckets and to start each exchange. Elsewhere the bytes can be halved.
+    but the last are needless: (k - 1) / k of the exposed time is saved. On the CPU also of what DDP takes to
+    fill and empty its buckets, and of what computing beside an exchange, which takes cores and memory
+    bandwidth, lasts longer than the same operators alone. Elsewhere the bytes can be halved.
     """
     exposed = _exposed(scene)
     if not exposed:
@@ -41,7 +45,7 @@ def gradient_exchange(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "gradient-accumulation",
             f"{evidence}, for {rounds:.0f} exchanges of gradients before one step of the optimizer",
-            (exposed + _preparing(scene)) * (1 - 1 / rounds),
+            (exposed + _on_the_host(scene)) * (1 - 1 / rounds),
             "exchange gradients only after the last of the accumulated backward passes",
             "with model.no_sync(): loss.backward()  # for all micro-batches but the last",
         )
@@ -102,17 +106,54 @@ def _exchanges(scene: Scene) -> int:
     return len(np.unique(after[after > 0]))
 
 
-def _preparing(scene: Scene) -> float:
-    """Return what a CPU takes in a step, within backward, to fill buckets and to start the exchanges."""
+def _on_the_host(scene: Scene) -> float:
+    """Return what exchanges cost the computing threads of a CPU in a step, beside the waiting for them."""
     if scene.on_device:
         return 0.0
     trace, calls = scene.trace, scene.calls
-    rows = calls.row[scene.named(*_PREPARE)[calls.row] & (calls.depth > 0)]
-    return scene.per_step(Cover(trace.start[rows], trace.end[rows]).length)
+    # What starts an exchange in no other operator is not taken for computing, so `_exposed` has it.
+    chosen = scene.named(_FILL, _EMPTY)[calls.row] | (scene.named(_START)[calls.row] & (calls.depth > 0))
+    rows = calls.row[chosen]
+    copying = Cover(trace.start[rows], trace.end[rows])
+    return scene.per_step(copying.length) + _slowed(scene, copying)
+
+
+def _slowed(scene: Scene, copying: Cover) -> float:
+    """Return how much longer the operators beside an exchange take in a step than the same ones alone do.
+
+    The same are those of one name on inputs of one shape; without shapes nothing can be said. Operators that
+    never run alone count for nothing, and those within ``copying`` are counted already.
+    """
+    trace, calls = scene.trace, scene.calls
+    if len(trace.shapes) <= 1:
+        return 0.0
+    starts, ends = trace.start[calls.row], trace.end[calls.row]
+    computing = ~scene.named(*_COMMUNICATE)[calls.row]
+    computing &= copying.up_to(ends) - copying.up_to(starts) < ends - starts
+    rows, own = calls.row[computing], (calls.work_ns + calls.overhead_ns)[computing]
+    spans = scene.annotated(_GLOO)
+    exchange = Cover(spans.start, spans.end)
+    beside = exchange.up_to(trace.end[rows]) > exchange.up_to(trace.start[rows])
+    keys = trace.name[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
+    groups, kind = np.unique(keys, return_inverse=True)
+    (times_beside, sum_beside), (times_alone, sum_alone) = (
+        (
+            np.bincount(kind[each], minlength=len(groups)),
+            np.bincount(kind[each], weights=own[each], minlength=len(groups)),
+        )
+        for each in (beside, ~beside)
+    )
+    known = (times_beside > 0) & (times_alone > 0)
+    expected = times_beside[known] * sum_alone[known] / times_alone[known]
+    return max(scene.per_step(float((sum_beside[known] - expected).sum())), 0.0)
 
 
 def _exposed(scene: Scene) -> float:
-    """Return the time of a step in which there is communication and no computation."""
+    """Return the time of a step in which there is communication and no computation.
+
+    On the CPU the waiting begins before a communicating thread shows that it is at work, and ends after: all
+    the time without computation before DDP empties a bucket is waiting for that bucket.
+    """
     if scene.on_device and any(each.comm_ns for each in scene.breakdowns):
         return scene.per_step(sum(each.exposed_comm_ns for each in scene.breakdowns))
     spans = scene.annotated(_GLOO)
@@ -120,5 +161,10 @@ def _exposed(scene: Scene) -> float:
         return 0.0
     trace, rows = scene.trace, scene.outer.row
     rows = rows[~scene.named(*_COMMUNICATE)[rows]]
-    computed = Cover(trace.start[rows], trace.end[rows])
-    return scene.per_step((Cover(spans.start, spans.end) | computed).length - computed.length)
+    rows = rows[np.argsort(trace.start[rows], kind="stable")]
+    starts, ends = trace.start[rows], trace.end[rows]
+    computed = Cover(starts, ends)
+    emptying = np.flatnonzero(scene.named(_EMPTY)[rows[1:]]) + 1
+    since = np.minimum(np.maximum.accumulate(ends)[emptying - 1], starts[emptying])
+    waits = Cover(since, starts[emptying])
+    return scene.per_step((Cover(spans.start, spans.end) | waits | computed).length - computed.length)

@@ -8,6 +8,8 @@ LEAST_NS: Final = 50_000
 """What saves less than this a step is not said,"""
 LEAST_SHARE: Final = 0.03
 """nor what saves less than this share of the step."""
+EXCHANGES: Final = frozenset({"gradient-accumulation", "exposed-communication"})
+"""The rules on what all ranks do together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +89,23 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
     """Return the advice for a run, most time saved first.
 
     Ranks of one run wait for each other, so a rule saves what it saves on the rank where that is most, and it
-    is that rank's evidence which stands for all.
+    is that rank's evidence which stands for all. An exchange is another matter: all wait in it until the last
+    has come, so it is the last one, which waits least, that shows what the exchange costs; where that is
+    nothing, the others wait for that rank and not for the exchange.
 
     Args:
         ranks: Each rank and the advice for it alone.
     """
-    most: dict[str, Advice] = {}
-    told: dict[str, list[int]] = {}
+    told: dict[str, list[tuple[int | None, Advice]]] = {}
     for rank, each in ranks:
         for advice in each:
-            told.setdefault(advice.rule, [])
-            if rank is not None and rank not in told[advice.rule]:
-                told[advice.rule].append(rank)
-            if advice.saves_ns_per_step > most.get(advice.rule, _NOTHING).saves_ns_per_step:
-                most[advice.rule] = advice
-            most.setdefault(advice.rule, advice)
-    found = [replace(advice, ranks=tuple(sorted(told[rule]))) for rule, advice in most.items()]
+            told.setdefault(advice.rule, []).append((rank, advice))
+    found = []
+    for rule, pairs in told.items():
+        if rule in EXCHANGES and len(pairs) < len(ranks):
+            continue
+        choose = min if rule in EXCHANGES else max
+        _, chosen = choose(pairs, key=lambda pair: pair[1].saves_ns_per_step)
+        numbers = {rank for rank, _ in pairs if rank is not None}
+        found.append(replace(chosen, ranks=tuple(sorted(numbers))))
     return tuple(sorted(found, key=lambda each: -each.saves_ns_per_step))
-
-
-_NOTHING: Final = Advice("", "", 0.0, 0.0, "", "")
