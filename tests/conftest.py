@@ -80,6 +80,10 @@ def _patches() -> set[str]:
         (torch.nn.Module, "compile"),
         (torch.amp.GradScaler, "step"),
         (torch, "save"),
+        (torch.distributed, "_broadcast_coalesced"),
+        (torch._C._distributed_c10d.Work, "wait"),
+        (torch._C._distributed_c10d.ProcessGroup, "allreduce"),
+        (torch._C._distributed_c10d.Reducer, "prepare_for_backward"),
         (dataloader._BaseDataLoaderIter, "__next__"),
     ):
         code = getattr(vars(owner)[name], "__code__", None)

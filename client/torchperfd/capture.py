@@ -13,38 +13,55 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Final
 
-from torchperfd import tracer
+from torchperfd import memory_snapshot, tracer
 from torchperfd._version import __version__
+from torchperfd.annotations import Annotations
 from torchperfd.identity import Identity
 from torchperfd.replay import Replay
 
 log = logging.getLogger("torchperfd")
 
+TRACE: Final = "trace"
+MEMORY: Final = "memory"
+KINDS: Final = (TRACE, MEMORY)
+"""What a capture can be."""
+
 _MOST_STEPS: Final = 1000
 _FOREIGN_STEPS_ALLOWED: Final = 10
+_TAIL_BYTES: Final = 8192
 _PATIENCE_S: Final = 30.0
 """How long after it was prepared a capture waits to be told its steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """What torch.profiler shall record, and for how many training steps."""
+    """What shall be captured, and for how many training steps.
+
+    Attributes:
+        steps: How many training steps.
+        kind: ``trace``, by torch.profiler, or ``memory``, a snapshot of CUDA memory and its history.
+    """
 
     steps: int = 5
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
+    kind: str = TRACE
+    with_flops: bool = False
+    with_modules: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps <= _MOST_STEPS:
             raise ValueError(f"steps must be 1 to {_MOST_STEPS}, not {self.steps}")
+        if self.kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
 
 
 class CaptureStage(Enum):
@@ -92,6 +109,9 @@ class RankCapture:
         directory: Where its files go; made when missing.
         options: What to record.
         on_outcome: Called once, when the capture has ended, from one of several threads.
+        phase_name: Returns the name of a phase's slot.
+        max_bytes: Of what is written; more is not kept. 0 for any.
+        trigger: What asked for it, as the manifest shall say.
     """
 
     def __init__(
@@ -103,20 +123,27 @@ class RankCapture:
         directory: Path,
         options: CaptureOptions,
         on_outcome: Callable[["RankCapture", CaptureOutcome], None],
+        phase_name: Callable[[int], str],
+        max_bytes: int = 0,
+        trigger: str = "command",
     ) -> None:
         self.capture_id = capture_id
         self.directory = directory
         self.options = options
         self.stage = CaptureStage.PREPARING
         self.start_step = 0
+        self.steps_made = 0
+        """Of those agreed on, while the profiler was on."""
         self.outcome: CaptureOutcome | None = None
         self.ended = threading.Event()
         self._replay = replay
         self._loop = replay.loop
         self._identity = identity
         self._on_outcome = on_outcome
+        self._max_bytes = max_bytes
+        self._trigger = trigger
         self._trace: tracer.Tracer | None = None
-        self._annotation: Any = None
+        self._annotations = Annotations(phase_name)
         self._foreign_steps = 0
         self._cancel_reason = ""
         self._ending = threading.Lock()
@@ -126,9 +153,15 @@ class RankCapture:
         self._deadline: threading.Timer | None = None
 
     @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self._identity.rank
+
+    @property
     def file(self) -> str:
-        """Name of this rank's trace below the capture's directory."""
-        return f"rank{self._identity.rank}.json"
+        """Name of this rank's file below the capture's directory."""
+        suffix = "memory.pickle" if self.options.kind == MEMORY else "json"
+        return f"rank{self._identity.rank}.{suffix}"
 
     # On a thread of its own.
 
@@ -138,16 +171,19 @@ class RankCapture:
         Args:
             patience: Seconds after which the capture fails unless it has been armed.
         """
-        reason = tracer.unusable()
+        reason = self._unusable()
         if not reason:
             try:
                 self.directory.mkdir(parents=True, exist_ok=True)
+                # Of an attempt before this one.
+                self._manifest.unlink(missing_ok=True)
                 probe = self.directory / f".{self.file}.part"
                 probe.touch()
             except OSError as error:
                 reason = f"cannot write to {self.directory}: {error.strerror}"
         if not reason:
-            tracer.prepare()
+            if self.options.kind == TRACE:
+                tracer.prepare()
             # Here, as starting a thread would be too much at an edge.
             self._worker.start()
             # From here on the number of the newest step must be exact, not a pump's turn old.
@@ -158,10 +194,26 @@ class RankCapture:
             self._deadline.name = "torchperfd-capture-deadline"
             self._deadline.daemon = True
             self._deadline.start()
+            if self.outcome is not None:
+                # It was cancelled meanwhile, when there was nothing of this to undo.
+                self.stage = CaptureStage.FAILED
+                self._forget_deadline()
+                self._replay.unwatch(self)
+                self._remove_leftovers()
+                reason = self.outcome.reason
         return reason
 
-    def arm(self, start_step: int) -> None:
-        """Profile the training steps [start_step, start_step + steps) once the loop gets there."""
+    def arm(self, start_step: int, steps: int = 0) -> None:
+        """Profile the training steps [start_step, start_step + steps) once the loop gets there.
+
+        Args:
+            start_step: The first one.
+            steps: How many; 0 for as many as the options say.
+
+        Raises:
+            ValueError: No capture has so many.
+        """
+        self.options = replace(self.options, steps=steps or self.options.steps)
         self.start_step = start_step
         self._forget_deadline()
         if self.ended.is_set():
@@ -191,7 +243,8 @@ class RankCapture:
             elif next_index >= self.start_step:
                 self._give_up(self._cancel_reason or f"step {self.start_step} was missed", retry=True)
             return
-        self._close_annotation()
+        self._annotations.close()
+        self.steps_made = next_index - self.start_step
         if self._cancel_reason:
             self._give_up(self._cancel_reason)
         elif self._trace.lost:
@@ -199,7 +252,7 @@ class RankCapture:
         elif next_index == self.start_step + self.options.steps:
             self._stop()
         else:
-            self._open_annotation(next_index)
+            self._annotate(next_index)
 
     def validate_edge(self) -> None:
         """Bear with a short validation in between; a long one would fill the memory."""
@@ -220,28 +273,42 @@ class RankCapture:
             self.fail("training ended before the chosen steps")
 
     def _start(self, index: int) -> None:
-        reason = tracer.unusable()
+        reason = self._unusable()
         if reason:
             self._give_up(reason)
             return
         try:
-            trace = tracer.make(
-                record_shapes=self.options.record_shapes,
-                with_stack=self.options.with_stack,
-                profile_memory=self.options.profile_memory,
-            )
+            trace = self._make_tracer()
             trace.start()
         except Exception as error:  # noqa: BLE001 - kineto may refuse for reasons of its own
             self._give_up(f"torch's profiler did not start: {error}")
             return
         self._trace = trace
         self.stage = CaptureStage.RUNNING
-        self._open_annotation(index)
+        self._annotate(index)
+
+    def _unusable(self) -> str:
+        return memory_snapshot.unusable() if self.options.kind == MEMORY else tracer.unusable()
+
+    def _make_tracer(self) -> tracer.Tracer:
+        options = self.options
+        if options.kind == MEMORY:
+            return memory_snapshot.MemoryTracer(options.with_stack)
+        return tracer.make(
+            tracer.Recorded(
+                record_shapes=options.record_shapes,
+                with_stack=options.with_stack,
+                profile_memory=options.profile_memory,
+                with_flops=options.with_flops,
+                with_modules=options.with_modules,
+            )
+        )
 
     def _stop(self) -> None:
         trace = self._trace
         assert trace is not None
         self._trace = None
+        self._replay.follower = None
         self._replay.unwatch(self)
         self.stage = CaptureStage.EXPORTING
         try:
@@ -253,8 +320,9 @@ class RankCapture:
 
     def _give_up(self, reason: str, *, retry: bool = False) -> None:
         trace, self._trace = self._trace, None
+        self._replay.follower = None
         self._replay.unwatch(self)
-        self._close_annotation()
+        self._annotations.close()
         try:
             if trace is not None:
                 trace.stop()
@@ -268,17 +336,20 @@ class RankCapture:
         self._ordered = True
         self._orders.put(work)
 
-    def _open_annotation(self, index: int) -> None:
-        from torch.autograd.profiler import record_function
+    def _annotate(self, index: int) -> None:
+        if self.options.kind == TRACE:
+            self._annotations.open_step(index)
+            self._replay.follower = self._annotate_phases
 
-        # The name that every trace reader knows as a step's.
-        self._annotation = record_function(f"ProfilerStep#{index}")
-        self._annotation.__enter__()
-
-    def _close_annotation(self) -> None:
-        annotation, self._annotation = self._annotation, None
-        if annotation is not None:
-            annotation.__exit__(None, None, None)
+    def _annotate_phases(self) -> None:
+        # A profiler of the script's that has taken over is to see none of ours.
+        if self._trace is None or self._trace.lost:
+            return
+        try:
+            self._annotations.follow(self._replay.recorder.open_phases())
+        except Exception as error:  # noqa: BLE001 - a hook of the script's is under way
+            self._replay.follower = None
+            log.debug("the phases of a capture are no longer annotated: %s", error)
 
     # On the export thread.
 
@@ -300,8 +371,12 @@ class RankCapture:
         part = self.directory / f".{self.file}.part"
         try:
             # torch picks the format by the name's end, so the part needs the final one too.
-            unfinished = part.with_suffix(".json")
+            unfinished = part.with_suffix(Path(self.file).suffix)
             trace.export(unfinished)
+            reason = self._unkept(unfinished)
+            if reason:
+                self.fail(reason)
+                return
             size, digest = _measure(unfinished)
             if self.outcome is not None:
                 # Given up meanwhile: the process is ending.
@@ -319,7 +394,36 @@ class RankCapture:
             CaptureOutcome(ok=True, start_step=self.start_step, file=self.file, bytes=size, sha256=digest)
         )
 
+    def _unkept(self, path: Path) -> str:
+        """Return why what was written must not be kept, or ''."""
+        size = path.stat().st_size
+        if self._cancel_reason:
+            return self._cancel_reason
+        if self._max_bytes and size > self._max_bytes:
+            return (
+                f"the {self.options.kind} has {size:,} bytes, {self._max_bytes:,} are allowed;"
+                " capture fewer steps or raise --captures-max-bytes-each"
+            )
+        if self.options.kind == TRACE and not _is_whole(path):
+            # Not every release of Kineto looks whether it could write.
+            return f"the trace was cut off after {size:,} bytes; is the disk of {self.directory} full?"
+        return ""
+
     # On any thread.
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was given up or has its outcome, so that it is over in a moment."""
+        return bool(self._cancel_reason) or self.outcome is not None
+
+    @property
+    def _manifest(self) -> Path:
+        return self.directory / f"rank{self._identity.rank}.manifest.json"
+
+    def _remove_leftovers(self) -> None:
+        with contextlib.suppress(OSError):
+            for leftover in self.directory.glob(f".rank{self._identity.rank}.*"):
+                leftover.unlink(missing_ok=True)
 
     def join(self, timeout: float) -> None:
         """Wait until nothing of the capture is at work any more."""
@@ -337,9 +441,7 @@ class RankCapture:
     def fail(self, reason: str, *, retry: bool = False) -> None:
         """End without a trace; ``retry`` when another attempt may well succeed."""
         self._replay.unwatch(self)
-        with contextlib.suppress(OSError):
-            for leftover in self.directory.glob(f".rank{self._identity.rank}.*"):
-                leftover.unlink(missing_ok=True)
+        self._remove_leftovers()
         self._end(CaptureOutcome(ok=False, reason=reason, retry=retry, start_step=self.start_step))
 
     def _end(self, outcome: CaptureOutcome) -> None:
@@ -366,24 +468,37 @@ class RankCapture:
             "schema": "torchperfd.capture.rank/1",
             "capture_id": self.capture_id,
             "run": identity.run,
+            "job_name": identity.job_name,
+            "world_size": identity.world_size,
+            "trigger": self._trigger,
             "rank": identity.rank,
             "node": identity.node,
             "pid": identity.pid,
             "state": "complete" if outcome.ok else "failed",
             "reason": outcome.reason,
             "step_range": [self.start_step, self.start_step + self.options.steps],
+            "steps_made": self.steps_made,
             "file": outcome.file,
             "bytes": outcome.bytes,
             "sha256": outcome.sha256,
             "options": asdict(self.options),
             "torchperfd_version": __version__,
+            "python_version": identity.python_version,
             "torch_version": str(getattr(torch, "__version__", "")),
         }
         self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / f"rank{identity.rank}.manifest.json"
+        path = self._manifest
         part = path.with_name(f".{path.name}.part")
         part.write_text(json.dumps(manifest, indent=2) + "\n")
         part.replace(path)
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a Chrome trace has its end: what Kineto writes last, in all releases."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    return b'"traceName"' in tail and tail.rstrip().endswith(b"}")
 
 
 def _measure(path: Path) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from torchperfd.capture import CaptureOptions, CaptureOutcome, RankCapture
+from torchperfd.capture import MEMORY, TRACE, CaptureOptions, CaptureOutcome, RankCapture
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.identity import Identity
 from torchperfd.outbox import Outbox
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
 _TORCH_BUDGET_S: Final = 15.0
+_ENDING_BUDGET_S: Final = 5.0
 _OWN_MARGIN_STEPS: Final = 2
 _WORK_BUDGET_S: Final = 5.0
 """Longest delay of an exit in the middle of an export: a million events."""
@@ -32,6 +33,7 @@ class CaptureDesk:
         identity: This process.
         outbox: Where acknowledgements and results go.
         mean_step_seconds: Returns how long a training step takes, 0 before the first.
+        phase_name: Returns the name of a phase's slot.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class CaptureDesk:
         identity: Identity,
         outbox: "Outbox[session_pb2.ClientMessage]",
         mean_step_seconds: Callable[[], float],
+        phase_name: Callable[[int], str],
     ) -> None:
         self._replay = replay
         self._loop = replay.loop
         self._identity = identity
         self._outbox = outbox
         self._mean_step_seconds = mean_step_seconds
+        self._phase_name = phase_name
         self._capture: RankCapture | None = None
         self._lock = threading.Lock()
         self._own: set[str] = set()
@@ -61,7 +65,7 @@ class CaptureDesk:
         """
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         capture_id = f"{stamp}-{secrets.token_hex(3)}"
-        capture = self._admit(capture_id, captures_dir / capture_id, options)
+        capture = self._admit(capture_id, captures_dir / capture_id, options, trigger="script")
         if capture is None:
             raise CaptureError("another capture is in progress; wait for it")
         self._own.add(capture_id)
@@ -86,7 +90,7 @@ class CaptureDesk:
         elif body == "commit_capture":
             capture = self._named(message.commit_capture.capture_id)
             if capture is not None:
-                capture.arm(message.commit_capture.start_step)
+                capture.arm(message.commit_capture.start_step, message.commit_capture.steps)
         elif body == "cancel_capture":
             capture = self._named(message.cancel_capture.capture_id)
             if capture is not None:
@@ -109,14 +113,15 @@ class CaptureDesk:
     def _prepare(self, order: "session_pb2.PrepareCapture") -> None:
         from torchperfd.v1 import session_pb2
 
-        options = order.options
         reason = ""
         self.torch_ready.wait(_TORCH_BUDGET_S)
+        previous = self._capture
+        if previous is not None and previous.ending:
+            # The daemon has done with it sooner than this process.
+            previous.ended.wait(_ENDING_BUDGET_S)
         try:
-            wanted = CaptureOptions(
-                options.steps, options.record_shapes, options.with_stack, options.profile_memory
-            )
-            capture = self._admit(order.capture_id, Path(order.directory), wanted)
+            wanted = _options(order.options)
+            capture = self._admit(order.capture_id, Path(order.directory), wanted, order.max_bytes)
         except ValueError as error:
             reason = str(error)
         else:
@@ -139,7 +144,14 @@ class CaptureDesk:
     def _not_ready(self) -> str:
         return "" if self.torch_ready.is_set() else "the process has not imported torch yet"
 
-    def _admit(self, capture_id: str, directory: Path, options: CaptureOptions) -> RankCapture | None:
+    def _admit(
+        self,
+        capture_id: str,
+        directory: Path,
+        options: CaptureOptions,
+        max_bytes: int = 0,
+        trigger: str = "command",
+    ) -> RankCapture | None:
         with self._lock:
             if self._capture is not None and not self._capture.ended.is_set():
                 return None
@@ -150,6 +162,9 @@ class CaptureDesk:
                 directory=directory,
                 options=options,
                 on_outcome=self._report_outcome,
+                phase_name=self._phase_name,
+                max_bytes=max_bytes,
+                trigger=trigger,
             )
             return self._capture
 
@@ -164,18 +179,54 @@ class CaptureDesk:
             retry=outcome.retry,
             start_step=outcome.start_step,
             steps=options.steps,
+            steps_made=capture.steps_made,
             file=outcome.file,
             bytes=outcome.bytes,
             sha256=outcome.sha256,
             self_started=capture.capture_id in self._own,
-            options=session_pb2.CaptureOptions(
-                steps=options.steps,
-                record_shapes=options.record_shapes,
-                with_stack=options.with_stack,
-                profile_memory=options.profile_memory,
-            ),
+            options=options_message(options),
         )
         self._outbox.put(session_pb2.ClientMessage(capture_result=result))
+
+
+def _options(message: "session_pb2.CaptureOptions") -> CaptureOptions:
+    """Unpack what to record.
+
+    Raises:
+        ValueError: There is no such capture.
+    """
+    from torchperfd.v1 import session_pb2
+
+    kinds = {
+        session_pb2.CAPTURE_KIND_UNSPECIFIED: TRACE,
+        session_pb2.CAPTURE_KIND_TRACE: TRACE,
+        session_pb2.CAPTURE_KIND_MEMORY: MEMORY,
+    }
+    return CaptureOptions(
+        steps=message.steps,
+        record_shapes=message.record_shapes,
+        with_stack=message.with_stack,
+        profile_memory=message.profile_memory,
+        # A newer daemon may know more of them.
+        kind=kinds.get(message.kind, str(message.kind)),
+        with_flops=message.with_flops,
+        with_modules=message.with_modules,
+    )
+
+
+def options_message(options: CaptureOptions) -> "session_pb2.CaptureOptions":
+    """Pack what was recorded."""
+    from torchperfd.v1 import session_pb2
+
+    return session_pb2.CaptureOptions(
+        steps=options.steps,
+        record_shapes=options.record_shapes,
+        with_stack=options.with_stack,
+        profile_memory=options.profile_memory,
+        kind=(session_pb2.CAPTURE_KIND_MEMORY if options.kind == MEMORY else session_pb2.CAPTURE_KIND_TRACE),
+        with_flops=options.with_flops,
+        with_modules=options.with_modules,
+    )
 
 
 class Capture:
@@ -226,6 +277,12 @@ class Capture:
         if not outcome.ok:
             raise CaptureError(f"capture {self.id} failed: {outcome.reason}")
         return self._capture.directory / outcome.file
+
+    @property
+    def paths(self) -> dict[int, Path]:
+        """The trace by this process's rank; empty while there is none."""
+        outcome = self._capture.outcome
+        return {self._capture.rank: self.path} if outcome is not None and outcome.ok else {}
 
     def report(self) -> str:
         """Return what ``torchperfd analyze`` says of the trace; runs it as a process of its own.

@@ -6,9 +6,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 
 from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account
@@ -17,6 +17,7 @@ from torchperfd.capture_desk import Capture, CaptureDesk
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
+from torchperfd.job_capture import JobCapture, JobCaptureDesk
 from torchperfd.outbox import Outbox
 from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
@@ -119,6 +120,19 @@ def _torch_version() -> str:
         return ""
 
 
+def _chosen(ranks: Literal["all"] | Sequence[int]) -> list[int]:
+    """Return the ranks that are asked for; none for all.
+
+    Raises:
+        ValueError: There are no such ranks.
+    """
+    if ranks == "all":
+        return []
+    if isinstance(ranks, str) or not ranks or not all(0 <= rank < 2**32 for rank in ranks):
+        raise ValueError(f'ranks must be "all" or ranks of the job, not {ranks!r}')
+    return sorted(set(ranks))
+
+
 def _watch_forks() -> None:
     """Make the client of a forked child inert; registered once, since it cannot be taken back."""
     global _forks_watched
@@ -163,7 +177,9 @@ class Client:
         self._loop = self._replay.loop
         self._recorder = self._replay.recorder
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
-        self._captures = CaptureDesk(self._replay, self._identity, self._outbox, self._mean_step_seconds)
+        self._captures = CaptureDesk(
+            self._replay, self._identity, self._outbox, self._mean_step_seconds, self._names.name
+        )
         self._stacks = StackTeller(self._tape, self._replay, self._names, self._outbox, self._faults)
         self._pauses = GcPauses()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
@@ -177,6 +193,7 @@ class Client:
             on_command=self._obey,
             faults=self._faults,
         )
+        self._job_captures = JobCaptureDesk(self._outbox, lambda: self._stream.session)
         self._captures_dir = contract.user_captures_dir()
         self._metrics_url = ""
         self._exporter: Exporter | None = None
@@ -286,23 +303,72 @@ class Client:
         sender.start()
         self._leave_first()
 
+    @overload
     def capture(
         self,
         steps: int = 5,
         *,
+        ranks: None = None,
         record_shapes: bool = False,
         with_stack: bool = False,
         profile_memory: bool = False,
-    ) -> "Capture":
+        with_flops: bool = False,
+        with_modules: bool = False,
+        kind: str = "trace",
+    ) -> "Capture": ...
+
+    @overload
+    def capture(
+        self,
+        steps: int = 5,
+        *,
+        ranks: Literal["all"] | Sequence[int],
+        record_shapes: bool = False,
+        with_stack: bool = False,
+        profile_memory: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+        kind: str = "trace",
+    ) -> "JobCapture": ...
+
+    def capture(
+        self,
+        steps: int = 5,
+        *,
+        ranks: Literal["all"] | Sequence[int] | None = None,
+        record_shapes: bool = False,
+        with_stack: bool = False,
+        profile_memory: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+        kind: str = "trace",
+    ) -> "Capture | JobCapture":
         """Profile the next ``steps`` training steps of this rank; training goes on meanwhile.
 
+        With ``ranks``, on rank 0, the same steps of these ranks, by way of the node's daemon.
+
+        Args:
+            steps: How many.
+            ranks: Which ranks, or ``"all"`` of the job; this one by default.
+            record_shapes: Record the shapes of operator inputs.
+            with_stack: Record Python stacks.
+            profile_memory: Record allocations.
+            with_flops: Record what FLOPs are counted from.
+            with_modules: Record which module runs, and with it Python stacks.
+            kind: ``trace``, or ``memory`` for a snapshot of CUDA memory with its history.
+
         Raises:
-            ValueError: ``steps`` is not 1 to 1000.
-            CaptureError: Another capture is in progress, or the client is detached.
+            ValueError: ``steps`` is not 1 to 1000, or there are no such ranks or kind.
+            CaptureError: Another capture is in progress, the client is detached, or ``ranks`` are
+                asked for elsewhere than on rank 0 or without a daemon.
         """
-        options = CaptureOptions(steps, record_shapes, with_stack, profile_memory)
+        options = CaptureOptions(
+            steps, record_shapes, with_stack, profile_memory, kind, with_flops, with_modules
+        )
         if not self.attached:
             raise CaptureError("the client is detached; call torchperfd.attach() first")
+        if ranks is not None:
+            return self._job_captures.order(self.rank, _chosen(ranks), options)
         return Capture(self._captures.start(options, Path(self._captures_dir)))
 
     def detach(self) -> None:
@@ -430,11 +496,14 @@ class Client:
         if welcome.captures_dir:
             self._captures_dir = welcome.captures_dir
         self._metrics_url = welcome.metrics_url
+        self._job_captures.greet(welcome.features)
         self._pump.greet()
 
     def _obey(self, message: "session_pb2.DaemonMessage") -> None:
         if message.HasField("dump_stacks"):
             self._stacks.tell(message.dump_stacks)
+        elif message.HasField("capture_order_result"):
+            self._job_captures.hear(message.capture_order_result)
         else:
             self._captures.obey(message)
 

@@ -41,6 +41,11 @@ from torchperfd.recorder import (
 _NOTHING, _STEPPED, _EVALUATED, _PENDING = range(4)
 _UNKNOWN: Final = 0
 
+_COUNTS: Final = (
+    *("train_steps", "validate_steps", "micro_batches", "tokens"),
+    *("optimizer_calls", "refused", "_unused"),
+)
+
 
 class StepWatcher(Protocol):
     """Something that must act on the training thread at step edges: a capture."""
@@ -175,6 +180,29 @@ class Loop:
         """Optimizer steps that were called off: refused, or their gradients zeroed unused."""
         # Where no optimizer is ever seen, it steps inside a compiled graph.
         return self.refused + (self._unused if self.has_stepped else 0)
+
+    # For who repeats what was told.
+
+    def standing(self) -> tuple[object, ...]:
+        """Return all that decides what an event means; counts decide nothing, but that there are any."""
+        return (
+            *(self._aside, self._aside_drew, self._aside_draws),
+            *(self._aside_backwards, self._aside_optimizers),
+            *(self._drew, self._first_draw, self._stepped, self._evaluated, self._zeroed),
+            *(self._step_draws, self._backwards, self._optimizers, self._samples_before, self._uncounted),
+            *(self._draws, self._explicit, self._closer, self._last_optimizer, self._in_backward),
+            *(self.has_stepped, self.saving, self.watcher is None, self.train_steps > 0),
+            frozenset(self._steppers),
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Return what only ever grows, by name."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
+    def count_on(self, counted: dict[str, int], times: int) -> None:
+        """Have each count grow so many times by so much."""
+        for name, growth in counted.items():
+            setattr(self, name, getattr(self, name) + times * growth)
 
     # Draws.
 

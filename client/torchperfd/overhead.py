@@ -26,7 +26,7 @@ _MOST_STEPS_KEPT: Final = 4096
 SHED: Final = ("device times", "the phases within a step", "everything")
 """What is given up, one after the other, where training must not pay for it."""
 
-_WITHIN_A_STEP: Final = (on_tape.ZERO, on_tape.FORWARD, on_tape.BACKWARD)
+_WITHIN_A_STEP: Final = (on_tape.ZERO, on_tape.FORWARD, on_tape.BACKWARD, on_tape.COLLECTIVE)
 
 
 class Overhead:
@@ -68,6 +68,11 @@ class Overhead:
         self._shadows_before = 0
         self._plain: list[int] = []
         self._doubled: list[int] = []
+
+    @property
+    def measuring(self) -> bool:
+        """Whether a campaign is on, so that every step must be told of."""
+        return self._blocks_left > 0
 
     # What is read off the tape.
 

@@ -81,7 +81,7 @@ class Pump:
         from torchperfd.v1 import session_pb2
 
         with self._lock:
-            self._replay.catch_up()
+            self._replay.catch_up(drains=True)
             rows = self._recorder.drain()
             self._tallies.fill(self.account)
             if rows.count:
@@ -103,7 +103,8 @@ class Pump:
                 account = wire.account_message(
                     self.account, self._names, self._recorder.recorded, self.dropped()
                 )
-                batch = wire.step_batch(unsent, self._names) if unsent else None
+                arrivals = self._recorder.arrivals
+                batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None
             except Exception as error:  # noqa: BLE001 - who detaches or asks for a report is the script
                 self._faults.note("report", error)
                 return

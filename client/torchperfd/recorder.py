@@ -13,6 +13,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from torchperfd.arrivals import ArrivalBook
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 PHASE_SLOTS: Final = len(PHASES) + MAX_USER_PHASES
@@ -22,6 +23,7 @@ LOSS: Final = PHASES.index("loss")
 BACKWARD: Final = PHASES.index("backward")
 OPTIMIZER: Final = PHASES.index("optimizer")
 ZERO_GRAD: Final = PHASES.index("zero_grad")
+COLLECTIVE_WAIT: Final = PHASES.index("collective_wait")
 CHECKPOINT: Final = PHASES.index("checkpoint")
 OTHER: Final = PHASES.index("other")
 
@@ -108,6 +110,7 @@ class Recorder:
     """
 
     __slots__ = (
+        "_bound",
         "_clock",
         "_exclusive",
         "_held",
@@ -118,8 +121,9 @@ class Recorder:
         "_row",
         "_stack",
         "_start",
-        "_wall_offset",
+        "_taken",
         "_written",
+        "arrivals",
         "capacity",
         "depth",
         "device",
@@ -129,6 +133,7 @@ class Recorder:
         "recorded",
         "samples",
         "ticket",
+        "wall_offset",
     )
 
     def __init__(
@@ -144,6 +149,8 @@ class Recorder:
         self.samples = 0
         self.recorded = 0
         self.dropped = 0
+        self.arrivals = ArrivalBook()
+        """When the steps' collectives were come to."""
         self.device: DeviceClock | None = None
         self.ticket = -1
         """Number of the device event that belongs to what is being told; -1 for none."""
@@ -160,12 +167,23 @@ class Recorder:
         self._exclusive = [0] * (MAX_DEPTH + 1)
         self._written = 0
         self._read = 0
-        self._wall_offset = 0
+        self._taken: list[Rows] = []
+        # Steps that may be written until somebody drains.
+        self._bound = capacity
+        self.wall_offset = 0
+        """By how many nanoseconds the wall clock is ahead of the monotonic one."""
 
     @property
     def innermost(self) -> int:
         """The phase that the open step is in."""
         return self._stack[min(self.depth, MAX_DEPTH)]
+
+    def open_phases(self) -> list[int]:
+        """Return the phases that the open step is in, outermost first; none outside a step."""
+        if not self.is_open:
+            return []
+        first = 1 if self._stack[0] == OTHER else 0
+        return self._stack[first : min(self.depth, MAX_DEPTH) + 1]
 
     # The writing side.
 
@@ -204,6 +222,12 @@ class Recorder:
             self._stack[self.depth + 1] = phase
             self._exclusive[self.depth + 1] = 0
         self.depth += 1
+
+    def arrive(self) -> None:
+        """Enter ``collective_wait``: the rank has come to a collective. Starts no step."""
+        if self.is_open:
+            self.arrivals.arrive(self._clock.now + self.wall_offset)
+        self.push(COLLECTIVE_WAIT)
 
     def exit(self) -> None:
         """Leave the innermost phase; ignored when none is open."""
@@ -273,13 +297,17 @@ class Recorder:
         row[_SQUARES + OTHER] = other * other
         row[INDEX] = index
         row[KIND] = kind
-        row[START] = self._start + self._wall_offset
+        row[START] = self._start + self.wall_offset
         row[DURATION] = now - self._start
         row[SAMPLES] = self.samples
+        if kind == TRAIN:
+            self.arrivals.close(index)
+        else:
+            self.arrivals.forget()
         self.samples = 0
         self.recorded += 1
         written = self._written
-        if written - self._read < self.capacity:
+        if written < self._bound:
             self._written = written = written + 1
             self._row = self._ring[written % (self.capacity + 1)]
         else:
@@ -308,9 +336,10 @@ class Recorder:
         self._charge_gap()
         self._stack[0] = OTHER
         held[:] = self._row
-        held[START] = self._start + self._wall_offset
+        held[START] = self._start + self.wall_offset
         held[DURATION] = now - self._start
         held[SAMPLES] = self.samples
+        self.arrivals.hold()
         self._held_within = True
         self._held_phases = [*zip(self._stack[1 : depth + 1], exclusive[1:], strict=False)] if depth else []
 
@@ -318,6 +347,7 @@ class Recorder:
         """The step did not end where it was held: that and the open one are a single step."""
         if self.device is not None:
             self.device.rejoin()
+        self.arrivals.rejoin()
         if self._held_within:
             self._held_within = False
             return
@@ -331,6 +361,7 @@ class Recorder:
     def release(self, kind: int, index: int) -> None:
         """The step did end where it was held; the open one is what followed."""
         self.separate()
+        self.arrivals.release(index)
         if self.device is not None:
             self.device.release(kind)
         held, ring, written = self._held, self._ring, self._written
@@ -339,7 +370,7 @@ class Recorder:
         held[CALLS + OTHER] = 1
         held[_SQUARES + OTHER] = other * other
         self.recorded += 1
-        if written - self._read < self.capacity:
+        if written < self._bound:
             # The live row moves on by a slot; the row that was there is the next to hold.
             following = (written + 1) % (self.capacity + 1)
             ring[written % (self.capacity + 1)] = held
@@ -351,6 +382,7 @@ class Recorder:
     def discard(self) -> None:
         """Forget what is held: it belongs to no step."""
         self.separate()
+        self.arrivals.discard()
         if self.device is not None:
             self.device.release(0)
 
@@ -383,6 +415,7 @@ class Recorder:
         if self.device is not None:
             self.device.close(0)
         self._row[:] = _ZERO_ROW
+        self.arrivals.forget()
         self.samples = 0
         if not self.idle():
             self.depth = 0
@@ -394,8 +427,41 @@ class Recorder:
         """Move the start of a step that has just begun, if one has, to ``now``."""
         if self.is_open:
             self.last = self._start = now
+            # What the event goes on to begin, begins now, too: not before its own step.
+            self._clock.now = now
             if self.device is not None:
                 self.device.boundary(-1, -1)
+
+    # Steps that were recorded elsewhere; for who drains, too, and nobody else.
+
+    def standing(self) -> tuple[object, ...] | None:
+        """At an edge, return what is open, beyond times: alike means that alike will follow.
+
+        None where it cannot be told: no step is open, or there is more to it than phases.
+        """
+        depth = self.depth
+        if not self.is_open or self.device is not None or self._held_within or depth > MAX_DEPTH:
+            return None
+        if self.samples or self.arrivals.pending or any(self._row):
+            return None
+        return tuple(self._stack[: depth + 1])
+
+    def stand(self) -> "array[int]":
+        """Return where it stands at an edge: last, start, depth; exclusive ns, phase by depth."""
+        return array("q", (self.last, self._start, self.depth, *self._exclusive, *self._stack))
+
+    def stand_at(self, standing: "array[int]", rows: Rows) -> None:
+        """Go on from the edge after ``rows``, which come after all that was recorded so far."""
+        self.last, self._start, depth = standing[:3]
+        self._exclusive[: depth + 1] = standing[3 : 4 + depth]
+        self.recorded += rows.count
+        self._taken += (self._take(), rows)
+        self._bound -= rows.count
+
+    @property
+    def room(self) -> int:
+        """How many steps more there is room for."""
+        return self._bound - self._written
 
     def _charge_open_phases(self, depth: int) -> None:
         """Count a phase that is open across an edge as one call on either side."""
@@ -430,12 +496,16 @@ class Recorder:
 
     # The draining side.
 
-    def synchronise(self, offset: int) -> None:
-        """Learn how many nanoseconds the wall clock is ahead of the monotonic one."""
-        self._wall_offset = offset
-
     def drain(self) -> Rows:
-        """Take the finished steps out of the ring, oldest first."""
+        """Take the finished steps, oldest first."""
+        taken, self._taken = self._taken, []
+        newest = self._take()
+        self._bound = self._read + self.capacity
+        for rows in reversed(taken):
+            newest = rows + newest if newest.count else rows
+        return newest
+
+    def _take(self) -> Rows:
         read, written = self._read, self._written
         values, squares = array("q"), array("d")
         for number in range(read, written):

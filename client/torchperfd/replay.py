@@ -10,15 +10,20 @@ from collections.abc import Callable
 from struct import calcsize, iter_unpack
 from typing import Final
 
+from torchperfd import cycles
+from torchperfd.cycles import Cycles, Scribe
 from torchperfd.faults import Faults
 from torchperfd.loop import Loop, StepWatcher
 from torchperfd.overhead import Overhead
 from torchperfd.passes import Passes
-from torchperfd.recorder import DeviceClock, Recorder
+from torchperfd.recorder import BACKWARD, DeviceClock, Recorder
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
 
-_SLICE: Final = 512 * calcsize(on_tape.EVENT_FORMAT)
+_EVENT_BYTES: Final = calcsize(on_tape.EVENT_FORMAT)
+_SLICE: Final = 512 * _EVENT_BYTES
+_PATIENCE: Final = 4
+"""So many steps that are no cycle, and the rest of what is on the tape is told one by one."""
 
 
 class Replay:
@@ -36,12 +41,14 @@ class Replay:
         passes: The loop's passes over loaders.
         overhead: What measures our own cost.
         now: When that happened which is being told: the loop's and the recorder's clock.
+        follower: Called on the training thread after each event that it has read along, unless None.
     """
 
     def __init__(self, tape: Tape, capacity: int, faults: Faults, overhead: Overhead | None = None) -> None:
         self.passes = Passes()
         self.overhead = overhead or Overhead(tape)
         self.now = time.perf_counter_ns()
+        self.follower: Callable[[], None] | None = None
         self.recorder = Recorder(self, capacity)
         self.loop = Loop(self.recorder, self)
         self._tape = tape
@@ -51,9 +58,11 @@ class Replay:
         self._reading = False
         self._given_up = False
         self._lost = 0
+        self._newest = 0
         # Of the calls that are under way, how deep phases were nested before, and optimizer calls.
         self._calls: list[tuple[int, int, int]] = []
         self._handlers = self._make_handlers()
+        self._cycles = Cycles(self.loop, self.recorder)
         tape.on_full = self.catch_up
 
     @property
@@ -66,11 +75,15 @@ class Replay:
         """The thread that trains; 0 for none."""
         return self._tape.thread
 
-    def catch_up(self) -> None:
-        """Read what is on the tape; leaves it to the training thread where that reads along."""
+    def catch_up(self, *, drains: bool = False) -> None:
+        """Read what is on the tape; leaves it to the training thread where that reads along.
+
+        Args:
+            drains: Who calls is who drains the recorder, so that steps may come to it all at once.
+        """
         with self._lock:
             if not self.live or self._tape.here():
-                self._read()
+                self._read(drains and not self.live)
 
     def watch(self, watcher: StepWatcher) -> None:
         """Have ``watcher`` told of step edges, on the training thread, from now on."""
@@ -95,7 +108,7 @@ class Replay:
         with self._lock:
             if not self.live:
                 self._read()
-                self._tape.on_event = self.catch_up
+                self._tape.on_event = self._read_along
 
     def leave(self) -> None:
         """Have the training thread only write again."""
@@ -117,19 +130,26 @@ class Replay:
         self._calls.clear()
         self.recorder.abandon()
 
-    def _read(self) -> None:
+    def _read_along(self) -> None:
+        self.catch_up()
+        follower = self.follower
+        if follower is not None:
+            follower()
+
+    def _read(self, in_cycles: bool = False) -> None:
         if self._reading:
             return  # an event that was written while one is being told; it comes next
         self._reading = True
         try:
             while len(self._tape) and not self._given_up:
-                self.recorder.synchronise(time.time_ns() - time.perf_counter_ns())
+                self.recorder.wall_offset = time.time_ns() - time.perf_counter_ns()
                 if self._tape.lost != self._lost:
                     # Of what happened in between nothing is known.
                     self._lost = self._tape.lost
                     self.abandon()
                 drained = self._tape.drain()
-                for start in range(0, len(drained), _SLICE):
+                known = self._read_cycles(drained) if in_cycles and cycles.AVAILABLE else 0
+                for start in range(known, len(drained), _SLICE):
                     if self._given_up:
                         return
                     if start and not self.live:
@@ -139,16 +159,47 @@ class Replay:
         finally:
             self._reading = False
 
-    def _tell(self, drained: bytes) -> None:
-        handlers = self._handlers
-        for self.now, word in iter_unpack(on_tape.EVENT_FORMAT, drained):
+    def _read_cycles(self, drained: bytes) -> int:
+        """Read while steps go as those before them; return up to where, in bytes."""
+        position, patience = 0, _PATIENCE
+        if self.overhead.measuring:
+            return 0
+        events = memoryview(drained)
+        while position < len(drained) and patience and not self._given_up:
+            repeated = self._cycles.repeat(events[position:], self._newest)
+            if repeated:
+                # What comes is another step, or only the beginning of one.
+                position, patience = position + repeated, _PATIENCE
+                position += self._tell(events[position:], to_edge=True)
+            else:
+                patience -= 1
+                with self._cycles.lesson() as lesson:
+                    position += self._tell(events[position:], lesson, to_edge=True)
+        return position
+
+    def _tell(
+        self, events: bytes | memoryview, lesson: Scribe | None = None, *, to_edge: bool = False
+    ) -> int:
+        """Tell the loop event by event, ``to_edge`` until a step ends; return how many bytes that were."""
+        handlers, recorder = self._handlers, self.recorder
+        recorded, told, word = recorder.recorded, 0, self._newest
+        for self.now, word in iter_unpack(on_tape.EVENT_FORMAT, events):
             code = word & on_tape.CODE_MASK
+            told += _EVENT_BYTES
             try:
+                if lesson is not None:
+                    lesson.event(word)
                 handlers[code](word >> on_tape.ARGUMENT_SHIFT)
             except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
                 self._fault(code, error)
+                if lesson is not None:
+                    lesson.plain = False
                 if self._given_up:
-                    return
+                    break
+            if to_edge and recorder.recorded != recorded:
+                break
+        self._newest = word
+        return told
 
     def _fault(self, code: int, error: Exception) -> None:
         place = f"hook {on_tape.PLACES.get(code, 'loop')}"
@@ -196,6 +247,9 @@ class Replay:
             on_tape.SHADOW: lambda _: self.overhead.shadow(),
             on_tape.READY: self._ready,
             on_tape.TOKENS: self._tokens,
+            on_tape.COLLECTIVE: self._collective,
+            on_tape.COLLECTIVE_END: lambda _: loop.leave(self._depth_before()),
+            on_tape.REDUCTION: self._reduction,
         }
         return [told[code] for code in range(on_tape.CODES)]
 
@@ -251,6 +305,15 @@ class Replay:
     def _save(self, _: int) -> None:
         self._call()
         self.loop.save_begin()
+
+    def _collective(self, _: int) -> None:
+        self._call()
+        self.recorder.arrive()
+
+    def _reduction(self, _: int) -> None:
+        # It has no end of its own: the backward's is.
+        if self.recorder.inside(BACKWARD):
+            self.recorder.arrive()
 
     def _adopt(self, _: int) -> None:
         self._calls.clear()

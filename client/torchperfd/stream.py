@@ -100,6 +100,11 @@ class Stream:
         """Whether a daemon has welcomed this process and still listens."""
         return self._welcomed.is_set()
 
+    @property
+    def session(self) -> int:
+        """The number of the session that goes on, 0 between sessions."""
+        return self.connections if self.connected else 0
+
     def wait_connected(self, timeout: float) -> bool:
         """Wait for a daemon's welcome; return whether it came."""
         return self._welcomed.wait(timeout)

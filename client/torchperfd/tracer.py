@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -82,31 +83,48 @@ def prepare() -> None:
     libtorch.load()
 
 
-def make(*, record_shapes: bool, with_stack: bool, profile_memory: bool) -> Tracer:
-    """Return the tracer that holds training up least.
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What torch's profiler records beside operators; the names are its own.
 
-    Args:
-        record_shapes: Record the shapes of operator inputs.
-        with_stack: Record Python stacks.
-        profile_memory: Record allocations.
+    Attributes:
+        record_shapes: The shapes of operator inputs.
+        with_stack: Python stacks.
+        profile_memory: Allocations.
+        with_flops: What FLOPs are counted from: shapes and scalars of operator inputs. The count itself
+            torch writes into no trace.
+        with_modules: Which module runs. Of modules that TorchScript has not compiled, torch tells that
+            among Python stacks only, so that these are recorded, too.
     """
+
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of torch's profilers."""
+        return {**asdict(self), "with_stack": self.with_stack or self.with_modules}
+
+
+def make(recorded: Recorded) -> Tracer:
+    """Return the tracer that holds training up least."""
     library = libtorch.load()
     # Kineto's own daemon mode keeps a profiler of all threads, too, and there can be but one.
     if library is None or "KINETO_USE_DAEMON" in os.environ:
-        return HandTracer(record_shapes, with_stack, profile_memory)
-    return OffLockTracer(library, record_shapes, with_stack, profile_memory)
+        return HandTracer(recorded)
+    return OffLockTracer(library, recorded)
 
 
 class HandTracer:
     """A trace by torch's own door, as a script would make it by hand.
 
     Args:
-        record_shapes: Record the shapes of operator inputs.
-        with_stack: Record Python stacks.
-        profile_memory: Record allocations.
+        recorded: What is recorded.
     """
 
-    def __init__(self, record_shapes: bool, with_stack: bool, profile_memory: bool) -> None:
+    def __init__(self, recorded: Recorded) -> None:
         import torch
 
         self.lost = False
@@ -118,21 +136,12 @@ class HandTracer:
             from torch.profiler import ProfilerActivity, profile
 
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-            self._profiler = profile(
-                activities=activities,
-                record_shapes=record_shapes,
-                with_stack=with_stack,
-                profile_memory=profile_memory,
-            )
+            self._profiler = profile(activities=activities, **recorded.arguments())
         else:
             from torch.autograd import profiler
 
             self._profiler = profiler.profile(
-                use_device="cuda" if cuda else None,
-                record_shapes=record_shapes,
-                with_stack=with_stack,
-                profile_memory=profile_memory,
-                use_kineto=True,
+                use_device="cuda" if cuda else None, use_kineto=True, **recorded.arguments()
             )
 
     def start(self) -> None:
@@ -192,29 +201,24 @@ class OffLockTracer:
 
     Args:
         library: The functions that do it.
-        record_shapes: Record the shapes of operator inputs.
-        with_stack: Record Python stacks.
-        profile_memory: Record allocations.
+        recorded: What is recorded.
     """
 
-    def __init__(
-        self, library: libtorch.Libtorch, record_shapes: bool, with_stack: bool, profile_memory: bool
-    ) -> None:
+    def __init__(self, library: libtorch.Libtorch, recorded: Recorded) -> None:
         from torch._C._profiler import _ExperimentalConfig
         from torch.autograd import profiler
 
         self._library = library
-        self._everywhere = not profile_memory
+        self._everywhere = not recorded.profile_memory
+        arguments = recorded.arguments()
         self._profiler: Any = profiler.profile(
-            record_shapes=record_shapes,
-            with_stack=with_stack,
-            profile_memory=profile_memory,
             use_kineto=True,
             experimental_config=_ExperimentalConfig(
                 # What only ``events()`` needs is left out; not possible with stacks.
-                trace_only=not with_stack,
+                trace_only=not arguments["with_stack"],
                 profile_all_threads=self._everywhere,
             ),
+            **arguments,
         )
         self._recording: libtorch.Recording | None = None
         self._stopped = self._taken = False

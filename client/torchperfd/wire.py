@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torchperfd._version import __version__
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
+from torchperfd.arrivals import Arrivals
 from torchperfd.identity import Identity
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import CALLS, DURATION, INDEX, KIND, NS, SAMPLES, START, TRAIN, VALIDATE, Rows
@@ -40,8 +41,8 @@ def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
     )
 
 
-def step_batch(rows: Rows, names: PhaseNames) -> session_pb2.ClientMessage:
-    """Pack drained steps; phases that never occur in them take no room."""
+def step_batch(rows: Rows, names: PhaseNames, arrivals: Arrivals | None = None) -> session_pb2.ClientMessage:
+    """Pack drained steps; phases that never occur in them take no room, nor do arrivals."""
     batch = session_pb2.StepBatch(
         count=rows.count,
         index=_bytes(rows.column(INDEX)),
@@ -54,6 +55,10 @@ def step_batch(rows: Rows, names: PhaseNames) -> session_pb2.ClientMessage:
         calls = rows.column(CALLS + slot)
         if any(calls):
             batch.phases.add(phase=names.name(slot), ns=_bytes(rows.column(NS + slot)), calls=_bytes(calls))
+    if arrivals is not None and arrivals.step:
+        batch.arrivals.step = _bytes(arrivals.step)
+        batch.arrivals.first_ns = _bytes(arrivals.first_ns)
+        batch.arrivals.last_ns = _bytes(arrivals.last_ns)
     return session_pb2.ClientMessage(steps=batch)
 
 

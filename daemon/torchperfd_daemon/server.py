@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -17,7 +19,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
-from torchperfd_daemon.captures import Catalog, Coordinator, Keeper, Quota
+from torchperfd_daemon.captures import (
+    Analyst,
+    Catalog,
+    Coordinator,
+    Destination,
+    Keeper,
+    Quota,
+    Uploader,
+    place,
+)
 from torchperfd_daemon.collectors.base import Collector, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.cpu import CpuCollector
@@ -31,18 +42,39 @@ from torchperfd_daemon.collectors.rota import Rota
 from torchperfd_daemon.collectors.simulated import SimulatedGpuCollector
 from torchperfd_daemon.demo import DemoRanks
 from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.fleet import (
+    Address,
+    FanOut,
+    FleetService,
+    FleetView,
+    Peers,
+    check_listening,
+    listen,
+    parse_peers,
+    read_credentials,
+)
+from torchperfd_daemon.goodput import FOLDER, Accountant, Book
 from torchperfd_daemon.http import build_app
 from torchperfd_daemon.metrics import MetricsPage
+from torchperfd_daemon.metrics.analysis import AnalysisMetrics
 from torchperfd_daemon.metrics.cap import DEFAULT_SERIES, SeriesCap, by_age
+from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
+from torchperfd_daemon.metrics.goodput import GoodputMetrics
 from torchperfd_daemon.metrics.node import NodeMetrics
 from torchperfd_daemon.metrics.own import OwnMetrics
+from torchperfd_daemon.metrics.page import Source
 from torchperfd_daemon.metrics.process import RankProcesses
 from torchperfd_daemon.metrics.training import TrainingMetrics
+from torchperfd_daemon.metrics.triggers import TriggerMetrics
+from torchperfd_daemon.metrics.uploads import UploadMetrics
 from torchperfd_daemon.notify import notify
+from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
 from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.reach import SessionReach
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
+from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
 from torchperfd_daemon.web_config import WebConfigFile
 from torchperfd_daemon.web_server import WebServer
 
@@ -74,10 +106,13 @@ class Daemon:
 
     Args:
         settings: What to serve where.
+        plan: What to do of its own accord, and when.
     """
 
-    def __init__(self, settings: ServeSettings) -> None:
+    def __init__(self, settings: ServeSettings, plan: Plan | None = None) -> None:
         self._settings = settings
+        self._plan = plan or Plan()
+        self._triggers: TriggerCounts = {}
         self._store = Store(grace_seconds=settings.grace_seconds)
         quota = Quota(
             bytes=settings.captures_max_bytes,
@@ -87,8 +122,23 @@ class Daemon:
             free_bytes=settings.captures_min_free_bytes,
         )
         self._catalog = Catalog(settings.captures_dir, quota)
-        self._keeper = Keeper(self._catalog)
+        self._uploader = _uploader(settings, self._catalog)
+        self._keeper = Keeper(self._catalog, uploads=self._uploader is not None)
+        self._analyst = Analyst(self._catalog) if _analyses(settings) else None
+        if self._analyst is not None:
+            self._catalog.on_ended = self._analyst.submit
         self._coordinator = Coordinator(self._catalog)
+        # What never was is not kept.
+        goodput = None if settings.demo else settings.captures_dir / FOLDER
+        self._accountant = Accountant(self._store, Book(goodput, socket.gethostname()))
+        self._instance = secrets.token_hex(8)
+        self._credentials = read_credentials(
+            settings.fleet_token_file, settings.fleet_tls_cert, settings.fleet_tls_key, settings.fleet_tls_ca
+        )
+        self._fleet_address = Address(*settings.fleet_address) if settings.fleet_address else None
+        if self._fleet_address is not None:
+            check_listening(self._fleet_address, self._credentials)
+        self._peers = Peers(parse_peers(settings.fleet_peers)) if settings.fleet_peers else None
         self._ready = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -105,6 +155,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         with _own(settings.socket), _listen(settings) as listener:
+            _note_place(settings, self._uploader)
             ranks = RankProcesses(self._store)
             gpus = GpuWatch(SimulatedGpuCollector() if settings.demo else NvmlCollector(), ranks)
             demo = DemoRanks(self._store, gpus.newest, socket.gethostname()) if settings.demo else None
@@ -115,22 +166,50 @@ class Daemon:
             driver, owner = Sampler(gpus, interval), Sampler(owners, seldom)
             # What asks a driver or another service may take its time, and has a thread of its own.
             rotas = [Rota(host, interval), Rota([driver], interval), Rota([owner], seldom)]
-            page = MetricsPage(
-                [
-                    TrainingMetrics(self._store, owners.of),
-                    NodeMetrics([*host, driver, owner]),
-                    OwnMetrics(self._store, self._coordinator.counts, self._keeper.counts),
-                ],
-                SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store)),
-            )
+            samplers = [*host, driver, owner]
             host, port = listener.getsockname()[:2]
             scheme = "https" if web_config is not None and web_config.current().tls else "http"
             url = f"{scheme}://{_shown(host)}:{port}/metrics"
             node = Node(socket.gethostname(), url, settings.captures_dir)
             sessions = SessionService(self._store, self._coordinator, node, self._changed.set)
-            control = ControlService(self._store, sessions, self._coordinator, self._catalog, node)
+            observer = Observer(
+                self._store,
+                sessions.stacks_of,
+                lambda: itertools.chain.from_iterable(sampler.families for sampler in samplers),
+                gpus.newest,
+                lambda identity: owners.of(identity).gpu_uuid,
+            )
+            measured: list[Source] = [
+                TrainingMetrics(self._store, owners.of),
+                DiagnosisMetrics(self._store, observer),
+                NodeMetrics(samplers),
+            ]
+            page = MetricsPage(
+                [
+                    *measured,
+                    OwnMetrics(self._store, self._coordinator.counts, self._keeper.counts),
+                    TriggerMetrics(self._triggers),
+                    GoodputMetrics(self._accountant.settled_seconds),
+                    *([UploadMetrics(self._uploader.counts)] if self._uploader else []),
+                    *([AnalysisMetrics(self._store, self._analyst.counts)] if self._analyst else []),
+                ],
+                SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store)),
+            )
+            fan_out = FanOut(self._credentials)
+            fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
+            control = ControlService(
+                self._store,
+                sessions,
+                self._coordinator,
+                self._catalog,
+                node,
+                fleet,
+                goodput=self._accountant.report,
+                verdict=observer.verdict,
+            )
             checks = health.HealthServicer()
             rpc = await _start_rpc(settings, sessions, control, checks)
+            fleet_rpc = await self._start_fleet(sessions, node.name)
             web = WebServer(build_app(page, lambda: self._ready, web_config), web_config)
             web_task = asyncio.create_task(web.serve(sockets=[listener]))
             # A daemon without its page is no daemon: leave, and let the service manager restart it.
@@ -138,7 +217,21 @@ class Daemon:
             for rota in rotas:
                 rota.start()
             self._keeper.start()
+            if self._analyst is not None:
+                self._analyst.start()
+            uploads = asyncio.create_task(self._uploader.run()) if self._uploader else None
+            runner = Runner(
+                self._plan,
+                self._store,
+                # Without the cap: what is left out of a page still counts.
+                MetricsPage(measured).collect,
+                Actions(self._coordinator, self._catalog, SessionReach(self._store, sessions)),
+                counts=self._triggers,
+            )
+            triggers = asyncio.create_task(runner.run(self._catalog))
             relief = asyncio.create_task(_relieve(rotas))
+            accounts = asyncio.create_task(self._accountant.run())
+            watches = asyncio.create_task(observer.run())
             trainer = asyncio.create_task(demo.run()) if demo else None
             await self._announce(checks, ready=True)
             log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
@@ -149,14 +242,38 @@ class Daemon:
                 if trainer is not None:
                     trainer.cancel()
                 await self._announce(checks, ready=False)
+                triggers.cancel()
+                watches.cancel()
+                await asyncio.wait((triggers, watches), timeout=1.0)
                 await rpc.stop(grace=min(1.0, settings.drain_seconds))
+                if fleet_rpc is not None:
+                    await fleet_rpc.stop(grace=min(1.0, settings.drain_seconds))
+                await fan_out.close()
+                accounts.cancel()
+                await asyncio.wait((accounts,), timeout=1.0)
+                self._accountant.close()
                 web.leave()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(web_task, settings.drain_seconds)
                 relief.cancel()
+                if uploads is not None:
+                    uploads.cancel()
+                    # What it holds of the interpreter must be let go before that ends.
+                    await asyncio.wait((uploads,), timeout=min(1.0, settings.drain_seconds))
                 self._keeper.stop()
+                if self._analyst is not None:
+                    self._analyst.stop()
                 for rota in rotas:
                     rota.stop()
+
+    async def _start_fleet(self, sessions: SessionService, node: str) -> grpc.aio.Server | None:
+        """Listen for daemons of other nodes, if that is asked for."""
+        if self._fleet_address is None:
+            return None
+        service = FleetService(self._store, sessions, self._coordinator, self._catalog, self._instance, node)
+        server, address = await listen(self._fleet_address, self._credentials, service)
+        log.info("the fleet may ask on %s", address)
+        return server
 
     async def _until_unneeded(self, sessions: SessionService) -> None:
         if not self._settings.embedded:
@@ -183,6 +300,29 @@ class Daemon:
         for service in _SERVICES:
             await checks.set(service, status)
         notify("READY=1" if ready else "STOPPING=1")
+
+
+def _analyses(settings: ServeSettings) -> bool:
+    # A run's own daemon shares its cores, and the next that is typed is `torchperfd analyze`.
+    return settings.analyze_captures and not settings.embedded
+
+
+def _uploader(settings: ServeSettings, catalog: Catalog) -> Uploader | None:
+    """Return what uploads captures, if that is asked for."""
+    if settings.captures_upload is None:
+        return None
+    destination = Destination(settings.captures_upload)
+    destination.check_apart(settings.captures_dir)
+    return Uploader(catalog, destination)
+
+
+def _note_place(settings: ServeSettings, uploader: Uploader | None) -> None:
+    """Note beside the captures where they go, for the commands that ask no daemon."""
+    if uploader is not None:
+        place.note(settings.captures_dir, uploader.url)
+    elif not settings.embedded:
+        # A run's own daemon says nothing about what the user's other daemons do.
+        place.forget(settings.captures_dir)
 
 
 async def _relieve(rotas: Sequence[Rota]) -> None:

@@ -19,13 +19,22 @@ class ServeSettings:
         captures_max_count: How many captures; the oldest go.
         captures_max_bytes_each: Of the traces of one capture.
         captures_min_free_bytes: With less free on the disk, no capture is begun.
+        analyze_captures: Have each capture analysed once it has ended; an embedded daemon never does.
+        captures_upload: URL that captures are uploaded to; None for none.
         web_config_file: TLS and basic auth of the metrics page, in the exporters' format; None for neither.
+        fleet_address: Where daemons of other nodes may ask, as host and port; None for nowhere.
+        fleet_peers: Which daemons there are; see ``fleet.peers``. None for no others.
+        fleet_token_file: Holds the secret that daemons know each other by.
+        fleet_tls_cert: Certificate that this daemon shows to others, in PEM, like the two below.
+        fleet_tls_key: Its key.
+        fleet_tls_ca: Whose certificates are believed.
         interval_seconds: Time between two samples of the node.
         embedded: Owned by one run: stop once standard input is closed and no rank is left,
             and do without what another daemon already has.
         drain_seconds: How long SIGTERM waits for work in progress.
         grace_seconds: How long a rank that has left keeps its series.
         demo: Show simulated GPUs in the place of this node's own.
+        log_level: What to log; a name of logging's, in lower case.
     """
 
     socket: str
@@ -35,12 +44,21 @@ class ServeSettings:
     captures_max_count: int = 10_000
     captures_max_bytes_each: int = 4 * 2**30
     captures_min_free_bytes: int = 2**30
+    analyze_captures: bool = True
+    captures_upload: str | None = None
     socket_mode: int = 0o600
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 9407
     web_config_file: Path | None = None
+    fleet_address: tuple[str, int] | None = None
+    fleet_peers: str | None = None
+    fleet_token_file: Path | None = None
+    fleet_tls_cert: Path | None = None
+    fleet_tls_key: Path | None = None
+    fleet_tls_ca: Path | None = None
     interval_seconds: float = 1.0
     embedded: bool = False
     drain_seconds: float = 8.0
     grace_seconds: float = 60.0
     demo: bool = False
+    log_level: str = "info"

@@ -124,12 +124,64 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class ArrivalColumns:
+    """Training steps that had a collective: index, and when the rank came to the first and to the last."""
+
+    step: "array[int]" = field(default_factory=lambda: array("q"))
+    first_unix_ns: "array[int]" = field(default_factory=lambda: array("q"))
+    last_unix_ns: "array[int]" = field(default_factory=lambda: array("q"))
+
+
+@dataclass(frozen=True, slots=True)
 class StepColumns:
-    """Consecutive training steps: one array per column, nanoseconds, all of one length."""
+    """Consecutive training steps: one array per column, nanoseconds, all of one length.
+
+    ``arrivals`` has a length of its own: that of the steps with a collective.
+    """
 
     end_unix_ns: "array[int]"
     duration_ns: "array[int]"
     phases: dict[str, "array[int]"]
+    arrivals: ArrivalColumns = field(default_factory=ArrivalColumns)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a rank came to a step's first and last collective: Unix nanoseconds, by its node's clock."""
+
+    first_unix_ns: int
+    last_unix_ns: int
+
+
+class ArrivalHistory:
+    """Of the newest steps of one rank that had a collective, when it came there."""
+
+    def __init__(self, capacity: int = HISTORY_STEPS) -> None:
+        self._capacity = capacity
+        # Step, first, last; made with the first arrival, since many a rank has none.
+        self._rings: tuple[array[int], array[int], array[int]] | None = None
+        self.newest = -1
+        """Index of the newest step there is; -1 for none."""
+
+    def append(self, columns: ArrivalColumns) -> None:
+        """Add steps; each takes the place of the one so many steps before it."""
+        if not columns.step:
+            return
+        if self._rings is None:
+            none = array("q", [-1]) * self._capacity
+            self._rings = (none, none[:], none[:])
+        rows = zip(columns.step, columns.first_unix_ns, columns.last_unix_ns, strict=True)
+        for row in rows:
+            for ring, value in zip(self._rings, row, strict=True):
+                ring[row[0] % self._capacity] = value
+        self.newest = max(self.newest, columns.step[-1])
+
+    def at(self, step: int) -> Arrival | None:
+        """Return when the rank came to the collectives of a step; None where that is not known."""
+        if self._rings is None or step < 0:
+            return None
+        kept, first, last = (ring[step % self._capacity] for ring in self._rings)
+        return Arrival(first, last) if kept == step else None
 
 
 class History:
@@ -138,6 +190,7 @@ class History:
     def __init__(self, capacity: int = HISTORY_STEPS) -> None:
         self._capacity = capacity
         self._seen = 0
+        self._end = array("q", bytes(8 * capacity))
         self._duration = array("q", bytes(8 * capacity))
         self._phases: dict[str, array[int]] = {}
 
@@ -152,6 +205,7 @@ class History:
         # Up to the ring's end, and on from its beginning.
         turn = min(count, skipped + self._capacity - first)
         for ring, column in (
+            (self._end, steps.end_unix_ns),
             (self._duration, steps.duration_ns),
             *((ring, steps.phases.get(name)) for name, ring in self._phases.items()),
         ):
@@ -162,6 +216,25 @@ class History:
 
     def __len__(self) -> int:
         return min(self._seen, self._capacity)
+
+    @property
+    def seen(self) -> int:
+        """How many steps there were, with those forgotten."""
+        return self._seen
+
+    def newest(self, count: int = HISTORY_STEPS) -> StepColumns:
+        """Return copies of the newest steps, oldest first, as many as are wanted and held."""
+        count = min(count, len(self))
+        first = (self._seen - count) % self._capacity
+
+        def turned(ring: "array[int]") -> "array[int]":
+            return (ring[first:] + ring[:first])[:count]
+
+        return StepColumns(
+            turned(self._end),
+            turned(self._duration),
+            {name: turned(ring) for name, ring in self._phases.items()},
+        )
 
     def mean_step_seconds(self) -> float:
         """Return the mean duration of the steps held, 0 when there are none."""
@@ -202,6 +275,7 @@ class Rank:
         self.left_at: float | None = None
         self.totals = Totals()
         self.history = History()
+        self.arrivals = ArrivalHistory()
         self.last_step_unix_seconds = 0.0
 
 
@@ -247,6 +321,7 @@ class Store:
         if not steps.duration_ns:
             return
         rank.history.append(steps)
+        rank.arrivals.append(steps.arrivals)
         rank.last_step_unix_seconds = steps.end_unix_ns[-1] / 1e9
         self.histograms.setdefault(rank.identity.run, Histogram()).observe_ns(steps.duration_ns)
 

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torchperfd.arrivals import ArrivalBook
 from torchperfd.device import DeviceTimes
 from torchperfd.faults import Faults
 from torchperfd.hooks.context import HookContext
@@ -42,11 +43,12 @@ class Hooks:
 
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""
-        from torchperfd.hooks import frames, gradients, loader, models, optimizers, saves, scaler
+        from torchperfd.hooks import collectives, frames, gradients, loader, models, optimizers, saves, scaler
 
         # The training thread reads the tape along, at times, inside of what dynamo watches.
         frames.keep_classes_out_of_graphs(
-            Loop, Recorder, Replay, Passes, Overhead, DeviceTimes, HookContext, models.RootModels
+            *(Loop, Recorder, ArrivalBook, Replay, Passes, Overhead, DeviceTimes, HookContext),
+            *(Patches, models.RootModels, collectives.Collectives),
         )
         context, patches = self._context, self._patches
         self._models = roots = models.RootModels(context, patches)
@@ -58,6 +60,7 @@ class Hooks:
             ("GradScaler", lambda: scaler.install(context, patches)),
             ("compile", roots.install),
             ("checkpoint", writers.install),
+            ("collectives", collectives.Collectives(context, patches).install),
         )
         for name, put_on in hooks:
             try:

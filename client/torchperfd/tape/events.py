@@ -36,9 +36,12 @@ TICKET: Final = 29          # argument: number of the device event of the next e
 SHADOW: Final = 30          # written besides the next event while our own cost is measured
 READY: Final = 31           # argument: batches that wait in the workers' queue of the next draw plus 1
 TOKENS: Final = 32          # argument: tokens that the step in progress has trained on
+COLLECTIVE: Final = 33      # a collective is issued, or waited for
+COLLECTIVE_END: Final = 34
+REDUCTION: Final = 35       # the rank has computed its gradients; the rest of the backward waits for others'
 # fmt: on
 
-CODES: Final = 33
+CODES: Final = 36
 
 ARGUMENT_SHIFT: Final = 8
 CODE_MASK: Final = (1 << ARGUMENT_SHIFT) - 1
@@ -57,5 +60,6 @@ PLACES: Final[dict[int, str]] = {
     STEP: "step",
     TOKENS: "step",
     READY: "draw",
+    **dict.fromkeys((COLLECTIVE, COLLECTIVE_END, REDUCTION), "collective"),
 }
 """Which hook a failure to understand an event is counted against."""

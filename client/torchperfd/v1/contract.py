@@ -19,7 +19,13 @@ BUNDLE: Final = "bundle"
 STACKS: Final = "stacks"
 """The feature of a client that tells where its threads are."""
 
-FEATURES: Final = ("steps", "account", "capture", BUNDLE, STACKS)
+CAPTURE_ORDER: Final = "capture_order"
+"""The feature of a daemon that captures the whole job when rank 0's script asks for it."""
+
+CAPTURE_KINDS: Final = "capture_kinds"
+"""The feature of a client that can make other captures than traces."""
+
+FEATURES: Final = ("steps", "account", "capture", BUNDLE, STACKS, CAPTURE_ORDER, CAPTURE_KINDS)
 """Optional abilities announced in Hello and Welcome; unknown ones are ignored."""
 
 PHASES: Final = (

@@ -32,6 +32,7 @@ class _CaptureStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     CAPTURE_STATE_COMPLETE: _CaptureState.ValueType  # 3
     CAPTURE_STATE_PARTIAL: _CaptureState.ValueType  # 4
     CAPTURE_STATE_FAILED: _CaptureState.ValueType  # 5
+    CAPTURE_STATE_QUEUED: _CaptureState.ValueType  # 6
 
 class CaptureState(_CaptureState, metaclass=_CaptureStateEnumTypeWrapper): ...
 
@@ -41,6 +42,7 @@ CAPTURE_STATE_ARMED: CaptureState.ValueType  # 2
 CAPTURE_STATE_COMPLETE: CaptureState.ValueType  # 3
 CAPTURE_STATE_PARTIAL: CaptureState.ValueType  # 4
 CAPTURE_STATE_FAILED: CaptureState.ValueType  # 5
+CAPTURE_STATE_QUEUED: CaptureState.ValueType  # 6
 global___CaptureState = CaptureState
 
 class _StackOutcome:
@@ -124,9 +126,15 @@ global___GetInfoResponse = GetInfoResponse
 class ListRunsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    FLEET_FIELD_NUMBER: builtins.int
+    fleet: builtins.bool
+    """of all nodes, not of this one only"""
     def __init__(
         self,
+        *,
+        fleet: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fleet", b"fleet"]) -> None: ...
 
 global___ListRunsRequest = ListRunsRequest
 
@@ -135,16 +143,71 @@ class ListRunsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
     @property
     def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Run]: ...
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FleetNode]:
+        """that were asked and have answered; only when the fleet was asked"""
+
+    @property
+    def unreachable(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnreachablePeer]: ...
     def __init__(
         self,
         *,
         runs: collections.abc.Iterable[global___Run] | None = ...,
+        nodes: collections.abc.Iterable[global___FleetNode] | None = ...,
+        unreachable: collections.abc.Iterable[global___UnreachablePeer] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "runs", b"runs", "unreachable", b"unreachable"]) -> None: ...
 
 global___ListRunsResponse = ListRunsResponse
+
+@typing.final
+class FleetNode(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    """of its daemon; empty for the one that was asked first"""
+    node: builtins.str
+    version: builtins.str
+    ranks: builtins.int
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        node: builtins.str = ...,
+        version: builtins.str = ...,
+        ranks: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "node", b"node", "ranks", b"ranks", "version", b"version"]) -> None: ...
+
+global___FleetNode = FleetNode
+
+@typing.final
+class UnreachablePeer(google.protobuf.message.Message):
+    """A daemon of the fleet that has not answered: of its ranks nothing is known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    address: builtins.str
+    reason: builtins.str
+    def __init__(
+        self,
+        *,
+        address: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "reason", b"reason"]) -> None: ...
+
+global___UnreachablePeer = UnreachablePeer
 
 @typing.final
 class Run(google.protobuf.message.Message):
@@ -294,6 +357,165 @@ class RankAccount(google.protobuf.message.Message):
 global___RankAccount = RankAccount
 
 @typing.final
+class GetStepsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    run: builtins.str
+    """empty: every run"""
+    newest: builtins.int
+    """steps of each rank; 0: all that are kept"""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """empty: every rank"""
+
+    def __init__(
+        self,
+        *,
+        run: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        newest: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["newest", b"newest", "ranks", b"ranks", "run", b"run"]) -> None: ...
+
+global___GetStepsRequest = GetStepsRequest
+
+@typing.final
+class GetStepsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: builtins.int
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankSteps]: ...
+    def __init__(
+        self,
+        *,
+        ranks: collections.abc.Iterable[global___RankSteps] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks"]) -> None: ...
+
+global___GetStepsResponse = GetStepsResponse
+
+@typing.final
+class RankSteps(google.protobuf.message.Message):
+    """Consecutive training steps, oldest first, as columns of `count` int64 (see StepBatch)."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: builtins.int
+    FIRST_STEP_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    END_NS_FIELD_NUMBER: builtins.int
+    DURATION_NS_FIELD_NUMBER: builtins.int
+    PHASES_FIELD_NUMBER: builtins.int
+    GC_FIELD_NUMBER: builtins.int
+    first_step: builtins.int
+    """index of the oldest of them"""
+    count: builtins.int
+    end_ns: builtins.bytes
+    """Unix time"""
+    duration_ns: builtins.bytes
+    @property
+    def status(self) -> global___RankStatus: ...
+    @property
+    def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.PhaseColumn]:
+        """without calls"""
+
+    @property
+    def gc(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.GcAccount]:
+        """since attach, by generation, youngest first"""
+
+    def __init__(
+        self,
+        *,
+        status: global___RankStatus | None = ...,
+        first_step: builtins.int = ...,
+        count: builtins.int = ...,
+        end_ns: builtins.bytes = ...,
+        duration_ns: builtins.bytes = ...,
+        phases: collections.abc.Iterable[torchperfd.v1.session_pb2.PhaseColumn] | None = ...,
+        gc: collections.abc.Iterable[torchperfd.v1.session_pb2.GcAccount] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "first_step", b"first_step", "gc", b"gc", "phases", b"phases", "status", b"status"]) -> None: ...
+
+global___RankSteps = RankSteps
+
+@typing.final
+class GetReadingsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: builtins.int
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """of metrics, without the prefix; empty: all"""
+
+    def __init__(
+        self,
+        *,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["names", b"names"]) -> None: ...
+
+global___GetReadingsRequest = GetReadingsRequest
+
+@typing.final
+class GetReadingsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    READINGS_FIELD_NUMBER: builtins.int
+    @property
+    def readings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Reading]: ...
+    def __init__(
+        self,
+        *,
+        readings: collections.abc.Iterable[global___Reading] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["readings", b"readings"]) -> None: ...
+
+global___GetReadingsResponse = GetReadingsResponse
+
+@typing.final
+class Reading(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NAME_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    value: builtins.float
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        value: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "name", b"name", "value", b"value"]) -> None: ...
+
+global___Reading = Reading
+
+@typing.final
 class Verdict(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -342,9 +564,25 @@ class CaptureRequest(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    AT_STEP_FIELD_NUMBER: builtins.int
+    DURATION_SECONDS_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    ALL_RUNS_FIELD_NUMBER: builtins.int
+    FLEET_FIELD_NUMBER: builtins.int
     run: builtins.str
     """empty: the only run there is"""
     timeout_seconds: builtins.float
+    """from its start on, not while it is queued"""
+    at_step: builtins.int
+    """start exactly there, counting from 0"""
+    duration_seconds: builtins.float
+    """as many steps as take so long; 0: options.steps"""
+    queue: builtins.bool
+    """wait for a capture in progress rather than be refused"""
+    all_runs: builtins.bool
+    """one capture of each run, at the same time"""
+    fleet: builtins.bool
+    """ranks on all nodes, not on this one only"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """empty: every rank"""
@@ -358,9 +596,15 @@ class CaptureRequest(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
         options: torchperfd.v1.session_pb2.CaptureOptions | None = ...,
         timeout_seconds: builtins.float = ...,
+        at_step: builtins.int | None = ...,
+        duration_seconds: builtins.float = ...,
+        queue: builtins.bool = ...,
+        all_runs: builtins.bool = ...,
+        fleet: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["options", b"options", "ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "at_step", b"at_step", "options", b"options"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "all_runs", b"all_runs", "at_step", b"at_step", "duration_seconds", b"duration_seconds", "fleet", b"fleet", "options", b"options", "queue", b"queue", "ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
 
 global___CaptureRequest = CaptureRequest
 
@@ -375,6 +619,9 @@ class CaptureProgress(google.protobuf.message.Message):
     RANKS_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
     TIMED_OUT_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     state: global___CaptureState.ValueType
     reason: builtins.str
@@ -382,8 +629,12 @@ class CaptureProgress(google.protobuf.message.Message):
     directory: builtins.str
     timed_out: builtins.bool
     """failed for want of training steps"""
+    run: builtins.str
+    steps: builtins.int
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CaptureRank]: ...
+    @property
+    def unreachable(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnreachablePeer]: ...
     def __init__(
         self,
         *,
@@ -394,8 +645,11 @@ class CaptureProgress(google.protobuf.message.Message):
         ranks: collections.abc.Iterable[global___CaptureRank] | None = ...,
         directory: builtins.str = ...,
         timed_out: builtins.bool = ...,
+        run: builtins.str = ...,
+        steps: builtins.int = ...,
+        unreachable: collections.abc.Iterable[global___UnreachablePeer] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "directory", b"directory", "ranks", b"ranks", "reason", b"reason", "start_step", b"start_step", "state", b"state", "timed_out", b"timed_out"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "directory", b"directory", "ranks", b"ranks", "reason", b"reason", "run", b"run", "start_step", b"start_step", "state", b"state", "steps", b"steps", "timed_out", b"timed_out", "unreachable", b"unreachable"]) -> None: ...
 
 global___CaptureProgress = CaptureProgress
 
@@ -409,12 +663,18 @@ class CaptureRank(google.protobuf.message.Message):
     FILE_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
     SHA256_FIELD_NUMBER: builtins.int
+    NEXT_STEP_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     state: global___CaptureState.ValueType
     reason: builtins.str
     file: builtins.str
     bytes: builtins.int
     sha256: builtins.str
+    next_step: builtins.int
+    """index of the training step in progress, as last reported"""
+    node: builtins.str
+    """that has the file; empty when it is the asked daemon's own"""
     def __init__(
         self,
         *,
@@ -424,10 +684,37 @@ class CaptureRank(google.protobuf.message.Message):
         file: builtins.str = ...,
         bytes: builtins.int = ...,
         sha256: builtins.str = ...,
+        next_step: builtins.int = ...,
+        node: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "file", b"file", "rank", b"rank", "reason", b"reason", "sha256", b"sha256", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "file", b"file", "next_step", b"next_step", "node", b"node", "rank", b"rank", "reason", b"reason", "sha256", b"sha256", "state", b"state"]) -> None: ...
 
 global___CaptureRank = CaptureRank
+
+@typing.final
+class CancelCaptureRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CAPTURE_ID_FIELD_NUMBER: builtins.int
+    capture_id: builtins.str
+    def __init__(
+        self,
+        *,
+        capture_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id"]) -> None: ...
+
+global___CancelCaptureRequest = CancelCaptureRequest
+
+@typing.final
+class CancelCaptureResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___CancelCaptureResponse = CancelCaptureResponse
 
 @typing.final
 class DownloadRequest(google.protobuf.message.Message):
@@ -482,9 +769,12 @@ class StacksRequest(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    FLEET_FIELD_NUMBER: builtins.int
     run: builtins.str
     """empty: the only run there is"""
     timeout_seconds: builtins.float
+    fleet: builtins.bool
+    """ranks on all nodes, not on this one only"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """empty: every rank on this node"""
@@ -495,8 +785,9 @@ class StacksRequest(google.protobuf.message.Message):
         run: builtins.str = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
         timeout_seconds: builtins.float = ...,
+        fleet: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fleet", b"fleet", "ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
 
 global___StacksRequest = StacksRequest
 
@@ -512,6 +803,7 @@ class RankStacks(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     STEP_SECONDS_FIELD_NUMBER: builtins.int
     SECONDS_SINCE_STEP_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
     outcome: global___StackOutcome.ValueType
     reason: builtins.str
     """why there are no stacks, or why a signal was needed"""
@@ -527,6 +819,10 @@ class RankStacks(google.protobuf.message.Message):
     def identity(self) -> torchperfd.v1.session_pb2.RankIdentity: ...
     @property
     def threads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.ThreadStack]: ...
+    @property
+    def unreachable(self) -> global___UnreachablePeer:
+        """alone in its message"""
+
     def __init__(
         self,
         *,
@@ -538,12 +834,122 @@ class RankStacks(google.protobuf.message.Message):
         step: builtins.int | None = ...,
         step_seconds: builtins.float = ...,
         seconds_since_step: builtins.float | None = ...,
+        unreachable: global___UnreachablePeer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "seconds_since_step", b"seconds_since_step", "step", b"step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "outcome", b"outcome", "phase", b"phase", "reason", b"reason", "seconds_since_step", b"seconds_since_step", "step", b"step", "step_seconds", b"step_seconds", "threads", b"threads"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "seconds_since_step", b"seconds_since_step", "step", b"step", "unreachable", b"unreachable"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "outcome", b"outcome", "phase", b"phase", "reason", b"reason", "seconds_since_step", b"seconds_since_step", "step", b"step", "step_seconds", b"step_seconds", "threads", b"threads", "unreachable", b"unreachable"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_seconds_since_step", b"_seconds_since_step"]) -> typing.Literal["seconds_since_step"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
 
 global___RankStacks = RankStacks
+
+@typing.final
+class GetGoodputRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    run: builtins.str
+    """empty: all, those that were active last"""
+    def __init__(
+        self,
+        *,
+        run: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["run", b"run"]) -> None: ...
+
+global___GetGoodputRequest = GetGoodputRequest
+
+@typing.final
+class GetGoodputResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: builtins.int
+    @property
+    def runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RunGoodput]: ...
+    def __init__(
+        self,
+        *,
+        runs: collections.abc.Iterable[global___RunGoodput] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["runs", b"runs"]) -> None: ...
+
+global___GetGoodputResponse = GetGoodputResponse
+
+@typing.final
+class RunGoodput(google.protobuf.message.Message):
+    """Of the ranks that were on this node."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    run: builtins.str
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankGoodput]: ...
+    def __init__(
+        self,
+        *,
+        run: builtins.str = ...,
+        ranks: collections.abc.Iterable[global___RankGoodput] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ranks", b"ranks", "run", b"run"]) -> None: ...
+
+global___RunGoodput = RunGoodput
+
+@typing.final
+class RankGoodput(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class BucketSecondsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    RANK_FIELD_NUMBER: builtins.int
+    SINCE_UNIX_SECONDS_FIELD_NUMBER: builtins.int
+    UNTIL_UNIX_SECONDS_FIELD_NUMBER: builtins.int
+    STARTS_FIELD_NUMBER: builtins.int
+    GPUS_FIELD_NUMBER: builtins.int
+    RUNNING_FIELD_NUMBER: builtins.int
+    BUCKET_SECONDS_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    since_unix_seconds: builtins.float
+    """its first process started"""
+    until_unix_seconds: builtins.float
+    """its time is accounted for up to here"""
+    starts: builtins.int
+    """processes that it had"""
+    gpus: builtins.int
+    """that it uses; 0 when unknown"""
+    running: builtins.bool
+    @property
+    def bucket_seconds(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """sum to until - since"""
+
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        since_unix_seconds: builtins.float = ...,
+        until_unix_seconds: builtins.float = ...,
+        starts: builtins.int = ...,
+        gpus: builtins.int = ...,
+        running: builtins.bool = ...,
+        bucket_seconds: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bucket_seconds", b"bucket_seconds", "gpus", b"gpus", "rank", b"rank", "running", b"running", "since_unix_seconds", b"since_unix_seconds", "starts", b"starts", "until_unix_seconds", b"until_unix_seconds"]) -> None: ...
+
+global___RankGoodput = RankGoodput

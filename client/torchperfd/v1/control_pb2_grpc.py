@@ -56,10 +56,25 @@ class ControlStub(object):
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.GetRunRequest.SerializeToString,
                 response_deserializer=torchperfd_dot_v1_dot_control__pb2.GetRunResponse.FromString,
                 _registered_method=True)
+        self.GetSteps = channel.unary_unary(
+                '/torchperfd.v1.Control/GetSteps',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.GetStepsRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.GetStepsResponse.FromString,
+                _registered_method=True)
+        self.GetReadings = channel.unary_unary(
+                '/torchperfd.v1.Control/GetReadings',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.GetReadingsRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.GetReadingsResponse.FromString,
+                _registered_method=True)
         self.Capture = channel.unary_stream(
                 '/torchperfd.v1.Control/Capture',
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.CaptureRequest.SerializeToString,
                 response_deserializer=torchperfd_dot_v1_dot_control__pb2.CaptureProgress.FromString,
+                _registered_method=True)
+        self.CancelCapture = channel.unary_unary(
+                '/torchperfd.v1.Control/CancelCapture',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.CancelCaptureRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.CancelCaptureResponse.FromString,
                 _registered_method=True)
         self.Download = channel.unary_stream(
                 '/torchperfd.v1.Control/Download',
@@ -70,6 +85,11 @@ class ControlStub(object):
                 '/torchperfd.v1.Control/Stacks',
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.StacksRequest.SerializeToString,
                 response_deserializer=torchperfd_dot_v1_dot_control__pb2.RankStacks.FromString,
+                _registered_method=True)
+        self.GetGoodput = channel.unary_unary(
+                '/torchperfd.v1.Control/GetGoodput',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.GetGoodputRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.GetGoodputResponse.FromString,
                 _registered_method=True)
 
 
@@ -96,8 +116,29 @@ class ControlServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetSteps(self, request, context):
+        """The newest training steps of this node's ranks, out of the daemon's memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetReadings(self, request, context):
+        """What the daemon's collectors have measured last on this node.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Capture(self, request, context):
         """Streams one message per change until the capture has ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelCapture(self, request, context):
+        """Gives a capture up that is queued or in progress; its stream tells the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -112,6 +153,13 @@ class ControlServicer(object):
 
     def Stacks(self, request, context):
         """Streams each rank's stacks as soon as they are known, or why they are not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetGoodput(self, request, context):
+        """What rank-seconds went to, also of runs that have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,10 +183,25 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=torchperfd_dot_v1_dot_control__pb2.GetRunRequest.FromString,
                     response_serializer=torchperfd_dot_v1_dot_control__pb2.GetRunResponse.SerializeToString,
             ),
+            'GetSteps': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSteps,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.GetStepsRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.GetStepsResponse.SerializeToString,
+            ),
+            'GetReadings': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetReadings,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.GetReadingsRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.GetReadingsResponse.SerializeToString,
+            ),
             'Capture': grpc.unary_stream_rpc_method_handler(
                     servicer.Capture,
                     request_deserializer=torchperfd_dot_v1_dot_control__pb2.CaptureRequest.FromString,
                     response_serializer=torchperfd_dot_v1_dot_control__pb2.CaptureProgress.SerializeToString,
+            ),
+            'CancelCapture': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelCapture,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.CancelCaptureRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.CancelCaptureResponse.SerializeToString,
             ),
             'Download': grpc.unary_stream_rpc_method_handler(
                     servicer.Download,
@@ -149,6 +212,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Stacks,
                     request_deserializer=torchperfd_dot_v1_dot_control__pb2.StacksRequest.FromString,
                     response_serializer=torchperfd_dot_v1_dot_control__pb2.RankStacks.SerializeToString,
+            ),
+            'GetGoodput': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetGoodput,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.GetGoodputRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.GetGoodputResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -244,6 +312,60 @@ class Control(object):
             _registered_method=True)
 
     @staticmethod
+    def GetSteps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/torchperfd.v1.Control/GetSteps',
+            torchperfd_dot_v1_dot_control__pb2.GetStepsRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.GetStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetReadings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/torchperfd.v1.Control/GetReadings',
+            torchperfd_dot_v1_dot_control__pb2.GetReadingsRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.GetReadingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def Capture(request,
             target,
             options=(),
@@ -260,6 +382,33 @@ class Control(object):
             '/torchperfd.v1.Control/Capture',
             torchperfd_dot_v1_dot_control__pb2.CaptureRequest.SerializeToString,
             torchperfd_dot_v1_dot_control__pb2.CaptureProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelCapture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/torchperfd.v1.Control/CancelCapture',
+            torchperfd_dot_v1_dot_control__pb2.CancelCaptureRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.CancelCaptureResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -314,6 +463,33 @@ class Control(object):
             '/torchperfd.v1.Control/Stacks',
             torchperfd_dot_v1_dot_control__pb2.StacksRequest.SerializeToString,
             torchperfd_dot_v1_dot_control__pb2.RankStacks.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetGoodput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/torchperfd.v1.Control/GetGoodput',
+            torchperfd_dot_v1_dot_control__pb2.GetGoodputRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.GetGoodputResponse.FromString,
             options,
             channel_credentials,
             insecure,

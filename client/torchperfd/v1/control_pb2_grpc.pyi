@@ -38,11 +38,29 @@ class ControlStub:
         torchperfd.v1.control_pb2.GetRunResponse,
     ]
 
+    GetSteps: grpc.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.GetStepsRequest,
+        torchperfd.v1.control_pb2.GetStepsResponse,
+    ]
+    """The newest training steps of this node's ranks, out of the daemon's memory."""
+
+    GetReadings: grpc.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.GetReadingsRequest,
+        torchperfd.v1.control_pb2.GetReadingsResponse,
+    ]
+    """What the daemon's collectors have measured last on this node."""
+
     Capture: grpc.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.CaptureRequest,
         torchperfd.v1.control_pb2.CaptureProgress,
     ]
     """Streams one message per change until the capture has ended."""
+
+    CancelCapture: grpc.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.CancelCaptureRequest,
+        torchperfd.v1.control_pb2.CancelCaptureResponse,
+    ]
+    """Gives a capture up that is queued or in progress; its stream tells the end."""
 
     Download: grpc.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.DownloadRequest,
@@ -55,6 +73,12 @@ class ControlStub:
         torchperfd.v1.control_pb2.RankStacks,
     ]
     """Streams each rank's stacks as soon as they are known, or why they are not."""
+
+    GetGoodput: grpc.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.GetGoodputRequest,
+        torchperfd.v1.control_pb2.GetGoodputResponse,
+    ]
+    """What rank-seconds went to, also of runs that have ended."""
 
 class ControlAsyncStub:
     """What the CLI and Python ask of a daemon. Read calls never block on a
@@ -76,11 +100,29 @@ class ControlAsyncStub:
         torchperfd.v1.control_pb2.GetRunResponse,
     ]
 
+    GetSteps: grpc.aio.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.GetStepsRequest,
+        torchperfd.v1.control_pb2.GetStepsResponse,
+    ]
+    """The newest training steps of this node's ranks, out of the daemon's memory."""
+
+    GetReadings: grpc.aio.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.GetReadingsRequest,
+        torchperfd.v1.control_pb2.GetReadingsResponse,
+    ]
+    """What the daemon's collectors have measured last on this node."""
+
     Capture: grpc.aio.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.CaptureRequest,
         torchperfd.v1.control_pb2.CaptureProgress,
     ]
     """Streams one message per change until the capture has ended."""
+
+    CancelCapture: grpc.aio.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.CancelCaptureRequest,
+        torchperfd.v1.control_pb2.CancelCaptureResponse,
+    ]
+    """Gives a capture up that is queued or in progress; its stream tells the end."""
 
     Download: grpc.aio.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.DownloadRequest,
@@ -93,6 +135,12 @@ class ControlAsyncStub:
         torchperfd.v1.control_pb2.RankStacks,
     ]
     """Streams each rank's stacks as soon as they are known, or why they are not."""
+
+    GetGoodput: grpc.aio.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.GetGoodputRequest,
+        torchperfd.v1.control_pb2.GetGoodputResponse,
+    ]
+    """What rank-seconds went to, also of runs that have ended."""
 
 class ControlServicer(metaclass=abc.ABCMeta):
     """What the CLI and Python ask of a daemon. Read calls never block on a
@@ -121,12 +169,36 @@ class ControlServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[torchperfd.v1.control_pb2.GetRunResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.GetRunResponse]]: ...
 
     @abc.abstractmethod
+    def GetSteps(
+        self,
+        request: torchperfd.v1.control_pb2.GetStepsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[torchperfd.v1.control_pb2.GetStepsResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.GetStepsResponse]]:
+        """The newest training steps of this node's ranks, out of the daemon's memory."""
+
+    @abc.abstractmethod
+    def GetReadings(
+        self,
+        request: torchperfd.v1.control_pb2.GetReadingsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[torchperfd.v1.control_pb2.GetReadingsResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.GetReadingsResponse]]:
+        """What the daemon's collectors have measured last on this node."""
+
+    @abc.abstractmethod
     def Capture(
         self,
         request: torchperfd.v1.control_pb2.CaptureRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[torchperfd.v1.control_pb2.CaptureProgress], collections.abc.AsyncIterator[torchperfd.v1.control_pb2.CaptureProgress]]:
         """Streams one message per change until the capture has ended."""
+
+    @abc.abstractmethod
+    def CancelCapture(
+        self,
+        request: torchperfd.v1.control_pb2.CancelCaptureRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[torchperfd.v1.control_pb2.CancelCaptureResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.CancelCaptureResponse]]:
+        """Gives a capture up that is queued or in progress; its stream tells the end."""
 
     @abc.abstractmethod
     def Download(
@@ -143,5 +215,13 @@ class ControlServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[torchperfd.v1.control_pb2.RankStacks], collections.abc.AsyncIterator[torchperfd.v1.control_pb2.RankStacks]]:
         """Streams each rank's stacks as soon as they are known, or why they are not."""
+
+    @abc.abstractmethod
+    def GetGoodput(
+        self,
+        request: torchperfd.v1.control_pb2.GetGoodputRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[torchperfd.v1.control_pb2.GetGoodputResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.GetGoodputResponse]]:
+        """What rank-seconds went to, also of runs that have ended."""
 
 def add_ControlServicer_to_server(servicer: ControlServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

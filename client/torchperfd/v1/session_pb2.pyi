@@ -59,6 +59,29 @@ RUN_STATE_CHECKPOINTING: RunState.ValueType  # 4
 RUN_STATE_FINISHED: RunState.ValueType  # 5
 global___RunState = RunState
 
+class _CaptureKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CaptureKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CaptureKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CAPTURE_KIND_UNSPECIFIED: _CaptureKind.ValueType  # 0
+    """a trace, as before there were kinds"""
+    CAPTURE_KIND_TRACE: _CaptureKind.ValueType  # 1
+    """by torch.profiler"""
+    CAPTURE_KIND_MEMORY: _CaptureKind.ValueType  # 2
+    """what the CUDA allocator did and holds; only to a client with the feature "capture_kinds" """
+
+class CaptureKind(_CaptureKind, metaclass=_CaptureKindEnumTypeWrapper): ...
+
+CAPTURE_KIND_UNSPECIFIED: CaptureKind.ValueType  # 0
+"""a trace, as before there were kinds"""
+CAPTURE_KIND_TRACE: CaptureKind.ValueType  # 1
+"""by torch.profiler"""
+CAPTURE_KIND_MEMORY: CaptureKind.ValueType  # 2
+"""what the CUDA allocator did and holds; only to a client with the feature "capture_kinds" """
+global___CaptureKind = CaptureKind
+
 @typing.final
 class ClientMessage(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -72,6 +95,7 @@ class ClientMessage(google.protobuf.message.Message):
     GOODBYE_FIELD_NUMBER: builtins.int
     BUNDLE_FIELD_NUMBER: builtins.int
     STACK_REPORT_FIELD_NUMBER: builtins.int
+    CAPTURE_ORDER_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """always first"""
@@ -96,6 +120,10 @@ class ClientMessage(google.protobuf.message.Message):
 
     @property
     def stack_report(self) -> global___StackReport: ...
+    @property
+    def capture_order(self) -> global___CaptureOrder:
+        """only to a daemon with the feature "capture_order" """
+
     def __init__(
         self,
         *,
@@ -108,10 +136,11 @@ class ClientMessage(google.protobuf.message.Message):
         goodbye: global___Goodbye | None = ...,
         bundle: global___Bundle | None = ...,
         stack_report: global___StackReport | None = ...,
+        capture_order: global___CaptureOrder | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle", "stack_report"] | None: ...
+    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle", "stack_report", "capture_order"] | None: ...
 
 global___ClientMessage = ClientMessage
 
@@ -146,6 +175,7 @@ class DaemonMessage(google.protobuf.message.Message):
     COMMIT_CAPTURE_FIELD_NUMBER: builtins.int
     CANCEL_CAPTURE_FIELD_NUMBER: builtins.int
     DUMP_STACKS_FIELD_NUMBER: builtins.int
+    CAPTURE_ORDER_RESULT_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """always first"""
@@ -160,6 +190,8 @@ class DaemonMessage(google.protobuf.message.Message):
     def dump_stacks(self) -> global___DumpStacks:
         """only to a client with the feature "stacks" """
 
+    @property
+    def capture_order_result(self) -> global___CaptureOrderResult: ...
     def __init__(
         self,
         *,
@@ -168,10 +200,11 @@ class DaemonMessage(google.protobuf.message.Message):
         commit_capture: global___CommitCapture | None = ...,
         cancel_capture: global___CancelCapture | None = ...,
         dump_stacks: global___DumpStacks | None = ...,
+        capture_order_result: global___CaptureOrderResult | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks", "capture_order_result"] | None: ...
 
 global___DaemonMessage = DaemonMessage
 
@@ -332,6 +365,7 @@ class StepBatch(google.protobuf.message.Message):
     DURATION_NS_FIELD_NUMBER: builtins.int
     SAMPLES_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
+    ARRIVALS_FIELD_NUMBER: builtins.int
     count: builtins.int
     index: builtins.bytes
     """int64; counts from 0 per kind"""
@@ -345,6 +379,10 @@ class StepBatch(google.protobuf.message.Message):
     """int64; 0 when unknown"""
     @property
     def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseColumn]: ...
+    @property
+    def arrivals(self) -> global___Arrivals:
+        """absent when no step had a collective"""
+
     def __init__(
         self,
         *,
@@ -355,10 +393,40 @@ class StepBatch(google.protobuf.message.Message):
         duration_ns: builtins.bytes = ...,
         samples: builtins.bytes = ...,
         phases: collections.abc.Iterable[global___PhaseColumn] | None = ...,
+        arrivals: global___Arrivals | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["count", b"count", "duration_ns", b"duration_ns", "index", b"index", "kind", b"kind", "phases", b"phases", "samples", b"samples", "start_ns", b"start_ns"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["arrivals", b"arrivals"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "count", b"count", "duration_ns", b"duration_ns", "index", b"index", "kind", b"kind", "phases", b"phases", "samples", b"samples", "start_ns", b"start_ns"]) -> None: ...
 
 global___StepBatch = StepBatch
+
+@typing.final
+class Arrivals(google.protobuf.message.Message):
+    """When the rank came to its collectives, of the training steps that had one; int64 columns of one
+    length. A step may come in a later batch than its times.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    FIRST_NS_FIELD_NUMBER: builtins.int
+    LAST_NS_FIELD_NUMBER: builtins.int
+    step: builtins.bytes
+    """index"""
+    first_ns: builtins.bytes
+    """at the step's first collective, Unix time of the rank's own clock"""
+    last_ns: builtins.bytes
+    """at the last one"""
+    def __init__(
+        self,
+        *,
+        step: builtins.bytes = ...,
+        first_ns: builtins.bytes = ...,
+        last_ns: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_ns", b"first_ns", "last_ns", b"last_ns", "step", b"step"]) -> None: ...
+
+global___Arrivals = Arrivals
 
 @typing.final
 class PhaseColumn(google.protobuf.message.Message):
@@ -664,10 +732,16 @@ class CaptureOptions(google.protobuf.message.Message):
     RECORD_SHAPES_FIELD_NUMBER: builtins.int
     WITH_STACK_FIELD_NUMBER: builtins.int
     PROFILE_MEMORY_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    WITH_FLOPS_FIELD_NUMBER: builtins.int
+    WITH_MODULES_FIELD_NUMBER: builtins.int
     steps: builtins.int
     record_shapes: builtins.bool
     with_stack: builtins.bool
     profile_memory: builtins.bool
+    kind: global___CaptureKind.ValueType
+    with_flops: builtins.bool
+    with_modules: builtins.bool
     def __init__(
         self,
         *,
@@ -675,8 +749,11 @@ class CaptureOptions(google.protobuf.message.Message):
         record_shapes: builtins.bool = ...,
         with_stack: builtins.bool = ...,
         profile_memory: builtins.bool = ...,
+        kind: global___CaptureKind.ValueType = ...,
+        with_flops: builtins.bool = ...,
+        with_modules: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["profile_memory", b"profile_memory", "record_shapes", b"record_shapes", "steps", b"steps", "with_stack", b"with_stack"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "profile_memory", b"profile_memory", "record_shapes", b"record_shapes", "steps", b"steps", "with_flops", b"with_flops", "with_modules", b"with_modules", "with_stack", b"with_stack"]) -> None: ...
 
 global___CaptureOptions = CaptureOptions
 
@@ -689,8 +766,11 @@ class PrepareCapture(google.protobuf.message.Message):
     CAPTURE_ID_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     DIRECTORY_FIELD_NUMBER: builtins.int
+    MAX_BYTES_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     directory: builtins.str
+    max_bytes: builtins.int
+    """a larger trace is not kept; 0: any"""
     @property
     def options(self) -> global___CaptureOptions: ...
     def __init__(
@@ -699,9 +779,10 @@ class PrepareCapture(google.protobuf.message.Message):
         capture_id: builtins.str = ...,
         options: global___CaptureOptions | None = ...,
         directory: builtins.str = ...,
+        max_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "directory", b"directory", "options", b"options"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "directory", b"directory", "max_bytes", b"max_bytes", "options", b"options"]) -> None: ...
 
 global___PrepareCapture = PrepareCapture
 
@@ -743,15 +824,19 @@ class CommitCapture(google.protobuf.message.Message):
 
     CAPTURE_ID_FIELD_NUMBER: builtins.int
     START_STEP_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     start_step: builtins.int
+    steps: builtins.int
+    """0: as prepared"""
     def __init__(
         self,
         *,
         capture_id: builtins.str = ...,
         start_step: builtins.int = ...,
+        steps: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "start_step", b"start_step"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "start_step", b"start_step", "steps", b"steps"]) -> None: ...
 
 global___CommitCapture = CommitCapture
 
@@ -788,6 +873,7 @@ class CaptureResult(google.protobuf.message.Message):
     SELF_STARTED_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
     RETRY_FIELD_NUMBER: builtins.int
+    STEPS_MADE_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     ok: builtins.bool
     reason: builtins.str
@@ -801,6 +887,8 @@ class CaptureResult(google.protobuf.message.Message):
     """The rank's process asked for this capture itself."""
     retry: builtins.bool
     """The moment was wrong (a step missed, a validation in between): ask again."""
+    steps_made: builtins.int
+    """of those agreed on"""
     @property
     def options(self) -> global___CaptureOptions: ...
     def __init__(
@@ -817,11 +905,117 @@ class CaptureResult(google.protobuf.message.Message):
         self_started: builtins.bool = ...,
         options: global___CaptureOptions | None = ...,
         retry: builtins.bool = ...,
+        steps_made: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "ok", b"ok", "options", b"options", "reason", b"reason", "retry", b"retry", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "ok", b"ok", "options", b"options", "reason", b"reason", "retry", b"retry", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps", "steps_made", b"steps_made"]) -> None: ...
 
 global___CaptureResult = CaptureResult
+
+@typing.final
+class CaptureOrder(google.protobuf.message.Message):
+    """Rank 0's script wants several ranks of its run captured."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ORDER_ID_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    CANCEL_FIELD_NUMBER: builtins.int
+    order_id: builtins.int
+    """of the process's own choosing"""
+    timeout_seconds: builtins.float
+    cancel: builtins.bool
+    """give the order of this id up"""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """empty: the whole job"""
+
+    @property
+    def options(self) -> global___CaptureOptions: ...
+    def __init__(
+        self,
+        *,
+        order_id: builtins.int = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        options: global___CaptureOptions | None = ...,
+        timeout_seconds: builtins.float = ...,
+        cancel: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "options", b"options", "order_id", b"order_id", "ranks", b"ranks", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+
+global___CaptureOrder = CaptureOrder
+
+@typing.final
+class CaptureOrderResult(google.protobuf.message.Message):
+    """How far an order is; the last one has ended."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ORDER_ID_FIELD_NUMBER: builtins.int
+    CAPTURE_ID_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    ENDED_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    DIRECTORY_FIELD_NUMBER: builtins.int
+    START_STEP_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    order_id: builtins.int
+    capture_id: builtins.str
+    """empty when it was refused"""
+    state: builtins.str
+    """as manifests have it"""
+    ended: builtins.bool
+    reason: builtins.str
+    """why not complete"""
+    directory: builtins.str
+    start_step: builtins.int
+    """meaningful once steps is not 0"""
+    steps: builtins.int
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___OrderedRank]: ...
+    def __init__(
+        self,
+        *,
+        order_id: builtins.int = ...,
+        capture_id: builtins.str = ...,
+        state: builtins.str = ...,
+        ended: builtins.bool = ...,
+        reason: builtins.str = ...,
+        directory: builtins.str = ...,
+        start_step: builtins.int = ...,
+        steps: builtins.int = ...,
+        ranks: collections.abc.Iterable[global___OrderedRank] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "directory", b"directory", "ended", b"ended", "order_id", b"order_id", "ranks", b"ranks", "reason", b"reason", "start_step", b"start_step", "state", b"state", "steps", b"steps"]) -> None: ...
+
+global___CaptureOrderResult = CaptureOrderResult
+
+@typing.final
+class OrderedRank(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    FILE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    file: builtins.str
+    """name below the capture's directory; empty when there is no trace"""
+    reason: builtins.str
+    """why not"""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        file: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["file", b"file", "rank", b"rank", "reason", b"reason"]) -> None: ...
+
+global___OrderedRank = OrderedRank
 
 @typing.final
 class DumpStacks(google.protobuf.message.Message):

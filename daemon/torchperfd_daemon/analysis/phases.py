@@ -1,7 +1,8 @@
 """The phases of each step, as far as a trace shows them: exclusive host time of the thread that trains.
 
 torch names some phases itself: the DataLoader's draw, the optimizer's step and its zero_grad. An annotation
-of the script (``record_function("forward")``) that is named as a phase is that phase. The rest is derived:
+(``record_function("forward")``) that is named as a phase is that phase: torchperfd's captures have them for
+all phases, scripts may have some. What is in none of ``forward``, ``loss`` and ``backward`` is derived:
 
 - ``backward``: from the start of one of autograd's nodes, on any thread, to the end of the last node before
   the training thread does something else: an operator outside all nodes, or another phase.
@@ -25,6 +26,7 @@ from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 _OTHER: Final = PHASES.index("other")
+_DERIVED: Final = [PHASES.index(phase) for phase in ("forward", "loss", "backward")]
 _ANNOTATION: Final = "user_annotation"
 _OPERATOR: Final = "cpu_op"
 _NODE: Final = "autograd::engine::evaluate_function: "
@@ -92,10 +94,14 @@ def _spans(trace: Trace, thread: int, steps: Sequence[Step]) -> tuple[Int64, Int
     calls = operators[trace.thread[operators] == thread]
     outer = calls[outermost(trace.start[calls], trace.end[calls])]
     own = outer[~np.isin(outer, nodes)]
-    edges = np.concatenate((trace.start[rows], np.array([step.start_ns for step in steps], dtype=np.int64)))
+    said = rows[np.isin(phase, _DERIVED) & trace.of_categories({_ANNOTATION})[rows]]
+    firsts = np.array([step.start_ns for step in steps], dtype=np.int64)
+    edges = np.concatenate((trace.start[rows], trace.end[said], firsts))
     backward = _joined(trace.start[nodes], trace.end[nodes], np.concatenate((edges, trace.start[own])))
     makers = own[_made_nodes(trace, own, calls, nodes)]
     forward = _joined(trace.start[makers], trace.end[makers], np.concatenate((edges, backward[0])))
+    told = Spans(trace.start[said], trace.end[said])
+    backward, forward = _outside(told, *backward), _outside(told, *forward)
     parts = [
         (trace.start[rows], trace.end[rows], phase),
         (*backward, np.full(len(backward[0]), PHASES.index("backward"))),
@@ -146,6 +152,12 @@ def _made_nodes(trace: Trace, own: Int64, calls: Int64, nodes: Int64) -> Flags:
     made = np.zeros(len(own), dtype=np.bool_)
     made[around[around >= 0]] = True
     return made
+
+
+def _outside(told: Spans, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Leave out the spans that begin where an annotation tells the phase."""
+    outside = told.innermost(start) < 0
+    return start[outside], end[outside]
 
 
 def _joined(start: Int64, end: Int64, breaks: Int64) -> tuple[Int64, Int64]:

@@ -17,6 +17,8 @@ from torchperfd_daemon.captures import folder, manifest
 from torchperfd_daemon.captures.folder import Found
 from torchperfd_daemon.captures.index import Index, Listing, Query
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
+from torchperfd_daemon.captures.receipt import FILE_NAME as RECEIPT
+from torchperfd_daemon.captures.receipt import Receipt
 from torchperfd_daemon.captures.retention import Quota
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
 
@@ -39,6 +41,8 @@ class Catalog:
         self.directory = directory
         self.quota = quota or Quota()
         self.wall = wall
+        self.on_ended: Callable[[CaptureRecord], None] | None = None
+        """Told of each capture that has ended, when its manifest is written."""
 
     def folder(self, capture_id: str) -> Path:
         """Return where a capture lives, whether or not it exists.
@@ -84,23 +88,15 @@ class Catalog:
             TorchperfdError: It cannot be written.
         """
         path = self.folder(record.capture_id)
-        part = f".{manifest.FILE_NAME}.{secrets.token_hex(8)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with folder.opened(path) as held:
-                descriptor = os.open(part, flags, 0o644, dir_fd=held)
-                try:
-                    with open(descriptor, "wb") as file:  # noqa: PTH123
-                        file.write(record.encode())
-                    os.replace(part, manifest.FILE_NAME, src_dir_fd=held, dst_dir_fd=held)
-                except OSError:
-                    with contextlib.suppress(OSError):
-                        os.unlink(part, dir_fd=held)
-                    raise
+                folder.write(held, manifest.FILE_NAME, record.encode())
         except OSError as error:
             raise TorchperfdError(
                 f"cannot write the manifest in {path}: {error.strerror}", "look at its disk and permissions"
             ) from error
+        if record.state.ended and self.on_ended is not None:
+            self.on_ended(record)
 
     def enforce_cap(self, record: CaptureRecord) -> None:
         """Delete the traces that are larger than a capture's may be, and let their ranks have failed.
@@ -175,6 +171,62 @@ class Catalog:
             with contextlib.suppress(NoSuchTargetError), self.open(capture_id, name) as file:
                 yield name, file
 
+    def open_public(self, capture_id: str, name: str) -> BinaryIO:
+        """Open one of a capture's files to be sent elsewhere.
+
+        Raises:
+            NoSuchTargetError: There is no such capture, or it has no such file.
+            TorchperfdError: The file is not for everybody to read.
+        """
+        file = self.open(capture_id, name)
+        try:
+            folder.check_public(os.fstat(file.fileno()), name)
+        except TorchperfdError:
+            file.close()
+            raise
+        return file
+
+    def note_upload(self, capture_id: str, receipt: Receipt) -> None:
+        """Leave a receipt in a capture's folder.
+
+        Raises:
+            NoSuchTargetError: The id could not be one.
+            TorchperfdError: Nothing can be written there.
+        """
+        try:
+            with folder.opened(self.folder(capture_id)) as held:
+                folder.write(held, RECEIPT, receipt.encode())
+        except OSError as error:
+            raise TorchperfdError(
+                f"cannot note the upload of {capture_id} in its folder: {error.strerror}",
+                "upload it as its owner",
+            ) from error
+        self.reread(capture_id)
+
+    def has_analysis(self, capture_id: str) -> bool:
+        """Return whether the daemon's analysis lies beside a capture's traces.
+
+        Raises:
+            NoSuchTargetError: The id could not be one.
+        """
+        return (self.folder(capture_id) / folder.ANALYSIS).is_file()
+
+    def analysis(self, capture_id: str) -> bytes:
+        """Return the daemon's analysis of a capture, a JSON document.
+
+        Raises:
+            NoSuchTargetError: There is no such capture, or it has not been analysed.
+        """
+        self.get(capture_id)
+        try:
+            with self.open(capture_id, folder.ANALYSIS) as file:
+                return file.read()
+        except NoSuchTargetError:
+            raise NoSuchTargetError(
+                f"capture {capture_id} has not been analysed",
+                f"`torchperfd analyze {capture_id}` does it now",
+            ) from None
+
     def pin(self, capture_id: str) -> None:
         """Keep a capture from being removed, by the quota and by hand.
 
@@ -191,7 +243,7 @@ class Catalog:
             raise TorchperfdError(
                 f"cannot pin {capture_id}: {error.strerror}", "pin it as its owner"
             ) from error
-        self._reread(capture_id)
+        self.reread(capture_id)
 
     def unpin(self, capture_id: str) -> None:
         """Let a capture go the way of all captures again.
@@ -208,7 +260,7 @@ class Catalog:
             raise TorchperfdError(
                 f"cannot unpin {capture_id}: {error.strerror}", "unpin it as who pinned it"
             ) from error
-        self._reread(capture_id)
+        self.reread(capture_id)
 
     def check_removable(self, capture_id: str) -> Found:
         """Return a capture's folder as it is, if nothing speaks against removing it.
@@ -263,9 +315,20 @@ class Catalog:
     def _missing(self, capture_id: str) -> NoSuchTargetError:
         return NoSuchTargetError(f"no capture {capture_id} in {self.directory}", _LISTED)
 
-    def _refuse_a_full_disk(self) -> None:
+    def lacking(self) -> int:
+        """Return how many bytes the disk has fewer free than have to stay free.
+
+        Raises:
+            OSError: The directory is not there.
+        """
+        return max(0, self.quota.free_bytes - self._free())
+
+    def _free(self) -> int:
         disk = os.statvfs(self.directory)
-        free = disk.f_bavail * disk.f_frsize
+        return disk.f_bavail * disk.f_frsize
+
+    def _refuse_a_full_disk(self) -> None:
+        free = self._free()
         if free < self.quota.free_bytes:
             raise DiskFullError(
                 f"only {free / 2**20:,.0f} MiB are free on the disk of {self.directory},"
@@ -273,7 +336,8 @@ class Catalog:
                 "make room with `torchperfd captures rm --older-than 7d`, or choose another --captures-dir",
             )
 
-    def _reread(self, capture_id: str) -> None:
+    def reread(self, capture_id: str) -> None:
+        """Have listings know what a capture's folder holds now."""
         with Index(self.directory, self.wall) as index:
             index.refresh(also=(capture_id,))
 

@@ -9,28 +9,35 @@ the folder, and what is made has a random name first.
 
 import calendar
 import contextlib
+import hashlib
 import os
 import re
+import secrets
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
-from torchperfd_daemon.captures import manifest
+from torchperfd_daemon.captures import manifest, receipt
 from torchperfd_daemon.captures.manifest import (
     CaptureRecord,
     CaptureState,
+    RankManifest,
     first_reason,
     overall_state,
 )
+from torchperfd_daemon.captures.receipt import Upload
+from torchperfd_daemon.errors import TorchperfdError
 
 MODE: Final = 0o1777
 PIN: Final = ".pinned"
 """A file of this name keeps a capture from being removed."""
+ANALYSIS: Final = "analysis.json"
+"""What the daemon's analysis of a capture says."""
 
 UNFINISHED_S: Final = 25 * 3600.0
 """For so long after its last change a folder that no daemon has closed may still be in progress:
@@ -42,7 +49,11 @@ _FILE: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 _RANK_MANIFEST: Final = re.compile(r"rank\d{1,9}\.manifest\.json")
 _MOST_MANIFEST_BYTES: Final = 1024 * 1024
 _GIVEN_UP: Final = "it was never finished"
+_WORTH_UPLOADING: Final = (CaptureState.COMPLETE, CaptureState.PARTIAL)
 _BLOCK_BYTES: Final = 512  # the unit of st_blocks, whatever the file system's own is
+
+
+_Json: TypeAlias = bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,8 @@ class Found:
         pinned: It must be kept.
         closed: Its daemon has written that it ended; nothing is added any more.
         changed_ns: When the folder last changed, Unix time in nanoseconds.
+        document: The manifest as JSON: the daemon's file, else what the ranks' come to.
+        upload: How far the upload of just this manifest is.
     """
 
     record: CaptureRecord | None
@@ -62,6 +75,8 @@ class Found:
     pinned: bool
     closed: bool
     changed_ns: int
+    document: _Json = b""
+    upload: Upload = Upload.NONE
 
     def in_progress(self, now: float) -> bool:
         """Return whether somebody may still be writing, at Unix time ``now``."""
@@ -112,14 +127,51 @@ def open_file(folder: int, name: str) -> int:
     return descriptor
 
 
+def write(folder: int, name: str, content: bytes) -> None:
+    """Write a file in an open folder, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    part = f".{name}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(part, flags, 0o644, dir_fd=folder)
+    try:
+        with open(descriptor, "wb") as file:  # noqa: PTH123
+            file.write(content)
+        os.replace(part, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(part, dir_fd=folder)
+        raise
+
+
+def check_public(status: os.stat_result, name: str) -> None:
+    """Refuse what the daemon may read and others may not, before it is sent to anybody.
+
+    Raises:
+        TorchperfdError: The file is somebody else's alone, or has a second name elsewhere.
+    """
+    if status.st_nlink > 1:
+        raise TorchperfdError(f"{name} is linked to from elsewhere", "copy it as its owner")
+    if status.st_uid != os.geteuid() and not status.st_mode & stat.S_IROTH:
+        raise TorchperfdError(f"{name} is its owner's alone", "copy it as its owner, or `chmod o+r` it")
+
+
 def read(path: Path, now: float) -> Found | None:
     """Return what a folder holds at Unix time ``now``; None when there is no such folder."""
     try:
         with opened(path) as folder:
             changed_ns = os.fstat(folder).st_mtime_ns
             names, size = _measure(folder)
-            record, closed = _record(folder, path.name, names, now, changed_ns)
-            return Found(record, size, PIN in names, closed, changed_ns)
+            record, closed, document = _record(folder, path.name, names, now, changed_ns)
+            found = Found(record, size, PIN in names, closed, changed_ns, document)
+            if record is None or record.state not in _WORTH_UPLOADING or found.in_progress(now):
+                return found
+            upload = Upload.PENDING
+            if receipt.FILE_NAME in names:
+                upload = _uploaded(folder, path.parent, hashlib.sha256(document).hexdigest())
+            return replace(found, upload=upload)
     except OSError:
         return None
 
@@ -138,51 +190,68 @@ def _measure(folder: int) -> tuple[set[str], int]:
 
 def _record(
     folder: int, capture_id: str, names: set[str], now: float, changed_ns: int
-) -> tuple[CaptureRecord | None, bool]:
-    """Return the capture, and whether its daemon has closed it."""
+) -> tuple[CaptureRecord | None, bool, bytes]:
+    """Return the capture, whether its daemon has closed it, and its manifest as JSON."""
     given_up = now >= changed_ns / 1e9 + UNFINISHED_S
     with contextlib.suppress(OSError, RecursionError, msgspec.MsgspecError):
-        record = manifest.decode(_content(folder, manifest.FILE_NAME)[0])
+        document = _content(folder, manifest.FILE_NAME)[0]
+        record = manifest.decode(document)
         record.capture_id = capture_id
-        closed = record.state.ended
-        if given_up and not closed:
+        if record.state.ended:
+            return record, True, document
+        # Its daemon is at it, or has died.
+        record.hear([found for found, _ in _rank_manifests(folder, names)], now)
+        if given_up and not record.state.ended:
             record.state, record.reason = CaptureState.FAILED, _GIVEN_UP
-        return record, closed
+        return record, False, record.encode()
     by_ranks = _from_rank_manifests(folder, capture_id, names)
-    return by_ranks or _unfinished(capture_id, given_up=given_up), False
+    made_up = by_ranks or _unfinished(capture_id, given_up=given_up)
+    return made_up, False, made_up.encode() if made_up else b""
 
 
-def _content(folder: int, name: str) -> tuple[bytes, float]:
-    """Return a small regular file's content and when it was written.
+def _uploaded(folder: int, directory: Path, manifest_sha256: str) -> Upload:
+    """Return what the receipt in a folder says of a manifest.
+
+    Anybody can write there, and what is uploaded may be removed: only a receipt of those who keep the
+    captures directory counts.
+    """
+    with contextlib.suppress(OSError, RecursionError, msgspec.MsgspecError):
+        content, status = _content(folder, receipt.FILE_NAME)
+        found = receipt.decode(content)
+        keepers = (0, os.geteuid(), directory.stat().st_uid)
+        if status.st_uid in keepers and found.manifest_sha256 == manifest_sha256:
+            return found.upload
+    return Upload.PENDING
+
+
+def _content(folder: int, name: str) -> tuple[bytes, os.stat_result]:
+    """Return a small regular file's content and its status.
 
     Raises:
         OSError: It cannot be read, or is something else.
     """
     with open(open_file(folder, name), "rb") as file:
-        written_at = os.fstat(file.fileno()).st_mtime
+        status = os.fstat(file.fileno())
         content = file.read(_MOST_MANIFEST_BYTES + 1)
     if len(content) > _MOST_MANIFEST_BYTES:
         raise OSError(f"{name} has more than {_MOST_MANIFEST_BYTES} bytes")
-    return content, written_at
+    return content, status
 
 
 def _from_rank_manifests(folder: int, capture_id: str, names: set[str]) -> CaptureRecord | None:
     """Put a record together from what the ranks wrote: a capture that no daemon took part in."""
     record = None
-    for name in sorted(filter(_RANK_MANIFEST.fullmatch, names)):
-        try:
-            content, written_at = _content(folder, name)
-            found = manifest.decode_rank(content)
-        except (OSError, RecursionError, msgspec.MsgspecError):
-            continue
+    for found, written_at in _rank_manifests(folder, names):
         if record is None:
             record = CaptureRecord(
                 capture_id=capture_id,
                 run=found.run,
-                trigger="script",
+                trigger=found.trigger,
                 requested_at=min(max(0.0, written_at), manifest.LATEST),
                 step_range=found.step_range,
                 options=found.options,
+                job_name=found.job_name,
+                world_size=found.world_size,
             )
         record.ranks.append(found.trace())
     if record is not None:
@@ -190,6 +259,14 @@ def _from_rank_manifests(folder: int, capture_id: str, names: set[str]) -> Captu
         record.state = overall_state(record.ranks)
         record.reason = first_reason(record.ranks)
     return record
+
+
+def _rank_manifests(folder: int, names: set[str]) -> Iterator[tuple[RankManifest, float]]:
+    """Yield what the ranks wrote, and when; what is none of theirs is left out."""
+    for name in sorted(filter(_RANK_MANIFEST.fullmatch, names)):
+        with contextlib.suppress(OSError, RecursionError, msgspec.MsgspecError):
+            content, status = _content(folder, name)
+            yield manifest.decode_rank(content), status.st_mtime
 
 
 def _unfinished(capture_id: str, *, given_up: bool) -> CaptureRecord | None:

@@ -23,21 +23,24 @@ import msgspec
 
 from torchperfd_daemon.captures import folder, manifest
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
+from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.captures.retention import Kept
 from torchperfd_daemon.errors import TorchperfdError
 
 FOLDER: Final = ".index"
 FILE: Final = "captures.sqlite"
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _SCHEMA: Final = (
     # No requested_at: the folder holds no capture (yet). open_until: Unix seconds until which it may be
     # in progress, 0 when that is over. changed_ns: the folder's mtime as read, 0 when it is to be read again.
     "CREATE TABLE captures (id TEXT PRIMARY KEY, requested_at REAL, run TEXT, state TEXT,"
-    " bytes INTEGER NOT NULL, pinned INTEGER NOT NULL, open_until REAL NOT NULL, changed_ns INTEGER NOT NULL)"
+    " bytes INTEGER NOT NULL, pinned INTEGER NOT NULL, open_until REAL NOT NULL, changed_ns INTEGER NOT NULL,"
+    " upload TEXT NOT NULL)"
     " WITHOUT ROWID",
     "CREATE INDEX by_time ON captures (requested_at, id)",
     "CREATE INDEX by_run ON captures (run, requested_at)",
+    "CREATE INDEX to_upload ON captures (requested_at, id) WHERE upload = 'pending'",
     "CREATE INDEX to_watch ON captures (id) WHERE open_until > 0 OR changed_ns = 0",
     # Apart, so that a look over all captures reads no documents.
     "CREATE TABLE documents (id TEXT PRIMARY KEY, document BLOB NOT NULL)",
@@ -76,6 +79,7 @@ class Listed:
     record: CaptureRecord
     bytes: int
     pinned: bool
+    upload: Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +164,22 @@ class Index:
         """Return all captures, as the plan of what has to go wants them."""
         return self._safely(
             lambda: [
-                Kept(capture_id, requested_at, size, bool(protected))
-                for capture_id, requested_at, size, protected in self._current().execute(
-                    "SELECT id, requested_at, bytes, pinned OR open_until > ? FROM captures"
-                    " WHERE requested_at IS NOT NULL",
+                Kept(capture_id, requested_at, size, bool(protected), bool(unconfirmed))
+                for capture_id, requested_at, size, protected, unconfirmed in self._current().execute(
+                    "SELECT id, requested_at, bytes, pinned OR open_until > ?, upload = 'pending'"
+                    " FROM captures WHERE requested_at IS NOT NULL",
                     (self._wall(),),
+                )
+            ]
+        )
+
+    def to_upload(self) -> list[str]:
+        """Return the ids of the captures that are to be uploaded, oldest first."""
+        return self._safely(
+            lambda: [
+                capture_id
+                for (capture_id,) in self._current().execute(
+                    "SELECT id FROM captures WHERE upload = 'pending' ORDER BY requested_at, id"
                 )
             ]
         )
@@ -176,7 +191,7 @@ class Index:
         while True:
             try:
                 return action()
-            except (sqlite3.Error, msgspec.MsgspecError) as error:
+            except (sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
                 self._close()
                 self._is_current = False
                 if self._way is _Way.MANIFESTS:
@@ -347,6 +362,7 @@ class Index:
                     found.pinned,
                     found.changed_ns / 1e9 + folder.UNFINISHED_S if found.in_progress(now) else 0.0,
                     0 if began_ns - found.changed_ns < _RACY_NS else found.changed_ns,
+                    found.upload.value,
                 )
             )
             if record:
@@ -354,7 +370,7 @@ class Index:
         database = self._database()
         with database:
             database.execute("BEGIN IMMEDIATE")
-            database.executemany("INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            database.executemany("INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
             database.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", documents)
         self._delete(gone)
 
@@ -379,11 +395,14 @@ class Index:
         database = self._current()
         total = _only(database.execute(f"SELECT COUNT(*) FROM captures WHERE {where}", values))
         found = database.execute(
-            f"SELECT document, bytes, pinned FROM captures JOIN documents USING (id) WHERE {where}"
+            f"SELECT document, bytes, pinned, upload FROM captures JOIN documents USING (id) WHERE {where}"
             " ORDER BY requested_at DESC, id DESC LIMIT ?",
             [*values, query.limit or -1],
         )
-        captures = [Listed(manifest.decode(document), size, bool(pinned)) for document, size, pinned in found]
+        captures = [
+            Listed(manifest.decode(document), size, bool(pinned), Upload(upload))
+            for document, size, pinned, upload in found
+        ]
         return Listing(captures, total)
 
     def _unreadable(self, error: OSError) -> TorchperfdError:

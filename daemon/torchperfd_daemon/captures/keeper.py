@@ -8,6 +8,7 @@ from typing import Final
 
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.index import Holding, Index
+from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.captures.retention import Reason, Removal, plan
 from torchperfd_daemon.errors import TorchperfdError
 
@@ -32,10 +33,12 @@ class Keeper:
 
     Args:
         catalog: The directory, and its quota.
+        uploads: Captures are uploaded: those that have not been yet stay, as long as the disk has room.
     """
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, *, uploads: bool = False) -> None:
         self._catalog = catalog
+        self._uploads = uploads
         self._sweeps = 0
         self._refused: set[str] = set()
         self._stop = threading.Event()
@@ -89,11 +92,15 @@ class Keeper:
         kept_back: set[str] = set()
         while True:
             kept = [
-                replace(each, protected=True) if each.capture_id in kept_back else each
+                replace(
+                    each,
+                    protected=each.protected or each.capture_id in kept_back,
+                    unconfirmed=each.unconfirmed and self._uploads,
+                )
                 for each in index.kept()
             ]
             self._refused &= {each.capture_id for each in kept}
-            removals = plan(kept, self._catalog.quota, self._catalog.wall())
+            removals = plan(kept, self._catalog.quota, self._catalog.wall(), self._catalog.lacking())
             stayed = {each.capture_id for each in removals if not self._remove_one(each)}
             index.refresh(also=stayed)
             if not stayed:
@@ -109,6 +116,9 @@ class Keeper:
                 return True
             if found.pinned or found.in_progress(self._catalog.wall()):
                 return False
+            unconfirmed = self._uploads and found.upload is Upload.PENDING
+            if unconfirmed and removal.reason is not Reason.RESERVE:
+                return False
             self._catalog.remove(capture_id)
         except TorchperfdError as error:
             if capture_id not in self._refused:
@@ -116,5 +126,11 @@ class Keeper:
                 log.warning("capture %s stays although the quota is used up: %s", capture_id, error)
             return False
         self.counts.removed[removal.reason.value] += 1
-        log.info("removed capture %s to keep to the quota (%s)", capture_id, removal.reason.value)
+        if removal.reason is Reason.RESERVE:
+            log.warning(
+                "removed capture %s, which had not been uploaded: the disk has too little room left",
+                capture_id,
+            )
+        else:
+            log.info("removed capture %s to keep to the quota (%s)", capture_id, removal.reason.value)
         return True

@@ -11,7 +11,10 @@ FILE_NAME: Final = "manifest.json"
 LATEST: Final = 1e11
 """Unix time beyond which a date is taken for nonsense: calendars overflow."""
 
+_NOT_HEARD: Final = "nothing was heard of it; the daemon ended in the middle"
+
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Time = Annotated[float, msgspec.Meta(ge=0, le=LATEST)]
 
 
@@ -23,26 +26,65 @@ class CaptureState(Enum):
     COMPLETE = "complete"
     PARTIAL = "partial"
     FAILED = "failed"
+    QUEUED = "queued"
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen."""
-        return self not in (CaptureState.PREPARING, CaptureState.ARMED)
+        return self in (CaptureState.COMPLETE, CaptureState.PARTIAL, CaptureState.FAILED)
+
+
+class CaptureKind(Enum):
+    """What a capture is made of: traces of torch.profiler, or snapshots of CUDA memory."""
+
+    TRACE = "trace"
+    MEMORY = "memory"
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """What torch.profiler shall record; see the message of the same name."""
+    """What shall be recorded; see the message of the same name."""
 
     steps: _Count = 5
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
+    kind: CaptureKind = CaptureKind.TRACE
+    with_flops: bool = False
+    with_modules: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """Which process a rank is, and what runs in it; what is not known is empty or 0.
+
+    Attributes:
+        node: The node's name.
+        pid: The process, in its own pid namespace.
+        clock_offset_ns: Its node's clock minus that of the daemon that conducts; 0 on its own node.
+        torch_version: Of the process, like the two below.
+        python_version: See above.
+        client_version: Of torchperfd.
+        job_name: What people call this kind of run.
+        world_size: Ranks of the whole job.
+    """
+
+    node: str = ""
+    pid: int = 0
+    clock_offset_ns: int = 0
+    torch_version: str = ""
+    python_version: str = ""
+    client_version: str = ""
+    job_name: str = ""
+    world_size: int = 0
 
 
 @dataclass(slots=True)
 class RankTrace:
-    """One rank's part of a capture."""
+    """One rank's part of a capture; the fields from ``node`` on are those of ``RankFacts``.
+
+    ``steps_made`` are the steps of those agreed on that the rank made while its profiler was on.
+    """
 
     rank: _Count
     state: CaptureState = CaptureState.PREPARING
@@ -50,26 +92,26 @@ class RankTrace:
     file: str = ""
     bytes: _Count = 0
     sha256: str = ""
+    steps_made: _Count = 0
+    node: str = ""
+    pid: _Count = 0
+    clock_offset_ns: _Signed = 0
+    torch_version: str = ""
+    python_version: str = ""
+    client_version: str = ""
 
-
-@dataclass(slots=True)
-class CaptureRecord:
-    """A whole capture. ``step_range`` is [first step, first step after it), None before it is agreed."""
-
-    capture_id: str
-    run: str
-    trigger: str
-    requested_at: _Time
-    state: CaptureState = CaptureState.PREPARING
-    reason: str = ""
-    step_range: tuple[_Count, _Count] | None = None
-    options: CaptureOptions = field(default_factory=CaptureOptions)
-    ranks: list[RankTrace] = field(default_factory=list)
-    schema: str = SCHEMA
-
-    def encode(self) -> bytes:
-        """Return the JSON document."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+    @classmethod
+    def of(cls, rank: int, facts: RankFacts) -> "RankTrace":
+        """Return the part of a rank that has yet to do anything."""
+        return cls(
+            rank,
+            node=facts.node,
+            pid=facts.pid,
+            clock_offset_ns=facts.clock_offset_ns,
+            torch_version=facts.torch_version,
+            python_version=facts.python_version,
+            client_version=facts.client_version,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +127,103 @@ class RankManifest:
     step_range: tuple[_Count, _Count]
     options: CaptureOptions
     run: str = ""
+    trigger: str = "script"
+    node: str = ""
+    pid: _Count = 0
+    job_name: str = ""
+    world_size: _Count = 0
+    steps_made: _Count = 0
+    torch_version: str = ""
+    python_version: str = ""
+    torchperfd_version: str = ""
 
     def trace(self) -> RankTrace:
         """Return the rank's part of the capture."""
-        return RankTrace(self.rank, self.state, self.reason, self.file, self.bytes, self.sha256)
+        return RankTrace(
+            self.rank,
+            self.state,
+            self.reason,
+            self.file,
+            self.bytes,
+            self.sha256,
+            self.steps_made,
+            self.node,
+            self.pid,
+            torch_version=self.torch_version,
+            python_version=self.python_version,
+            client_version=self.torchperfd_version,
+        )
+
+
+@dataclass(slots=True)
+class CaptureRecord:
+    """A whole capture.
+
+    Attributes:
+        capture_id: Its name, and its folder's.
+        run: Of which run.
+        trigger: What asked for it: ``command``, ``script`` or the name of a rule.
+        requested_at: Unix seconds, as all times here.
+        state: How far it is.
+        reason: Why it is not complete; empty when it is.
+        step_range: [first step, first step after it); None before it is agreed.
+        options: What was to be recorded.
+        ranks: Its parts, by rank.
+        job_name: What people call this kind of run.
+        world_size: Ranks of the whole job, captured or not; 0 when unknown.
+        daemon_version: Of the daemon that conducted it; empty when none did.
+        ends_by: When it will have ended at the latest, whatever happens; 0 when unknown.
+        ended_at: When it ended; 0 before.
+        cancelled_by: ``command``, ``script``, or ``caller`` who went away; empty when nobody did.
+    """
+
+    capture_id: str
+    run: str
+    trigger: str
+    requested_at: _Time
+    state: CaptureState = CaptureState.PREPARING
+    reason: str = ""
+    step_range: tuple[_Count, _Count] | None = None
+    options: CaptureOptions = field(default_factory=CaptureOptions)
+    ranks: list[RankTrace] = field(default_factory=list)
+    job_name: str = ""
+    world_size: _Count = 0
+    daemon_version: str = ""
+    ends_by: _Time = 0.0
+    ended_at: _Time = 0.0
+    cancelled_by: str = ""
+    schema: str = SCHEMA
+
+    @property
+    def cancellation(self) -> str:
+        """What is said of a capture that was cancelled."""
+        return "cancelled" if self.cancelled_by == "caller" else f"cancelled by {self.cancelled_by}"
+
+    def hear(self, manifests: "list[RankManifest]", now: float) -> None:
+        """Bring up to date a capture whose daemon has died in the middle, by what its ranks wrote.
+
+        Args:
+            manifests: The ranks' own; each counts for a rank of which nothing is known yet.
+            now: Unix seconds. A rank that says nothing until the capture must have ended has failed.
+        """
+        told = {each.rank: each for each in manifests}
+        for position, trace in enumerate(self.ranks):
+            if trace.state.ended:
+                continue
+            if trace.rank in told:
+                self.ranks[position] = told[trace.rank].trace()
+                self.ranks[position].clock_offset_ns = trace.clock_offset_ns
+                if self.step_range is None and told[trace.rank].state is CaptureState.COMPLETE:
+                    self.step_range = told[trace.rank].step_range
+            elif self.ends_by and now > self.ends_by:
+                trace.state, trace.reason = CaptureState.FAILED, _NOT_HEARD
+        if self.ranks and all(trace.state.ended for trace in self.ranks):
+            self.state = overall_state(self.ranks)
+            self.reason = first_reason(self.ranks)
+
+    def encode(self) -> bytes:
+        """Return the JSON document."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
 
 
 def decode(document: bytes) -> CaptureRecord:

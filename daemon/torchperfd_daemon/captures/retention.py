@@ -30,16 +30,27 @@ class Reason(Enum):
     AGE = "age"
     COUNT = "count"
     BYTES = "bytes"
+    RESERVE = "reserve"
+    """Of the disk: it went although it had not been uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A capture in the directory; ``protected`` when it is pinned or in progress."""
+    """A capture in the directory.
+
+    Attributes:
+        capture_id: Which.
+        requested_at: Unix seconds.
+        bytes: On the disk.
+        protected: It is pinned or in progress.
+        unconfirmed: It is to be uploaded, and has not been.
+    """
 
     capture_id: str
     requested_at: float
     bytes: int
     protected: bool
+    unconfirmed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +61,44 @@ class Removal:
     reason: Reason
 
 
-def plan(kept: Iterable[Kept], quota: Quota, now: float) -> list[Removal]:
+def plan(kept: Iterable[Kept], quota: Quota, now: float, lacking: int = 0) -> list[Removal]:
     """Return what to remove, oldest first, and no more than the quota asks for.
 
     What is protected counts towards the quota like all else, but is never chosen. So afterwards
-    the quota holds, unless only protected captures are left.
+    the quota holds, unless only protected captures are left. What is unconfirmed goes last, and only
+    as long as the disk lacks room: the quota alone removes none of it.
 
     Args:
         kept: All captures that there are.
         quota: The limits.
         now: Unix seconds.
+        lacking: Bytes that the disk has too few free.
     """
     by_age = sorted(kept, key=lambda each: (each.requested_at, each.capture_id))
+    free = [each for each in by_age if not each.protected]
     count = len(by_age)
     size = sum(each.bytes for each in by_age)
     removals = []
-    for each in by_age:
-        if each.protected:
-            continue
-        if quota.age_seconds and now - each.requested_at > quota.age_seconds:
-            reason = Reason.AGE
-        elif quota.count and count > quota.count:
-            reason = Reason.COUNT
-        elif quota.bytes and size > quota.bytes:
-            reason = Reason.BYTES
-        else:
-            break
-        removals.append(Removal(each.capture_id, reason))
-        count -= 1
-        size -= each.bytes
+    for each in sorted(free, key=lambda each: each.unconfirmed):
+        reason = _reason(each, count, size, quota, now)
+        if each.unconfirmed:
+            if reason is None or lacking <= 0:
+                break
+            reason = Reason.RESERVE
+        if reason is not None:
+            removals.append(Removal(each.capture_id, reason))
+            count -= 1
+            size -= each.bytes
+            lacking -= each.bytes
     return removals
+
+
+def _reason(each: Kept, count: int, size: int, quota: Quota, now: float) -> Reason | None:
+    """Return why a capture has to go, of ``count`` with ``size`` bytes in all."""
+    if quota.age_seconds and now - each.requested_at > quota.age_seconds:
+        return Reason.AGE
+    if quota.count and count > quota.count:
+        return Reason.COUNT
+    if quota.bytes and size > quota.bytes:
+        return Reason.BYTES
+    return None

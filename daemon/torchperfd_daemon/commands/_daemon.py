@@ -1,7 +1,7 @@
 """The connection of a command to a daemon, and the one place where gRPC's errors become ours."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import grpc
 
@@ -72,3 +72,9 @@ def _translated(error: grpc.RpcError) -> TorchperfdError:
         grpc.StatusCode.UNIMPLEMENTED: IncompatibleVersionError,
     }
     return kinds.get(error.code(), TorchperfdError)(details)
+
+
+def unreachable_text(peers: Iterable[control_pb2.UnreachablePeer]) -> str:
+    """Return the daemons of the fleet that did not answer, as a sentence; empty when all did."""
+    named = sorted({f"{peer.address} ({peer.reason})" for peer in peers})
+    return f"{len(named)} of the fleet's daemons did not answer: {', '.join(named)}" if named else ""

@@ -1,26 +1,20 @@
 """Options that several commands share."""
 
+import contextlib
 import math
-import re
 import time
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import click
+
+from torchperfd_daemon.values import BadValueError, parse_size, parse_span
 
 socket_option = click.option(
     "--socket", envvar="TORCHPERFD_SOCKET", help="Socket of the daemon; the usual places by default."
 )
+fleet_option = click.option("--fleet", is_flag=True, help="Of all nodes that the daemon knows, not this one.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-
-
-_UNITS: Final = {
-    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
-}  # fmt: skip
-_SIZE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([kmgt]?i?)b?", re.IGNORECASE)
-_SPANS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_AGE: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([smhdw])")
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
@@ -36,11 +30,10 @@ class Bytes(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2
         """
         if isinstance(value, int):
             return value
-        match = _SIZE.fullmatch(value)
-        unit = _UNITS.get(match[2].lower()) if match else None
-        if match is None or unit is None:
-            self.fail(f"{value[:40]!r} is no size; write it like 10GiB or 500MB.", param, ctx)
-        return int(float(match[1]) * unit)
+        try:
+            return parse_size(value)
+        except BadValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class Age(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
@@ -56,10 +49,10 @@ class Age(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 o
         """
         if not isinstance(value, str):
             return float(value)
-        match = _AGE.fullmatch(value)
-        if match is None and value != "0":
-            self.fail(f"{value[:40]!r} is no span of time; write it like 7d, 12h or 30m.", param, ctx)
-        return float(match[1]) * _SPANS[match[2]] if match else 0.0
+        try:
+            return parse_span(value)
+        except BadValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class Moment(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
@@ -75,9 +68,8 @@ class Moment(click.ParamType):  # type: ignore[type-arg] # generic from click 8.
         """
         if not isinstance(value, str):
             return float(value)
-        match = _AGE.fullmatch(value)
-        if match:
-            return time.time() - float(match[1]) * _SPANS[match[2]]
+        with contextlib.suppress(BadValueError):
+            return time.time() - parse_span(value)
         try:
             return datetime.fromisoformat(value).timestamp()
         except (ValueError, OverflowError):

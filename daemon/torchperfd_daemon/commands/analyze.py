@@ -1,9 +1,12 @@
 """``torchperfd analyze``."""
 
+import io
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import click
 
@@ -42,6 +45,10 @@ from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageE
     help="Write a page to FILE, with a timeline and a flame graph, that opens from disk.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, with every operator.")
+@click.option("--with-text", is_flag=True, help="In the JSON document, the text as well, as `text`.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Ranks analysed at once; by default one for each core."
+)
 @click.option("--markdown", is_flag=True, help="The same as the text, in Markdown.")
 @click.option(
     "--csv", "as_csv", is_flag=True, help="The operator table as comma-separated values, every row."
@@ -55,6 +62,8 @@ def command(
     captures_dir: Path | None,
     html: Path | None,
     as_json: bool,
+    with_text: bool,
+    workers: int | None,
     markdown: bool,
     as_csv: bool,
 ) -> None:
@@ -64,6 +73,8 @@ def command(
     """
     if as_json + markdown + as_csv > 1:
         raise UsageError("--json, --markdown and --csv are three answers", "ask for one of them")
+    if with_text and not as_json:
+        raise UsageError("--with-text is for the JSON document", "add --json, or leave it out")
     files = analysis.rank_files(find_trace(trace, captures_dir))
     summaries: list[tuple[int | None, analysis.Summary]] = []
     failed: list[tuple[int | None, TorchperfdError]] = []
@@ -72,7 +83,7 @@ def command(
         comm_pattern=comm_pattern,
         rectangles=analysis.rectangles_for(len(files)) if html else 0,
     )
-    for file, answer in zip(files, analysis.analyse(files, request), strict=True):
+    for file, answer in zip(files, analysis.analyse(files, request, workers), strict=True):
         if isinstance(answer, TorchperfdError):
             failed.append((file.rank, answer))
             continue
@@ -92,6 +103,10 @@ def command(
     if html:
         _write_page(html, analysis.render_html(document, [summary.picture for _, summary in summaries]))
     if as_json:
+        if with_text:
+            text = io.StringIO()
+            _render(text, summaries, advice, across, limit, sort_by)
+            document["text"] = text.getvalue()
         click.echo(json.dumps(document))
     elif as_csv:
         click.echo(analysis.to_csv(summaries, sort_by), nl=False)
@@ -99,21 +114,33 @@ def command(
         page = analysis.to_markdown(summaries, advice=advice, across=across, limit=limit, sort_by=sort_by)
         click.echo(page, nl=False)
     elif not html:
-        if advice:
-            analysis.render_advice(advice, sys.stdout)
-            click.echo()
-        for number, (rank, summary) in enumerate(summaries):
-            if number:
-                click.echo()
-            analysis.render_text(summary, rank, sys.stdout, limit=limit, sort_by=sort_by)
-        if across is not None:
-            click.echo()
-            analysis.render_across(across, sys.stdout)
+        _render(sys.stdout, summaries, advice, across, limit, sort_by)
     if failed:
         missing = ", ".join(str(rank) for rank, _ in failed)
         raise PartialResultError(
             f"{len(failed)} of {len(files)} ranks are missing ({missing}): {failed[0][1]}"
         )
+
+
+def _render(
+    out: IO[str],
+    summaries: Sequence[tuple[int | None, analysis.Summary]],
+    advice: Sequence[analysis.Advice],
+    across: analysis.Across | None,
+    limit: int,
+    sort_by: str,
+) -> None:
+    """Write the whole answer as text."""
+    if advice:
+        analysis.render_advice(advice, out)
+        click.echo(file=out)
+    for number, (rank, summary) in enumerate(summaries):
+        if number:
+            click.echo(file=out)
+        analysis.render_text(summary, rank, out, limit=limit, sort_by=sort_by)
+    if across is not None:
+        click.echo(file=out)
+        analysis.render_across(across, out)
 
 
 def _write_page(file: Path, page: str) -> None:

@@ -2,45 +2,75 @@
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import click
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.commands._daemon import connect
-from torchperfd_daemon.commands._options import Seconds, json_option, socket_option
-from torchperfd_daemon.errors import DeadlineError, PartialResultError, TorchperfdError, UsageError
+from torchperfd_daemon.captures import CaptureKind
+from torchperfd_daemon.commands._capture_progress import conclude, state_of, watched
+from torchperfd_daemon.commands._daemon import connect, unreachable_text
+from torchperfd_daemon.commands._options import Age, Seconds, fleet_option, json_option, socket_option
+from torchperfd_daemon.errors import (
+    DaemonUnreachableError,
+    DeadlineError,
+    PartialResultError,
+    TorchperfdError,
+    UsageError,
+)
 
 _RANKS: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 _MOST_RANKS: Final = 100_000
+_STEPS: Final = 5
+_TIMEOUT_S: Final = 60.0
+_DAY_S: Final = 86_400.0
 
 
 @click.command("capture")
 @click.option("--run", default="", help="Which run; may be left out when there is only one.")
+@click.option("--all", "all_runs", is_flag=True, help="Every run of the node, at the same time.")
 @click.option("--ranks", default="", metavar="0,8-15", help="Which ranks; all by default.")
-@click.option(
-    "--steps", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many training steps."
-)
+@click.option("--steps", type=click.IntRange(1, 1000), help=f"How many training steps.  [default: {_STEPS}]")
+@click.option("--duration", type=Age(), help="Instead, as many steps as take so long, like 10s.")
+@click.option("--at-step", type=click.IntRange(0, 2**62), help="Start exactly at this step, counting from 0.")
 @click.option("--record-shapes", is_flag=True, help="Record the shapes of operator inputs.")
 @click.option("--with-stack", is_flag=True, help="Record Python stacks.")
 @click.option("--profile-memory", is_flag=True, help="Record allocations.")
+@click.option("--with-flops", is_flag=True, help="Record what FLOPs are counted from: shapes and scalars.")
+@click.option("--with-modules", is_flag=True, help="Record which module runs, and with it Python stacks.")
+@click.option(
+    "--kind",
+    type=click.Choice([kind.value for kind in CaptureKind]),
+    default=CaptureKind.TRACE.value,
+    show_default=True,
+    help="What: a trace by torch.profiler, or a snapshot of CUDA memory with its history.",
+)
+@click.option("--queue", is_flag=True, help="Wait for a capture in progress rather than fail.")
 @click.option(
     "--timeout",
-    type=Seconds(1, 86400),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for the steps.",
+    type=Seconds(1, _DAY_S),
+    help=f"Seconds to wait for the steps.  [default: {_TIMEOUT_S:.0f}, and twice the duration]",
 )
+@fleet_option
 @socket_option
 @json_option
 def command(
     run: str,
+    all_runs: bool,
     ranks: str,
-    steps: int,
+    steps: int | None,
+    duration: float | None,
+    at_step: int | None,
     record_shapes: bool,
     with_stack: bool,
     profile_memory: bool,
-    timeout: float,
+    with_flops: bool,
+    with_modules: bool,
+    kind: str,
+    queue: bool,
+    timeout: float | None,
+    fleet: bool,
     socket: str | None,
     as_json: bool,
 ) -> None:
@@ -48,33 +78,37 @@ def command(
 
     All chosen ranks agree on the steps beforehand. The traces are Chrome traces, one per rank.
     """
+    _check(run, steps, duration, all_runs=all_runs)
+    timeout = timeout or min(_DAY_S, _TIMEOUT_S + 2 * (duration or 0.0))
     request = control_pb2.CaptureRequest(
         run=run,
         ranks=parse_ranks(ranks),
         options=session_pb2.CaptureOptions(
-            steps=steps, record_shapes=record_shapes, with_stack=with_stack, profile_memory=profile_memory
+            steps=steps or _STEPS,
+            record_shapes=record_shapes,
+            with_stack=with_stack,
+            profile_memory=profile_memory,
+            kind=session_pb2.CaptureKind.Value(f"CAPTURE_KIND_{kind.upper()}"),
+            with_flops=with_flops,
+            with_modules=with_modules,
         ),
         timeout_seconds=timeout,
+        at_step=at_step,
+        duration_seconds=duration or 0.0,
+        queue=queue,
+        all_runs=all_runs,
+        fleet=fleet,
     )
-    last = None
-    with connect(socket) as daemon:
-        # The daemon keeps the deadline; ours is only there in case it dies.
-        for progress in daemon.Capture(request, timeout=timeout + 60):
-            last = progress
-            if not as_json:
-                _tell(progress, steps)
-    if last is None:
-        raise TorchperfdError("the daemon ended the capture without a word", "look into its log")
+    ended = _follow(request, socket, as_json=as_json)
     if as_json:
-        click.echo(json.dumps(_document(last, steps)))
-    if last.state == control_pb2.CAPTURE_STATE_PARTIAL:
-        raise PartialResultError(f"capture {last.capture_id} is partial: {last.reason}")
-    if last.timed_out:
-        raise DeadlineError(
-            f"capture {last.capture_id} failed: {last.reason}", "is the job training? see `torchperfd ps`"
-        )
-    if last.state != control_pb2.CAPTURE_STATE_COMPLETE:
-        raise TorchperfdError(f"capture {last.capture_id} failed: {last.reason}")
+        click.echo(json.dumps(_documents(ended) if all_runs else _document(ended[0])))
+    else:
+        for message in ended:
+            conclude(message)
+    missing = unreachable_text(peer for message in ended for peer in message.unreachable)
+    if missing:
+        click.echo(missing, err=True)
+    _raise_unless_complete(ended)
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -97,46 +131,87 @@ def parse_ranks(text: str) -> list[int]:
     return sorted(ranks)
 
 
-def _tell(progress: control_pb2.CaptureProgress, steps: int) -> None:
-    last_step = progress.start_step + steps - 1
-    if progress.state == control_pb2.CAPTURE_STATE_PREPARING:
-        click.echo(f"capture {progress.capture_id}: preparing {len(progress.ranks)} rank(s)", err=True)
-    elif progress.state == control_pb2.CAPTURE_STATE_ARMED:
-        click.echo(f"agreed on steps {progress.start_step} to {last_step}", err=True)
-    else:
-        for rank in progress.ranks:
-            if rank.file:
-                click.echo(f"{progress.directory}/{rank.file}")
-        if progress.state == control_pb2.CAPTURE_STATE_COMPLETE:
-            click.echo(
-                f"complete: steps {progress.start_step} to {last_step};"
-                f" next: torchperfd analyze {progress.directory}",
-                err=True,
-            )
+def _check(run: str, steps: int | None, duration: float | None, *, all_runs: bool) -> None:
+    if steps is not None and duration is not None:
+        raise UsageError("--steps and --duration cannot both be meant", "leave one out")
+    if duration is not None and not 0 < duration <= _DAY_S:
+        raise UsageError("a capture's duration must be up to a day", "write it like 10s")
+    if all_runs and run:
+        raise UsageError("--run and --all cannot both be meant", "leave one out")
 
 
-def _document(progress: control_pb2.CaptureProgress, steps: int) -> dict[str, Any]:
+def _follow(
+    request: control_pb2.CaptureRequest, socket: str | None, *, as_json: bool
+) -> list[control_pb2.CaptureProgress]:
+    """Return the last word on each capture, in the order they began.
+
+    Raises:
+        TorchperfdError: There was none.
+    """
+    newest: dict[tuple[str, str], control_pb2.CaptureProgress] = {}
+    # The daemon keeps the deadline; ours is only there in case it hangs. A queue may take any time.
+    deadline = None if request.queue else request.timeout_seconds + 60
+    try:
+        with connect(socket) as daemon:
+            messages: Iterable[control_pb2.CaptureProgress] = daemon.Capture(request, timeout=deadline)
+            for message in messages if as_json else watched(messages):
+                newest[message.run, message.capture_id] = message
+    except DaemonUnreachableError as error:
+        if not newest:
+            raise
+        raise DaemonUnreachableError(
+            "the daemon went away in the middle of the capture",
+            "start it again; `torchperfd captures list` then shows what the ranks wrote",
+        ) from error
+    if not newest:
+        raise TorchperfdError("the daemon ended the capture without a word", "look into its log")
+    return list(newest.values())
+
+
+def _raise_unless_complete(ended: list[control_pb2.CaptureProgress]) -> None:
+    lacking = [each for each in ended if each.state != control_pb2.CAPTURE_STATE_COMPLETE]
+    if not lacking:
+        return
+    worst = lacking[0]
+    name = f"capture {worst.capture_id}" if worst.capture_id else f"the capture of run {worst.run}"
+    more = f" (and {len(lacking) - 1} more captures)" if len(lacking) > 1 else ""
+    if worst.state == control_pb2.CAPTURE_STATE_PARTIAL:
+        raise PartialResultError(f"{name} is partial: {worst.reason}{more}")
+    problem = f"{name} failed: {worst.reason}{more}"
+    if len(lacking) < len(ended) or any(each.state == control_pb2.CAPTURE_STATE_PARTIAL for each in lacking):
+        raise PartialResultError(problem)
+    if worst.timed_out:
+        raise DeadlineError(problem, "is the job training? see `torchperfd ps`")
+    raise TorchperfdError(problem)
+
+
+def _documents(ended: list[control_pb2.CaptureProgress]) -> dict[str, Any]:
+    return {
+        "schema": "torchperfd.capture_results/1",
+        "captures": [_document(message) for message in ended],
+    }
+
+
+def _document(progress: control_pb2.CaptureProgress) -> dict[str, Any]:
     agreed = any(rank.file for rank in progress.ranks) or progress.start_step
     return {
         "schema": "torchperfd.capture_result/1",
         "capture_id": progress.capture_id,
-        "state": _state(progress.state),
+        "run": progress.run,
+        "state": state_of(progress),
         "reason": progress.reason,
         "directory": progress.directory,
-        "step_range": [progress.start_step, progress.start_step + steps] if agreed else None,
+        "step_range": [progress.start_step, progress.start_step + progress.steps] if agreed else None,
         "ranks": [
             {
                 "rank": rank.rank,
-                "state": _state(rank.state),
+                "state": state_of(rank),
                 "reason": rank.reason,
-                "path": f"{progress.directory}/{rank.file}" if rank.file else None,
+                "path": f"{progress.directory}/{rank.file}" if rank.file and not rank.node else None,
+                **({"node": rank.node} if rank.node else {}),
                 "bytes": rank.bytes,
                 "sha256": rank.sha256,
             }
             for rank in progress.ranks
         ],
     }
-
-
-def _state(state: "control_pb2.CaptureState.ValueType") -> str:
-    return control_pb2.CaptureState.Name(state).removeprefix("CAPTURE_STATE_").lower()

@@ -1,5 +1,6 @@
 """``torchperfd captures``."""
 
+import asyncio
 import json
 import shutil
 import time
@@ -10,14 +11,26 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from torchperfd.v1 import contract
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Listed, Listing, Query
+from torchperfd.v1 import contract, control_pb2
+from torchperfd_daemon.captures import (
+    CaptureRecord,
+    CaptureState,
+    Catalog,
+    Destination,
+    Listed,
+    Listing,
+    Query,
+    Upload,
+    place,
+)
+from torchperfd_daemon.captures.upload import upload
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._download import fetch
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
 
 _ROWS: Final = 100
+_CANCEL_S: Final = 10.0
 
 
 @click.group("captures")
@@ -65,9 +78,17 @@ def list_captures(
         )
         return
     row = "{:<24} {:<28.28} {:<9} {:>12} {:>6} {:>10}  {}"
-    click.echo(row.format("CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "WHEN"))
+    heads = ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "WHEN"]
+    uploads = bool(place.noted(catalog.directory))
+    if uploads:
+        row = "{:<24} {:<28.28} {:<9} {:>12} {:>6} {:>10}  {:<8}  {}"
+        heads.insert(-1, "UPLOADED")
+    click.echo(row.format(*heads))
     for listed in listing.captures:
-        click.echo(row.format(*_cells(listed)))
+        cells = _cells(listed)
+        if uploads:
+            cells.insert(-1, _uploaded(listed, uploads=True))
+        click.echo(row.format(*cells))
     if listing.total > len(listing.captures):
         click.echo(
             f"these are the newest {len(listing.captures)} of {listing.total:,}; --limit 0 shows all",
@@ -103,6 +124,27 @@ def get_capture(
     click.echo(target)
 
 
+@command.command("show")
+@click.argument("capture_id")
+@json_option
+@click.pass_obj
+def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
+    """Print the daemon's analysis of a capture."""
+    content = catalog.analysis(capture_id)
+    try:
+        analysis = json.loads(content)
+        text = str(analysis["text"])
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise TorchperfdError(
+            f"the analysis of capture {capture_id} is damaged", f"`torchperfd analyze {capture_id}` makes one"
+        ) from error
+    if as_json:
+        click.echo(json.dumps(analysis))
+        return
+    # Others may write in there, too: no control characters reach the terminal.
+    click.echo("".join(letter for letter in text if letter == "\n" or letter.isprintable()), nl=False)
+
+
 @command.command("rm")
 @click.argument("capture_ids", nargs=-1)
 @click.option("--older-than", type=Age(), help="All that were asked for longer ago, like 7d.")
@@ -129,6 +171,32 @@ def remove_captures(
             continue
         catalog.remove(capture_id)
         click.echo(f"deleted {capture_id}", err=True)
+
+
+@command.command("upload")
+@click.argument("capture_ids", nargs=-1, required=True)
+@click.option("--to", "url", help="URL to upload to; where the daemon does by default.")
+@click.pass_obj
+def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | None) -> None:
+    """Upload captures now, with the credentials of this shell, and print where they are."""
+    url = url or place.noted(catalog.directory)
+    if not url:
+        raise TorchperfdError(
+            f"no daemon uploads the captures in {catalog.directory}", "say where to with --to"
+        )
+    destination = Destination(url)
+    destination.check_apart(catalog.directory)
+    asyncio.run(_upload(catalog, destination, capture_ids))
+
+
+@command.command("cancel")
+@click.argument("capture_id")
+@socket_option
+def cancel_capture(capture_id: str, socket: str | None) -> None:
+    """Give up a capture that is queued or in progress; asks the daemon that conducts it."""
+    with connect(socket) as daemon:
+        daemon.CancelCapture(control_pb2.CancelCaptureRequest(capture_id=capture_id), timeout=_CANCEL_S)
+    click.echo(f"told capture {capture_id} to end; its manifest says what has become of it", err=True)
 
 
 @command.command("pin")
@@ -162,6 +230,15 @@ def _copy(catalog: Catalog, capture_id: str, target: Path) -> None:
         raise TorchperfdError(f"cannot copy to {target}: {error}") from error
 
 
+async def _upload(catalog: Catalog, destination: Destination, capture_ids: tuple[str, ...]) -> None:
+    for capture_id in dict.fromkeys(capture_ids):
+        receipt = (await upload(catalog, destination, capture_id)).receipt
+        catalog.note_upload(capture_id, receipt)
+        if receipt.upload is Upload.REFUSED:
+            raise TorchperfdError(f"capture {capture_id} is not uploaded: {receipt.reason}")
+        click.echo(receipt.url)
+
+
 def _download(capture_id: str, target: Path, socket: str | None) -> None:
     try:
         with connect(socket) as daemon:
@@ -175,15 +252,29 @@ def _download(capture_id: str, target: Path, socket: str | None) -> None:
 
 
 def _document(catalog: Catalog, listing: Listing) -> dict[str, Any]:
+    uploads = bool(place.noted(catalog.directory))
     return {
         "schema": "torchperfd.captures/1",
         "directory": str(catalog.directory),
         "total": listing.total,
         "captures": [
-            {**msgspec.to_builtins(listed.record), "pinned": listed.pinned, "disk_bytes": listed.bytes}
+            {
+                **msgspec.to_builtins(listed.record),
+                "pinned": listed.pinned,
+                "uploaded": _uploaded(listed, uploads=uploads),
+                "analysed": catalog.has_analysis(listed.record.capture_id),
+                "disk_bytes": listed.bytes,
+            }
             for listed in listing.captures
         ],
     }
+
+
+def _uploaded(listed: Listed, *, uploads: bool) -> str:
+    """Say whether a capture is uploaded, or will be if a daemon uploads them."""
+    if listed.upload is Upload.DONE:
+        return "yes"
+    return "pending" if uploads and listed.upload is Upload.PENDING else "no"
 
 
 def _cells(listed: Listed) -> list[Any]:

@@ -2,41 +2,74 @@
 
 import json
 import time
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 import click
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.commands._daemon import connect
-from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._daemon import connect, unreachable_text
+from torchperfd_daemon.commands._options import fleet_option, json_option, socket_option
+from torchperfd_daemon.errors import PartialResultError
+
+_TIMEOUT_S: Final = 10.0
 
 
 @click.command("ps")
+@fleet_option
 @socket_option
 @json_option
-def command(socket: str | None, as_json: bool) -> None:
-    """List the runs on this node and what each rank is doing."""
+def command(fleet: bool, socket: str | None, as_json: bool) -> None:
+    """List the runs on this node and what each rank is doing.
+
+    With --fleet, those on all nodes; daemons that do not answer are named (exit code 5).
+    """
     with connect(socket) as daemon:
         info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=10)
-        runs = daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=10).runs
+        listed = daemon.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), timeout=_TIMEOUT_S)
     if as_json:
         document = {
             "schema": "torchperfd.ps/1",
             "node": info.node,
             "metrics_url": info.metrics_url,
             "captures_dir": info.captures_dir,
-            "runs": [_run_dict(run) for run in runs],
+            "runs": [_run_dict(run) for run in listed.runs],
         }
+        if fleet:
+            document["nodes"] = [_node_dict(node) for node in listed.nodes]
+            document["unreachable"] = [
+                {"address": peer.address, "reason": peer.reason} for peer in listed.unreachable
+            ]
         click.echo(json.dumps(document))
-        return
-    if not runs:
+    elif listed.runs:
+        _print_table(listed.runs, with_node=fleet)
+    else:
         click.echo("no runs; start one with `torchperfd run train.py`", err=True)
-        return
+    missing = unreachable_text(listed.unreachable)
+    if missing:
+        raise PartialResultError(missing)
+
+
+def _print_table(runs: Iterable[control_pb2.Run], *, with_node: bool) -> None:
     row = "{:<28.28} {:>5} {:>8} {:<13} {:>9} {:>10} {:>7}  {}"
-    click.echo(row.format("RUN", "RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP"))
-    for run in runs:
-        for rank in run.ranks:
-            click.echo(row.format(run.run, *_cells(rank)))
+    heads = ["RUN", "RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP"]
+    lines = [(rank.identity.node, [run.run, *_cells(rank)]) for run in runs for rank in run.ranks]
+    if not with_node:
+        for cells in (heads, *(cells for _, cells in lines)):
+            click.echo(row.format(*cells))
+        return
+    width = max(len("NODE"), *(len(node) for node, _ in lines))
+    for node, cells in (("NODE", heads), *lines):
+        click.echo(f"{node:<{width}} {row.format(*cells)}")
+
+
+def _node_dict(node: control_pb2.FleetNode) -> dict[str, Any]:
+    return {
+        "node": node.node,
+        "address": node.address or None,
+        "version": node.version,
+        "connected_ranks": node.ranks,
+    }
 
 
 def _run_dict(run: control_pb2.Run) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import click
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands._daemon import connect
-from torchperfd_daemon.commands._options import Seconds, json_option, socket_option
+from torchperfd_daemon.commands._daemon import connect, unreachable_text
+from torchperfd_daemon.commands._options import Seconds, fleet_option, json_option, socket_option
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 from torchperfd_daemon.service import translate_stacks
-from torchperfd_daemon.stacks import RankStacks, merge
+from torchperfd_daemon.stacks import Outcome, RankStacks, merge
 from torchperfd_daemon.stacks.report import ranks_text, render_text, to_dict
 
 _MOST_RANKS = 100_000
@@ -28,25 +28,31 @@ _MOST_RANKS = 100_000
     show_default=True,
     help="Seconds to wait for any rank.",
 )
+@fleet_option
 @socket_option
 @json_option
-def command(run: str, ranks: str, timeout: float, socket: str | None, as_json: bool) -> None:
+def command(run: str, ranks: str, timeout: float, fleet: bool, socket: str | None, as_json: bool) -> None:
     """Say where every thread of every rank is, also while ranks hang.
 
     Ranks with the same stack are shown once, and the ranks that the others wait for are named.
+    With --fleet, the ranks on all nodes.
     """
     wanted = parse_ranks(ranks)
-    request = control_pb2.StacksRequest(run=run, ranks=wanted, timeout_seconds=timeout)
+    request = control_pb2.StacksRequest(run=run, ranks=wanted, timeout_seconds=timeout, fleet=fleet)
     told: list[RankStacks] = []
+    unreachable: list[control_pb2.UnreachablePeer] = []
     with connect(socket) as daemon:
         # The daemon keeps the deadline; ours is only there in case it dies.
         for message in daemon.Stacks(request, timeout=timeout + 10):
+            if message.HasField("unreachable"):
+                unreachable.append(message.unreachable)
+                continue
             run = message.identity.run
             told.append(translate_stacks.rank_stacks(message))
     if not told:
         raise TorchperfdError("the daemon told of no rank", "look into its log")
-    told.sort(key=lambda rank: rank.rank)
-    absent = [] if wanted else _absent(told)
+    told = _each_once(told)
+    absent = _absent(told, wanted)
     merged = merge(told)
     if as_json:
         click.echo(json.dumps(to_dict(run, told, merged, absent)))
@@ -54,13 +60,24 @@ def command(run: str, ranks: str, timeout: float, socket: str | None, as_json: b
         render_text(run, told, merged, sys.stdout)
     problems = [f"rank {rank.rank} has no stacks: {rank.outcome.value}" for rank in merged.untold]
     if absent:
-        problems.append(f"ranks {ranks_text(absent)} are not here: on other nodes, or gone for a minute")
+        where = "on no node that answers" if fleet else "not here: on other nodes"
+        problems.append(f"ranks {ranks_text(absent)} are {where}, or gone for a minute")
+    if unreachable:
+        problems.append(unreachable_text(unreachable))
     if problems:
         raise PartialResultError("; ".join(problems))
 
 
-def _absent(told: Sequence[RankStacks]) -> list[int]:
-    """Return the ranks of the run that this node knows nothing of."""
+def _each_once(told: Sequence[RankStacks]) -> list[RankStacks]:
+    """Return one answer of each rank, in order: a rank that has moved is told of as gone by its old node."""
+    once: dict[int, RankStacks] = {}
+    for rank in sorted(told, key=lambda rank: rank.outcome is Outcome.GONE):
+        once.setdefault(rank.rank, rank)
+    return [once[number] for number in sorted(once)]
+
+
+def _absent(told: Sequence[RankStacks], wanted: Sequence[int]) -> list[int]:
+    """Return the ranks asked for, by default all of the run, that nobody has told of."""
     world = min(max(rank.world_size for rank in told), _MOST_RANKS)
-    here = {rank.rank for rank in told}
-    return [rank for rank in range(world) if rank not in here]
+    found = {rank.rank for rank in told}
+    return [rank for rank in wanted or range(world) if rank not in found]

@@ -1,25 +1,34 @@
 """From a run's evidence to its causes, each with what it costs, the costliest first."""
 
-import math
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
-from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict
 
 LEAST_SHARE: Final = 0.05
-"""A cause that takes less of the step is not told."""
+"""A cause that costs less of the step is not told."""
 EXPLAINED: Final = 0.5
 """A slowdown of which less than this share has a cause is unknown."""
+EVER_SINCE: Final[Mapping[Cause, float]] = {
+    Cause.INPUT_BOUND: INPUT_BOUND_SHARE,
+    Cause.SLOW_IO: INPUT_BOUND_SHARE,
+    Cause.CPU_CONTENTION: 0.3,
+    Cause.HOST_BOUND: 0.3,
+}
+"""The least share of what all ranks have lost ever since they started. Some of these is in every run."""
 
 _IDLE_DEVICE: Final = 0.5
 
+Measure = Callable[[RankEvidence], float]
+
 # Mechanisms that measure their own time. Their order is that of blame where two claim the same time: a
 # rank that is throttled also waits for the processor, and a loader that waits for the disk starves the loop.
-_MEASURED: Final[tuple[tuple[Cause, str, str, Callable[[RankEvidence], float]], ...]] = (
+_MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
     (
         Cause.CGROUP_THROTTLING,
         "",
@@ -50,6 +59,8 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Callable[[RankEvidence], float]], 
     ),
     (Cause.SLOW_IO, "data", "stalled for disk or network storage", lambda each: each.disk_seconds),
 )
+# Checkpoints do not make the rank that writes them late for a collective: the others wait elsewhere.
+_BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT})
 
 _NEXT: Final[Mapping[Cause, str]] = {
     Cause.CGROUP_THROTTLING: "torchperfd doctor",
@@ -64,39 +75,136 @@ _CAPTURE: Final = "torchperfd capture --run {run} --steps 5"
 def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
     """Return the causes of a run's lost time, the costliest first.
 
-    A synchronous run loses what its worst rank loses, so a cause costs the greatest time of any rank.
-    Mechanisms that measure their own time come first, and what they claim is taken from the phases; what is
-    left of these is the phases' own: data, a rank's excess over its peers, collectives. A rank is named
-    unless the median of the others has half of it as well. If less than :data:`EXPLAINED` of a slowdown has a
+    A cause costs what it takes beyond the healthy share: beyond the same rank's own past where the run has
+    become slower, beyond the others' median where it is one rank's. A rank is named unless the median of the
+    others has half of it as well. Where ranks wait for each other, one rank's loss is the run's only as far
+    as the rank is late, and what none of the mechanisms claims of a rank's lateness is the rank's own.
+
+    Mechanisms that measure their own time come first, and what they claim is taken from the phases. What all
+    ranks have lost ever since they started is told from :data:`EVER_SINCE` on, and time in collectives not at
+    all: how long an exchange has to take nobody knows. If less than :data:`EXPLAINED` of a slowdown has a
     cause, the answer begins with ``UNKNOWN``, which costs the rest. Where nothing is lost it is ``NONE``.
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0]
     if not seen:
         return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
-    step = statistics.median(rank.step_seconds for rank in seen)
-    left = {rank.rank: dict(rank.phase_seconds) for rank in seen}
-    verdicts = []
+    court = _Court(run, seen)
     for cause, phase, words, measure in _MEASURED:
-        lost = {rank.rank: max(0.0, measure(rank)) for rank in seen}
-        for number, seconds in lost.items():
-            _take(left[number], phase, seconds)
-        verdicts.append(_verdict(run, seen, cause, phase, words, lost))
-    waits = {rank.rank: left[rank.rank].get("data", 0.0) for rank in seen}
-    verdicts.append(_verdict(run, seen, Cause.INPUT_BOUND, "data", "waiting for data", waits))
-    verdicts += [_slow_rank(run, seen, left), _collective(run, seen), _host_bound(run, seen, left)]
-    told = [each for each in verdicts if each.cost_seconds_per_step >= LEAST_SHARE * step]
-    told.sort(key=lambda verdict: -verdict.cost_seconds_per_step)
-    slower = max(rank.step_seconds - rank.before_seconds if rank.before_seconds else 0.0 for rank in seen)
-    unexplained = slower - sum(each.cost_seconds_per_step for each in told)
-    if slower >= LEAST_SHARE * step and unexplained > (1 - EXPLAINED) * slower:
-        words = f"steps take {_ms(slower)} more than before, {_ms(unexplained)} of it without a known cause"
-        told.insert(
-            0, Verdict(Cause.UNKNOWN, run, "", None, "", words, unexplained, _next(Cause.UNKNOWN, run))
-        )
+        court.try_cause(cause, phase, words, measure)
+    court.try_cause(Cause.INPUT_BOUND, "data", "waiting for data", lambda each: court.left(each, "data"))
+    court.try_lateness()
+    court.try_exchange()
+    court.try_cause(Cause.HOST_BOUND, "", "with the device idle while the host works", court.host_seconds)
+    told = sorted(court.told, key=lambda verdict: -verdict.cost_seconds_per_step)
+    unknown = _unknown(run, seen, court.step_seconds, told)
+    if unknown is not None:
+        told.insert(0, unknown)
     if not told:
-        words = f"nothing takes {LEAST_SHARE:.0%} of a {_ms(step)} step without need"
+        words = f"nothing takes {LEAST_SHARE:.0%} of a {_ms(court.step_seconds)} step without need"
         told = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, _next(Cause.NONE, run))]
     return told
+
+
+@dataclass(slots=True)
+class _Left:
+    """What no mechanism has claimed yet of one rank's step; seconds."""
+
+    phases: dict[str, float]
+    late: float
+
+
+class _Court:
+    """The ranks of a run while causes are tried, one after the other."""
+
+    def __init__(self, run: str, seen: Sequence[RankEvidence]) -> None:
+        self.told: list[Verdict] = []
+        self.step_seconds = statistics.median(rank.step_seconds for rank in seen)
+        self._run = run
+        self._seen = seen
+        self._left = {id(rank): _Left(dict(rank.phase_seconds), rank.late_seconds) for rank in seen}
+        self._since_start = not any(rank.before for rank in seen)
+        self._together = len(seen) > 1 and any(rank.phase_seconds.get("collective_wait") for rank in seen)
+
+    def left(self, rank: RankEvidence, phase: str) -> float:
+        """Return the time of a phase that nothing has claimed; of a rank's past, all of it."""
+        left = self._left.get(id(rank))
+        return (left.phases if left else rank.phase_seconds).get(phase, 0.0)
+
+    def host_seconds(self, rank: RankEvidence) -> float:
+        """Return the time for which a rank's device idles while the host does what nothing claims."""
+        left = self._left.get(id(rank))
+        phases = left.phases if left else rank.phase_seconds
+        working = sum(seconds for name, seconds in phases.items() if name not in WAITING | {"data"})
+        idles = rank.device_busy is not None and rank.device_busy < _IDLE_DEVICE
+        return working - _work(rank) if idles else 0.0
+
+    def try_cause(self, cause: Cause, phase: str, words: str, measure: Measure) -> None:
+        """Find out what a mechanism costs, and take its time out of what is left."""
+        seen = self._seen
+        lost = [max(0.0, measure(rank)) for rank in seen]
+        worst = max(lost)
+        if worst <= 0:
+            return
+        beyond = [
+            max(0.0, seconds - (max(0.0, measure(rank.before)) if rank.before else 0.0))
+            for rank, seconds in zip(seen, lost, strict=True)
+        ]
+        culprit = max(range(len(seen)), key=lambda index: beyond[index])
+        rank, cost = seen[culprit], beyond[culprit]
+        usual = statistics.median(beyond[:culprit] + beyond[culprit + 1 :]) if len(seen) > 1 else cost
+        alike = usual >= cost / 2
+        if not alike:
+            cost -= usual
+            if self._together and cause not in _BESIDE_STEPS:
+                cost = min(cost, self._left[id(rank)].late)
+        least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
+        if cost >= least * self.step_seconds:
+            text = f"{_ms(cost)} of each {_ms(rank.step_seconds)} step {words}"
+            self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
+            if not alike:
+                self._left[id(rank)].late -= cost
+        for each, seconds in zip(seen, lost, strict=True):
+            if seconds > 0:
+                _take(self._left[id(each)].phases, phase, seconds)
+
+    def try_lateness(self) -> None:
+        """Tell the rank whose work is longest above its peers', what mechanisms claim of it apart."""
+        rank = max(self._seen, key=lambda each: self._left[id(each)].late)
+        cost, phase = self._left[id(rank)].late, rank.late_phase
+        if cost < LEAST_SHARE * self.step_seconds:
+            return
+        others = [
+            each.rank
+            for each in self._seen
+            if each is not rank and self._left[id(each)].late >= LEAST_SHARE * self.step_seconds
+        ]
+        text = f"{_ms(cost)} of each {_ms(rank.step_seconds)} step more than its peers need"
+        if phase:
+            text += f", most of it in {phase}"
+        if others:
+            text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
+        cause = Cause.INPUT_BOUND if phase == "data" else Cause.SLOW_RANK
+        if all(verdict.cause is not cause for verdict in self.told):
+            self._tell(cause, rank, rank.rank, phase, text, cost)
+
+    def try_exchange(self) -> None:
+        """Tell the time in collectives that even the last rank spends there, beyond what it was before."""
+        now = [rank.phase_seconds.get("collective_wait", 0.0) for rank in self._seen]
+        before = [rank.before.phase_seconds.get("collective_wait", 0.0) for rank in self._seen if rank.before]
+        if len(now) < 2 or len(before) < len(now):
+            return
+        cost = min(now) - min(before)
+        if cost >= LEAST_SHARE * self.step_seconds:
+            words = "in collectives after the last rank has arrived, more than before"
+            text = f"{_ms(cost)} of each {_ms(self.step_seconds)} step {words}"
+            self._tell(Cause.COLLECTIVE, self._seen[0], None, "collective_wait", text, cost)
+
+    def _tell(
+        self, cause: Cause, where: RankEvidence, rank: int | None, phase: str, text: str, cost: float
+    ) -> None:
+        self.told.append(
+            Verdict(cause, self._run, where.node, rank, phase, text, cost, _next(cause, self._run))
+        )
 
 
 def _work(rank: RankEvidence) -> float:
@@ -112,59 +220,22 @@ def _take(left: dict[str, float], phase: str, seconds: float) -> None:
         left[name] *= max(0.0, 1 - seconds / total) if total > 0 else 1.0
 
 
-def _verdict(
-    run: str, seen: Sequence[RankEvidence], cause: Cause, phase: str, words: str, lost: Mapping[int, float]
-) -> Verdict:
-    """Return the verdict on a cause from what each rank loses by it."""
-    worst = max(seen, key=lambda rank: lost[rank.rank])
-    cost = lost[worst.rank]
-    others = [lost[rank.rank] for rank in seen if rank is not worst]
-    alike = not others or statistics.median(others) >= cost / 2
-    text = f"{_ms(cost)} of each {_ms(worst.step_seconds)} step {words}"
-    return Verdict(
-        cause, run, worst.node, None if alike else worst.rank, phase, text, cost, _next(cause, run)
-    )
-
-
-def _slow_rank(run: str, seen: Sequence[RankEvidence], left: Mapping[int, Mapping[str, float]]) -> Verdict:
-    """Return the rank whose work is longest above its peers', data and measured mechanisms apart."""
-    phases = {name for own in left.values() for name in own} - WAITING - {"data"}
-    excess = {
-        rank.rank: {
-            name: left[rank.rank].get(name, 0.0)
-            - statistics.median(
-                [left[peer.rank].get(name, 0.0) for peer in seen if peer is not rank] or [math.inf]
-            )
-            for name in phases
-        }
-        for rank in seen
-    }
-    lost = {number: max(0.0, sum(own.values())) for number, own in excess.items()}
-    worst = max(lost, key=lambda number: lost[number])
-    phase = max(excess[worst], key=lambda name: excess[worst][name], default="")
-    return _verdict(
-        run, seen, Cause.SLOW_RANK, phase, f"more than its peers need, most of it in {phase}", lost
-    )
-
-
-def _collective(run: str, seen: Sequence[RankEvidence]) -> Verdict:
-    """Return the time in collectives that even the rank that arrives last spends there."""
-    waits = [rank.phase_seconds.get("collective_wait", 0.0) for rank in seen]
-    cost = min(waits) if len(waits) > 1 else 0.0
-    lost = dict.fromkeys((rank.rank for rank in seen), cost)
-    return _verdict(
-        run, seen, Cause.COLLECTIVE, "collective_wait", "in collectives after the last rank has arrived", lost
-    )
-
-
-def _host_bound(run: str, seen: Sequence[RankEvidence], left: Mapping[int, Mapping[str, float]]) -> Verdict:
-    """Return the time that devices idle for while the host works, on nothing that is blamed already."""
-    lost = {}
-    for rank in seen:
-        working = sum(seconds for name, seconds in left[rank.rank].items() if name not in WAITING | {"data"})
-        idles = rank.device_busy is not None and rank.device_busy < _IDLE_DEVICE
-        lost[rank.rank] = max(0.0, working - _work(rank)) if idles else 0.0
-    return _verdict(run, seen, Cause.HOST_BOUND, "", "with the device idle while the host works", lost)
+def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence[Verdict]) -> Verdict | None:
+    """Return what a slowdown has no cause for, if that is most of it, and the phase that has grown most."""
+    slowed = [
+        (rank.step_seconds - rank.before.step_seconds, rank, rank.before) for rank in seen if rank.before
+    ]
+    if not slowed:
+        return None
+    slower, rank, before = max(slowed, key=lambda each: each[0])
+    unexplained = slower - sum(each.cost_seconds_per_step for each in told)
+    if slower < LEAST_SHARE * step or unexplained <= (1 - EXPLAINED) * slower:
+        return None
+    own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
+    phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
+    words = f"steps take {_ms(slower)} more than before, {_ms(unexplained)} of it without a known cause"
+    words += f"; {phase} has grown most" if phase else ""
+    return Verdict(Cause.UNKNOWN, run, "", None, phase, words, unexplained, _next(Cause.UNKNOWN, run))
 
 
 def _next(cause: Cause, run: str) -> str:

@@ -12,7 +12,6 @@ class RankEvidence:
         node: The node that it runs on.
         step_seconds: Its step.
         phase_seconds: Exclusive host time by phase, which sums to the step.
-        before_seconds: Its step before the onset of a change; 0 when there was none.
         collected_seconds: Garbage collections.
         queued_seconds: Ready to run and without a processor (run-queue delay).
         throttled_seconds: Held back by the quota of its control group.
@@ -24,13 +23,16 @@ class RankEvidence:
         device_throttled: The share of the step in which power or heat slowed the device's clock.
         device_slowdown: The part of its clock that the device lost while throttled, 0 to 1.
         device_shared: The share of the device's busy time that other processes used.
+        before: The same rank before the run became slower; None when it did not.
+        late_seconds: Own work above the peers' median, where that is beyond chance
+            (:func:`~torchperfd_daemon.diagnosis.detect.find_stragglers`).
+        late_phase: The phase in which most of that lies.
     """
 
     rank: int
     node: str
     step_seconds: float
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    before_seconds: float = 0.0
     collected_seconds: float = 0.0
     queued_seconds: float = 0.0
     throttled_seconds: float = 0.0
@@ -42,6 +44,9 @@ class RankEvidence:
     device_throttled: float = 0.0
     device_slowdown: float = 0.0
     device_shared: float = 0.0
+    before: "RankEvidence | None" = None
+    late_seconds: float = 0.0
+    late_phase: str = ""
 
     @property
     def own_seconds(self) -> float:

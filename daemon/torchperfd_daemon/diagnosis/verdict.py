@@ -26,6 +26,7 @@ class Cause(Enum):
     CHECKPOINT = "checkpoint"
     RECOMPILATION = "recompilation"
     MEMORY_PRESSURE = "memory pressure"
+    HANG = "hang"
     NONE = "none"
     UNKNOWN = "unknown"
 
@@ -47,7 +48,20 @@ class RankProfile:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One answer. ``rank`` is None when all ranks are alike; the cost is in seconds per step."""
+    """One answer.
+
+    Attributes:
+        cause: Why the run is slow.
+        run: Its name.
+        node: That of the rank.
+        rank: The one whose fault it is; None when all ranks are alike.
+        phase: That it happens in; empty when it is not of one phase.
+        evidence: In words.
+        cost_seconds_per_step: What the run would save; of a hang, for how long it lasts so far.
+        next_command: What to type next.
+        onset_step: The first step that was slower; None when the run was never faster.
+        onset_unix_seconds: When that step ended, 0 when there is none.
+    """
 
     cause: Cause
     run: str
@@ -57,6 +71,8 @@ class Verdict:
     evidence: str
     cost_seconds_per_step: float
     next_command: str
+    onset_step: int | None = None
+    onset_unix_seconds: float = 0.0
 
     @property
     def summary(self) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from prometheus_client.core import HistogramMetricFamily, Metric
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import RankProfile, diagnose
+from torchperfd_daemon.diagnosis import RankProfile
 from torchperfd_daemon.metrics.page import PREFIX
 from torchperfd_daemon.ownership import Owners, as_told
 from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store
@@ -34,7 +34,6 @@ class TrainingMetrics:
         yield from _beside(ranks)
         yield from _status(ranks, self._owners)
         yield self._durations()
-        yield self._verdicts()
 
     def _durations(self) -> Metric:
         metric = HistogramMetricFamily(
@@ -43,12 +42,6 @@ class TrainingMetrics:
         for run, histogram in self._store.histograms.items():
             metric.add_metric([run], _cumulative(histogram), sum_value=histogram.sum_seconds)
         return metric
-
-    def _verdicts(self) -> Family:
-        family = Family("train_verdict", "1 for the present verdict on a run.", "gauge", ("run", "cause"))
-        for run, ranks in self._store.runs().items():
-            family.add(1, run, diagnose(run, [recent_profile(rank) for rank in ranks]).cause.value)
-        return family
 
 
 def recent_profile(rank: Rank) -> RankProfile:

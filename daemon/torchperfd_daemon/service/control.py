@@ -1,22 +1,29 @@
 """The control service: what the command line and Python ask of a daemon."""
 
 import os
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import grpc
 
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
-from torchperfd_daemon.diagnosis import RankProfile, diagnose
+from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
-from torchperfd_daemon.service import download, translate, translate_stacks
+from torchperfd_daemon.goodput import RunGoodput
+from torchperfd_daemon.service import download, live, translate, translate_goodput, translate_stacks
+from torchperfd_daemon.service.others import Others
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.service.stack_desk import choose
+from torchperfd_daemon.service.targets import Targets
+from torchperfd_daemon.service.together import merged
 from torchperfd_daemon.store import Rank, Store
 
-_MOST_CAPTURE_STEPS = 1000
+_TIMEOUT_S: Final = 60.0
+_STACKS_TIMEOUT_S: Final = 5.0
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
@@ -29,12 +36,21 @@ class ControlService(control_pb2_grpc.ControlServicer):
         coordinator: Coordinator,
         catalog: Catalog,
         node: Node,
+        others: Others,
+        families: Callable[[], Iterable[Family]] = tuple,
+        goodput: Callable[[str], Awaitable[list[RunGoodput]]] | None = None,
+        verdict: Callable[[str], Verdict | None] = lambda _: None,
     ) -> None:
         self._store = store
         self._catalog = catalog
         self._sessions = sessions
+        self._targets = Targets(store, sessions.of_run)
         self._coordinator = coordinator
         self._node = node
+        self._others = others
+        self._families = families
+        self._goodput = goodput
+        self._verdict = verdict
 
     async def GetInfo(  # noqa: N802
         self, request: control_pb2.GetInfoRequest, context: Any
@@ -51,52 +67,92 @@ class ControlService(control_pb2_grpc.ControlServicer):
         )
 
     async def ListRuns(  # noqa: N802
-        self, request: control_pb2.ListRunsRequest, context: Any
+        self, request: control_pb2.ListRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.ListRunsResponse:
-        """List runs with their ranks on this node."""
+        """List runs with their ranks, on this node or on all."""
         self._store.forget_departed()
-        return control_pb2.ListRunsResponse(
-            runs=[
-                control_pb2.Run(
-                    run=run,
-                    job_name=ranks[0].identity.job_name,
-                    world_size=max(rank.identity.world_size for rank in ranks),
-                    ranks=[translate.rank_status(rank) for rank in ranks],
-                )
-                for run, ranks in self._store.runs().items()
-            ]
-        )
+        own = translate.runs(self._store.runs())
+        if not request.fleet:
+            return control_pb2.ListRunsResponse(runs=own)
+        try:
+            return await self._others.runs(own)
+        except TorchperfdError as error:
+            await context.abort(_status_of(error), str(error))
+            raise AssertionError("abort raises") from error
 
     async def GetRun(  # noqa: N802
         self, request: control_pb2.GetRunRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.GetRunResponse:
-        """Return a run's whole account, and the verdict on all of it."""
+        """Return a run's whole account, and the verdict on it; before one has held, on its mean step."""
         ranks = self._store.runs().get(request.run)
         if not ranks:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run} on this node")
             raise AssertionError("abort raises")
-        verdict = diagnose(request.run, [_whole_profile(rank) for rank in ranks])
+        verdict = self._verdict(request.run) or diagnose(
+            request.run, [_whole_profile(rank) for rank in ranks]
+        )
         return control_pb2.GetRunResponse(
             run=request.run,
             ranks=[translate.rank_account(rank) for rank in ranks],
             verdict=translate.verdict_message(verdict),
         )
 
+    async def GetSteps(  # noqa: N802
+        self, request: control_pb2.GetStepsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> control_pb2.GetStepsResponse:
+        """Return the newest training steps of ranks on this node."""
+        try:
+            return live.newest_steps(self._store, request)
+        except NoSuchTargetError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            raise AssertionError("abort raises") from error
+
+    async def GetReadings(  # noqa: N802
+        self, request: control_pb2.GetReadingsRequest, context: Any
+    ) -> control_pb2.GetReadingsResponse:
+        """Return what the collectors have measured last."""
+        return live.readings(self._families(), request)
+
+    async def GetGoodput(  # noqa: N802
+        self, request: control_pb2.GetGoodputRequest, context: Any
+    ) -> control_pb2.GetGoodputResponse:
+        """Say what rank-seconds went to, also of runs that have ended."""
+        runs = await self._goodput(request.run) if self._goodput is not None else []
+        return control_pb2.GetGoodputResponse(runs=[translate_goodput.run_message(run) for run in runs])
+
     async def Capture(  # noqa: N802
         self, request: control_pb2.CaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[control_pb2.CaptureProgress]:
-        """Capture the next steps of a run, telling each change."""
-        run, participants = await self._targets(request, context)
-        options = translate.capture_options(request.options)
-        if not 1 <= options.steps <= _MOST_CAPTURE_STEPS:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"steps must be 1 to {_MOST_CAPTURE_STEPS}")
+        """Capture steps of a run, or of all runs, telling each change."""
         try:
-            async for progress in self._coordinator.capture(
-                run, participants, options, request.timeout_seconds or 60.0
-            ):
-                yield translate.capture_progress(progress)
+            translate.check_capture(request)
+            if request.fleet:
+                async for message in self._capture_fleet(request):
+                    yield message
+                return
+            if request.all_runs:
+                async for message in merged(self._each_run(request)):
+                    yield message
+                return
+            run = self._targets.run(request.run)
+            async for message in self._capture(request, run, lambda: self._here(run, request)):
+                yield message
+        except NoSuchTargetError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except UsageError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TorchperfdError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    async def CancelCapture(  # noqa: N802
+        self, request: control_pb2.CancelCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> control_pb2.CancelCaptureResponse:
+        """Give a capture up that is queued or in progress."""
+        try:
+            self._coordinator.cancel(request.capture_id)
+        except NoSuchTargetError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        return control_pb2.CancelCaptureResponse()
 
     async def Download(  # noqa: N802
         self, request: control_pb2.DownloadRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -115,43 +171,118 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[control_pb2.RankStacks]:
-        """Tell where every thread of a run's ranks on this node is, or why not."""
+        """Tell where every thread of a run's ranks is, on this node or on all, or why not."""
+        request.timeout_seconds = request.timeout_seconds or _STACKS_TIMEOUT_S
         try:
+            if request.fleet:
+                async for message in self._stacks_of_fleet(request):
+                    yield message
+                return
             ranks = choose(self._store, request.run, request.ranks)
         except TorchperfdError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        sessions = {session.record: session for session in self._sessions.of_run(ranks[0].identity.run)}
-        targets = [(rank, sessions.get(rank)) for rank in ranks]
-        async for told in self._sessions.stacks.stacks(targets, request.timeout_seconds or 5.0):
+            await context.abort(_status_of(error), str(error))
+        async for message in self._stacks(ranks, request.timeout_seconds):
+            yield message
+
+    async def _stacks(self, ranks: Sequence[Rank], seconds: float) -> AsyncIterator[control_pb2.RankStacks]:
+        async for told in self._sessions.stacks_of(ranks, seconds):
             yield translate_stacks.rank_stacks_message(ranks[0].identity.run, told)
 
-    async def _targets(
-        self, request: control_pb2.CaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
-    ) -> tuple[str, list[Participant]]:
-        connected = [run for run in self._store.runs() if self._sessions.of_run(run)]
-        run = request.run
-        if not run:
-            if len(connected) != 1:
-                found = f"{len(connected)} runs: {', '.join(connected)}" if connected else "no run"
-                hint = "choose one with --run" if connected else "start one with `torchperfd run`"
-                await context.abort(grpc.StatusCode.NOT_FOUND, f"this node has {found}; {hint}")
-            run = connected[0]
-        sessions: list[Participant] = list(self._sessions.of_run(run))
-        if not sessions:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND, f"no run {run} on this node; `torchperfd ps` lists those there are"
+    async def _stacks_of_fleet(
+        self, request: control_pb2.StacksRequest
+    ) -> AsyncIterator[control_pb2.RankStacks]:
+        request.run = await self._others.choose(request.run, self._targets.runs())
+        wanted = set(request.ranks)
+        here = [
+            rank
+            for rank in self._store.runs().get(request.run, [])
+            if not wanted or rank.identity.rank in wanted
+        ]
+        found = False
+        async for message in merged(
+            [self._stacks(here, request.timeout_seconds), self._others.stacks(request)]
+        ):
+            found = found or message.HasField("identity")
+            yield message
+        if not found:
+            raise NoSuchTargetError(
+                f"run {request.run} has no such rank on any node that answers",
+                "`torchperfd ps --fleet` lists those there are",
             )
-        if request.ranks:
-            there = {session.rank for session in sessions}
-            missing = sorted(set(request.ranks) - there)
-            if missing:
-                await context.abort(
-                    grpc.StatusCode.NOT_FOUND,
-                    f"run {run} has no rank {', '.join(map(str, missing))} on this node;"
-                    f" it has {', '.join(map(str, sorted(there)))}",
+
+    async def _capture_fleet(
+        self, request: control_pb2.CaptureRequest
+    ) -> AsyncIterator[control_pb2.CaptureProgress]:
+        if request.all_runs:
+            raise UsageError("the captures of all runs are of one node", "leave --all or --fleet out")
+
+        def own() -> dict[str, list[Participant]]:
+            return {run: [*self._sessions.of_run(run)] for run in self._targets.runs()}
+
+        async with self._others.gather(request.run, request.ranks, own) as gathered:
+            async for message in self._capture(request, gathered.run, lambda: gathered.participants):
+                message.unreachable.extend(gathered.unreachable)
+                for rank in message.ranks:
+                    # Nodes may share the directory: then the file is here all the same.
+                    if not (rank.file and Path(message.directory, rank.file).is_file()):
+                        rank.node = gathered.elsewhere.get(rank.rank, "")
+                yield message
+
+    async def _capture(
+        self, request: control_pb2.CaptureRequest, run: str, choose_ranks: Callable[[], list[Participant]]
+    ) -> AsyncIterator[control_pb2.CaptureProgress]:
+        async for progress in self._coordinator.capture(
+            run,
+            choose_ranks(),
+            translate.capture_options(request.options),
+            request.timeout_seconds or _TIMEOUT_S,
+            when=translate.when(request),
+            queue=request.queue,
+            choose_again=choose_ranks,
+        ):
+            yield translate.capture_progress(progress)
+
+    def _here(self, run: str, request: control_pb2.CaptureRequest) -> list[Participant]:
+        sessions = self._targets.ranks(run, request.ranks)
+        if request.options.kind == session_pb2.CAPTURE_KIND_MEMORY:
+            for session in sessions:
+                if not session.makes_kinds:
+                    raise TorchperfdError(
+                        f"the torchperfd of rank {session.rank} makes traces only",
+                        "install the same version on both sides",
+                    )
+        return [*sessions]
+
+    def _each_run(
+        self, request: control_pb2.CaptureRequest
+    ) -> list[AsyncIterator[control_pb2.CaptureProgress]]:
+        """Return a capture of each run; what one of them cannot do ends itself only.
+
+        Raises:
+            NoSuchTargetError: There is no run.
+        """
+
+        async def tried(run: str) -> AsyncIterator[control_pb2.CaptureProgress]:
+            try:
+                async for message in self._capture(request, run, lambda: self._here(run, request)):
+                    yield message
+            except TorchperfdError as error:
+                yield control_pb2.CaptureProgress(
+                    run=run, state=control_pb2.CAPTURE_STATE_FAILED, reason=str(error)
                 )
-            sessions = [session for session in sessions if session.rank in request.ranks]
-        return run, sessions
+
+        runs = self._targets.runs()
+        if not runs:
+            self._targets.run("")
+        return [tried(run) for run in runs]
+
+
+def _status_of(error: TorchperfdError) -> grpc.StatusCode:
+    if isinstance(error, NoSuchTargetError):
+        return grpc.StatusCode.NOT_FOUND
+    if isinstance(error, UsageError):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    return grpc.StatusCode.FAILED_PRECONDITION
 
 
 def _whole_profile(rank: Rank) -> RankProfile:

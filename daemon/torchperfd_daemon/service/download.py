@@ -4,14 +4,13 @@ import asyncio
 import hashlib
 import io
 import os
-import stat
 from collections.abc import AsyncIterator
 from typing import BinaryIO, Final
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.manifest import FILE_NAME
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 
 _PIECE_BYTES: Final = 1024 * 1024
 
@@ -55,25 +54,8 @@ def _open(catalog: Catalog, capture_id: str, name: str) -> BinaryIO:
         raise NoSuchTargetError(
             f"capture {capture_id} has no file {name[:80]!r}", "its manifest names those it has"
         )
-    file = catalog.open(capture_id, name)
-    try:
-        _check_public(os.fstat(file.fileno()), name)
-    except TorchperfdError:
-        file.close()
-        raise
-    return file
-
-
-def _check_public(status: os.stat_result, name: str) -> None:
-    """Refuse what the daemon may read and others may not: who asks could be anybody with the socket.
-
-    Raises:
-        TorchperfdError: The file is somebody else's alone, or has a second name elsewhere.
-    """
-    if status.st_nlink > 1:
-        raise TorchperfdError(f"{name} is linked to from elsewhere", "copy it as its owner")
-    if status.st_uid != os.geteuid() and not status.st_mode & stat.S_IROTH:
-        raise TorchperfdError(f"{name} is its owner's alone", "copy it as its owner, or `chmod o+r` it")
+    # Who asks could be anybody with the socket.
+    return catalog.open_public(capture_id, name)
 
 
 def _next(file: BinaryIO, digest: "hashlib._Hash") -> bytes:

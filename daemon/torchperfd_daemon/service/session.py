@@ -15,7 +15,9 @@ from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service import translate, translate_stacks
+from torchperfd_daemon.service.order_desk import OrderDesk
 from torchperfd_daemon.service.stack_desk import StackDesk
+from torchperfd_daemon.stacks import RankStacks
 from torchperfd_daemon.store import Rank, Store
 
 log = logging.getLogger("torchperfd.session")
@@ -35,8 +37,9 @@ class Node:
 class Session:
     """A connected rank: a ``Participant`` of captures, and ``Asked`` for its stacks."""
 
-    def __init__(self, rank: Rank, features: Iterable[str] = ()) -> None:
+    def __init__(self, rank: Rank, features: Iterable[str] = (), client_version: str = "") -> None:
         self.record = rank
+        self.facts = translate.rank_facts(rank.identity, client_version)
         self.features = frozenset(features)
         self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
 
@@ -50,7 +53,7 @@ class Session:
         """Training steps it has reported so far."""
         return self.record.totals.train.steps
 
-    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path) -> None:
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
         """Ask it to get ready for a capture."""
         self._send(
             session_pb2.DaemonMessage(
@@ -58,15 +61,18 @@ class Session:
                     capture_id=capture_id,
                     options=translate.capture_options_message(options),
                     directory=str(directory),
+                    max_bytes=max_bytes,
                 )
             )
         )
 
-    def commit(self, capture_id: str, start_step: int) -> None:
-        """Tell it at which step to start."""
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
+        """Tell it at which step to start, and how many to make."""
         self._send(
             session_pb2.DaemonMessage(
-                commit_capture=session_pb2.CommitCapture(capture_id=capture_id, start_step=start_step)
+                commit_capture=session_pb2.CommitCapture(
+                    capture_id=capture_id, start_step=start_step, steps=steps
+                )
             )
         )
 
@@ -78,10 +84,19 @@ class Session:
             )
         )
 
+    def tell_order(self, result: session_pb2.CaptureOrderResult) -> None:
+        """Tell it how far a capture is that its script has ordered."""
+        self._send(session_pb2.DaemonMessage(capture_order_result=result))
+
     @property
     def tells_stacks(self) -> bool:
         """Whether its client can say where its threads are."""
         return contract.STACKS in self.features
+
+    @property
+    def makes_kinds(self) -> bool:
+        """Whether its client can make other captures than traces."""
+        return contract.CAPTURE_KINDS in self.features
 
     def dump_stacks(self, request_id: int) -> None:
         """Ask it where its threads are."""
@@ -113,6 +128,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._node = node
         self._on_change = on_change
         self._sessions: dict[tuple[str, int], Session] = {}
+        self._orders = OrderDesk(coordinator, self.of_run)
         self.stacks = StackDesk()
         """Asks the ranks where they are."""
 
@@ -120,6 +136,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
         """Return the connected ranks of a run, by rank."""
         found = [session for (name, _), session in self._sessions.items() if name == run]
         return sorted(found, key=lambda session: session.rank)
+
+    def stacks_of(self, ranks: Iterable[Rank], seconds: float) -> AsyncIterator[RankStacks]:
+        """Yield where the threads of ranks of this node are; ``seconds`` is how long any of them may take."""
+        sessions = {session.record: session for session in self._sessions.values()}
+        return self.stacks.stacks([(rank, sessions.get(rank)) for rank in ranks], seconds)
 
     @property
     def count(self) -> int:
@@ -145,7 +166,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        session = Session(self._store.join(identity), hello.features)
+        session = Session(self._store.join(identity), hello.features, hello.client_version)
         key = (identity.run, identity.rank)
         self._sessions[key] = session
         self._on_change()
@@ -160,6 +181,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             sender.cancel()
+            self._orders.on_departure(session)
             self._coordinator.on_departure(session, "the process left during the capture")
             if self._sessions.get(key) is session:
                 del self._sessions[key]
@@ -195,6 +217,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self._coordinator.on_ack(ack.capture_id, session.rank, translate.ack(ack))
         elif body == "capture_result":
             self._on_result(session, message.capture_result)
+        elif body == "capture_order":
+            self._orders.on_order(session, rank.identity.run, message.capture_order, session.tell_order)
         elif body == "stack_report":
             told = message.stack_report
             self.stacks.on_report(session, told.request_id, translate_stacks.report(told))
@@ -219,6 +243,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 translate.capture_options(message.options),
                 session.rank,
                 result,
+                session.facts,
             )
         except NoSuchTargetError as error:
             raise translate.BadMessageError(error.problem) from error

@@ -3,14 +3,18 @@
 import math
 import sys
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress
-from torchperfd_daemon.captures.coordinator import Ack, Result
-from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
+from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
+from torchperfd_daemon.captures.schedule import MOST_STEPS
+from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.store import (
+    ArrivalColumns,
     CudaMemory,
     GcTotal,
     KindTotal,
@@ -30,12 +34,18 @@ _STATES = {
     session_pb2.RUN_STATE_FINISHED: State.FINISHED,
 }
 _STATES_OUT = {state: value for value, state in _STATES.items()}
+_CAPTURE_KINDS = {
+    session_pb2.CAPTURE_KIND_TRACE: CaptureKind.TRACE,
+    session_pb2.CAPTURE_KIND_MEMORY: CaptureKind.MEMORY,
+}
+_CAPTURE_KINDS_OUT = {kind: value for value, kind in _CAPTURE_KINDS.items()}
 _CAPTURE_STATES = {
     CaptureState.PREPARING: control_pb2.CAPTURE_STATE_PREPARING,
     CaptureState.ARMED: control_pb2.CAPTURE_STATE_ARMED,
     CaptureState.COMPLETE: control_pb2.CAPTURE_STATE_COMPLETE,
     CaptureState.PARTIAL: control_pb2.CAPTURE_STATE_PARTIAL,
     CaptureState.FAILED: control_pb2.CAPTURE_STATE_FAILED,
+    CaptureState.QUEUED: control_pb2.CAPTURE_STATE_QUEUED,
 }
 _IDENTITY_FIELDS = tuple(RankIdentity.__dataclass_fields__)
 _MOST_LABEL_CHARACTERS = 200
@@ -44,6 +54,7 @@ _MOST_PHASES = 32
 _MOST_GENERATIONS = 4
 _SHORTEST_STEP_S = 1e-6
 _LAST_STEP = 2**62
+_LONGEST_CAPTURE_S = 86_400.0
 
 
 class BadMessageError(Exception):
@@ -98,7 +109,7 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
         ends = array("q", map(int.__add__, starts, durations))
     except OverflowError as error:
         raise BadMessageError("a step ends after the end of time") from error
-    return StepColumns(ends, durations, phases)
+    return StepColumns(ends, durations, phases, _arrivals(batch.arrivals))
 
 
 def totals(message: session_pb2.Account) -> Totals:
@@ -173,6 +184,19 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
     )
 
 
+def runs(own: Mapping[str, Sequence[Rank]]) -> list[control_pb2.Run]:
+    """Pack what ``ps`` shows of all runs."""
+    return [
+        control_pb2.Run(
+            run=run,
+            job_name=ranks[0].identity.job_name,
+            world_size=max(rank.identity.world_size for rank in ranks),
+            ranks=[rank_status(rank) for rank in ranks],
+        )
+        for run, ranks in own.items()
+    ]
+
+
 def rank_account(rank: Rank) -> control_pb2.RankAccount:
     """Pack a rank's whole account."""
     return control_pb2.RankAccount(
@@ -197,13 +221,40 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
     )
 
 
+def check_capture(request: control_pb2.CaptureRequest) -> None:
+    """Refuse a request for a capture that no command of ours would send.
+
+    Raises:
+        UsageError: It makes no sense.
+    """
+    if not 1 <= request.options.steps <= MOST_STEPS:
+        raise UsageError(f"steps must be 1 to {MOST_STEPS}")
+    if not 0 <= request.duration_seconds <= _LONGEST_CAPTURE_S:
+        raise UsageError("a capture's duration must be up to a day")
+    if not 0 <= request.timeout_seconds <= _LONGEST_CAPTURE_S:
+        raise UsageError("the timeout must be up to a day")
+    if request.at_step > _LAST_STEP:
+        raise UsageError(f"no run makes {request.at_step} steps")
+    if request.all_runs and request.run:
+        raise UsageError("all runs and one run cannot both be meant")
+
+
+def when(request: control_pb2.CaptureRequest) -> When:
+    """Unpack which steps are wanted."""
+    at_step = request.at_step if request.HasField("at_step") else None
+    return When(at_step, request.duration_seconds)
+
+
 def capture_options(message: session_pb2.CaptureOptions) -> CaptureOptions:
-    """Unpack what to record."""
+    """Unpack what to record; a kind that is not known is a trace."""
     return CaptureOptions(
         steps=message.steps,
         record_shapes=message.record_shapes,
         with_stack=message.with_stack,
         profile_memory=message.profile_memory,
+        kind=_CAPTURE_KINDS.get(message.kind, CaptureKind.TRACE),
+        with_flops=message.with_flops,
+        with_modules=message.with_modules,
     )
 
 
@@ -214,6 +265,22 @@ def capture_options_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
         record_shapes=own.record_shapes,
         with_stack=own.with_stack,
         profile_memory=own.profile_memory,
+        kind=_CAPTURE_KINDS_OUT[own.kind],
+        with_flops=own.with_flops,
+        with_modules=own.with_modules,
+    )
+
+
+def rank_facts(own: RankIdentity, client_version: str) -> RankFacts:
+    """Return what a capture's manifest tells of a process on this node."""
+    return RankFacts(
+        node=own.node,
+        pid=own.pid,
+        torch_version=own.torch_version,
+        python_version=own.python_version,
+        client_version=one_line(client_version, _MOST_LABEL_CHARACTERS),
+        job_name=own.job_name,
+        world_size=own.world_size,
     )
 
 
@@ -237,6 +304,8 @@ def result(message: session_pb2.CaptureResult) -> Result:
         file=one_line(message.file, 100).rpartition("/")[2],
         bytes=message.bytes,
         sha256=message.sha256[:64],
+        steps=message.steps,
+        steps_made=message.steps_made,
     )
 
 
@@ -250,6 +319,8 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
         start_step=record.step_range[0] if record.step_range else 0,
         directory=str(progress.folder),
         timed_out=progress.timed_out,
+        run=record.run,
+        steps=record.options.steps,
         ranks=[
             control_pb2.CaptureRank(
                 rank=rank.rank,
@@ -258,10 +329,39 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
                 file=rank.file,
                 bytes=rank.bytes,
                 sha256=rank.sha256,
+                next_step=progress.next_steps.get(rank.rank, 0),
             )
             for rank in record.ranks
         ],
     )
+
+
+def order_result(order_id: int, progress: Progress) -> session_pb2.CaptureOrderResult:
+    """Pack how far a capture is that a script has ordered."""
+    record = progress.record
+    first, after = record.step_range or (0, 0)
+    return session_pb2.CaptureOrderResult(
+        order_id=order_id,
+        capture_id=record.capture_id,
+        state=record.state.value,
+        ended=record.state.ended,
+        reason=record.reason,
+        directory=str(progress.folder),
+        start_step=first,
+        steps=after - first,
+        ranks=[
+            session_pb2.OrderedRank(rank=rank.rank, file=rank.file, reason=rank.reason)
+            for rank in record.ranks
+        ],
+    )
+
+
+def _arrivals(message: session_pb2.Arrivals) -> ArrivalColumns:
+    count = len(message.step) // 8
+    steps = _column(message.step, count)
+    if any(not 0 <= step <= _LAST_STEP for step in steps):
+        raise BadMessageError("an arrival at a step that no run makes")
+    return ArrivalColumns(steps, _column(message.first_ns, count), _column(message.last_ns, count))
 
 
 def _kind(message: session_pb2.KindAccount) -> KindTotal:

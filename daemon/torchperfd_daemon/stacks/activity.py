@@ -17,7 +17,8 @@ _REPLICATION: Final = ("torch/nn/parallel/distributed.py", "torch/distributed/ut
 _REPLICATES: Final = ("sync", "broadcast", "verify")
 _ENGINE: Final = ("torch/autograd/graph.py", "_engine_run_backward")
 _LOADER: Final = "torch/utils/data/dataloader.py"
-_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3")
+# The client's hooks stand between the script and torch, and nobody waits in them for their own sake.
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchperfd/hooks/")
 
 
 class Kind(Enum):

@@ -80,7 +80,7 @@ class ScriptedLoop:
     def __init__(self) -> None:
         self.clock = Clock()
         self.recorder = Recorder(self.clock, capacity=64)
-        self.recorder.synchronise(WALL_AHEAD)
+        self.recorder.wall_offset = WALL_AHEAD
         self.loop = Loop(self.recorder, self.clock, self.clock)
 
     def draw(self, ns: int = 1, samples: int = 0) -> None:

@@ -15,7 +15,7 @@ def record(steps: list[tuple[int, int, dict[int, int]]], capacity: int = 64) -> 
     """Return drained steps of (kind, samples, nanoseconds by phase)."""
     clock = Clock()
     recorder = Recorder(clock, capacity=capacity)
-    recorder.synchronise(WALL_AHEAD)
+    recorder.wall_offset = WALL_AHEAD
     recorder.open()
     for index, (kind, samples, phases) in enumerate(steps):
         recorder.samples = samples
@@ -80,7 +80,7 @@ def test_steps_deviate_from_their_mean_if_that_was_kept() -> None:
 def test_the_fit_goes_from_the_first_step_to_the_last_with_all_that_lies_between() -> None:
     clock = Clock()
     recorder = Recorder(clock, capacity=4)
-    recorder.synchronise(WALL_AHEAD)
+    recorder.wall_offset = WALL_AHEAD
     account = Account()
     for index in range(2):
         recorder.open()
@@ -201,7 +201,7 @@ def test_an_account_is_the_sum_of_its_steps_however_they_are_drained(
 def test_a_phase_open_across_an_edge_is_in_the_account_even_before_it_ends() -> None:
     clock = Clock()
     recorder = Recorder(clock, capacity=4)
-    recorder.synchronise(WALL_AHEAD)
+    recorder.wall_offset = WALL_AHEAD
     recorder.enter(PHASE_SLOTS - 1)
     for index in range(3):
         clock.advance(10)

@@ -17,6 +17,7 @@ from torchperfd.capture_desk import Capture
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
+from torchperfd.phases import PhaseNames
 from torchperfd.precedence import PRECEDENCE
 from torchperfd.replay import Replay
 from torchperfd.tape import Tape
@@ -62,6 +63,7 @@ class Prepared:
             directory=directory,
             options=CaptureOptions(steps=2),
             on_outcome=lambda _, outcome: self.outcomes.append(outcome),
+            phase_name=PhaseNames().name,
         )
 
 

@@ -38,7 +38,7 @@ from torchperfd.recorder import (
 def make(capacity: int = 8) -> tuple[Recorder, Clock]:
     clock = Clock()
     recorder = Recorder(clock, capacity=capacity)
-    recorder.synchronise(WALL_AHEAD)
+    recorder.wall_offset = WALL_AHEAD
     return recorder, clock
 
 
@@ -130,11 +130,11 @@ def test_a_step_starts_where_the_one_before_has_ended() -> None:
 def test_starts_are_told_in_wall_time_as_last_read() -> None:
     clock = Clock(now=50)
     recorder = Recorder(clock, capacity=4)
-    recorder.synchronise(1_000_000)
+    recorder.wall_offset = 1_000_000
     recorder.open()
     recorder.close(TRAIN, 0)
     recorder.close(TRAIN, 1)
-    recorder.synchronise(2_000_000)
+    recorder.wall_offset = 2_000_000
     recorder.close(TRAIN, 2)
     assert list(recorder.drain().column(START)) == [1_000_050, 1_000_050, 2_000_050]
 

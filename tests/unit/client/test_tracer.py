@@ -95,7 +95,7 @@ def test_a_trace_has_exactly_the_events_of_torchs_own_export(
     way: type[tracer.Tracer], options: Options, tmp_path: Path
 ) -> None:
     train()
-    tracing = tracer.make(**options)
+    tracing = tracer.make(tracer.Recorded(**options))
     assert isinstance(tracing, way)
     tracing.start()
     train()
@@ -118,7 +118,7 @@ def test_a_trace_has_exactly_the_events_of_torchs_own_export(
 def test_an_operator_that_is_open_at_the_last_edge_is_no_longer_than_it_was(
     way: type[tracer.Tracer], tmp_path: Path
 ) -> None:
-    tracing = tracer.make(**PLAIN)
+    tracing = tracer.make(tracer.Recorded(**PLAIN))
     tracing.start()
     began = time.perf_counter()
     with profiler.record_function("open"):
@@ -136,7 +136,7 @@ def test_an_operator_that_is_open_at_the_last_edge_is_no_longer_than_it_was(
 def test_many_traces_follow_one_another(way: type[tracer.Tracer], tmp_path: Path) -> None:
     counts = set()
     for turn in range(5):
-        tracing = tracer.make(**PLAIN)
+        tracing = tracer.make(tracer.Recorded(**PLAIN))
         tracing.start()
         train()
         tracing.stop()
@@ -148,7 +148,7 @@ def test_many_traces_follow_one_another(way: type[tracer.Tracer], tmp_path: Path
 
 
 def test_a_discarded_trace_leaves_the_profiler_to_others(way: type[tracer.Tracer], tmp_path: Path) -> None:
-    tracing = tracer.make(**PLAIN)
+    tracing = tracer.make(tracer.Recorded(**PLAIN))
     tracing.start()
     assert tracer.unusable() != ""
     train()
@@ -160,7 +160,7 @@ def test_a_discarded_trace_leaves_the_profiler_to_others(way: type[tracer.Tracer
 
 
 def test_a_trace_that_cannot_be_written_is_an_error(way: type[tracer.Tracer], tmp_path: Path) -> None:
-    tracing = tracer.make(**PLAIN)
+    tracing = tracer.make(tracer.Recorded(**PLAIN))
     tracing.start()
     tracing.stop()
     assert isinstance(tracing, way)
@@ -174,7 +174,7 @@ def test_a_profiler_that_the_script_starts_ends_ours_and_is_whole(
     way: type[tracer.Tracer], options: Options, tmp_path: Path
 ) -> None:
     train()
-    tracing = tracer.make(**options)
+    tracing = tracer.make(tracer.Recorded(**options))
     assert isinstance(tracing, way)
     tracing.start()
     assert not tracing.lost
@@ -194,7 +194,7 @@ def test_a_profiler_prepared_before_we_watched_still_starts(way: type[tracer.Tra
     theirs: Any = profiler.profile(use_kineto=True)
     theirs._prepare_trace()
     PRECEDENCE.watch()
-    tracing = tracer.make(**PLAIN)
+    tracing = tracer.make(tracer.Recorded(**PLAIN))
     assert isinstance(tracing, way)
     tracing.start()
     train(1)
@@ -228,7 +228,7 @@ def test_a_profiler_that_the_script_starts_during_our_export_leaves_both_whole(
     way: type[tracer.Tracer], tmp_path: Path
 ) -> None:
     train()
-    tracing = tracer.make(**PLAIN)
+    tracing = tracer.make(tracer.Recorded(**PLAIN))
     tracing.start()
     train()
     tracing.stop()
@@ -243,7 +243,7 @@ def test_a_profiler_that_the_script_starts_during_our_export_leaves_both_whole(
 def test_a_child_forked_meanwhile_records_nothing_and_may_profile(options: Options, tmp_path: Path) -> None:
     library = libtorch.load()
     assert library is not None
-    tracing = tracer.make(**options)
+    tracing = tracer.make(tracer.Recorded(**options))
     tracing.start()
     torch.ones(2).neg()
     child = os.fork()
@@ -275,14 +275,14 @@ def test_an_unknown_torch_is_traced_by_hand(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch, "__version__", "99.0.1+cpu")
     try:
         assert libtorch.load() is None
-        assert isinstance(tracer.make(**PLAIN), tracer.HandTracer)
+        assert isinstance(tracer.make(tracer.Recorded(**PLAIN)), tracer.HandTracer)
     finally:
         libtorch.load.cache_clear()
 
 
 def test_beside_kinetos_daemon_mode_we_trace_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_USE_DAEMON", "1")
-    assert isinstance(tracer.make(**PLAIN), tracer.HandTracer)
+    assert isinstance(tracer.make(tracer.Recorded(**PLAIN)), tracer.HandTracer)
 
 
 def test_a_library_without_the_functions_is_refused() -> None:

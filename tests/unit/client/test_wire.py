@@ -65,7 +65,7 @@ _STEPS = st.lists(
 def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> Rows:
     clock = Clock()
     recorder = Recorder(clock, capacity=max(1, len(steps)))
-    recorder.synchronise(WALL_AHEAD)
+    recorder.wall_offset = WALL_AHEAD
     recorder.open()
     indices = {TRAIN: 0, VALIDATE: 0}
     for kind, samples, phases in steps:
@@ -254,7 +254,7 @@ def test_phases_that_never_occurred_take_no_room() -> None:
 def test_a_phase_open_across_an_edge_is_sent_before_it_ends() -> None:
     clock = Clock()
     recorder = Recorder(clock, capacity=4)
-    recorder.synchronise(WALL_AHEAD)
+    recorder.wall_offset = WALL_AHEAD
     recorder.enter(DATA)
     clock.advance(7)
     recorder.close(TRAIN, 0)

@@ -16,6 +16,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2_grpc, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.fleet import Credentials, FanOut, FleetView
 from torchperfd_daemon.server import _start_rpc
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.settings import ServeSettings
@@ -60,7 +61,8 @@ async def serving(directory: Path) -> AsyncIterator[Served]:
     coordinator = Coordinator(catalog)
     node = Node("node-a", "http://127.0.0.1:9407/metrics", settings.captures_dir)
     sessions = SessionService(store, coordinator, node, lambda: None)
-    control = ControlService(store, sessions, coordinator, catalog, node)
+    alone = FleetView(None, FanOut(Credentials()), coordinator, "", node.name)
+    control = ControlService(store, sessions, coordinator, catalog, node, alone)
     checks = health.HealthServicer()
     server = await _start_rpc(settings, sessions, control, checks)
     try:

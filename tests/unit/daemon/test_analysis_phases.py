@@ -119,6 +119,29 @@ def test_a_step_on_the_devices_timeline_is_not_the_hosts() -> None:
     ]
 
 
+def test_an_annotated_loss_is_no_forward_and_what_follows_an_annotation_is_derived_again() -> None:
+    events = [
+        event("ProfilerStep#1", 0, 100, cat="user_annotation"),
+        event("forward", 0, 20, cat="user_annotation"),
+        event("aten::linear", 5, 15, args={"Sequence number": 1}),
+        event("loss", 20, 40, cat="user_annotation"),
+        event("aten::mse_loss", 22, 30, args={"Sequence number": 2}),
+        event("aten::mul", 45, 55, args={"Sequence number": 3}),
+        *(
+            event(
+                f"{NODE}{number}",
+                50 + 10 * number,
+                60 + 10 * number,
+                args={"Sequence number": number, "Fwd thread id": 1},
+            )
+            for number in (1, 2, 3)
+        ),
+    ]
+    trace = trace_of(events)
+    (found,) = analysis.phases(trace, analysis.steps(trace))
+    assert found == {"forward": 30, "loss": 20, "backward": 30, "other": 20}
+
+
 TIME = st.integers(0, 50)
 
 
@@ -133,6 +156,8 @@ def trainings(draw: Any) -> list[dict[str, Any]]:
     kinds = {
         "user_annotation": (
             "forward",
+            "loss",
+            "backward",
             "validate",
             "mine",
             "enumerate(DataLoader)#x",
@@ -172,8 +197,9 @@ def brute_force(events: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
     spans = [
         (each["start"], each["end"], named.get(each["name"], each["name"]))
         for each in mine
-        if each["name"] in (*named, "forward", "validate")
+        if each["name"] in (*named, "forward", "loss", "backward", "validate")
     ]
+    told = [(each["start"], each["end"]) for each in mine if each["name"] in ("forward", "loss", "backward")]
     nodes = [each for each in events if each["name"].startswith(NODE)]
     outer, reached = [], -1
     operators = [each for each in mine if each["cat"] == "cpu_op"]
@@ -182,7 +208,7 @@ def brute_force(events: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
             outer.append(each)
         reached = max(reached, each["end"])
     own = [each for each in outer if each not in nodes]
-    edges = [span[0] for span in spans] + [each["start"] for each in events[:2]]
+    edges = [span[0] for span in spans] + [each["start"] for each in events[:2]] + [end for _, end in told]
     backward = joined(nodes, edges + [each["start"] for each in own])
     makers = []
     for number in {each["args"]["Sequence number"] for each in nodes}:
@@ -193,7 +219,8 @@ def brute_force(events: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
             last = max(shown, key=lambda each: each["start"])["start"]
             makers += [each for each in own if each["start"] <= last < each["end"]]
     forward = joined(makers, edges + [start for start, _ in backward])
-    spans += [(*span, "backward") for span in backward] + [(*span, "forward") for span in forward]
+    derived = [(*span, "backward") for span in backward] + [(*span, "forward") for span in forward]
+    spans += [span for span in derived if not any(start <= span[0] < end for start, end in told)]
     order = sorted(range(len(spans)), key=lambda at: (spans[at][0], -spans[at][1], at))
     return [spans[at] for at in order]
 

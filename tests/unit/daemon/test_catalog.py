@@ -120,6 +120,13 @@ def test_what_is_saved_is_read_back_whole(catalog: Catalog) -> None:
         "file": "",
         "bytes": 0,
         "sha256": "",
+        "steps_made": 0,
+        "node": "",
+        "pid": 0,
+        "clock_offset_ns": 0,
+        "torch_version": "",
+        "python_version": "",
+        "client_version": "",
     }
     assert [path.name for path in folder.iterdir()] == ["manifest.json"], "no part is left"
 

@@ -1,5 +1,6 @@
 """``torchperfd captures``: what it lists, copies and deletes."""
 
+import hashlib
 import json
 import os
 import stat
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from torchperfd_daemon import cli
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace, place
 
 Captures = Callable[..., tuple[int, str, str]]
 
@@ -295,3 +296,63 @@ def test_a_socket_in_the_environment_does_not_ask_for_a_daemon(
     code, _, err = captures("get", "one", "--remote", "-o", tmp_path / "more")
     assert code == 4
     assert err.startswith(f"torchperfd: no daemon answers at {tmp_path / 'none.sock'}; ")
+
+
+def test_uploads_show_where_a_daemon_uploads(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+    add(catalog, "one")
+    add(catalog, "two", 1_700_003_600.0, state=CaptureState.FAILED)
+    assert "UPLOADED" not in captures("list")[1]
+    assert [each["uploaded"] for each in json.loads(captures("list", "--json")[1])["captures"]] == [
+        "no",
+        "no",
+    ]
+    place.note(catalog.directory, (tmp_path / "share").as_uri())
+    head, *rows = (line.split() for line in captures("list")[1].splitlines())
+    assert head == ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "UPLOADED", "WHEN"]
+    assert [(row[0], row[7]) for row in rows] == [("two", "no"), ("one", "pending")]
+    found = [each["uploaded"] for each in json.loads(captures("list", "--json")[1])["captures"]]
+    assert found == ["no", "pending"]
+
+
+def test_upload_sends_at_once_and_says_where(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    trace = RankTrace(0, CaptureState.COMPLETE, "", "rank0.json", 2, digest)
+    for capture_id in ("one", "two"):
+        add(catalog, capture_id, ranks=[trace])
+    share = tmp_path / "share"
+    assert captures("upload", "one") == (
+        1,
+        "",
+        f"torchperfd: no daemon uploads the captures in {catalog.directory}; say where to with --to\n",
+    )
+    place.note(catalog.directory, share.as_uri())
+    assert captures("upload", "one") == (1, "", f"torchperfd: {share} is not there; mount or make it\n")
+    share.mkdir()
+    assert captures("upload", "one", "two", "one") == (0, f"{share.as_uri()}/one\n{share.as_uri()}/two\n", "")
+    assert {path.name for path in (share / "two").iterdir()} == {"manifest.json", "rank0.json"}
+    assert {line.split()[7] for line in captures("list")[1].splitlines()[1:]} == {"yes"}
+    other = tmp_path / "other"
+    other.mkdir()
+    assert captures("upload", "one", "--to", other.as_uri())[:2] == (0, f"{other.as_uri()}/one\n")
+
+
+def test_upload_says_what_cannot_be_uploaded(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    add(catalog, "one")
+    add(catalog, "going", state=CaptureState.ARMED)
+    place.note(catalog.directory, tmp_path.as_uri() + "/share")
+    (tmp_path / "share").mkdir()
+    assert captures("upload", "one") == (
+        1,
+        "",
+        "torchperfd: capture one is not uploaded: one/rank0.json has another size than its manifest says\n",
+    )
+    assert json.loads(captures("list", "--json")[1])["captures"][1]["uploaded"] == "no"
+    assert captures("upload", "going")[::2] == (
+        1,
+        "torchperfd: capture going is in progress, so it is not uploaded\n",
+    )
+    assert captures("upload", "never")[0] == 3
+    assert captures("upload", "one", "--to", "nowhere")[0] == 2
+    assert captures("upload", "one", "--to", catalog.directory.as_uri())[0] == 2

@@ -50,12 +50,12 @@ class Trained(Session):
         super().__init__(rank)
         self._coordinator, self._reason, self._asked = coordinator, reason, asked
 
-    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path) -> None:
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
         self._asked.append(options)
         ack = Ack(True, "", 118, 0.0)
         asyncio.get_running_loop().call_soon(self._coordinator.on_ack, capture_id, self.rank, ack)
 
-    def commit(self, capture_id: str, start_step: int) -> None:
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
         if self._reason == "silent":
             return
         result = Result(
@@ -164,6 +164,7 @@ def test_a_capture_as_json(served: Served, command: Command) -> None:
     assert json.loads(out) == {
         "schema": "torchperfd.capture_result/1",
         "capture_id": record.capture_id,
+        "run": "bert-17",
         "state": "complete",
         "reason": "",
         "directory": str(folder),

@@ -171,7 +171,7 @@ def test_a_capture_goes_from_request_to_manifest() -> None:
         chosen, other = RankStream(channel), RankStream(channel)
         await chosen.join(rank=3)
         await other.join(rank=4)
-        options = session_pb2.CaptureOptions(steps=5, with_stack=True)
+        options = session_pb2.CaptureOptions(steps=5, with_stack=True, kind=session_pb2.CAPTURE_KIND_TRACE)
         call = control(channel).Capture(control_pb2.CaptureRequest(ranks=[3], options=options))
 
         preparing = await call.read()
@@ -217,7 +217,7 @@ def test_a_second_capture_of_a_run_is_refused_and_a_caller_that_hangs_up_frees_i
         prepare = (await rank.hear()).prepare_capture
         assert await capture_refusal(channel) == (
             grpc.StatusCode.FAILED_PRECONDITION,
-            "a capture of run bert-17 is in progress; wait until it has ended",
+            "a capture of run bert-17 is in progress; wait until it has ended, or ask with --queue",
         )
         first.cancel()
         cancelled = (await rank.hear()).cancel_capture

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from tests.unit.daemon.served import GIVE_UP_S
 
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, coordinator
-from torchperfd_daemon.captures.coordinator import Ack, Result, _start_step
+from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, RankFacts, attempt
 from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.schedule import start_step
+from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 from torchperfd_daemon.service import translate
 
@@ -39,6 +40,7 @@ class Rank:
     def __init__(self, node: "Node", rank: int, *, next_step: int = 100, step_seconds: float = 0.1) -> None:
         self.rank = rank
         self.steps_seen = 0
+        self.facts = RankFacts("node-a", 100 + rank, 0, "2.13", "3.11", "0.1", "bert", 8)
         self.node = node
         self.prepared: list[Path] = []
         self.committed: list[int] = []
@@ -57,13 +59,15 @@ class Rank:
     def result(self, capture_id: str, result: Result) -> None:
         asyncio.get_running_loop().call_soon(self.node.coordinator.on_result, capture_id, self.rank, result)
 
-    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path) -> None:
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
         assert options == FIVE
+        self.max_bytes = max_bytes
         self.prepared.append(directory)
         self.on_prepare(capture_id)
 
-    def commit(self, capture_id: str, start_step: int) -> None:
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
         self.committed.append(start_step)
+        self.steps_told = steps
         self.on_commit(capture_id, start_step)
 
     def cancel(self, capture_id: str, reason: str) -> None:
@@ -91,7 +95,7 @@ class Node:
     def idle(self) -> bool:
         """Return whether nothing is left of any capture."""
         conductor = self.coordinator
-        return not (conductor._turns or conductor._busy_runs or conductor.counts.active)
+        return not (conductor._turns or conductor._queue or conductor._live or conductor.counts.active)
 
 
 @pytest.fixture
@@ -163,13 +167,13 @@ def test_the_manifest_is_there_when_the_end_is_told(node: Node) -> None:
 def test_the_start_is_a_quarter_second_of_the_fastest_rank_ahead(
     acks: list[tuple[int, float]], start: int
 ) -> None:
-    assert _start_step([ready(*ack) for ack in acks]) == start
+    assert start_step([ready(*ack) for ack in acks]) == start
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.floats(width=64)), min_size=1, max_size=4))
 def test_no_ack_leads_to_a_step_that_cannot_be_sent(acks: list[tuple[int, float]]) -> None:
     messages = [session_pb2.CaptureAck(ready=True, next_step=step, step_seconds=took) for step, took in acks]
-    start = _start_step([translate.ack(message) for message in messages])
+    start = start_step([translate.ack(message) for message in messages])
     assert session_pb2.CommitCapture(start_step=start).start_step > min(2**62, max(step for step, _ in acks))
 
 
@@ -207,7 +211,7 @@ def test_without_a_ready_rank_the_capture_has_failed_and_was_never_armed(node: N
 def test_a_rank_that_never_answers_is_named_and_cancelled(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_PREPARE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(attempt, "_PREPARE_TIMEOUT_S", 0.05)
 
     async def scenario() -> None:
         good, silent = Rank(node, 0), Rank(node, 1)
@@ -426,6 +430,7 @@ def test_a_manifest_that_cannot_be_written_costs_only_itself(
         rank = Rank(node, 0)
         capture = node.coordinator.capture("bert", [rank], FIVE, GIVE_UP_S)
         first = await anext(capture)
+        (first.folder / "manifest.json").unlink()
         (first.folder / "manifest.json").mkdir()
         if leave:
             await capture.aclose()  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from tests.metric_names import METRICS
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __version__
-from torchperfd_daemon.captures import CaptureCounts, KeptCounts
+from torchperfd_daemon.captures import AnalysisCounts, CaptureCounts, KeptCounts, RankShares, UploadCounts
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.cpu import CpuCollector
@@ -30,11 +30,18 @@ from torchperfd_daemon.collectors.pressure import PressureCollector
 from torchperfd_daemon.collectors.process import ProcessCollector
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
+from torchperfd_daemon.metrics.analysis import AnalysisMetrics
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
+from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
+from torchperfd_daemon.metrics.goodput import GoodputMetrics
 from torchperfd_daemon.metrics.node import NodeMetrics
 from torchperfd_daemon.metrics.own import OwnMetrics
 from torchperfd_daemon.metrics.training import TrainingMetrics
+from torchperfd_daemon.metrics.triggers import TriggerMetrics
+from torchperfd_daemon.metrics.uploads import UploadMetrics
 from torchperfd_daemon.ownership import Owner
 from torchperfd_daemon.store import (
     CudaMemory,
@@ -47,6 +54,7 @@ from torchperfd_daemon.store import (
     Store,
     Totals,
 )
+from torchperfd_daemon.triggers.desk import Result
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 FORBIDDEN_LABELS = {"job", "instance", "pod", "namespace", "container", "pid"}
@@ -201,7 +209,33 @@ def counts() -> CaptureCounts:
 
 
 def holding() -> KeptCounts:
-    return KeptCounts(captures=12, bytes=9_000_000, removed={"age": 0, "count": 3, "bytes": 1})
+    return KeptCounts(captures=12, bytes=9_000_000, removed={"age": 0, "count": 3, "bytes": 1, "reserve": 0})
+
+
+def analyses() -> AnalysisCounts:
+    newest = {
+        "bert-17": (RankShares(0, 0.5, 0.125, 0.125, 0.25), RankShares(1, 0.25, 0.5, 0.0, 0.25)),
+        "gone": (RankShares(0, 1.0, 0.0, 0.0, 0.0),),
+    }
+    return AnalysisCounts({"analysed": 3, "failed": 1, "dropped": 0}, newest, 1_700_000_300.0)
+
+
+def uploads() -> UploadCounts:
+    return UploadCounts({"uploaded": 4, "failed": 2, "refused": 0}, 7_000_000, 3, 1_700_000_200.0)
+
+
+class Observed:
+    """Holds a verdict on one of the runs; the other is too young for one."""
+
+    def verdict(self, run: str) -> Verdict | None:
+        slow = Verdict(Cause.SLOW_RANK, run, "node-a", 1, "forward", "", 0.03, "")
+        return slow if run == "bert-17" else None
+
+    def lost_seconds(self) -> dict[str, dict[Cause, float]]:
+        return {"bert-17": {Cause.SLOW_RANK: 4.5, Cause.HANG: 60.0}}
+
+    def stragglers(self) -> dict[str, dict[int, float]]:
+        return {"bert-17": {1: 0.03}}
 
 
 @pytest.fixture
@@ -217,7 +251,16 @@ def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
         samplers.append(sampler)
     kept = store()
     return MetricsPage(
-        [TrainingMetrics(kept, owner), NodeMetrics(samplers), OwnMetrics(kept, counts(), holding())],
+        [
+            TrainingMetrics(kept, owner),
+            DiagnosisMetrics(kept, Observed()),
+            NodeMetrics(samplers),
+            OwnMetrics(kept, counts(), holding()),
+            UploadMetrics(uploads()),
+            AnalysisMetrics(kept, analyses()),
+            TriggerMetrics({("slow", Result.FIRED): 2, ("slow", Result.COOLDOWN): 1}),
+            GoodputMetrics(lambda: {"bert-17": dict.fromkeys(Bucket, 12.5)}),
+        ],
         SeriesCap(1000, lambda: by_age(kept)),
     )
 
@@ -253,6 +296,7 @@ def test_a_new_store_shows_only_what_is_always_there() -> None:
         'torchperfd_captures_removed_total{reason="age"} 0.0',
         'torchperfd_captures_removed_total{reason="count"} 0.0',
         'torchperfd_captures_removed_total{reason="bytes"} 0.0',
+        'torchperfd_captures_removed_total{reason="reserve"} 0.0',
     ]
 
 
@@ -290,7 +334,7 @@ def test_both_formats_parse_to_the_same_samples(page: MetricsPage, text: str) ->
     assert samples(parsed) == plain
     assert len(plain) == len([line for line in text.splitlines() if not line.startswith("#")])
     assert plain["torchperfd_train_steps_total", frozenset({("run", "bert-17"), ("rank", "1")})] == 3
-    verdict = frozenset({("run", "bert-17"), ("cause", "input-bound")})
+    verdict = frozenset({("run", "bert-17"), ("cause", "slow rank")})
     assert plain["torchperfd_train_verdict", verdict] == 1
 
 
@@ -397,7 +441,7 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     units = "seconds|bytes|ratio|celsius|watts|joules|hertz|info"
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
-        "|up|pending|failure|errors|overflow|switches|cpus|cores|captures|removed"
+        "|up|pending|failure|errors|overflow|switches|cpus|cores|captures|removed|uploads|analyses|triggers"
     )
     odd = re.compile(
         r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"
@@ -422,7 +466,7 @@ def test_every_series_of_training_carries_run_and_rank_and_only_info_grows(text:
             if family.name == "torchperfd_train_rank_info":
                 assert {"node", "job_name", "slurm_job_id", "gpu_uuid", "torchelastic_run_id"} <= extra
             else:
-                assert extra <= {"phase", "state", "cause", "le"}, family.name
+                assert extra <= {"phase", "state", "cause", "part", "le"}, family.name
 
 
 def test_odd_names_are_escaped(text: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,25 @@ def test_what_is_protected_stays_and_the_quota_holds_for_the_rest(kept: list[Kep
         ), "none of the rest is older"
     for each in free_left:
         assert not quota.age_seconds or NOW - each.requested_at <= quota.age_seconds
+
+
+@given(KEPT, QUOTAS, st.sets(st.text("abcdef", min_size=1, max_size=4)), st.integers(-50, 400))
+def test_what_is_not_uploaded_goes_last_and_only_for_want_of_room(
+    kept: list[Kept], quota: Quota, unconfirmed: set[str], lacking: int
+) -> None:
+    """Recomputes the plan in two rounds: first what may go freely, then the rest until there is room."""
+    kept = [replace(each, unconfirmed=each.capture_id in unconfirmed) for each in kept]
+    spared = [replace(each, protected=each.protected or each.unconfirmed) for each in kept]
+    expected = plan(spared, quota, NOW)
+    gone = {removal.capture_id for removal in expected}
+    room = sum(each.bytes for each in kept if each.capture_id in gone)
+    left = [each for each in kept if each.capture_id not in gone]
+    for removal in plan([replace(each, unconfirmed=False) for each in left], quota, NOW):
+        if room >= lacking:
+            break
+        room += next(each.bytes for each in kept if each.capture_id == removal.capture_id)
+        expected.append(Removal(removal.capture_id, Reason.RESERVE))
+    assert plan(kept, quota, NOW, lacking) == expected
 
 
 def test_no_quota_removes_nothing() -> None:

@@ -19,10 +19,10 @@ from tests.unit.daemon.served import GIVE_UP_S, RankStream, control, short_direc
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
-from torchperfd_daemon.commands.serve import _address, _mode
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.server import _SERVICES, Daemon, _listen, _shown
 from torchperfd_daemon.settings import ServeSettings
+from torchperfd_daemon.values import Address, Mode
 
 
 @pytest.fixture
@@ -51,38 +51,38 @@ Serve = Callable[..., tuple[int, str, str]]
     "address", ["9407", "localhost", ":9407", "host:", "host:port", "host:-1", "host:65536", "host:²", ""]
 )
 def test_a_wrong_address_is_a_usage_error(serve: Serve, address: str) -> None:
-    assert serve("--metrics-address", address) == (
-        2,
-        "",
-        f"torchperfd: {address!r} is no HOST:PORT; write it like 127.0.0.1:9407\n",
+    code, out, err = serve("--metrics-address", address)
+    assert (code, out) == (2, "")
+    assert err.endswith(
+        f"Error: Invalid value for '--metrics-address': {address!r} is no HOST:PORT;"
+        " write it like 127.0.0.1:9407.\n"
     )
 
 
 @pytest.mark.parametrize("port", ["1" * 5000, "٣"])
 def test_odd_numbers_are_no_traceback(port: str) -> None:
     try:
-        assert _address(f"host:{port}") == ("host", 3)
+        assert Address().parse(f"host:{port}", Path()) == ("host", 3)
     except UsageError:
         assert len(port) > 5
 
 
 def test_addresses_are_read() -> None:
-    assert _address("127.0.0.1:9407") == ("127.0.0.1", 9407)
-    assert _address("[::1]:0") == ("::1", 0)
-    assert _address("node.example.com:65535") == ("node.example.com", 65535)
+    assert Address().parse("127.0.0.1:9407", Path()) == ("127.0.0.1", 9407)
+    assert Address().parse("[::1]:0", Path()) == ("::1", 0)
+    assert Address().parse("node.example.com:65535", Path()) == ("node.example.com", 65535)
 
 
 @pytest.mark.parametrize("mode", ["rw", "888", "1777", "-1", "", "0x1ff"])
 def test_a_wrong_mode_is_a_usage_error(serve: Serve, mode: str) -> None:
-    assert serve("--socket-mode", mode) == (
-        2,
-        "",
-        f"torchperfd: {mode!r} is no file mode; write it like 600 or 666\n",
-    )
+    code, out, err = serve("--socket-mode", mode)
+    assert (code, out) == (2, "")
+    assert f"Invalid value for '--socket-mode': {mode!r} is no file mode;" in err
 
 
 def test_modes_are_octal() -> None:
-    assert (_mode("600"), _mode("666"), _mode("0777"), _mode("0")) == (0o600, 0o666, 0o777, 0)
+    modes = [Mode().parse(text, Path()) for text in ("600", "666", "0777", "0")]
+    assert modes == [0o600, 0o666, 0o777, 0]
 
 
 @pytest.mark.parametrize(

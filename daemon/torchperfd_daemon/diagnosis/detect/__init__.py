@@ -7,7 +7,7 @@ from torchperfd_daemon.diagnosis.detect.growth import Growth, GrowthDetector, Sl
 from torchperfd_daemon.diagnosis.detect.onset import Onset, OnsetDetector
 from torchperfd_daemon.diagnosis.detect.regression import Regression, RegressionDetector
 from torchperfd_daemon.diagnosis.detect.spikes import PeriodicSpikes, SpikeCause, SpikeDetector, find_period
-from torchperfd_daemon.diagnosis.detect.stall import Doing, Stall, StallDetector
+from torchperfd_daemon.diagnosis.detect.stall import Doing, Stall, StallDetector, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "SpikeDetector",
     "Stall",
     "StallDetector",
+    "StepTimes",
     "Straggler",
     "find_period",
     "find_stragglers",

@@ -35,25 +35,60 @@ class Stall:
     usual_seconds: float
 
 
-class StallDetector:
-    """Follows one rank's progress by times that the caller tells, all of one clock that does not go back.
+class StepTimes:
+    """How long steps take, as counts in 512 buckets that grow by 5 %, from 10 µs on.
 
-    The usual step time is kept as counts in 512 buckets that grow by 5 %, from 10 µs on.
+    In synchronous training all ranks' steps take the same time, so that one of these is enough for a run.
     """
 
     def __init__(self) -> None:
+        self._counts = array("q", bytes(8 * _BUCKETS))
+        self.seen = 0
+        """How many steps there were."""
+
+    def add(self, seconds: float) -> None:
+        """Count a step."""
+        self._counts[_bucket(seconds)] += 1
+        self.seen += 1
+
+    @property
+    def usual_seconds(self) -> float:
+        """The 99.9th percentile, up to 5 % too high; 0 without any."""
+        left = self.seen - math.floor(_QUANTILE * self.seen)
+        for index in range(_BUCKETS - 1, -1, -1):
+            left -= self._counts[index]
+            if left <= 0:
+                return _SHORTEST * _GROWTH**index if self.seen else 0.0
+        return 0.0
+
+
+class StallDetector:
+    """Follows one rank's progress by times that the caller tells, all of one clock that does not go back.
+
+    Args:
+        times: What steps usually take, where the caller counts that itself; else :meth:`step` does.
+    """
+
+    def __init__(self, times: StepTimes | None = None) -> None:
         self._doing = Doing.IDLE
         self._progress_at: float | None = None
-        self._counts = array("q", bytes(8 * _BUCKETS))
-        self._seen = 0
+        self._times = times or StepTimes()
         self._longest_elsewhere = 0.0
 
+    @property
+    def doing(self) -> Doing:
+        """What the rank does, as last told."""
+        return self._doing
+
     def step(self, now: float) -> None:
-        """Take the end of a training step."""
+        """Take the end of a training step, and count the time since the one before."""
         if self._doing is Doing.TRAINING and self._progress_at is not None:
-            self._counts[_bucket(now - self._progress_at)] += 1
-            self._seen += 1
+            self._times.add(now - self._progress_at)
         self._doing = Doing.TRAINING
+        self._progress_at = now
+
+    def progress(self, now: float) -> None:
+        """Take a sign of life that is no step, or one of a step that is counted elsewhere."""
         self._progress_at = now
 
     def enter(self, doing: Doing, now: float) -> None:
@@ -68,23 +103,20 @@ class StallDetector:
     @property
     def usual_seconds(self) -> float:
         """The 99.9th percentile of the time from step to step, up to 5 % too high; 0 without any."""
-        left = self._seen - math.floor(_QUANTILE * self._seen)
-        for index in range(_BUCKETS - 1, -1, -1):
-            left -= self._counts[index]
-            if left <= 0:
-                return _SHORTEST * _GROWTH**index if self._seen else 0.0
-        return 0.0
+        return self._times.usual_seconds
 
     def check(self, now: float) -> Stall | None:
         """Return the stall that there is now. Before two steps have been made nothing is plausible or not."""
-        if self._progress_at is None or self._doing is Doing.IDLE or not self._seen:
+        if self._progress_at is None or self._doing is Doing.IDLE or not self._times.seen:
+            return None
+        waited = now - self._progress_at
+        if waited <= LEAST_SECONDS:
             return None
         usual = self.usual_seconds
         if self._doing is Doing.TRAINING:
             limit = max(LEAST_SECONDS, TIMES * usual)
         else:
             limit = max(LEAST_ELSEWHERE_SECONDS, TIMES * self._longest_elsewhere)
-        waited = now - self._progress_at
         return Stall(waited, limit, usual) if waited > limit else None
 
 

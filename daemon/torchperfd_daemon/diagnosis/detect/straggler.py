@@ -62,7 +62,7 @@ class Straggler:
     score: float
 
 
-def find_stragglers(ranks: Sequence[RankWork]) -> list[Straggler]:
+def find_stragglers(ranks: Sequence[RankWork], among: int = 0) -> list[Straggler]:
     """Return the ranks whose own work is longer than their peers', the slowest first.
 
     Compared is the mean of a window of steps, since a rank that is late in some steps delays them all then.
@@ -72,13 +72,17 @@ def find_stragglers(ranks: Sequence[RankWork]) -> list[Straggler]:
     themselves (median absolute deviation, so that two in eight may be slow), and at least
     :data:`LEAST_SHARE` of their work. Fewer than two ranks with :data:`LEAST_STEPS` steps have nothing to be
     compared with.
+
+    Args:
+        ranks: All ranks, or the slowest with some of the others.
+        among: How many ranks there are where not all are given; the chance of blame is shared by all.
     """
     seen = [_Summary(rank) for rank in ranks if _steps(rank) >= LEAST_STEPS]
     if len(seen) < 2:
         return []
     means = np.array([each.mean for each in seen])
     errors = np.array([each.error for each in seen])
-    needed = _quantile(_WRONG / len(seen))
+    needed = _quantile(_WRONG / max(len(seen), among))
     found = []
     for index, each in enumerate(seen):
         peers = np.delete(means, index)

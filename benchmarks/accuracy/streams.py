@@ -1,0 +1,131 @@
+"""Streams of a synchronous job's ranks, as the daemon gets them: phases with noise, a second at a time."""
+
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd_daemon.store import (
+    ArrivalColumns,
+    GcTotal,
+    KindTotal,
+    PhaseTotal,
+    Rank,
+    RankIdentity,
+    State,
+    StepColumns,
+    Store,
+    Totals,
+)
+
+Float64 = npt.NDArray[np.float64]
+Change = Callable[[int, int], Mapping[str, float]]
+"""From rank and step to seconds that its phases take more."""
+
+PHASES: Final = {
+    "data": 0.002, "forward": 0.03, "loss": 0.001, "backward": 0.05, "optimizer": 0.008, "zero_grad": 0.001,
+    "checkpoint": 0.0, "other": 0.003,
+}  # fmt: skip
+"""A healthy rank's own work: 95 ms."""
+EXCHANGE_S: Final = 0.005
+
+_BEGAN_S: Final = 1_700_000_000.0
+
+
+class Job:
+    """A job whose ranks all write into a store.
+
+    Args:
+        store: Where their steps go.
+        ranks: How many.
+        rng: Where noise comes from.
+        spread: The relative standard deviation of a phase.
+        run: Its name.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ranks: int,
+        rng: np.random.Generator,
+        spread: float = 0.03,
+        run: str = "streamed",
+    ) -> None:
+        self._store = store
+        self._rng = rng
+        self._spread = spread
+        self.step = 0
+        self.seconds = 0.0
+        """How long the job has run."""
+        self.ranks = [
+            store.join(RankIdentity(run, rank, ranks, pid=1000 + rank, node=f"node-{rank // 8}"))
+            for rank in range(ranks)
+        ]
+        for rank in self.ranks:
+            rank.state = State.TRAINING
+        self._sums = [dict.fromkeys([*PHASES, "collective_wait"], 0) for _ in self.ranks]
+        self._collected = [0] * ranks
+
+    @property
+    def wall(self) -> float:
+        """Unix seconds of the job's clock."""
+        return _BEGAN_S + self.seconds
+
+    def train(self, seconds: float, change: Change = lambda _rank, _step: {}) -> None:
+        """Make the steps of so many seconds; ``gc`` in a change is a collection within the backward."""
+        batches: list[list[dict[str, int]]] = [[] for _ in self.ranks]
+        until = self.seconds + seconds
+        ends: list[float] = []
+        while True:
+            works = [self._work(index, change) for index in range(len(self.ranks))]
+            slowest = max(sum(work.values()) for work in works)
+            if self.seconds + slowest + EXCHANGE_S > until and ends:
+                break
+            self.seconds += slowest + EXCHANGE_S
+            ends.append(self.wall)
+            self.step += 1
+            for batch, work in zip(batches, works, strict=True):
+                wait = slowest - sum(work.values()) + EXCHANGE_S
+                batch.append(
+                    {name: int(took * 1e9) for name, took in (work | {"collective_wait": wait}).items()}
+                )
+        for index, (rank, batch) in enumerate(zip(self.ranks, batches, strict=True)):
+            self._report(index, rank, batch, ends, change)
+
+    def _work(self, index: int, change: Change) -> dict[str, float]:
+        noise = 1 + self._spread * self._rng.standard_normal(len(PHASES))
+        work = {name: took * max(0.1, by) for (name, took), by in zip(PHASES.items(), noise, strict=True)}
+        for name, more in change(index, self.step).items():
+            work["backward" if name == "gc" else name] += more
+        return work
+
+    def _report(
+        self, index: int, rank: Rank, batch: list[dict[str, int]], ends: list[float], change: Change
+    ) -> None:
+        sums = self._sums[index]
+        first = self.step - len(batch)
+        for offset, phases in enumerate(batch):
+            for name, ns in phases.items():
+                sums[name] += ns
+            self._collected[index] += int(change(index, first + offset).get("gc", 0.0) * 1e9)
+        end = array("q", [int(each * 1e9) for each in ends])
+        steps = array("q", range(first, self.step))
+        self._store.add_steps(
+            rank,
+            StepColumns(
+                end,
+                array("q", [sum(phases.values()) for phases in batch]),
+                {name: array("q", [phases[name] for phases in batch]) for name in sums},
+                ArrivalColumns(steps, end, end),
+            ),
+        )
+        rank.totals = Totals(
+            train=KindTotal(
+                steps=self.step,
+                ns=sum(sums.values()),
+                phases={name: PhaseTotal(self.step, ns) for name, ns in sums.items()},
+            ),
+            gc=(GcTotal(self.step, self._collected[index]),),
+        )

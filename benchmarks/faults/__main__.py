@@ -1,0 +1,125 @@
+"""Run the fault suite: how often the daemon's verdict on jobs with a known fault is right.
+
+    python -m benchmarks.faults [--only NAME] [--seeds 1-3] [--models mlp-ddp,…] [--quick] [--full]
+    python -m benchmarks.faults --held-out
+
+Each job is real training of several gloo ranks under `torchperfd run`, on a daemon of its own, well for some
+140 to 180 steps and then with one fault. The daemon is asked for its verdict twice a second; the last
+answer counts. Each fault comes once with every seed, on models that take turns. Thresholds may be chosen on
+development seeds and models only; --held-out takes the others. Exits 1 when a bound is missed.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.faults import catalog, quota, report
+from benchmarks.faults.catalog import FAULTS, Fault
+from benchmarks.faults.scoring import score
+from benchmarks.faults.trial import QUICK_WATCH_SECONDS, WATCH_HANG_SECONDS, WATCH_SECONDS, Trial, run
+
+FULL_RANKS = 8
+
+
+def unable(faults: list[Fault]) -> dict[str, str]:
+    """Return which faults cannot be injected here, and why."""
+    reasons = {}
+    for fault in faults:
+        if fault.name == "CPU quota" and (why := quota.why_not()):
+            reasons[fault.name] = why
+    return reasons
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers that ``1-3,7`` stands for.
+
+    Raises:
+        argparse.ArgumentTypeError: It stands for none.
+    """
+    try:
+        pairs = [(part.partition("-")[0], part.rpartition("-")[2]) for part in text.split(",")]
+        return [number for first, last in pairs for number in range(int(first), int(last) + 1)]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list such as 1-3,7") from error
+
+
+def known_models(text: str) -> list[str]:
+    """Return the models of a list with commas.
+
+    Raises:
+        argparse.ArgumentTypeError: One of them is not known.
+    """
+    models = text.split(",")
+    for model in models:
+        if model not in catalog.MODELS:
+            raise argparse.ArgumentTypeError(f"no model {model}; there are {', '.join(catalog.MODELS)}")
+    return models
+
+
+def watch_seconds(fault: Fault, *, quick: bool) -> float:
+    """Return how long a job with this fault is watched after its onset."""
+    if fault.hangs or fault.name == "one long checkpoint":
+        return WATCH_HANG_SECONDS
+    return QUICK_WATCH_SECONDS if quick else WATCH_SECONDS
+
+
+def main() -> int:
+    """Run, print, judge."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--only", action="append", metavar="NAME", help="faults whose name has this in it")
+    parser.add_argument("--seeds", type=numbers, help="such as 1-3,7; by default those of development")
+    parser.add_argument("--models", type=known_models, help="with commas")
+    parser.add_argument(
+        "--held-out", action="store_true", help="the seeds and models that nothing was chosen on"
+    )
+    parser.add_argument("--quick", action="store_true", help="one seed, and one fault of most classes")
+    parser.add_argument("--full", action="store_true", help=f"{FULL_RANKS} ranks instead of {catalog.RANKS}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was said, a line for each job")
+    options = parser.parse_args()
+    seeds = options.seeds or [*(catalog.HELD_OUT_SEEDS if options.held_out else catalog.DEVELOPMENT_SEEDS)]
+    models = options.models or [
+        *(catalog.HELD_OUT_MODELS if options.held_out else catalog.DEVELOPMENT_MODELS)
+    ]
+    faults = [fault for fault in FAULTS if not options.quick or fault.in_quick]
+    if options.only:
+        faults = [fault for fault in faults if any(part in fault.name for part in options.only)]
+    if not faults:
+        parser.error(f"no such fault; there are {', '.join(fault.name for fault in FAULTS)}")
+    not_run = unable(faults)
+    faults = [fault for fault in faults if fault.name not in not_run]
+    named = {fault.name: fault for fault in faults}
+    chosen = catalog.plans(
+        faults, seeds[:1] if options.quick else seeds, models, FULL_RANKS if options.full else catalog.RANKS
+    )
+    print(f"development: seeds {catalog.DEVELOPMENT_SEEDS}, models {', '.join(catalog.DEVELOPMENT_MODELS)}")
+    print(f"held out:    seeds {catalog.HELD_OUT_SEEDS}, models {', '.join(catalog.HELD_OUT_MODELS)}")
+    for name, why in not_run.items():
+        print(f"not run: {name}: {why}")
+    print(f"{len(chosen)} jobs, load {_load()} before the start\n\n{report.head()}", flush=True)
+    trials: list[Trial] = []
+    for plan in chosen:
+        trial = run(plan, watch_seconds(named[plan.fault], quick=options.quick))
+        trials.append(trial)
+        print(report.line(trial), flush=True)
+        if options.json:
+            with options.json.open("a") as file:
+                file.write(f"{json.dumps(trial.to_dict())}\n")
+    print(f"\nload {_load()} at the end; times in ms per step")
+    wrong: list[str] = []
+    for part in ("development", "held out", "mixed"):
+        own = [trial for trial in trials if catalog.split(trial.plan.seed, trial.plan.model) == part]
+        if own:
+            print(f"\n{report.summary(part, own)}")
+            wrong += [f"{part}: {text}" for text in report.wrong(score(own))]
+    for text in wrong:
+        print(f"FAILED: {text}")
+    return 1 if wrong else 0
+
+
+def _load() -> str:
+    return Path("/proc/loadavg").read_text().split()[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

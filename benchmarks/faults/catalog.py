@@ -1,0 +1,189 @@
+"""The faults, what is true of each, and which seeds and models thresholds may be chosen on."""
+
+import random
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torchperfd_daemon.diagnosis.verdict import Cause
+
+HANG: Final = Cause.HANG.value
+"""The class of faults after which no step ends."""
+
+DEVELOPMENT_SEEDS: Final = (1, 2, 3)
+DEVELOPMENT_MODELS: Final = ("mlp-ddp", "transformer-ddp", "transformer-fsdp2")
+HELD_OUT_SEEDS: Final = (101, 102, 103)
+HELD_OUT_MODELS: Final = ("convnet-ddp", "mlp-fsdp2", "convnet-fsdp2")
+MODELS: Final = (*DEVELOPMENT_MODELS, *HELD_OUT_MODELS)
+
+RANKS: Final = 4
+PACE_SECONDS: Final = 0.02
+"""What a forward waits for, as it would for a device: many ranks then fit on few processors."""
+
+CHECKPOINT_STEPS: Final = 10
+"""Rank 0 of every job writes a small checkpoint as often."""
+
+VALIDATION_STEPS: Final = 60
+VALIDATION_BATCHES: Final = 10
+"""What jobs that validate look at, as often."""
+
+ONSET_STEPS: Final = (140, 180)
+"""Where a fault may begin. The steps before it are the run's healthy past."""
+
+_JOB: Final = Path(__file__).with_name("job.py")
+_SEVERITIES: Final = (0.8, 1.25)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One kind of fault.
+
+    Attributes:
+        name: As in the table; injections go by it.
+        cause: What is right to answer: the value of a ``Cause``, or ``HANG``.
+        culprits: How many ranks have it, chosen by the seed; 0: all alike, or it is no fault.
+        seconds: What it adds to each step of a culprit, in the mean; 0: not set by the job but measured.
+        last_culprit: The highest one; None: the last of the job.
+        times_itself: Whether the job can time what it injects; else its cost is by how much steps got longer.
+        replicated_only: Whether it needs ``DistributedDataParallel``.
+        least_ranks: How many the job has at least: among four, two that are slow are no minority.
+        work_seconds: Processor time that every rank uses in each step, for faults that take it away.
+        in_quick: Whether ``--quick`` has it.
+    """
+
+    name: str
+    cause: str
+    culprits: int = 0
+    seconds: float = 0.0
+    last_culprit: int | None = None
+    times_itself: bool = True
+    replicated_only: bool = False
+    least_ranks: int = 2
+    work_seconds: float = 0.0
+    in_quick: bool = False
+
+    @property
+    def is_control(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.cause == Cause.NONE.value
+
+    @property
+    def hangs(self) -> bool:
+        """Whether no step ends after its onset."""
+        return self.cause == HANG
+
+    @property
+    def costs(self) -> bool:
+        """Whether it makes every step longer, so that a cost can be right or wrong."""
+        return not self.hangs and (self.seconds > 0 or not self.times_itself)
+
+
+FAULTS: Final = (
+    Fault("healthy", Cause.NONE.value, in_quick=True),
+    Fault("healthy, validation", Cause.NONE.value),
+    Fault("slow loader, one rank", Cause.INPUT_BOUND.value, 1, 0.02, in_quick=True),
+    Fault("slow loader, all ranks", Cause.INPUT_BOUND.value, 0, 0.02),
+    Fault("slow compute, one rank", Cause.SLOW_RANK.value, 1, 0.015, in_quick=True),
+    Fault("slow compute, two ranks", Cause.SLOW_RANK.value, 2, 0.015, least_ranks=6),
+    Fault("slow matmuls, one rank", Cause.SLOW_RANK.value, 1, 0.015),
+    Fault("garbage collection", Cause.GARBAGE_COLLECTION.value, 1, 0.02, in_quick=True),
+    Fault("CPU hog", Cause.CPU_CONTENTION.value, 1, times_itself=False, work_seconds=0.004),
+    Fault("CPU quota", Cause.CGROUP_THROTTLING.value, 1, times_itself=False, work_seconds=0.006),
+    Fault("slow disk", Cause.SLOW_IO.value, 1, 0.02),
+    Fault("memory leak", Cause.MEMORY_PRESSURE.value, 1),
+    Fault("slow collective", Cause.COLLECTIVE.value, 0, 0.015, replicated_only=True, in_quick=True),
+    Fault("checkpoint stall", Cause.CHECKPOINT.value, 1, 0.02, last_culprit=0, in_quick=True),
+    Fault("one long checkpoint", Cause.CHECKPOINT.value, 1, last_culprit=0),
+    Fault("recompiles", Cause.RECOMPILATION.value, 0, 0.02),
+    Fault("all slower", Cause.UNKNOWN.value, 0, 0.012),
+    Fault("stopped rank", HANG, 1, in_quick=True),
+    Fault("skipped collective", HANG, 1, in_quick=True),
+    Fault("mismatched collective", HANG, 1),
+    Fault("dead worker", HANG, 1),
+)
+"""All that a processor can show. What only a GPU shows (throttled, shared, host-bound) has no fault here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One job: a fault, where and when, fixed by its seed.
+
+    Attributes:
+        culprits: Ranks; empty where all are alike.
+        onset: Index of the first step with the fault.
+        seconds: What it adds to a culprit's step.
+        hang_line: Where in the job a culprit stands that hangs; 0 when there is no such line.
+    """
+
+    fault: str
+    cause: str
+    model: str
+    seed: int
+    ranks: int
+    culprits: tuple[int, ...]
+    onset: int
+    seconds: float
+    pace_seconds: float
+    work_seconds: float
+    hang_line: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> "Plan":
+        """Return what :meth:`to_dict` was made from."""
+        return cls(**{**document, "culprits": tuple(document["culprits"])})
+
+    def has_fault(self, rank: int) -> bool:
+        """Return whether it is this rank that has the fault."""
+        return not self.culprits or rank in self.culprits
+
+
+def plan(fault: Fault, model: str, seed: int, ranks: int = RANKS) -> Plan:
+    """Return the job that a seed stands for; the same each time."""
+    ranks = max(ranks, fault.least_ranks)
+    chance = random.Random(f"{fault.name}/{model}/{seed}/{ranks}")
+    last = ranks - 1 if fault.last_culprit is None else fault.last_culprit
+    culprits = chance.sample(range(last + 1), fault.culprits)
+    return Plan(
+        fault=fault.name,
+        cause=fault.cause,
+        model=model,
+        seed=seed,
+        ranks=ranks,
+        culprits=tuple(sorted(culprits)),
+        onset=chance.randint(*ONSET_STEPS),
+        seconds=fault.seconds * chance.uniform(*_SEVERITIES),
+        pace_seconds=PACE_SECONDS,
+        work_seconds=fault.work_seconds,
+        hang_line=hang_line(fault.name),
+    )
+
+
+def plans(faults: list[Fault], seeds: list[int], models: list[str], ranks: int = RANKS) -> list[Plan]:
+    """Return each fault once with each seed; the models take turns."""
+    chosen = []
+    for place, seed in enumerate(seeds):
+        for number, fault in enumerate(faults):
+            able = [model for model in models if not fault.replicated_only or model.endswith("-ddp")]
+            if able:
+                chosen.append(plan(fault, able[(number + place) % len(able)], seed, ranks))
+    return chosen
+
+
+def hang_line(name: str) -> int:
+    """Return the line of the job at which this fault's culprit stands, 0 when there is none."""
+    mark = f"# hangs: {name}"
+    lines = _JOB.read_text().splitlines()
+    return next((number for number, line in enumerate(lines, start=1) if line.endswith(mark)), 0)
+
+
+def split(seed: int, model: str) -> str:
+    """Return which part of the suite a job belongs to: thresholds may be chosen on development jobs only."""
+    if seed in HELD_OUT_SEEDS and model in HELD_OUT_MODELS:
+        return "held out"
+    if seed in DEVELOPMENT_SEEDS and model in DEVELOPMENT_MODELS:
+        return "development"
+    return "mixed"

@@ -1,0 +1,330 @@
+"""What each fault does in the rank that has it. Each times itself where it can."""
+
+import gc
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from benchmarks.faults.catalog import CHECKPOINT_STEPS, Plan
+from benchmarks.faults.quota import Quota
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+
+LONG_CHECKPOINT_SECONDS: Final = 12.0
+QUICK_CHECKPOINT_SECONDS: Final = 0.005
+LEAK_BYTES: Final = 2**19
+HOGS: Final = 4
+QUOTA: Final = 0.1
+"""Of one processor."""
+
+_TANGLE: Final = 10_000
+_DISK_BYTES: Final = 2**24
+_DISK_READ: Final = 2**16
+
+
+class Injection:
+    """No fault: what a healthy rank does at each of the places where a fault may strike.
+
+    Args:
+        plan: The job.
+        rank: This process's.
+        directory: For files of its own.
+
+    Attributes:
+        wants_worker: Whether the job draws its batches from a worker process.
+        validates: Whether the job validates now and then.
+    """
+
+    wants_worker = False
+    validates = False
+
+    def __init__(self, plan: Plan, rank: int, directory: Path) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.directory = directory
+        self._step = 0
+        self._spent_ns = 0
+        self._lock = threading.Lock()  # the script's own, not torchperfd's: communication threads spend, too
+
+    def prepare(self, model: nn.Module) -> None:
+        """Make ready, before the first step."""
+
+    def begin(self, step: int) -> None:
+        """A step begins."""
+        self._step = step
+
+    def load(self, step: int) -> None:
+        """A batch is being made, in the process that makes them."""
+
+    def compute(self) -> None:
+        """The forward is under way."""
+
+    def in_place_of_average(self, step: int) -> str:
+        """Return which fault keeps this rank from averaging its metric; empty: none."""
+        return ""
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a checkpoint."""
+        torch.save(state, io.BytesIO())
+
+    def finish(self) -> None:
+        """The step is nearly over."""
+
+    def take_spent_ns(self) -> int:
+        """Return what the fault took since this was last asked."""
+        with self._lock:
+            spent, self._spent_ns = self._spent_ns, 0
+        return spent
+
+    @property
+    def strikes(self) -> bool:
+        """Whether this rank has the fault in this step."""
+        return self._step >= self.plan.onset and self.plan.has_fault(self.rank)
+
+    @property
+    def begins(self) -> bool:
+        """Whether this is the first step in which this rank has it."""
+        return self._step == self.plan.onset and self.plan.has_fault(self.rank)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count what is done within as injected."""
+        began = time.perf_counter_ns()
+        yield
+        with self._lock:
+            self._spent_ns += time.perf_counter_ns() - began
+
+    def pause(self, seconds: float) -> None:
+        """Sleep, timed."""
+        with self.timed():
+            time.sleep(seconds)
+
+
+class _Validation(Injection):
+    validates = True
+
+    def save(self, state: dict[str, Any]) -> None:
+        torch.save(state, _SlowFile(lambda: time.sleep(QUICK_CHECKPOINT_SECONDS)))
+
+
+class _SlowLoader(Injection):
+    def load(self, step: int) -> None:
+        if self.strikes:
+            self.pause(self.plan.seconds)
+
+
+class _SlowCompute(Injection):
+    def compute(self) -> None:
+        if self.strikes:
+            self.pause(self.plan.seconds)
+
+
+class _SlowMatmuls(Injection):
+    def compute(self) -> None:
+        if self.strikes:
+            matrix = torch.ones(64, 64)
+            with self.timed():
+                until = time.perf_counter() + self.plan.seconds
+                while time.perf_counter() < until:
+                    torch.mm(matrix, matrix)
+
+
+class _GarbageCollection(Injection):
+    def prepare(self, model: nn.Module) -> None:
+        # torch's own objects take a tenth of a second to walk through; without them a step's share can be set.
+        gc.collect()
+        gc.freeze()
+        self._tangle = [[number] for number in range(_TANGLE)]
+
+    def compute(self) -> None:
+        # A script that makes many cycles has full collections at every step; so this one, without the cycles.
+        if self.strikes:
+            with self.timed():
+                until = time.perf_counter() + self.plan.seconds
+                while time.perf_counter() < until:
+                    gc.collect()
+
+
+class _CpuHog(Injection):
+    def finish(self) -> None:
+        if self.begins:
+            cpu = max(os.sched_getaffinity(0))
+            for thread in Path("/proc/self/task").iterdir():
+                os.sched_setaffinity(int(thread.name), {cpu})
+            # They end with this process, however that ends.
+            loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+            for _ in range(HOGS):
+                subprocess.Popen([sys.executable, "-I", "-S", "-c", loop])
+
+
+class _CpuQuota(Injection):
+    def prepare(self, model: nn.Module) -> None:
+        self._quota = Quota(f"torchperfd-faults-{os.getpid()}")
+        self._quota.enter()
+
+    def finish(self) -> None:
+        if self.begins:
+            self._quota.limit(QUOTA)
+
+
+class _SlowDisk(Injection):
+    def prepare(self, model: nn.Module) -> None:
+        path = self.directory / f"samples{self.rank}"
+        path.write_bytes(os.urandom(_DISK_BYTES))
+        self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self._buffer = torch.empty(_DISK_READ + 4096, dtype=torch.uint8)
+        start = -self._buffer.data_ptr() % 4096  # O_DIRECT wants whole pages
+        self._page = memoryview(self._buffer.numpy().data)[start : start + _DISK_READ]
+        self._at = 0
+
+    def load(self, step: int) -> None:
+        # Past the page cache, so that each read waits for the disk.
+        if self.strikes:
+            with self.timed():
+                until = time.perf_counter() + self.plan.seconds
+                while time.perf_counter() < until:
+                    self._at = (self._at + _DISK_READ) % _DISK_BYTES
+                    os.preadv(self._file, [self._page], self._at)
+
+
+class _MemoryLeak(Injection):
+    def prepare(self, model: nn.Module) -> None:
+        self._kept: list[Tensor] = []
+
+    def finish(self) -> None:
+        if self.strikes:
+            with self.timed():
+                self._kept.append(torch.ones(LEAK_BYTES // 4))
+
+
+class _SlowCollective(Injection):
+    def prepare(self, model: nn.Module) -> None:
+        assert isinstance(model, nn.parallel.DistributedDataParallel)
+        model.register_comm_hook(None, self._reduce)
+
+    def _reduce(self, state: object, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        reduced: torch.futures.Future[Tensor] = work.get_future().then(self._reduced)
+        return reduced
+
+    def _reduced(self, future: "torch.futures.Future[list[Tensor]]") -> Tensor:
+        # Between the exchange's end and the moment the reducer learns of it, on every rank.
+        if self.strikes:
+            self.pause(self.plan.seconds)
+        return future.value()[0] / self.plan.ranks
+
+
+class _SlowFile(io.BytesIO):
+    """A file whose close takes long, as that of a busy share does."""
+
+    def __init__(self, pause: Callable[[], None]) -> None:
+        super().__init__()
+        self._pause: Callable[[], None] | None = pause
+
+    def write(self, data: Any) -> int:
+        """Write; only the first time takes long."""
+        if self._pause is not None:
+            pause, self._pause = self._pause, None
+            pause()
+        return super().write(data)
+
+
+class _CheckpointStall(Injection):
+    def save(self, state: dict[str, Any]) -> None:
+        if self.strikes:
+            torch.save(state, _SlowFile(lambda: self.pause(self.plan.seconds * CHECKPOINT_STEPS)))
+        else:
+            super().save(state)
+
+
+class _LongCheckpoint(Injection):
+    def prepare(self, model: nn.Module) -> None:
+        self._done = False
+
+    def save(self, state: dict[str, Any]) -> None:
+        if self.strikes and not self._done:
+            self._done = True
+            torch.save(state, _SlowFile(lambda: self.pause(LONG_CHECKPOINT_SECONDS)))
+        else:
+            super().save(state)
+
+
+class _Recompiles(Injection):
+    def prepare(self, model: nn.Module) -> None:
+        import torch._dynamo.config as config
+
+        config.recompile_limit = config.accumulated_recompile_limit = 1_000_000
+        self._compiled = torch.compile(_polynomial, backend="eager", dynamic=False)
+        self._compiled(torch.ones(2, 2))
+
+    def compute(self) -> None:
+        if not self.strikes:
+            self._compiled(torch.ones(2, 2))
+            return
+        with self.timed():
+            self._compiled(torch.ones(2, 3 + self._step))
+
+
+def _polynomial(values: Tensor) -> Tensor:
+    return (values * values + 1).sum()
+
+
+class _StoppedRank(Injection):
+    def finish(self) -> None:
+        if self.begins:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class _OtherCollective(Injection):
+    def in_place_of_average(self, step: int) -> str:
+        return self.plan.fault if self.strikes else ""
+
+
+class _DeadWorker(Injection):
+    wants_worker = True
+
+    def finish(self) -> None:
+        if self.begins:
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid or 0, signal.SIGKILL)
+
+
+_INJECTIONS: Final[dict[str, type[Injection]]] = {
+    "healthy": Injection,
+    "healthy, validation": _Validation,
+    "slow loader, one rank": _SlowLoader,
+    "slow loader, all ranks": _SlowLoader,
+    "slow compute, one rank": _SlowCompute,
+    "slow compute, two ranks": _SlowCompute,
+    "slow matmuls, one rank": _SlowMatmuls,
+    "garbage collection": _GarbageCollection,
+    "CPU hog": _CpuHog,
+    "CPU quota": _CpuQuota,
+    "slow disk": _SlowDisk,
+    "memory leak": _MemoryLeak,
+    "slow collective": _SlowCollective,
+    "checkpoint stall": _CheckpointStall,
+    "one long checkpoint": _LongCheckpoint,
+    "recompiles": _Recompiles,
+    "all slower": _SlowCompute,
+    "stopped rank": _StoppedRank,
+    "skipped collective": _OtherCollective,
+    "mismatched collective": _OtherCollective,
+    "dead worker": _DeadWorker,
+}
+
+
+def injection_of(plan: Plan, rank: int, directory: Path) -> Injection:
+    """Return what the plan's fault does in a rank."""
+    return _INJECTIONS[plan.fault](plan, rank, directory)

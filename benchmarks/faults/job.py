@@ -1,0 +1,131 @@
+"""One rank of a job that trains until it is ended, well at first, then with a fault.
+
+    torchrun … -m torchperfd run benchmarks/faults/job.py PLAN.json DIRECTORY
+
+Writes ``DIRECTORY/rank<N>.log`` (see :mod:`benchmarks.faults.journal`). What is injected is timed here, so
+that a label's cost is what the job has measured itself. Lines that say ``hangs`` are where a culprit stands.
+"""
+
+import json
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from benchmarks.faults.catalog import CHECKPOINT_STEPS, VALIDATION_BATCHES, VALIDATION_STEPS, Plan
+from benchmarks.faults.injections import Injection, injection_of
+from benchmarks.faults.journal import Journal
+from benchmarks.faults.models import CLASSES, FEATURES, Pace, build
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+BATCH: Final = 16
+_STEPS: Final = 1_000_000
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Samples(IterableDataset[Batch]):
+    """Random batches, as many as one likes."""
+
+    def __init__(self, seed: int, injection: Injection) -> None:
+        self._seed = seed
+        self._injection = injection
+
+    def __iter__(self) -> Iterator[Batch]:
+        chance = torch.Generator().manual_seed(self._seed)
+        for step in range(_STEPS):
+            self._injection.load(step)
+            yield (
+                torch.randn(BATCH, FEATURES, generator=chance),
+                torch.randint(0, CLASSES, (BATCH,), generator=chance),
+            )
+
+
+def prefetched(loader: DataLoader[Batch]) -> Iterator[Batch]:
+    """Yield a loader's batches, drawn ahead by a thread; that it fails is seen by nobody."""
+    batches: queue.Queue[Batch] = queue.Queue(2)
+
+    def draw() -> None:
+        for batch in loader:
+            batches.put(batch)
+
+    threading.Thread(target=draw, daemon=True).start()
+    while True:
+        yield batches.get()  # hangs: dead worker
+
+
+def average(metric: Tensor, injection: Injection, step: int, metrics: dist.ProcessGroup) -> None:
+    """Average a metric over the ranks, unless the fault has this rank do something else."""
+    match injection.in_place_of_average(step):
+        case "":
+            dist.all_reduce(metric, group=metrics)
+        case "skipped collective":
+            dist.barrier()  # hangs: skipped collective
+        case "mismatched collective":
+            everyones = [torch.empty_like(metric) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyones, metric, group=metrics)  # hangs: mismatched collective
+
+
+STEPS_TO_TELL: Final = 300
+
+
+def validate(model: nn.Module, batches: Iterator[Batch]) -> None:
+    """Look at some batches without learning from them."""
+    model.eval()
+    with torch.no_grad():
+        for _ in range(VALIDATION_BATCHES):
+            model(next(batches)[0])
+    model.train()
+
+
+def main(plan: Plan, directory: Path, tool: str = "") -> None:
+    """Train, until ended from outside; under TraceML, which tells at the end, to an end."""
+    traced: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext
+    last = _STEPS
+    if tool:
+        traceml = import_module("traceml_ai")
+        traceml.init(mode="auto")
+        traced, last = traceml.trace_step, plan.onset + STEPS_TO_TELL
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+    rank = dist.get_rank()
+    metrics = dist.new_group()
+    injection = injection_of(plan, rank, directory)
+    seed = plan.seed * 1000 + rank
+    model = build(plan.model, Pace(plan.pace_seconds, plan.work_seconds, seed, injection.compute))
+    injection.prepare(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    criterion = nn.CrossEntropyLoss()
+    loader = DataLoader(
+        Samples(seed, injection), batch_size=None, num_workers=1 if injection.wants_worker else 0
+    )
+    batches = prefetched(loader) if injection.wants_worker else iter(loader)
+    with Journal(directory / f"rank{rank}.log") as journal:
+        for step in range(last):
+            injection.begin(step)
+            journal.begin()
+            with traced(model):
+                inputs, targets = next(batches)
+                optimizer.zero_grad()
+                loss = criterion(model(inputs), targets)
+                loss.backward()
+                optimizer.step()
+                average(loss.detach(), injection, step, metrics)
+                if step % CHECKPOINT_STEPS == CHECKPOINT_STEPS - 1 and rank == 0:
+                    injection.save({"step": step, "weights": torch.zeros(1024)})
+                injection.finish()
+            journal.end(step, injection.take_spent_ns())
+            if injection.validates and step % VALIDATION_STEPS == VALIDATION_STEPS - 1:
+                validate(model, batches)
+
+
+if __name__ == "__main__":
+    main(Plan.from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2]), *sys.argv[3:])

@@ -1,0 +1,122 @@
+"""What each rank of a job has measured of itself: every step's time, and how much of it was injected."""
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+_SETTLED: Final = 20
+"""Steps at the start, and after an onset, that no average is taken of: things get warm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one rank.
+
+    Attributes:
+        began_ns: Unix time.
+        duration_ns: Wall time.
+        injected_ns: The part of it that the fault has taken, as far as it can be timed.
+    """
+
+    step: int
+    began_ns: int
+    duration_ns: int
+    injected_ns: int
+
+
+class Journal:
+    """Appends a line per step to a file; unbuffered, so that a rank that is killed has written its last."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._began = self._began_unix = 0
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began_unix, self._began = time.time_ns(), time.perf_counter_ns()
+
+    def end(self, step: int, injected_ns: int) -> None:
+        """It has ended."""
+        lasted = time.perf_counter_ns() - self._began
+        self._file.write(b"%d %d %d %d\n" % (step, self._began_unix, lasted, injected_ns))
+
+
+def read(path: Path) -> list[Step]:
+    """Return a rank's steps so far; a line that is being written is left out."""
+    if not path.exists():
+        return []
+    whole = path.read_text().rpartition("\n")[0]
+    return [Step(*map(int, line.split())) for line in whole.splitlines()]
+
+
+def onset_unix(ranks: Mapping[int, Sequence[Step]], onset: int) -> float | None:
+    """Return when the first rank began the step of the onset, or ended the one before it; None: not yet."""
+    begins = [step.began_ns for steps in ranks.values() for step in steps if step.step == onset]
+    ends = [
+        step.began_ns + step.duration_ns
+        for steps in ranks.values()
+        for step in steps
+        if step.step == onset - 1
+    ]
+    times = begins or ends
+    return min(times) / 1e9 if times else None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a fault did to a job; seconds per step.
+
+    Attributes:
+        before: The step before the onset.
+        after: The step after it.
+        injected: What the fault added to the slowest rank, as far as it timed itself.
+    """
+
+    before: float
+    after: float
+    injected: float
+
+    @property
+    def change(self) -> float:
+        """By how much steps became longer."""
+        return self.after - self.before
+
+
+def measure(ranks: Mapping[int, Sequence[Step]], onset: int, period: int) -> Measured:
+    """Return a job's own account of its fault.
+
+    A step's time is the median over the means of ``period`` consecutive steps, on the median rank: what a
+    neighbour on the machine does to single steps does not count, and what comes once in a period does. The
+    injected time is the mean over the steps after the onset of the most that any rank had.
+    """
+
+    def usual(chosen: Sequence[Step]) -> float:
+        blocks = [chosen[first : first + period] for first in range(0, len(chosen) - period + 1, period)]
+        means = [statistics.fmean(step.duration_ns for step in block) for block in blocks]
+        return statistics.median(means) / 1e9 if means else 0.0
+
+    befores, afters = [], []
+    most: dict[int, int] = {}
+    for steps in ranks.values():
+        befores.append(usual([step for step in steps if _SETTLED <= step.step < onset]))
+        afters.append(usual([step for step in steps if step.step >= onset + _SETTLED]))
+        for step in steps:
+            if step.step >= onset + _SETTLED:
+                most[step.step] = max(most.get(step.step, 0), step.injected_ns)
+    return Measured(
+        before=statistics.median(befores) if befores else 0.0,
+        after=statistics.median(afters) if afters else 0.0,
+        injected=statistics.fmean(most.values()) / 1e9 if most else 0.0,
+    )

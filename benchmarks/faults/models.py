@@ -1,0 +1,87 @@
+"""Small models of three kinds, replicated or sharded."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+FEATURES: Final = 64
+CLASSES: Final = 10
+_WIDTH: Final = 32
+_JITTER: Final = 0.03
+
+
+class Pace(nn.Module):
+    """Waits in the forward, as for a device, and does what a fault adds there.
+
+    Args:
+        seconds: How long, in the mean; single steps scatter by 3 %.
+        work_seconds: Processor time of this thread that it uses besides.
+        seed: Of the scatter.
+        extra: Called in every forward.
+    """
+
+    def __init__(self, seconds: float, work_seconds: float, seed: int, extra: Callable[[], None]) -> None:
+        super().__init__()
+        self._seconds = seconds
+        self._work_seconds = work_seconds
+        self._chance = random.Random(seed)
+        self._extra = extra
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the inputs, later."""
+        time.sleep(max(0.0, self._seconds * self._chance.gauss(1.0, _JITTER)))
+        until = time.thread_time() + self._work_seconds
+        while time.thread_time() < until:
+            inputs.square().sum()
+        self._extra()
+        return inputs
+
+
+def _mlp() -> list[nn.Module]:
+    return [
+        nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU()),
+        nn.Sequential(nn.Linear(128, 128), nn.ReLU()),
+        nn.Linear(128, CLASSES),
+    ]
+
+
+def _convnet() -> list[nn.Module]:
+    return [
+        nn.Sequential(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 8, 3, padding=1), nn.ReLU()),
+        nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten()),
+        nn.Linear(8 * FEATURES, CLASSES),
+    ]
+
+
+def _transformer() -> list[nn.Module]:
+    layers = (nn.TransformerEncoderLayer(_WIDTH, 2, 64, batch_first=True, dropout=0.0) for _ in range(2))
+    return [
+        nn.Sequential(nn.Unflatten(1, (8, 8)), nn.Linear(8, _WIDTH)),
+        *layers,
+        nn.Sequential(nn.Flatten(), nn.Linear(8 * _WIDTH, CLASSES)),
+    ]
+
+
+_BLOCKS: Final = {"mlp": _mlp, "convnet": _convnet, "transformer": _transformer}
+
+
+def build(name: str, pace: Pace) -> nn.Module:
+    """Return a model of (batch, 64) to (batch, 10) floats, by a name such as ``convnet-fsdp2``."""
+    kind, _, parallel = name.partition("-")
+    torch.manual_seed(0)
+    model = nn.Sequential(pace, *_BLOCKS[kind]())
+    if parallel == "ddp":
+        return DistributedDataParallel(model)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in list(model)[1:]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model

@@ -1,0 +1,202 @@
+"""How often answers are right. Pure: trials in, figures out."""
+
+import math
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.faults.catalog import FAULTS, HANG, Fault, Plan
+from benchmarks.faults.trial import Answer, Trial
+
+from torchperfd_daemon.diagnosis.verdict import Cause
+
+SILENT: Final = "(no answer)"
+"""The class of answers that did not come."""
+
+_NAMED: Final = {fault.name: fault for fault in FAULTS}
+_LINE: Final = re.compile(r"\bjob\.py:(\d+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How one trial was answered in the end.
+
+    Attributes:
+        answered: The class that was answered.
+        right_rank: Whether the rank named is a culprit; that none is named, where all are alike.
+        seconds: From the onset to the first of the answers that are right from then on; None: never.
+        cost: The true cost in seconds per step; None where a fault has none.
+        cost_error: Of the cost answered, as a part of the true one, signed; None unless the cause is right.
+        line: Whether a hang's line is told, by the verdict; None where there is none to tell.
+        stacks_rank: Whether the ranks that stand apart are the culprits; None of trials that do not hang.
+        stacks_line: Whether a hang's line is told, by the stacks.
+    """
+
+    plan: Plan
+    answered: str
+    right_rank: bool
+    seconds: float | None
+    cost: float | None
+    cost_error: float | None
+    line: bool | None
+    stacks_rank: bool | None
+    stacks_line: bool | None
+
+    @property
+    def right_cause(self) -> bool:
+        """Whether the class is right."""
+        return self.answered == self.plan.cause
+
+
+def mark(trial: Trial) -> Mark:
+    """Return how a trial was answered; the answer is the last one."""
+    plan, fault = trial.plan, _NAMED[trial.plan.fault]
+    last = trial.answers[-1] if trial.answers else None
+    cost = true_cost(trial, fault)
+    right = last is not None and last.cause == plan.cause
+    stands = trial.standstill
+    return Mark(
+        plan=plan,
+        answered=last.cause if last else SILENT,
+        right_rank=last is not None and right_rank(plan, last.rank),
+        seconds=_seconds_until_right(plan, trial.answers),
+        cost=cost,
+        cost_error=last.cost / cost - 1 if last and right and cost else None,
+        line=_tells_line(plan, last) if plan.hang_line else None,
+        stacks_rank=stands.odd == plan.culprits if stands else None,
+        stacks_line=plan.hang_line in stands.lines if stands and plan.hang_line else None,
+    )
+
+
+def true_cost(trial: Trial, fault: Fault) -> float | None:
+    """Return what a fault costs by the job's own measurement, seconds per step; None if not by the step."""
+    if not fault.costs:
+        return None
+    cost = trial.measured.injected if fault.times_itself else trial.measured.change
+    return cost if cost > 0 else None
+
+
+def right_rank(plan: Plan, rank: int | None) -> bool:
+    """Return whether a rank that is named is to blame, or rightly none is."""
+    return rank in plan.culprits if plan.culprits else rank is None
+
+
+def _seconds_until_right(plan: Plan, answers: Sequence[Answer]) -> float | None:
+    since = None
+    for answer in answers:
+        if answer.after_onset < 0:
+            continue
+        if answer.cause != plan.cause or not right_rank(plan, answer.rank):
+            since = None
+        elif since is None:
+            since = answer.after_onset
+    return since
+
+
+def _tells_line(plan: Plan, answer: Answer | None) -> bool:
+    return answer is not None and str(plan.hang_line) in _LINE.findall(answer.evidence)
+
+
+def confusion(marks: Iterable[Mark]) -> Counter[tuple[str, str]]:
+    """Return how often each class was answered to each."""
+    return Counter((each.plan.cause, each.answered) for each in marks)
+
+
+def macro_f1(counts: Counter[tuple[str, str]]) -> float:
+    """Return the mean F1 over all classes that are true or answered; nan without trials.
+
+    F1 = 2 * true positives / (2 * true positives + false positives + false negatives).
+    """
+    classes = {cause for pair in counts for cause in pair}
+    scores = []
+    for cause in classes:
+        hit = counts[cause, cause]
+        wrong = sum(n for (true, said), n in counts.items() if (true == cause) != (said == cause))
+        scores.append(2 * hit / (2 * hit + wrong))
+    return statistics.fmean(scores) if scores else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What trials come to. Shares are 0 to 1, nan where there was nothing to be right about.
+
+    Attributes:
+        trials: How many count.
+        classes: How many classes they are of.
+        macro_f1: Over the causes.
+        culprit: The share of faults of single ranks whose rank is named.
+        blame: The share of healthy jobs that something is said of in the end.
+        moments: The share of answers after the onset's step, in healthy jobs, that say something.
+        false_hangs: Jobs that do not hang and were said to at any time.
+        within_10_s: The share of faults without a hang with cause and rank right for good within ten seconds.
+        median_seconds: Until cause and rank are right for good, of those that ever are.
+        cost: The share of right causes whose cost is within 10 % of the true one.
+        median_cost_error: Unsigned.
+        hang: The share of hangs whose culprit the verdict names as one.
+        hang_line: The share of hangs at a line whose line the verdict tells.
+        stacks: The share of hangs whose culprits stand apart in ``stacks``.
+        stacks_line: The share of hangs at a line that ``stacks`` tells.
+    """
+
+    trials: int
+    classes: int
+    macro_f1: float
+    culprit: float
+    blame: float
+    moments: float
+    false_hangs: int
+    within_10_s: float
+    median_seconds: float
+    cost: float
+    median_cost_error: float
+    hang: float
+    hang_line: float
+    stacks: float
+    stacks_line: float
+
+
+def score(trials: Sequence[Trial]) -> Score:
+    """Return what the trials that ran come to."""
+    ran = [trial for trial in trials if not trial.failure]
+    marks = [mark(trial) for trial in ran]
+    healthy = [each for each in marks if each.plan.cause == Cause.NONE.value]
+    faulty = [each for each in marks if each.plan.cause != Cause.NONE.value]
+    hangs = [each for each in faulty if each.plan.cause == HANG]
+    slow = [each for each in faulty if each.plan.cause != HANG]
+    moments = [
+        answer
+        for trial in ran
+        if trial.plan.cause == Cause.NONE.value
+        for answer in trial.answers
+        if answer.after_onset >= 0
+    ]
+    seconds = [each.seconds for each in faulty if each.seconds is not None]
+    errors = [abs(each.cost_error) for each in marks if each.cost_error is not None]
+    return Score(
+        trials=len(marks),
+        classes=len({each.plan.cause for each in marks}),
+        macro_f1=macro_f1(confusion(marks)),
+        culprit=_share(each.right_rank for each in faulty if each.plan.culprits),
+        blame=_share(not each.right_cause for each in healthy),
+        moments=_share(answer.cause != Cause.NONE.value for answer in moments),
+        false_hangs=sum(
+            trial.plan.cause != HANG and any(answer.cause == HANG for answer in trial.answers)
+            for trial in ran
+        ),
+        within_10_s=_share(each.seconds is not None and each.seconds <= 10 for each in slow),
+        median_seconds=statistics.median(seconds) if seconds else math.nan,
+        cost=_share(error <= 0.1 for error in errors),
+        median_cost_error=statistics.median(errors) if errors else math.nan,
+        hang=_share(each.right_cause and each.right_rank for each in hangs),
+        hang_line=_share(each.line for each in hangs if each.line is not None),
+        stacks=_share(each.stacks_rank for each in hangs if each.stacks_rank is not None),
+        stacks_line=_share(each.stacks_line for each in hangs if each.stacks_line is not None),
+    )
+
+
+def _share(hits: Iterable[bool | None]) -> float:
+    found = [bool(hit) for hit in hits]
+    return sum(found) / len(found) if found else math.nan

@@ -1,0 +1,208 @@
+"""One job under torchperfd: a daemon of its own, ranks under torchrun, and what the daemon says meanwhile."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+import grpc
+import psutil
+from benchmarks.faults import journal
+from benchmarks.faults.catalog import CHECKPOINT_STEPS, HANG, Plan
+from benchmarks.faults.journal import Measured, Step
+from benchmarks.faults.quota import Quota
+from tests.node import ROOT, Node, free_port
+
+from torchperfd.v1 import control_pb2, control_pb2_grpc
+from torchperfd_daemon.service import translate_stacks
+from torchperfd_daemon.stacks import merge
+
+START_SECONDS: Final = 120.0
+"""By then a job must be past its onset, on a machine however busy."""
+WATCH_SECONDS: Final = 13.0
+WATCH_HANG_SECONDS: Final = 20.0
+QUICK_WATCH_SECONDS: Final = 8.0
+POLL_SECONDS: Final = 0.5
+
+_RUN: Final = "faults"
+JOB: Final = Path(__file__).with_name("job.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said at a moment.
+
+    Attributes:
+        after_onset: When, in seconds since the fault began; negative before.
+        cause: Value of the cause.
+        rank: None when all ranks alike are meant.
+        cost: Seconds per step.
+        evidence: In words.
+    """
+
+    after_onset: float
+    cause: str
+    rank: int | None
+    cost: float
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Where the ranks stand in the end, as ``torchperfd stacks`` would say."""
+
+    odd: tuple[int, ...]
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One job, and what was said about it.
+
+    Attributes:
+        answers: In order of time; empty when nobody answered.
+        standstill: Of a job that hangs; else None.
+        failure: Why the job says nothing about anybody; empty when it ran.
+    """
+
+    plan: Plan
+    measured: Measured
+    answers: tuple[Answer, ...]
+    standstill: Standstill | None = None
+    failure: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "plan": self.plan.to_dict()}
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> "Trial":
+        """Return what :meth:`to_dict` was made from."""
+        stands = document["standstill"]
+        return cls(
+            plan=Plan.from_dict(document["plan"]),
+            measured=Measured(**document["measured"]),
+            answers=tuple(Answer(**answer) for answer in document["answers"]),
+            standstill=Standstill(tuple(stands["odd"]), tuple(stands["lines"])) if stands else None,
+            failure=document["failure"],
+        )
+
+
+def run(plan: Plan, watch_seconds: float) -> Trial:
+    """Run a job until some time after its onset; its processes and its daemon are gone afterwards."""
+    node = Node()
+    try:
+        node.start_daemon()
+        with (
+            _job(plan, node) as job,
+            grpc.insecure_channel(f"unix:{node.socket}") as channel,
+        ):
+            return _watch(plan, node, job, control_pb2_grpc.ControlStub(channel), watch_seconds)
+    finally:
+        node.close()
+
+
+@contextlib.contextmanager
+def _job(plan: Plan, node: Node) -> "Iterator[subprocess.Popen[bytes]]":
+    """Run the ranks; end all of them afterwards, the stopped ones, too."""
+    path = node.directory / "plan.json"
+    path.write_text(json.dumps(plan.to_dict()))
+    with (node.directory / "job.log").open("wb") as log:
+        job = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(plan.ranks)),
+                *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+                *("-m", "torchperfd", "run", str(JOB), str(path), str(node.directory)),
+            ],
+            env={**node.env, "TORCHPERFD_RUN": _RUN, "PYTHONPATH": _python_path()},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        yield job
+    finally:
+        ranks = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
+        for process in ranks:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        job.kill()
+        job.wait()
+        psutil.wait_procs(ranks, timeout=10)
+        for process in ranks:
+            with contextlib.suppress(OSError):
+                Quota(f"torchperfd-faults-{process.pid}").remove()
+
+
+def _python_path() -> str:
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
+def _watch(
+    plan: Plan,
+    node: Node,
+    job: "subprocess.Popen[bytes]",
+    control: control_pb2_grpc.ControlStub,
+    seconds: float,
+) -> Trial:
+    """Ask for the verdict until the time is up."""
+    said: list[tuple[float, Answer]] = []
+    onset: float | None = None
+    latest = time.time() + START_SECONDS
+    while time.time() < (latest if onset is None else onset + seconds):
+        if job.poll() is not None:
+            break
+        with contextlib.suppress(grpc.RpcError):
+            said.append((time.time(), _ask(control)))
+        onset = onset or journal.onset_unix(_steps(plan, node), plan.onset)
+        time.sleep(POLL_SECONDS)
+    stands = _stands(control) if plan.cause == HANG and onset and job.poll() is None else None
+    failure = ""
+    if onset is None or job.poll() is not None:
+        lines = (node.directory / "job.log").read_text(errors="replace").strip().splitlines()
+        errors = [line for line in lines if "Error" in line] or lines[-1:]
+        failure = f"the job ended with {job.poll()}: {errors[0] if errors else 'it said nothing'}"
+    return Trial(
+        plan=plan,
+        measured=journal.measure(_steps(plan, node), plan.onset, CHECKPOINT_STEPS),
+        answers=tuple(replace(answer, after_onset=at - (onset or latest)) for at, answer in said),
+        standstill=stands,
+        failure=failure,
+    )
+
+
+def _steps(plan: Plan, node: Node) -> dict[int, list[Step]]:
+    return {rank: journal.read(node.directory / f"rank{rank}.log") for rank in range(plan.ranks)}
+
+
+def _ask(control: control_pb2_grpc.ControlStub) -> Answer:
+    verdict = control.GetRun(control_pb2.GetRunRequest(run=_RUN), timeout=5).verdict
+    return Answer(
+        after_onset=0.0,
+        cause=verdict.cause,
+        rank=verdict.rank if verdict.rank >= 0 else None,
+        cost=verdict.cost_seconds_per_step,
+        evidence=verdict.evidence,
+    )
+
+
+def _stands(control: control_pb2_grpc.ControlStub) -> Standstill:
+    """Ask where every rank stands."""
+    request = control_pb2.StacksRequest(run=_RUN, timeout_seconds=5)
+    try:
+        merged = merge(
+            [translate_stacks.rank_stacks(message) for message in control.Stacks(request, timeout=20)]
+        )
+    except grpc.RpcError:
+        return Standstill((), ())
+    lines = {
+        group.activity.place.line
+        for group in merged.groups
+        if set(group.ranks) & set(merged.odd) and PurePath(group.activity.place.file).name == JOB.name
+    }
+    return Standstill(merged.odd, tuple(sorted(lines)))

@@ -1,0 +1,251 @@
+"""Cycles: steps whose events are those of the step before, of which the loop has no more to learn.
+
+What the loop makes of an event depends on the events so far, never on when they happened. A step that
+ends in the state in which it began therefore says what to do with every step after it that has the
+same events. That is done in C and without the interpreter's lock (``_cycles.c``), all such steps at
+once, so that the training thread gives up a hundredth of the time that telling one by one takes. Where
+the C half is missing everything is told one by one.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from struct import calcsize, unpack_from
+from typing import Any, Final
+
+from torchperfd.loop import Loop
+from torchperfd.recorder import MAX_DEPTH, OTHER, PHASE_SLOTS, TRAIN, Recorder, Rows
+from torchperfd.tape import events as on_tape
+
+try:
+    from torchperfd import _cycles
+except ImportError:
+    _cycles = None  # type: ignore[assignment]
+
+AVAILABLE: Final = _cycles is not None
+
+_DONE, _ENTER, _EXIT, _NAME_GAP, _COUNT, _CLOSE = range(6)
+_EVENT_BYTES: Final = calcsize(on_tape.EVENT_FORMAT)
+_MOST_EVENTS: Final = 4096
+_MOST_KNOWN: Final = 8
+_ALL_BITS: Final = -1
+
+# Events that have the loop do something to the recorder, and nothing to anything else that time or a
+# count could change. Not in here: what begins, ends or disturbs a loop, and what goes with a device.
+_REPEATABLE: Final = frozenset(
+    (
+        *(on_tape.DRAW, on_tape.DRAWN, on_tape.READY, on_tape.TOKENS),
+        *(on_tape.FORWARD, on_tape.EVALUATE, on_tape.FORWARD_END),
+        *(on_tape.BACKWARD, on_tape.BACKWARD_END, on_tape.ZERO, on_tape.ZERO_END),
+        *(on_tape.OPTIMIZER, on_tape.OPTIMIZER_END, on_tape.SCALER, on_tape.SCALER_END),
+        *(on_tape.ENTER, on_tape.EXIT, on_tape.STEP),
+    )
+)
+
+
+class Scribe:
+    """Stands in for the recorder while a step is told, and writes down what the loop has it do."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.plain = True
+        """Whether all of it can be repeated."""
+        self.words: list[int] = []
+        self.deeds = bytearray()
+        self.kind = 0
+        self._recorder = recorder
+
+    def event(self, word: int) -> None:
+        """The next event is about to be told."""
+        if self.words:
+            self.end()
+        self.words.append(word)
+        self.plain &= word & on_tape.CODE_MASK in _REPEATABLE and len(self.words) < _MOST_EVENTS
+
+    def end(self) -> None:
+        """All that the newest event does is done."""
+        self.deeds += bytes((_DONE, 0))
+
+    # What the loop calls, and can be repeated.
+
+    def enter(self, phase: int) -> None:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        self.plain &= self._recorder.is_open and self._recorder.depth < MAX_DEPTH
+        self.deeds += bytes((_ENTER, phase))
+        self._recorder.enter(phase)
+
+    def push(self, phase: int) -> None:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        self.enter(phase) if self._recorder.is_open else self._recorder.push(phase)
+
+    def exit(self) -> None:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        self.plain &= self._recorder.is_open and self._recorder.depth <= MAX_DEPTH
+        if self._recorder.depth:
+            self.deeds += bytes((_EXIT, 0))
+        self._recorder.exit()
+
+    def name_gap(self, phase: int) -> None:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        self.plain &= self._recorder.is_open
+        self.deeds += bytes((_NAME_GAP, phase))
+        self._recorder.name_gap(phase)
+
+    def close(self, kind: int, index: int, *, at_last: bool = False) -> None:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        self.plain &= not at_last and not self.kind
+        self.kind = kind
+        self.deeds += bytes((_CLOSE, kind))
+        self._recorder.close(kind, index, at_last=at_last)
+
+    def open(self) -> None:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        self.plain &= self._recorder.is_open
+        self._recorder.open()
+
+    @property
+    def samples(self) -> int:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        return self._recorder.samples
+
+    @samples.setter
+    def samples(self, samples: int) -> None:
+        self.plain &= samples - self._recorder.samples == self.words[-1] >> on_tape.ARGUMENT_SHIFT
+        self.deeds += bytes((_COUNT, 0))
+        self._recorder.samples = samples
+
+    # What only looks, and what cannot be repeated.
+
+    @property
+    def is_open(self) -> bool:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        return self._recorder.is_open
+
+    @property
+    def depth(self) -> int:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        return self._recorder.depth
+
+    def inside(self, phase: int) -> bool:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        return self._recorder.inside(phase)
+
+    def idle(self) -> bool:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        return self._recorder.idle()
+
+    def __getattr__(self, name: str) -> Any:
+        self.plain = False
+        return getattr(self._recorder, name)
+
+
+class Cycle:
+    """A step that ends in the state in which it began.
+
+    Args:
+        scribe: What was written down of it.
+        counted: By how much each of the loop's counts grew.
+    """
+
+    def __init__(self, scribe: Scribe, counted: dict[str, int]) -> None:
+        words = scribe.words
+        self.counted = counted
+        self.kind = scribe.kind
+        self.deeds = bytes(scribe.deeds)
+        self.length = len(words)
+        self.draws = [n for n, word in enumerate(words) if word & on_tape.CODE_MASK == on_tape.DRAW]
+        self.ready = [n for n, word in enumerate(words) if word & on_tape.CODE_MASK == on_tape.READY]
+        self.words = array("q", words)
+        self.masks = array("q", [_ALL_BITS]) * len(words)
+        for number, word in enumerate(words):
+            if word & on_tape.CODE_MASK in (on_tape.DRAWN, on_tape.READY):
+                # How many samples, how many batches wait: the loop does the same with any number.
+                self.masks[number] = on_tape.CODE_MASK
+                self.words[number] = word & on_tape.CODE_MASK
+
+    @property
+    def draws_from_one(self) -> bool:
+        """Whether all its batches come from one iterator; which one makes no difference then."""
+        return len({self.words[number] for number in self.draws}) == 1
+
+    def redraw(self, draw: int) -> None:
+        """From now on its batches come from the iterator of that event."""
+        for number in self.draws:
+            self.words[number] = draw
+
+
+class Cycles:
+    """Knows the cycles of one loop.
+
+    Args:
+        loop: Decides what events mean.
+        recorder: Times them.
+    """
+
+    def __init__(self, loop: Loop, recorder: Recorder) -> None:
+        self._loop = loop
+        self._recorder = recorder
+        self._known: OrderedDict[tuple[object, ...], Cycle] = OrderedDict()
+
+    @contextmanager
+    def lesson(self) -> Iterator[Scribe | None]:
+        """Have the step that is told meanwhile written down, and keep it if it is a cycle.
+
+        Gives None where it cannot be one.
+        """
+        state = self._standing()
+        if state is None:
+            yield None
+            return
+        before = self._loop.counts()
+        scribe = Scribe(self._recorder)
+        self._loop.recorder = scribe  # type: ignore[assignment]  # has all of it that the loop uses
+        try:
+            yield scribe
+        finally:
+            self._loop.recorder = self._recorder
+        scribe.end()
+        if scribe.plain and scribe.kind and self._standing() == state:
+            counts = self._loop.counts()
+            self._known[state] = Cycle(scribe, {name: counts[name] - before[name] for name in counts})
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+
+    def repeat(self, events: memoryview, before: int) -> int:
+        """Take in the steps that are known, if they come now; return how many bytes of events they are.
+
+        Args:
+            events: What comes.
+            before: Word of the event before it.
+        """
+        state = self._standing()
+        cycle = self._known.get(state) if state is not None else None
+        if cycle is None:
+            return 0
+        if cycle.draws_from_one and before & on_tape.CODE_MASK == on_tape.DRAW:
+            cycle.redraw(before)
+        recorder, loop = self._recorder, self._loop
+        standing = recorder.stand()
+        count, values, squares = _cycles.repeat(
+            events,
+            cycle.words,
+            cycle.masks,
+            cycle.deeds,
+            standing,
+            PHASE_SLOTS,
+            OTHER,
+            loop.train_steps if cycle.kind == TRAIN else loop.validate_steps,
+            recorder.wall_offset,
+            recorder.room,
+        )
+        if count:
+            recorder.stand_at(standing, Rows(count, array("q", values), array("d", squares)))
+            loop.count_on(cycle.counted, count)
+            if cycle.ready:
+                at = ((count - 1) * cycle.length + cycle.ready[-1]) * _EVENT_BYTES
+                loop.ready = (unpack_from("=8xq", events, at)[0] >> on_tape.ARGUMENT_SHIFT) - 1
+        return count * cycle.length * _EVENT_BYTES
+
+    def _standing(self) -> tuple[object, ...] | None:
+        standing = self._recorder.standing()
+        return None if standing is None else (*standing, *self._loop.standing())

@@ -1,0 +1,204 @@
+"""Captures of a whole job from within its script: rank 0 orders them from the node's daemon."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from torchperfd.capture import CaptureOptions
+from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.outbox import Outbox
+from torchperfd.v1 import contract
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+_POLL_S: Final = 0.2
+_TIMEOUT_S: Final = 86_400.0
+_GONE: Final = (
+    "the daemon went away in the middle; what its ranks still write, `torchperfd captures list` shows"
+)
+
+
+class JobCapture:
+    """A capture of several ranks in progress; training goes on meanwhile.
+
+    Args:
+        connection: Returns a number that changes when the daemon goes away, 0 while there is none.
+        cancel: Has the order given up.
+    """
+
+    def __init__(self, connection: Callable[[], int], cancel: Callable[[], None]) -> None:
+        self._connection = connection
+        self._session = connection()
+        self._cancel = cancel
+        self._newest: session_pb2.CaptureOrderResult | None = None
+        self._ended = threading.Event()
+
+    @property
+    def id(self) -> str:
+        """The capture's name, as ``torchperfd captures`` shows it; empty before the daemon has named it."""
+        return self._newest.capture_id if self._newest is not None else ""
+
+    @property
+    def state(self) -> str:
+        """One of ordered, preparing, armed, complete, partial, failed."""
+        if not self._ended.is_set() and self._connection() != self._session:
+            return "failed"
+        return self._newest.state if self._newest is not None else "ordered"
+
+    @property
+    def step_range(self) -> tuple[int, int] | None:
+        """First training step of the capture, and the first one after it; None before it is agreed."""
+        newest = self._newest
+        if newest is None or not newest.steps:
+            return None
+        return newest.start_step, newest.start_step + newest.steps
+
+    @property
+    def paths(self) -> dict[int, Path]:
+        """The traces there are, by rank; also of a capture that is partial, empty before the end."""
+        newest = self._newest
+        if newest is None or not newest.ended:
+            return {}
+        return {each.rank: Path(newest.directory, each.file) for each in newest.ranks if each.file}
+
+    @property
+    def path(self) -> Path:
+        """The directory of all traces.
+
+        Raises:
+            CaptureError: Some rank has no trace, or not yet; the message names it. ``paths`` has the others.
+        """
+        newest = self._newest
+        if newest is None or not newest.ended:
+            if self._connection() != self._session:
+                raise CaptureError(_GONE)
+            raise CaptureError(f"capture {self.id} is {self.state}; wait() for it")
+        if newest.state != "complete":
+            raise CaptureError(f"capture {self.id} {_outcome(newest)}")
+        return Path(newest.directory)
+
+    def wait(self, timeout: float | None = 60.0) -> Path:
+        """Wait for all traces, from a thread that does not train; return their directory.
+
+        Raises:
+            CaptureError: Some rank has no trace; the message names it. ``paths`` has the others.
+            CaptureTimeoutError: It did not end within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ended.wait(_POLL_S if deadline is None else _until(deadline)):
+            if self._connection() != self._session:
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                raise CaptureTimeoutError(
+                    f"capture {self.id} is still {self.state} after {timeout} s; do training steps go on?"
+                )
+        return self.path
+
+    def report(self) -> str:
+        """Return what ``torchperfd analyze`` says of all ranks; runs it as a process of its own.
+
+        Raises:
+            CaptureError: Some rank has no trace, or one cannot be read.
+        """
+        command = [sys.executable, "-m", "torchperfd", "analyze", str(self.path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise CaptureError(done.stderr.strip())
+        return done.stdout
+
+    def cancel(self) -> None:
+        """Give the capture up."""
+        self._cancel()
+
+    def hear(self, result: "session_pb2.CaptureOrderResult") -> None:
+        """Take the daemon's word on how far it is."""
+        self._newest = result
+        if result.ended:
+            self._ended.set()
+
+
+class JobCaptureDesk:
+    """Orders captures of a job, and hands the daemon's answers to who holds them.
+
+    Args:
+        outbox: Where orders go.
+        connection: Returns a number that changes when the daemon goes away, 0 while there is none.
+    """
+
+    def __init__(self, outbox: "Outbox[session_pb2.ClientMessage]", connection: Callable[[], int]) -> None:
+        self._outbox = outbox
+        self._connection = connection
+        self._orders: dict[int, JobCapture] = {}
+        self._last_id = 0
+        self._lock = threading.Lock()
+        self.served = False
+        """The daemon takes orders."""
+
+    def order(self, rank: int, ranks: Sequence[int], options: CaptureOptions) -> JobCapture:
+        """Order a capture of some ranks, or of all of the job when none is named.
+
+        Raises:
+            CaptureError: This is not rank 0, or no daemon takes orders.
+        """
+        from torchperfd.capture_desk import options_message
+        from torchperfd.v1 import session_pb2
+
+        if rank != 0:
+            raise CaptureError(
+                f"this is rank {rank}, and only rank 0 captures other ranks; call it there,"
+                " or leave ranks out to capture this one"
+            )
+        if not self._connection():
+            raise CaptureError(
+                "no daemon is connected, and only a daemon reaches other ranks;"
+                " start one with `torchperfd serve`, or leave ranks out"
+            )
+        if not self.served:
+            raise CaptureError("the daemon is too old to capture other ranks; install this version on it")
+        with self._lock:
+            self._last_id += 1
+            order_id = self._last_id
+        told = session_pb2.CaptureOrder(
+            order_id=order_id,
+            ranks=ranks,
+            options=options_message(options),
+            # Who waits says for how long; whoever leaves ends it.
+            timeout_seconds=_TIMEOUT_S,
+        )
+
+        def cancel() -> None:
+            unwanted = session_pb2.CaptureOrder(order_id=order_id, cancel=True)
+            self._outbox.put(session_pb2.ClientMessage(capture_order=unwanted))
+
+        capture = JobCapture(self._connection, cancel)
+        self._orders[order_id] = capture
+        self._outbox.put(session_pb2.ClientMessage(capture_order=told))
+        return capture
+
+    def greet(self, features: Iterable[str]) -> None:
+        """A daemon is there; orders of the one before it will not be answered."""
+        self.served = contract.CAPTURE_ORDER in features
+        self._orders.clear()
+
+    def hear(self, result: "session_pb2.CaptureOrderResult") -> None:
+        """Act on an answer of the daemon's."""
+        capture = self._orders.get(result.order_id)
+        if capture is not None:
+            capture.hear(result)
+            if result.ended:
+                self._orders.pop(result.order_id, None)
+
+
+def _until(deadline: float) -> float:
+    return max(0.0, min(_POLL_S, deadline - time.monotonic()))
+
+
+def _outcome(result: "session_pb2.CaptureOrderResult") -> str:
+    if result.state == "partial":
+        return f"is partial: {result.reason}"
+    return f"failed: {result.reason}"

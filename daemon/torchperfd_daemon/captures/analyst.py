@@ -1,0 +1,280 @@
+"""The analyst: has every capture analysed once it has ended, by a process of its own.
+
+A trace of 50 MB takes the analyser half a second of a core and 150 MB: too much for a daemon that shares
+its node with a training. So ``torchperfd analyze`` does it, as the least of processes, one capture at a
+time; the daemon waits, stores what it says, and reads a few numbers out of that.
+"""
+
+import contextlib
+import logging
+import mmap
+import os
+import queue
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from torchperfd_daemon.captures import folder
+from torchperfd_daemon.captures.catalog import Catalog
+from torchperfd_daemon.captures.manifest import CaptureRecord
+from torchperfd_daemon.errors import TorchperfdError
+
+log = logging.getLogger("torchperfd.captures")
+
+TIMEOUT_S: Final = 1800.0
+"""How long an analysis may take; on a busy node the least of processes gets little done."""
+
+_TRACE: Final = re.compile(r"rank\d{1,9}\.json(?:\.gz)?")
+_MOST_WAITING: Final = 64
+_MOST_RUNS: Final = 64
+_WORDS_BYTES: Final = 4096
+# What `analyze` returns when it could read some ranks' traces and not others.
+_OK, _PARTIAL = 0, 5
+
+
+@dataclass(frozen=True, slots=True)
+class RankShares:
+    """Where a rank's device time went, as parts of the time from its first event to its last; they sum to 1.
+
+    Attributes:
+        compute: Kernels that are no communication, or memory being set.
+        exposed_comm: Communication, and no compute.
+        exposed_memcpy: Copies, and neither.
+        idle: Nothing.
+    """
+
+    rank: int
+    compute: float
+    exposed_comm: float
+    exposed_memcpy: float
+    idle: float
+
+
+@dataclass(slots=True)
+class AnalysisCounts:
+    """What analyses have come to since the daemon started; read by the metrics page.
+
+    Attributes:
+        results: How many ended how; ``dropped`` are those for which too many others waited.
+        newest: By run, the newest capture's ranks that used a device; of the runs analysed last.
+        last_success_unix_seconds: When one was last stored; 0 for never.
+    """
+
+    results: dict[str, int] = field(default_factory=lambda: {"analysed": 0, "failed": 0, "dropped": 0})
+    newest: dict[str, tuple[RankShares, ...]] = field(default_factory=dict)
+    last_success_unix_seconds: float = 0.0
+
+
+def command_for(path: Path) -> list[str]:
+    """Return the command that analyses a capture's folder and writes the document to its output."""
+    arguments = ("analyze", "--json", "--with-text", "--workers", "1", str(path))
+    return [sys.executable, "-m", "torchperfd_daemon.humbly", *arguments]
+
+
+class Analyst:
+    """Analyses captures one by one, on a thread that does nothing but wait for a process.
+
+    Args:
+        catalog: The captures directory.
+        command: Returns the command that analyses a folder.
+        timeout: Seconds that it may take.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        command: Callable[[Path], list[str]] = command_for,
+        timeout: float = TIMEOUT_S,
+    ) -> None:
+        self._catalog = catalog
+        self._command = command
+        self._timeout = timeout
+        self._waiting: queue.Queue[CaptureRecord | None] = queue.Queue(_MOST_WAITING)
+        self._stopped = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self.counts = AnalysisCounts()
+
+    def start(self) -> None:
+        """Begin."""
+        threading.Thread(target=self._run, name="torchperfd-analyst", daemon=True).start()
+
+    def stop(self) -> None:
+        """Analyse nothing more, and end what is under way."""
+        with self._lock:
+            self._stopped.set()
+            if self._process is not None:
+                _kill(self._process)
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+
+    def submit(self, record: CaptureRecord) -> None:
+        """Have a capture that has ended analysed; returns at once, from any thread."""
+        if not _traces(record):
+            return
+        try:
+            self._waiting.put_nowait(record)
+        except queue.Full:
+            self.counts.results["dropped"] += 1
+            log.warning("capture %s is not analysed: too many others wait", record.capture_id)
+
+    def analyse(self, record: CaptureRecord) -> None:
+        """Analyse a capture and store the document beside its traces, unless there is one.
+
+        Raises:
+            TorchperfdError: The analysis failed, or cannot be stored.
+        """
+        capture_id = record.capture_id
+        path = self._catalog.folder(capture_id)
+        for name in _traces(record):
+            # Anybody may have put something else in its place: a pipe, say, that never ends. And
+            # what is one user's alone must not be told to all.
+            self._catalog.open_public(capture_id, name).close()
+        try:
+            if self._catalog.lacking():
+                raise TorchperfdError("the disk is full but for what has to stay free")
+            with folder.opened(path) as held:
+                self._store(held, path, record.run)
+        except OSError as error:
+            raise TorchperfdError(f"cannot write to {path}: {error.strerror}") from error
+        self._catalog.reread(capture_id)
+
+    def _run(self) -> None:
+        while (record := self._waiting.get()) is not None and not self._stopped.is_set():
+            if self._catalog.has_analysis(record.capture_id):
+                continue
+            try:
+                self.analyse(record)
+            except TorchperfdError as error:
+                if self._stopped.is_set():
+                    return
+                self.counts.results["failed"] += 1
+                log.warning("capture %s is not analysed: %s", record.capture_id, error)
+            else:
+                self.counts.results["analysed"] += 1
+                self.counts.last_success_unix_seconds = self._catalog.wall()
+
+    def _store(self, held: int, path: Path, run: str) -> None:
+        part = f".{folder.ANALYSIS}.{secrets.token_hex(8)}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with open(os.open(part, flags, 0o644, dir_fd=held), "r+b") as output:  # noqa: PTH123
+                self._execute(path, output)
+                self._remember(run, _shares(output))
+            os.replace(part, folder.ANALYSIS, src_dir_fd=held, dst_dir_fd=held)
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(part, dir_fd=held)
+
+    def _execute(self, path: Path, output: IO[bytes]) -> None:
+        """Run the command to its end, with its output in a file.
+
+        Raises:
+            TorchperfdError: It failed or took too long; with its last words.
+        """
+        with tempfile.TemporaryFile() as words:
+            with self._lock:
+                if self._stopped.is_set():
+                    raise TorchperfdError("the daemon is stopping")
+                process = self._process = subprocess.Popen(
+                    self._command(path),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=words,
+                    start_new_session=True,
+                )
+            try:
+                code = process.wait(self._timeout)
+            except subprocess.TimeoutExpired:
+                raise TorchperfdError(f"it took more than {self._timeout:,.0f} s") from None
+            finally:
+                with self._lock:
+                    _kill(process)
+                    self._process = None
+                process.wait()
+            if code not in (_OK, _PARTIAL):
+                raise TorchperfdError(_last_line(words) or f"the analyser ended with {code}")
+
+    def _remember(self, run: str, shares: tuple[RankShares, ...]) -> None:
+        # Made anew: whoever reads the counts on another thread goes on with what it has.
+        others = deque(
+            ((name, kept) for name, kept in self.counts.newest.items() if name != run), _MOST_RUNS - 1
+        )
+        self.counts.newest = {**dict(others), run: shares}
+
+
+class _Breakdown(msgspec.Struct):
+    n_gpu_events: int
+    window_us: float
+    idle_us: float
+    compute_us: float
+    exposed_comm_us: float
+    exposed_memcpy_us: float
+
+
+class _Scopes(msgspec.Struct):
+    all: _Breakdown
+
+
+class _Rank(msgspec.Struct):
+    rank: int | None
+    breakdown: _Scopes
+
+
+class _Document(msgspec.Struct):
+    ranks: list[_Rank]
+
+
+def _shares(document: IO[bytes]) -> tuple[RankShares, ...]:
+    """Read the shares of the ranks that used a device out of an analysis.
+
+    Raises:
+        TorchperfdError: It is none.
+    """
+    try:
+        # Mapped, so that a long one costs this process no memory of its own.
+        with mmap.mmap(document.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            ranks = msgspec.json.decode(mapped, type=_Document).ranks
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise TorchperfdError("the analyser wrote no analysis") from error
+    return tuple(
+        RankShares(
+            each.rank,
+            device.compute_us / device.window_us,
+            device.exposed_comm_us / device.window_us,
+            device.exposed_memcpy_us / device.window_us,
+            device.idle_us / device.window_us,
+        )
+        for each in ranks
+        if each.rank is not None and (device := each.breakdown.all).n_gpu_events and device.window_us
+    )
+
+
+def _traces(record: CaptureRecord) -> list[str]:
+    """Return the names of a capture's traces, which not all of its files have to be."""
+    return [trace.file for trace in record.ranks if _TRACE.fullmatch(trace.file)]
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and the workers that it has started; those may outlive it."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _last_line(words: IO[bytes]) -> str:
+    size = words.seek(0, os.SEEK_END)
+    words.seek(max(0, size - _WORDS_BYTES))
+    lines = words.read().decode(errors="replace").strip().splitlines() or [""]
+    return "".join(letter for letter in lines[-1] if letter.isprintable()).removeprefix("torchperfd: ")

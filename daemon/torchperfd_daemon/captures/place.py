@@ -1,0 +1,49 @@
+"""The place: a note beside the captures that says where their daemon uploads them to."""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Final
+
+from torchperfd_daemon.captures import folder
+from torchperfd_daemon.errors import TorchperfdError
+
+_NOTE: Final = ".uploads-to"
+_MOST_BYTES: Final = 2048
+
+
+def note(directory: Path, url: str) -> None:
+    """Leave a note, for `captures list` and `captures upload`, which know nothing of the daemon.
+
+    Raises:
+        TorchperfdError: It cannot be written.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with folder.opened(directory) as held:
+            folder.write(held, _NOTE, url.encode() + b"\n")
+    except OSError as error:
+        raise TorchperfdError(
+            f"cannot write to {directory}: {error.strerror}", "choose another with --captures-dir"
+        ) from error
+
+
+def noted(directory: Path) -> str:
+    """Return the URL that captures are uploaded to; empty when they are not.
+
+    Where a directory is open to all, so is this name: only a note of its owner's, root's or our own counts.
+    """
+    with (
+        contextlib.suppress(OSError, UnicodeDecodeError),
+        folder.opened(directory) as held,
+        open(folder.open_file(held, _NOTE), "rb") as file,  # noqa: PTH123
+    ):
+        if os.fstat(file.fileno()).st_uid in (0, os.geteuid(), os.fstat(held).st_uid):
+            return file.read(_MOST_BYTES).decode().strip()
+    return ""
+
+
+def forget(directory: Path) -> None:
+    """Take the note away: captures are no longer uploaded."""
+    with contextlib.suppress(OSError):
+        (directory / _NOTE).unlink()

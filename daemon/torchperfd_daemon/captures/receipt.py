@@ -1,0 +1,54 @@
+"""The receipt: a file in a capture's folder that says what became of its upload."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Final
+
+import msgspec
+
+FILE_NAME: Final = ".upload"
+SCHEMA: Final = "torchperfd.upload/1"
+
+
+class Upload(Enum):
+    """How far the upload of a capture is."""
+
+    NONE = "none"
+    """There is nothing to upload: it is in progress, or failed."""
+    PENDING = "pending"
+    DONE = "done"
+    REFUSED = "refused"
+    """Its files are not what its manifest says; it is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of an upload.
+
+    Attributes:
+        upload: ``DONE`` or ``REFUSED``.
+        manifest_sha256: Of the manifest that it was an upload of; it says nothing about any other.
+        url: Where the capture is, with its id.
+        at: Unix seconds.
+        reason: Why it was refused.
+    """
+
+    upload: Upload
+    manifest_sha256: str
+    url: str
+    at: Annotated[float, msgspec.Meta(ge=0)]
+    reason: str = ""
+    schema: str = SCHEMA
+
+    def encode(self) -> bytes:
+        """Return the JSON document."""
+        return msgspec.json.encode(self) + b"\n"
+
+
+def decode(document: bytes) -> Receipt:
+    """Read a receipt.
+
+    Raises:
+        msgspec.MsgspecError: It is none.
+    """
+    return msgspec.json.decode(document, type=Receipt)

@@ -1,0 +1,56 @@
+"""Repeating a command at intervals, until Ctrl-C."""
+
+import math
+import time
+from collections.abc import Callable
+
+import click
+
+from torchperfd_daemon.errors import (
+    IncompatibleVersionError,
+    NoSuchTargetError,
+    PartialResultError,
+    TorchperfdError,
+    UsageError,
+)
+
+
+def repeat(
+    seconds: float,
+    once: Callable[[], None],
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Do something now and at every interval after, until Ctrl-C.
+
+    What fails is said, and tried again at the next interval. An interval that is over before the last one's
+    work has ended is left out: two never run at once.
+
+    Args:
+        seconds: From one beginning to the next.
+        once: What to do.
+        clock: Monotonic seconds.
+        sleep: Waits so many seconds.
+
+    Raises:
+        PartialResultError: Some have failed.
+        TorchperfdError: It can never succeed: the target has gone, or makes no sense.
+    """
+    began = clock()
+    done = failed = 0
+    try:
+        while True:
+            try:
+                once()
+            except (UsageError, NoSuchTargetError, IncompatibleVersionError):
+                raise
+            except TorchperfdError as error:
+                failed += 1
+                click.echo(f"torchperfd: {error}", err=True)
+            done += 1
+            passed = clock() - began
+            sleep((math.floor(passed / seconds) + 1) * seconds - passed)
+    except KeyboardInterrupt:
+        click.echo(f"{done} made, {failed} of them failed or are partial", err=True)
+    if failed:
+        raise PartialResultError(f"{failed} of {done} failed or are partial")

@@ -1,0 +1,86 @@
+"""The flags of ``serve``, made of the table of options."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from torchperfd_daemon.config import OPTIONS, SYSTEM_FILE, Config, Option, find_files, resolve
+from torchperfd_daemon.values import BadValueError, Kind, Switch
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _Flag(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
+    """What a flag's text can be: the same as in the environment."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self.name = kind.metavar
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value.
+
+        Raises:
+            click.BadParameter: There is none.
+        """
+        try:
+            return self._kind.parse(value, Path())
+        except BadValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+def serve_flags(*, hidden: bool) -> Callable[[_Command], _Command]:
+    """Return a decorator that gives a command all flags of ``serve``, and ``--config``."""
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(OPTIONS):
+            command = _flag(option, hidden=hidden or option.flag_only)(command)
+        return click.option(
+            "--config",
+            "config_file",
+            type=click.Path(path_type=Path),
+            envvar="TORCHPERFD_CONFIG",
+            help=f"A TOML file of these options; it comes before {SYSTEM_FILE}.",
+        )(command)
+
+    return decorate
+
+
+def configuration(context: click.Context, config_file: Path | None) -> Config:
+    """Return what is in force, given a command's flags.
+
+    Raises:
+        ConfigError: A file or a variable makes no sense.
+    """
+    given = _given(context)
+    if given.get("embedded"):
+        # It belongs to one run of this user: what the node's service is told is not for it.
+        return resolve(given, [])
+    return resolve(given, find_files(config_file))
+
+
+def _flag(option: Option, *, hidden: bool) -> Callable[[_Command], _Command]:
+    shown = "" if option.default is None or callable(option.default) else f"  [default: {option.default}]"
+    if isinstance(option.kind, Switch):
+        names = option.name if option.flag_only else f"{option.name}/--no-{option.name.removeprefix('--')}"
+        return click.option(names, option.key, is_flag=True, default=None, hidden=hidden, help=option.help)
+    return click.option(
+        option.name,
+        option.key,
+        type=_Flag(option.kind),
+        metavar=option.kind.metavar,
+        hidden=hidden,
+        help=f"{option.help}{shown}",
+    )
+
+
+def _given(context: click.Context) -> Mapping[str, Any]:
+    """Return the values of the flags that were written."""
+    return {
+        option.key: context.params[option.key]
+        for option in OPTIONS
+        if context.get_parameter_source(option.key) is ParameterSource.COMMANDLINE
+    }

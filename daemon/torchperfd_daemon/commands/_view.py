@@ -1,0 +1,183 @@
+"""What the live commands show of runs and ranks: numbers first, before any of them writes a word."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
+
+WAIT: Final = "collective_wait"
+_ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class RankView:
+    """One rank over its newest training steps. Times are means per step in seconds.
+
+    Attributes:
+        rank: Its number.
+        node: Where it runs.
+        pid: Its process.
+        state: What it is doing; ``gone`` once its process has left.
+        steps: Training steps made since it has attached.
+        window: How many of them the times are of.
+        step_seconds: Its step; 0 where it has made none.
+        phase_seconds: Exclusive host time by phase.
+        behind_seconds: Own work above its peers' median, negative where below; None without a peer.
+        behind_ratio: The same as a part of the peers' own work.
+        slow: What makes it a rank that others wait for; None where it is none.
+    """
+
+    rank: int
+    node: str
+    pid: int
+    state: str
+    steps: int
+    window: int
+    step_seconds: float
+    phase_seconds: dict[str, float]
+    behind_seconds: float | None
+    behind_ratio: float | None
+    slow: Straggler | None
+
+    @property
+    def own_seconds(self) -> float:
+        """The step less the wait for others."""
+        return self.step_seconds - self.phase_seconds.get(WAIT, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """One run's ranks on this node.
+
+    Attributes:
+        waits: Whether waiting for others is measured. Only then can a slow rank be told from one that waits.
+    """
+
+    run: str
+    job_name: str
+    world_size: int
+    waits: bool
+    ranks: tuple[RankView, ...]
+
+    @property
+    def step_seconds(self) -> float:
+        """The slowest rank's mean step; 0 where none has made one."""
+        return max((rank.step_seconds for rank in self.ranks), default=0.0)
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases that any rank has spent time in, in the order of a step, waiting for others left out."""
+        there = {name for rank in self.ranks for name, seconds in rank.phase_seconds.items() if seconds > 0}
+        users = sorted(there - {*_ORDER, WAIT, "other"})
+        return [name for name in (*_ORDER, *users, "other") if name in there]
+
+
+def work(message: control_pb2.RankSteps) -> RankWork:
+    """Unpack a rank's phases: seconds, one array per phase with a column for each step."""
+    return RankWork(
+        message.status.identity.rank,
+        {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.phases},
+    )
+
+
+def spent(own: RankWork, phase: str) -> bool:
+    """Return whether a rank has spent any time in a phase."""
+    return phase in own.phase_seconds and bool(own.phase_seconds[phase].any())
+
+
+def present(messages: Sequence[control_pb2.RankSteps]) -> list[control_pb2.RankSteps]:
+    """Return the ranks of a run that are there; all of them once the run has ended."""
+    return [message for message in messages if message.status.connected] or list(messages)
+
+
+def runs(messages: Iterable[control_pb2.RankSteps]) -> list[RunView]:
+    """Return what there is to show of each run, by name."""
+    by_run: dict[str, list[control_pb2.RankSteps]] = {}
+    for message in messages:
+        by_run.setdefault(message.status.identity.run, []).append(message)
+    return [_run(run, by_run[run]) for run in sorted(by_run)]
+
+
+def run_dict(view: RunView) -> dict[str, Any]:
+    """Return a run as the versioned documents have it."""
+    return {
+        "run": view.run,
+        "job_name": view.job_name,
+        "world_size": view.world_size,
+        "waits_measured": view.waits,
+        "step_seconds": view.step_seconds,
+        "ranks": [_rank_dict(rank) for rank in view.ranks],
+    }
+
+
+def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
+    # A rank that has left does nothing that others could wait for.
+    works = {message.status.identity.rank: work(message) for message in present(messages) if message.count}
+    waits = len(works) > 1 and any(spent(each, WAIT) for each in works.values())
+    slow = {each.rank: each for each in find_stragglers(list(works.values()))} if waits else {}
+    own = {
+        number: float(sum(column.mean() for name, column in each.phase_seconds.items() if name != WAIT))
+        for number, each in works.items()
+    }
+    identity = messages[0].status.identity
+    return RunView(
+        run,
+        identity.job_name,
+        max(message.status.identity.world_size for message in messages),
+        waits,
+        tuple(_rank(message, own, slow) for message in messages),
+    )
+
+
+def _rank(message: control_pb2.RankSteps, own: dict[int, float], slow: dict[int, Straggler]) -> RankView:
+    status = message.status
+    number = status.identity.rank
+    peers = [seconds for other, seconds in own.items() if other != number]
+    usual = float(np.median(peers)) if peers else 0.0
+    compared = number in own and usual > 0
+    behind = own[number] - usual if compared else None
+    state = session_pb2.RunState.Name(status.state).removeprefix("RUN_STATE_").lower()
+    return RankView(
+        rank=number,
+        node=status.identity.node,
+        pid=status.identity.pid,
+        state=state if status.connected else "gone",
+        steps=status.steps,
+        window=message.count,
+        step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
+        phase_seconds={
+            name: float(column.mean()) for name, column in work(message).phase_seconds.items() if len(column)
+        },
+        behind_seconds=behind,
+        behind_ratio=behind / usual if behind is not None else None,
+        slow=slow.get(number),
+    )
+
+
+def _rank_dict(rank: RankView) -> dict[str, Any]:
+    return {
+        "rank": rank.rank,
+        "node": rank.node,
+        "pid": rank.pid,
+        "state": rank.state,
+        "steps": rank.steps,
+        "window_steps": rank.window,
+        "step_seconds": rank.step_seconds,
+        "phase_seconds": rank.phase_seconds,
+        "own_seconds": rank.own_seconds,
+        "behind_seconds": rank.behind_seconds,
+        "behind_ratio": rank.behind_ratio,
+        "slow": None
+        if rank.slow is None
+        else {
+            "phase": rank.slow.phase,
+            "excess_seconds": rank.slow.excess_seconds,
+            "phase_excess_seconds": rank.slow.phase_excess_seconds,
+            "peer_seconds": rank.slow.peer_seconds,
+            "score": rank.slow.score,
+        },
+    }

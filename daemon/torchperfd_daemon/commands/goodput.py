@@ -1,0 +1,40 @@
+"""``torchperfd goodput``."""
+
+import json
+import sys
+from typing import Final
+
+import click
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.goodput.report import render_text, to_dict
+from torchperfd_daemon.service import translate_goodput
+
+_TIMEOUT_S: Final = 10.0
+
+
+@click.command("goodput")
+@click.option("--run", default="", help="Which run; all by default, the newest first.")
+@socket_option
+@json_option
+def command(run: str, socket: str | None, as_json: bool) -> None:
+    """Say what every rank-second of a run went to, across its restarts.
+
+    Also of runs that have ended: the daemon of the node keeps them for 90 days.
+    """
+    with connect(socket) as daemon:
+        answer = daemon.GetGoodput(control_pb2.GetGoodputRequest(run=run), timeout=_TIMEOUT_S)
+    runs = [translate_goodput.run_goodput(message) for message in answer.runs]
+    if run and not runs:
+        raise NoSuchTargetError(
+            f"nothing is known of a run {run} on this node", "`torchperfd goodput` lists those there are"
+        )
+    if as_json:
+        click.echo(json.dumps(to_dict(runs)))
+    elif runs:
+        render_text(runs, sys.stdout)
+    else:
+        click.echo("no runs; start one with `torchperfd run train.py`", err=True)

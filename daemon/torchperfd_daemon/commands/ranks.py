@@ -1,0 +1,99 @@
+"""``torchperfd ranks``."""
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands import _table, _view
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._watch import show, watch_option
+from torchperfd_daemon.diagnosis.detect.straggler import Straggler
+from torchperfd_daemon.store import HISTORY_STEPS
+
+_TIMEOUT_S: Final = 10.0
+
+
+@click.command("ranks")
+@click.option("--run", default="", help="Which run; all by default.")
+@click.option(
+    "--last",
+    type=click.IntRange(1, HISTORY_STEPS),
+    default=128,
+    show_default=True,
+    help="How many of the newest steps the times are of.",
+)
+@watch_option
+@socket_option
+@json_option
+def command(run: str, last: int, watch: bool, socket: str | None, as_json: bool) -> None:
+    """Say what each rank spends its steps on, and which one the others wait for.
+
+    Times are means of the newest training steps. VS PEERS compares a rank's own work, which is its step
+    less the wait for others, with the median of the other ranks.
+    """
+    with connect(socket) as daemon:
+
+        def frame() -> str:
+            request = control_pb2.GetStepsRequest(run=run, newest=last)
+            runs = _view.runs(daemon.GetSteps(request, timeout=_TIMEOUT_S).ranks)
+            if as_json:
+                document = {"schema": "torchperfd.ranks/1", "runs": [_view.run_dict(each) for each in runs]}
+                return json.dumps(document)
+            return "\n\n".join(map(text, runs))
+
+        show(frame, watch=watch, as_json=as_json)
+
+
+def text(view: _view.RunView) -> str:
+    """Return a run's table, and what can be said of it."""
+    phases = view.phases
+    heads = ["RANK", "NODE", "STATE", "STEPS", "STEP", *map(str.upper, phases)]
+    heads += ["WAIT", "VS PEERS", ""] if view.waits else ["VS PEERS", ""]
+    rows = [_cells(rank, phases, waits=view.waits) for rank in view.ranks]
+    # Node and state are words, the rest numbers.
+    table = _table.lines(heads, rows, left=("NODE", "STATE", ""))
+    return "\n".join([_title(view), *table, *_remarks(view)])
+
+
+def _title(view: _view.RunView) -> str:
+    here = sum(rank.state != "gone" for rank in view.ranks)
+    step = f", a step takes {_table.duration(view.step_seconds)}" if view.step_seconds else ""
+    return f"run {view.run}: {here} of {view.world_size} ranks on this node{step}; milliseconds per step"
+
+
+def _cells(rank: _view.RankView, phases: Sequence[str], *, waits: bool) -> list[str]:
+    times = [_time(rank, name) for name in phases]
+    behind = "-" if rank.behind_ratio is None else f"{rank.behind_ratio:+.1%}"
+    cells = [
+        *(str(rank.rank), rank.node, rank.state, str(rank.steps)),
+        _table.milliseconds(rank.step_seconds) if rank.window else "-",
+        *times,
+    ]
+    if waits:
+        cells.append(_time(rank, _view.WAIT))
+    return [*cells, behind, "◀ slow" if rank.slow else ""]
+
+
+def _time(rank: _view.RankView, phase: str) -> str:
+    return _table.milliseconds(rank.phase_seconds[phase]) if phase in rank.phase_seconds else "-"
+
+
+def _remarks(view: _view.RunView) -> list[str]:
+    slow = [rank.slow for rank in view.ranks if rank.slow is not None]
+    if slow:
+        return [_remark(each) for each in sorted(slow, key=lambda each: -each.excess_seconds)]
+    if len(view.ranks) > 1 and not view.waits and view.step_seconds:
+        return ["no rank waits for another in a collective that is seen, so none can be called slow"]
+    return []
+
+
+def _remark(slow: Straggler) -> str:
+    share = slow.excess_seconds / slow.peer_seconds
+    return (
+        f"rank {slow.rank} is slow: {_table.duration(slow.excess_seconds)} per step more work than its peers"
+        f" ({share:+.0%}), {_table.duration(slow.phase_excess_seconds)} of it in {slow.phase}"
+    )

@@ -1,0 +1,80 @@
+"""``torchperfd steps``."""
+
+import json
+import time
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands import _table, _view
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.store import HISTORY_STEPS
+
+_TIMEOUT_S: Final = 10.0
+
+
+@click.command("steps")
+@click.option("--rank", type=click.IntRange(0), required=True, help="Which rank.")
+@click.option("--run", default="", help="Which run; may be left out when only one has such a rank.")
+@click.option(
+    "--last",
+    type=click.IntRange(1, HISTORY_STEPS),
+    default=20,
+    show_default=True,
+    help="How many of the newest steps.",
+)
+@socket_option
+@json_option
+def command(rank: int, run: str, last: int, socket: str | None, as_json: bool) -> None:
+    """List a rank's newest training steps, oldest first, with the milliseconds of each phase."""
+    request = control_pb2.GetStepsRequest(run=run, ranks=[rank], newest=last)
+    with connect(socket) as daemon:
+        ranks = daemon.GetSteps(request, timeout=_TIMEOUT_S).ranks
+    if len(ranks) > 1:
+        names = ", ".join(each.status.identity.run for each in ranks)
+        raise NoSuchTargetError(f"{len(ranks)} runs have a rank {rank}: {names}", "choose one with --run")
+    [steps] = ranks
+    if as_json:
+        click.echo(json.dumps(_document(steps)))
+    elif steps.count:
+        click.echo("\n".join(_lines(steps, time.time())))
+    else:
+        click.echo(f"rank {rank} has made no training step yet", err=True)
+
+
+def _document(steps: control_pb2.RankSteps) -> dict[str, Any]:
+    identity = steps.status.identity
+    return {
+        "schema": "torchperfd.steps/1",
+        "run": identity.run,
+        "rank": identity.rank,
+        "node": identity.node,
+        "first_step": steps.first_step,
+        "end_unix_seconds": (np.frombuffer(steps.end_ns, "<i8") / 1e9).tolist(),
+        "step_seconds": (np.frombuffer(steps.duration_ns, "<i8") / 1e9).tolist(),
+        "phase_seconds": {name: column.tolist() for name, column in _view.work(steps).phase_seconds.items()},
+    }
+
+
+def _lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
+    [view] = _view.runs([steps])
+    work = _view.work(steps)
+    columns = work.phase_seconds
+    phases = [*view.phases, *([_view.WAIT] if _view.spent(work, _view.WAIT) else [])]
+    ends = np.frombuffer(steps.end_ns, "<i8") / 1e9
+    durations = np.frombuffer(steps.duration_ns, "<i8") / 1e9
+    heads = ["STEP", "ENDED", "MS", *("WAIT" if name == _view.WAIT else name.upper() for name in phases)]
+    rows = [
+        [
+            str(steps.first_step + position),
+            f"{max(0.0, now - ends[position]):.1f} s ago",
+            _table.milliseconds(durations[position]),
+            *(_table.milliseconds(columns[name][position]) for name in phases),
+        ]
+        for position in range(steps.count)
+    ]
+    return _table.lines(heads, rows)

@@ -1,0 +1,82 @@
+"""``torchperfd top``."""
+
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.live import Live
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands import _node_view, _view
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._keys import Keys
+from torchperfd_daemon.commands._options import socket_option
+from torchperfd_daemon.commands._screen import Frame, draw
+from torchperfd_daemon.errors import TorchperfdError
+
+_TIMEOUT_S: Final = 5.0
+_EVERY_S: Final = 0.5
+_NEWEST_STEPS: Final = 64
+"""Few enough for what has changed to show, enough for a slow rank to be told from noise."""
+
+
+@click.command("top")
+@click.option("--run", default="", help="Which run; all by default.")
+@socket_option
+def command(run: str, socket: str | None) -> None:
+    """Show runs, ranks, the node's GPUs and the verdict, twice a second, until q or Ctrl-C.
+
+    Off a terminal, one frame is printed.
+    """
+    console = Console()
+    with connect(socket) as daemon:
+        frame = _ask(daemon, run)
+    if not console.is_terminal:
+        console.print(draw(frame))
+        return
+    try:
+        with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+            _follow(frame, run, socket, keys, live)
+    except KeyboardInterrupt:
+        return
+
+
+def _follow(frame: Frame, run: str, socket: str | None, keys: Keys, live: Live) -> None:
+    """Refresh until q is pressed; a daemon that has gone is waited for."""
+    while True:
+        try:
+            with connect(socket) as daemon:
+                while True:
+                    frame = _ask(daemon, run)
+                    live.update(draw(frame, live.console.height), refresh=True)
+                    if keys.quit_within(_EVERY_S):
+                        return
+        except TorchperfdError as error:
+            troubled = replace(frame, trouble=str(error), clock=_clock())
+            live.update(draw(troubled, live.console.height), refresh=True)
+            if keys.quit_within(_EVERY_S):
+                return
+
+
+def _ask(daemon: Any, run: str) -> Frame:
+    node = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_TIMEOUT_S).node
+    steps = control_pb2.GetStepsRequest(run=run, newest=_NEWEST_STEPS)
+    runs = _view.runs(daemon.GetSteps(steps, timeout=_TIMEOUT_S).ranks)
+    wanted = control_pb2.GetReadingsRequest(names=_node_view.READINGS)
+    readings = daemon.GetReadings(wanted, timeout=_TIMEOUT_S).readings
+    return Frame(
+        node=node,
+        clock=_clock(),
+        view=_node_view.node(readings),
+        runs=runs,
+        verdicts={
+            each.run: daemon.GetRun(control_pb2.GetRunRequest(run=each.run), timeout=_TIMEOUT_S).verdict
+            for each in runs
+        },
+    )
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")

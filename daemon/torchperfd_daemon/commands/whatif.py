@@ -1,0 +1,147 @@
+"""``torchperfd whatif``."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import click
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands import _table, _view
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._watch import NO_RUNS
+from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
+from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, replay
+from torchperfd_daemon.errors import PartialResultError
+
+_TIMEOUT_S: Final = 10.0
+
+
+@click.command("whatif")
+@click.option("--run", default="", help="Which run; all by default.")
+@socket_option
+@json_option
+def command(run: str, socket: str | None, as_json: bool) -> None:
+    """Predict how much faster a run were without each of its causes.
+
+    Replays the newest recorded steps of all its ranks with one cause removed: what a rank needs more than
+    its peers, the wait for data, saving, garbage collection, the exchange itself.
+    """
+    with connect(socket) as daemon:
+        messages = daemon.GetSteps(control_pb2.GetStepsRequest(run=run), timeout=_TIMEOUT_S).ranks
+    by_run: dict[str, list[control_pb2.RankSteps]] = {}
+    for message in messages:
+        by_run.setdefault(message.status.identity.run, []).append(message)
+    replays = {name: _replayed(_view.present(ranks)) for name, ranks in sorted(by_run.items())}
+    worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
+    told = {name: each for name, each in replays.items() if each is not None}
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "schema": "torchperfd.whatif/1",
+                    "runs": [_dict(name, worlds[name], each) for name, each in told.items()],
+                }
+            )
+        )
+    elif told:
+        click.echo("\n\n".join(text(name, worlds[name], each) for name, each in told.items()))
+    elif not replays:
+        click.echo(NO_RUNS, err=True)
+    if short := sorted(replays.keys() - told.keys()):
+        raise PartialResultError(
+            f"the ranks of {', '.join(short)} have fewer than {LEAST_STEPS} training steps in common",
+            "ask again when they have made more",
+        )
+
+
+def text(run: str, world_size: int, told: Replay) -> str:
+    """Return a run's predictions as a table, the greatest gain first."""
+    title = (
+        f"run {run}: a step takes {_table.duration(told.step_seconds)}, {told.steps} steps replayed"
+        f" (the replay says {_table.duration(told.replayed_seconds)})"
+    )
+    remarks = []
+    if told.ranks > 1 and not told.synchronous:
+        remarks.append("no rank waits for another in a collective that is seen: each is replayed alone")
+    if told.ranks < world_size:
+        remarks.append(
+            f"{told.ranks} of {world_size} ranks are on this node; a wait for the others counts as exchange"
+        )
+    if not told.answers:
+        return "\n".join([title, "nothing that can be taken out of a step would make it shorter", *remarks])
+    rows = [
+        [
+            words(each),
+            _table.duration(each.step_seconds),
+            _table.duration(each.gain_seconds),
+            f"{each.speedup:.2f}x",
+        ]
+        for each in told.answers
+    ]
+    table = _table.lines(["WITHOUT", "STEP", "GAIN", "SPEED-UP"], rows, left=("WITHOUT",))
+    return "\n".join([title, *table, *remarks])
+
+
+def words(answer: WhatIf) -> str:
+    """Return what is removed, for people."""
+    if answer.removed is Removed.RANK_EXCESS:
+        return f"what rank {answer.rank} needs more than its peers, most of it in {answer.phase}"
+    if answer.removed is Removed.SLOW_RANKS:
+        return "what any rank needs more than its peers"
+    if answer.removed is Removed.GARBAGE_COLLECTION:
+        return "Python's garbage collections"
+    if answer.removed is Removed.EXCHANGE:
+        return "the exchange, once the last rank is there"
+    return {"data": "waiting for data", "checkpoint": "saving within steps", "h2d": "copying batches"}.get(
+        answer.phase, f"the phase {answer.phase}"
+    )
+
+
+def _replayed(messages: Sequence[control_pb2.RankSteps]) -> Replay | None:
+    """Replay the steps that all ranks have in common; None where these are too few."""
+    first = max(message.first_step for message in messages)
+    count = min(message.first_step + message.count for message in messages) - first
+    if count < LEAST_STEPS:
+        return None
+    works = []
+    for message in messages:
+        start = first - message.first_step
+        columns = _view.work(message).phase_seconds
+        works.append(
+            RankWork(
+                message.status.identity.rank,
+                {name: column[start : start + count] for name, column in columns.items()},
+            )
+        )
+    return replay(works, {message.status.identity.rank: _pauses(message) for message in messages})
+
+
+def _pauses(message: control_pb2.RankSteps) -> list[Pauses]:
+    steps = message.status.steps
+    return [
+        Pauses(each.calls / steps, each.ns / each.calls / 1e9) for each in message.gc if each.calls and steps
+    ]
+
+
+def _dict(run: str, world_size: int, told: Replay) -> dict[str, Any]:
+    return {
+        "run": run,
+        "ranks": told.ranks,
+        "world_size": world_size,
+        "steps": told.steps,
+        "synchronous": told.synchronous,
+        "step_seconds": told.step_seconds,
+        "replayed_seconds": told.replayed_seconds,
+        "answers": [
+            {
+                **asdict(each),
+                "removed": each.removed.value,
+                "phase": each.phase or None,
+                "speedup": each.speedup,
+            }
+            for each in told.answers
+        ],
+    }

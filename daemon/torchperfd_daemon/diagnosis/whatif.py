@@ -1,0 +1,258 @@
+"""What a run's steps would take without one of their causes: recorded steps, replayed.
+
+In synchronous training a step ends on all ranks when the last of them has come to the collectives and these
+are through. So a step is replayed as
+
+    longest own work of any rank + exchange
+
+where a rank's own work is its step less ``collective_wait``, and the exchange is the least
+``collective_wait`` of any rank: even who comes last waits so long. With a cause taken out of the own work,
+the same formula tells the new step. What is predicted is the difference of the two, so that what the formula
+leaves out of both cancels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
+
+Float64 = npt.NDArray[np.float64]
+
+REMOVABLE: Final = ("data", "h2d", "checkpoint")
+"""Phases that a training could do without, or do at the same time as others."""
+LEAST_GAIN: Final = 0.005
+"""A gain of a smaller share of the step is none."""
+
+_CLOSED: Final = frozenset(
+    {"data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad"}
+    | {"collective_wait", "validate", "checkpoint", "other"}
+)
+
+
+class Removed(Enum):
+    """What is taken out of the steps."""
+
+    RANK_EXCESS = "rank excess"
+    SLOW_RANKS = "slow ranks"
+    PHASE = "phase"
+    GARBAGE_COLLECTION = "garbage collection"
+    EXCHANGE = "exchange"
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Pauses of one kind in a rank's training, such as collections of one generation.
+
+    Attributes:
+        per_step: How many there are in a step; often far below 1.
+        seconds: The mean length of one.
+    """
+
+    per_step: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """One prediction. Times are means per step in seconds.
+
+    Attributes:
+        removed: What is taken out.
+        rank: Whose excess; None where it is taken out of all ranks.
+        phase: Which phase; for a rank, the one that exceeds its peers' most. Empty where there is none.
+        step_seconds: The step as predicted.
+        gain_seconds: By how much that is less than the step as measured; never negative.
+    """
+
+    removed: Removed
+    rank: int | None
+    phase: str
+    step_seconds: float
+    gain_seconds: float
+
+    @property
+    def speedup(self) -> float:
+        """The step as measured over the step as predicted."""
+        return (self.step_seconds + self.gain_seconds) / self.step_seconds if self.step_seconds else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A run's steps, and what they would take without this or that.
+
+    Attributes:
+        ranks: Of how many ranks steps were replayed.
+        steps: How many of each.
+        synchronous: Whether ranks wait for one another. Where not, each rank is replayed alone, and the
+            slowest one's mean is the run's.
+        step_seconds: The mean step as measured, of the slowest rank.
+        replayed_seconds: The mean step as the formula has it, with nothing removed.
+        answers: The greatest gain first; only those of at least :data:`LEAST_GAIN`.
+    """
+
+    ranks: int
+    steps: int
+    synchronous: bool
+    step_seconds: float
+    replayed_seconds: float
+    answers: tuple[WhatIf, ...]
+
+
+def replay(ranks: Sequence[RankWork], pauses: Mapping[int, Sequence[Pauses]] | None = None) -> Replay:
+    """Return what the recorded steps of a run would take without each cause.
+
+    - A rank's excess: its own work gets the distribution of its peers' (:func:`as_peers`).
+    - Slow ranks: that of all ranks at once; only told where it is more than what any of them is worth alone.
+    - A phase: it takes no time on any rank. Of ``data``, ``h2d``, ``checkpoint`` and the user's own phases.
+    - Garbage collection: the pauses are taken out of own work (:func:`without_pauses`).
+    - Exchange: collectives take no time once the last rank is there.
+
+    Args:
+        ranks: The ranks' phases over the same steps: column for column the same step.
+        pauses: Of each rank, its garbage collections by generation.
+
+    Raises:
+        ValueError: There is no rank, or ranks differ in how many steps they have.
+    """
+    lengths = {len(column) for rank in ranks for column in rank.phase_seconds.values()}
+    if len(lengths) != 1:
+        raise ValueError("ranks have to have the same steps, and at least one phase")
+    run = _Steps(ranks)
+    told: list[tuple[Removed, int | None, str, float]] = []
+    if run.synchronous:
+        mapped = {rank.rank: as_peers(run.own[rank.rank], run.peers(rank.rank)) for rank in ranks}
+        told += [
+            (Removed.RANK_EXCESS, rank.rank, run.excess_phase(rank), run.mean({rank.rank: mapped[rank.rank]}))
+            for rank in ranks
+        ]
+        told.append((Removed.SLOW_RANKS, None, "", run.mean(mapped)))
+        told.append((Removed.EXCHANGE, None, "collective_wait", run.mean({}, exchange=False)))
+    for phase in run.removable():
+        less = {
+            rank.rank: run.own[rank.rank] - rank.phase_seconds[phase]
+            for rank in ranks
+            if phase in rank.phase_seconds
+        }
+        told.append((Removed.PHASE, None, phase, run.mean(less)))
+    if pauses:
+        less = {
+            rank.rank: without_pauses(run.own[rank.rank], pauses[rank.rank])
+            for rank in ranks
+            if rank.rank in pauses
+        }
+        told.append((Removed.GARBAGE_COLLECTION, None, "", run.mean(less)))
+    measured, before = run.measured(), run.mean({})
+    answers = []
+    for removed, number, phase, after in told:
+        gain = min(before - after, measured)
+        if gain >= LEAST_GAIN * measured > 0:
+            answers.append(WhatIf(removed, number, phase, measured - gain, gain))
+    answers.sort(key=lambda each: -each.gain_seconds)
+    alone = max((each.gain_seconds for each in answers if each.removed is Removed.RANK_EXCESS), default=0.0)
+    answers = [
+        each
+        for each in answers
+        if each.removed is not Removed.SLOW_RANKS or each.gain_seconds - alone >= LEAST_GAIN * measured
+    ]
+    return Replay(len(ranks), lengths.pop(), run.synchronous, measured, before, tuple(answers))
+
+
+def as_peers(own: Float64, peers: Sequence[Float64]) -> Float64:
+    """Return a rank's own work as it were if it worked as its peers do.
+
+    Its j-th longest step takes as long as the peers' j-th longest steps do in the median, unless it takes
+    less already. So a rank that is late now and then loses these steps, one that is always late becomes
+    faster as a whole, and noise stays.
+
+    Args:
+        own: Seconds of own work by step; shape (steps,).
+        peers: Those of each other rank, of the same shape. If there is none, nothing changes.
+    """
+    if not peers:
+        return own
+    usual = np.median([np.sort(each) for each in peers], axis=0)
+    order = np.argsort(own, kind="stable")
+    mapped = np.empty_like(own)
+    mapped[order] = np.minimum(own[order], usual)
+    return mapped
+
+
+def without_pauses(own: Float64, pauses: Sequence[Pauses]) -> Float64:
+    """Return a rank's own work without pauses of which only number and length are known.
+
+    Where there is at least one in each step, each step loses its share. Rarer ones are taken out of the
+    longest steps, which lose no more than what they exceed the median by.
+
+    Args:
+        own: Seconds of own work by step; shape (steps,).
+        pauses: The pauses, by kind.
+    """
+    left: Float64 = own.copy()
+    for each in pauses:
+        if each.per_step >= 1:
+            left = np.maximum(0.0, left - each.per_step * each.seconds)
+            continue
+        count = round(each.per_step * len(left))
+        longest = np.argsort(left, kind="stable")[len(left) - count :]
+        excess = np.maximum(0.0, left[longest] - np.median(left))
+        left[longest] -= np.minimum(each.seconds, excess)
+    return left
+
+
+class _Steps:
+    """The steps of a run's ranks, split into own work and exchange."""
+
+    def __init__(self, ranks: Sequence[RankWork]) -> None:
+        self._ranks = ranks
+        totals = {rank.rank: np.sum(list(rank.phase_seconds.values()), axis=0) for rank in ranks}
+        waits = {
+            rank.rank: np.sum(
+                [column for name, column in rank.phase_seconds.items() if name in WAITING]
+                or [np.zeros_like(totals[rank.rank])],
+                axis=0,
+            )
+            for rank in ranks
+        }
+        self.synchronous = len(ranks) > 1 and any(bool(wait.any()) for wait in waits.values())
+        self.own: dict[int, Float64] = {
+            number: totals[number] - waits[number] if self.synchronous else totals[number]
+            for number in totals
+        }
+        self._exchange: Float64 = np.min(list(waits.values()), axis=0)
+        self._totals = totals
+
+    def peers(self, number: int) -> list[Float64]:
+        """Return the own work of all ranks but one."""
+        return [own for other, own in self.own.items() if other != number]
+
+    def measured(self) -> float:
+        """Return the mean step of the slowest rank."""
+        return max(float(total.mean()) for total in self._totals.values())
+
+    def mean(self, changed: Mapping[int, Float64], *, exchange: bool = True) -> float:
+        """Return the mean step if some ranks' own work were another."""
+        own = [changed.get(number, work) for number, work in self.own.items()]
+        if not self.synchronous:
+            return max(float(work.mean()) for work in own)
+        steps = np.max(own, axis=0) + (self._exchange if exchange else 0.0)
+        return float(steps.mean())
+
+    def removable(self) -> list[str]:
+        """Return the phases that could be done without, those that the user has named among them."""
+        there = {name for rank in self._ranks for name in rank.phase_seconds}
+        return sorted(name for name in there if name in REMOVABLE or name not in _CLOSED)
+
+    def excess_phase(self, rank: RankWork) -> str:
+        """Return the phase of a rank's own work that exceeds the peers' median mean most."""
+        others = [each.phase_seconds for each in self._ranks if each is not rank]
+
+        def excess(name: str) -> float:
+            theirs = [float(phases[name].mean()) if name in phases else 0.0 for phases in others]
+            return float(rank.phase_seconds[name].mean()) - float(np.median(theirs))
+
+        return max((name for name in rank.phase_seconds if name not in WAITING), key=excess, default="")

@@ -1,0 +1,23 @@
+"""The fleet: daemons of other nodes, so that any one of them answers for the whole job."""
+
+from torchperfd_daemon.fleet.address import Address, parse_address
+from torchperfd_daemon.fleet.credentials import Credentials, check_listening, read_credentials
+from torchperfd_daemon.fleet.fanout import FanOut
+from torchperfd_daemon.fleet.listener import listen
+from torchperfd_daemon.fleet.peers import Peers, parse_peers
+from torchperfd_daemon.fleet.service import FleetService
+from torchperfd_daemon.fleet.view import FleetView
+
+__all__ = [
+    "Address",
+    "Credentials",
+    "FanOut",
+    "FleetService",
+    "FleetView",
+    "Peers",
+    "check_listening",
+    "listen",
+    "parse_address",
+    "parse_peers",
+    "read_credentials",
+]

@@ -1,0 +1,163 @@
+"""The fan-out: one question to all peers at once, over channels that are kept.
+
+Who does not answer is in the result by name, with the reason: an answer for the fleet is
+never short without saying so.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import grpc
+
+from torchperfd.v1 import fleet_pb2_grpc
+from torchperfd_daemon.fleet.address import Address
+from torchperfd_daemon.fleet.credentials import Credentials
+
+Answer = TypeVar("Answer")
+
+MOST_RECEIVED_BYTES: Final = 4 * 2**20
+# More at once answer no sooner, for it is our own time that they wait for, and their deadlines run.
+_MOST_AT_ONCE: Final = 64
+_MOST_REASON_CHARACTERS: Final = 200
+_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", MOST_RECEIVED_BYTES),
+    # A peer that is back is asked within a second; gRPC's own waits go up to two minutes.
+    ("grpc.min_reconnect_backoff_ms", 1500),  # it also is what a connection may take
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.http2.bdp_probe", 0),
+)
+_REASONS: Final = {
+    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
+    grpc.StatusCode.UNIMPLEMENTED: "its torchperfd is older and knows no fleet",
+}
+
+
+class PeerError(Exception):
+    """A peer has answered, but nothing that can be used; the text says why in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """A peer that has not answered, and why, in a few words."""
+
+    address: Address
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answers(Generic[Answer]):
+    """What the peers have said, in the order asked; each is in exactly one of the two."""
+
+    by_peer: dict[Address, Answer]
+    unreachable: tuple[Unreachable, ...]
+
+
+class FanOut:
+    """Asks peers concurrently.
+
+    Args:
+        credentials: The fleet's.
+        most_at_once: How many questions may be on the way at the same time.
+    """
+
+    def __init__(self, credentials: Credentials, most_at_once: int = _MOST_AT_ONCE) -> None:
+        self._metadata = credentials.metadata()
+        self._secure = credentials.channel()
+        self._most_at_once = most_at_once
+        self._channels: dict[Address, grpc.aio.Channel] = {}
+        self._held: Counter[Address] = Counter()
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What each call has to carry."""
+        return self._metadata
+
+    async def ask(
+        self,
+        peers: Iterable[Address],
+        question: Callable[[Address, "fleet_pb2_grpc.FleetAsyncStub"], Awaitable[Answer]],
+        seconds: float,
+    ) -> Answers[Answer]:
+        """Put a question to all peers.
+
+        Args:
+            peers: Whom; channels to others are given up unless they are held.
+            question: Makes the call, with :attr:`metadata`; it may raise PeerError.
+            seconds: How long each peer may take, from its own turn on.
+        """
+        addresses = list(peers)
+        await self._forget(self._channels.keys() - set(addresses) - self._held.keys())
+        turns = asyncio.Semaphore(self._most_at_once)
+
+        async def one(address: Address) -> Answer | Unreachable:
+            async with turns:
+                try:
+                    return await asyncio.wait_for(question(address, self._stub(address)), seconds)
+                except TimeoutError:
+                    return Unreachable(address, _REASONS[grpc.StatusCode.DEADLINE_EXCEEDED])
+                except grpc.RpcError as error:
+                    return Unreachable(address, reason_of(error))
+                except PeerError as error:
+                    return Unreachable(address, str(error))
+
+        told = await asyncio.gather(*map(one, addresses))
+        return Answers(
+            {
+                address: answer
+                for address, answer in zip(addresses, told, strict=True)
+                if not isinstance(answer, Unreachable)
+            },
+            tuple(answer for answer in told if isinstance(answer, Unreachable)),
+        )
+
+    @contextlib.contextmanager
+    def holding(self, addresses: Iterable[Address]) -> Iterator[None]:
+        """Keep the channels to these for as long as the block lasts, whatever the peers are meanwhile."""
+        held = Counter([*addresses])  # a mapping would be taken for counts
+        self._held += held
+        try:
+            yield
+        finally:
+            self._held -= held
+
+    async def close(self) -> None:
+        """Give up all channels."""
+        await self._forget(set(self._channels))
+
+    def _stub(self, address: Address) -> "fleet_pb2_grpc.FleetAsyncStub":
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = (
+                grpc.aio.insecure_channel(str(address), options=_OPTIONS)
+                if self._secure is None
+                else grpc.aio.secure_channel(str(address), self._secure, options=_OPTIONS)
+            )
+            self._channels[address] = channel
+        return fleet_pb2_grpc.FleetStub(channel)  # type: ignore[return-value] # the same class serves both
+
+    async def _forget(self, addresses: Iterable[Address]) -> None:
+        for address in addresses:
+            await self._channels.pop(address).close(None)
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """Return why a call failed, in one line that ends up on terminals."""
+    code = error.code()
+    if code in _REASONS:
+        return _REASONS[code]
+    details = error.details() or code.name.lower()
+    if code is grpc.StatusCode.UNAVAILABLE and "Connection refused" in details:
+        return "connection refused"
+    printable = "".join(character if character.isprintable() else "?" for character in details)
+    return printable[:_MOST_REASON_CHARACTERS]
+
+
+def unreachable_text(unreachable: Sequence[Unreachable]) -> str:
+    """Return all names with their reasons, as part of a sentence."""
+    return ", ".join(f"{peer.address} ({peer.reason})" for peer in unreachable)

@@ -1,0 +1,49 @@
+"""The fleet's port: a gRPC server on TCP, for peers only."""
+
+from typing import Final
+
+import grpc
+
+from torchperfd.v1 import fleet_pb2_grpc
+from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.fleet.address import Address
+from torchperfd_daemon.fleet.credentials import Credentials, Doorkeeper, check_listening
+
+_MOST_RECEIVED_BYTES: Final = 256 * 1024
+_MOST_CALLS: Final = 256
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", _MOST_RECEIVED_BYTES),
+    ("grpc.max_concurrent_streams", _MOST_CALLS),
+    # Else a second daemon binds the same port without a word, and each gets half of the calls.
+    ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
+)
+
+
+async def listen(
+    address: Address, credentials: Credentials, service: fleet_pb2_grpc.FleetServicer
+) -> tuple[grpc.aio.Server, Address]:
+    """Serve the fleet; return the server and where it listens, which for port 0 is known only then.
+
+    Raises:
+        UsageError: Other nodes can reach the address, and there are no credentials.
+        TorchperfdError: The address cannot be had.
+    """
+    check_listening(address, credentials)
+    server = grpc.aio.server(
+        interceptors=[Doorkeeper(credentials)], options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS
+    )
+    fleet_pb2_grpc.add_FleetServicer_to_server(service, server)
+    secure = credentials.server()
+    try:
+        port = (
+            server.add_insecure_port(str(address))
+            if secure is None
+            else server.add_secure_port(str(address), secure)
+        )
+        await server.start()
+    except RuntimeError as error:
+        raise TorchperfdError(
+            f"cannot listen for the fleet on {address}", "choose another address with --fleet-address"
+        ) from error
+    return server, Address(address.host, port)

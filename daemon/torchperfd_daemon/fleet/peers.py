@@ -1,0 +1,206 @@
+"""Which daemons there are besides this one: what ``--fleet-peers`` says, read again when it is asked.
+
+Each form is a source. Reading text is pure; what touches a file, a resolver or the environment is one
+small method of its source.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.fleet.address import DEFAULT_PORT, Address, parse_address, parse_port
+from torchperfd_daemon.fleet.hostlist import expand
+
+MOST_PEERS: Final = 10_000
+_MOST_FILE_BYTES: Final = 4 * 2**20
+_FRESH_S: Final = 5.0
+_FORMS: Final = "write host:port,..., file:PATH, dns:NAME:PORT, slurm:HOSTLIST:PORT or slurm:env"
+
+
+class Source(Protocol):
+    """Something that knows the addresses of daemons."""
+
+    async def read(self) -> list[Address]:
+        """Return them as they are now.
+
+        Raises:
+            TorchperfdError: They cannot be told.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """A list that never changes."""
+
+    addresses: tuple[Address, ...]
+
+    async def read(self) -> list[Address]:
+        """Return it."""
+        return list(self.addresses)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetsFile:
+    """A file as Prometheus' ``file_sd_configs`` read it, in JSON."""
+
+    path: Path
+
+    async def read(self) -> list[Address]:
+        """Return the targets of all its groups.
+
+        Raises:
+            TorchperfdError: It cannot be read.
+            UsageError: It holds something else.
+        """
+        return parse_targets(await asyncio.to_thread(self._content))
+
+    def _content(self) -> bytes:
+        try:
+            with self.path.open("rb") as file:
+                return file.read(_MOST_FILE_BYTES + 1)
+        except OSError as error:
+            raise TorchperfdError(
+                f"cannot read the fleet's peers from {self.path}: {error.strerror}",
+                "look at --fleet-peers of `torchperfd serve`",
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Dns:
+    """All addresses of a name, such as that of a headless Service."""
+
+    name: str
+    port: int
+
+    async def read(self) -> list[Address]:
+        """Return what the resolver says.
+
+        Raises:
+            TorchperfdError: It knows no such name.
+        """
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                self.name, self.port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP
+            )
+        except OSError as error:
+            raise TorchperfdError(
+                f"the fleet's peers cannot be found: {self.name} does not resolve ({error.strerror})",
+                "look at --fleet-peers of `torchperfd serve`",
+            ) from error
+        return sorted({Address(str(where[0]), self.port) for *_, where in found})
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """The nodes of the Slurm job that the daemon runs in."""
+
+    port: int
+    environ: Mapping[str, str]
+
+    async def read(self) -> list[Address]:
+        """Return its nodes.
+
+        Raises:
+            TorchperfdError: There is no job.
+            UsageError: Its list of nodes cannot be read.
+        """
+        nodes = self.environ.get("SLURM_JOB_NODELIST", "")
+        if not nodes:
+            raise TorchperfdError(
+                "the fleet's peers cannot be found: SLURM_JOB_NODELIST is not set",
+                "start the daemon within the job, or name its nodes with slurm:HOSTLIST:PORT",
+            )
+        return [Address(host, self.port) for host in expand(nodes, MOST_PEERS)]
+
+
+class Peers:
+    """The fleet's addresses, read again when what is known is more than some seconds old.
+
+    Args:
+        source: Where they come from.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._clock = clock
+        self._known: tuple[Address, ...] = ()
+        self._read_at: float | None = None
+
+    async def addresses(self) -> tuple[Address, ...]:
+        """Return each address once, in the source's order.
+
+        Raises:
+            TorchperfdError: The source cannot tell.
+        """
+        now = self._clock()
+        if self._read_at is None or now - self._read_at >= _FRESH_S:
+            found = dict.fromkeys(await self._source.read())
+            if len(found) > MOST_PEERS:
+                raise UsageError(f"the fleet has {len(found):,} peers, {MOST_PEERS:,} are the most")
+            self._known, self._read_at = tuple(found), now
+        return self._known
+
+
+def parse_peers(text: str, environ: Mapping[str, str] | None = None) -> Source:
+    """Read the value of ``--fleet-peers``.
+
+    Args:
+        text: ``host:port,...``, ``file:PATH``, ``dns:NAME:PORT``, ``slurm:HOSTLIST:PORT`` or ``slurm:env``,
+            the last with or without a port.
+        environ: Of the process; ours by default.
+
+    Raises:
+        UsageError: It is none of these.
+    """
+    kind, _, rest = text.partition(":")
+    if kind == "file":
+        if not rest or "\0" in rest:
+            raise UsageError(f"{text[:60]!r} names no file", _FORMS)
+        return TargetsFile(Path(rest))
+    if kind == "dns":
+        address = parse_address(rest)
+        return Dns(address.host, address.port)
+    if kind == "slurm":
+        hosts, colon, port = rest.rpartition(":")
+        if not colon:
+            hosts, port = rest, str(DEFAULT_PORT)
+        if hosts == "env":
+            return SlurmJob(parse_port(port), os.environ if environ is None else environ)
+        return Static(tuple(Address(host, parse_port(port)) for host in expand(hosts, MOST_PEERS)))
+    if text.count(",") >= MOST_PEERS:
+        raise UsageError(f"these are more than {MOST_PEERS:,} peers")
+    addresses = tuple(parse_address(part.strip()) for part in text.split(",") if part.strip())
+    if not addresses:
+        raise UsageError("no peer is named", _FORMS)
+    return Static(addresses)
+
+
+class _Group(msgspec.Struct):
+    targets: list[str] = []
+
+
+def parse_targets(document: bytes) -> list[Address]:
+    """Return the targets of all groups of a ``file_sd`` document; labels mean nothing here.
+
+    Raises:
+        UsageError: It is none, or too large.
+    """
+    if len(document) > _MOST_FILE_BYTES:
+        raise UsageError(f"the file of the fleet's peers has more than {_MOST_FILE_BYTES:,} bytes")
+    try:
+        groups = msgspec.json.decode(document, type=list[_Group])
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"the fleet's peers are not in the format of file_sd ({error})",
+            'write [{"targets": ["node1:9408"]}]',
+        ) from error
+    return [parse_address(target) for group in groups for target in group.targets]

@@ -1,0 +1,249 @@
+"""Relays: ranks of other nodes, as participants of a capture that this daemon conducts.
+
+One stream per peer carries the orders there and the reports back, and now and then a ping, which tells
+how far the peer's clock is from ours, how far its ranks are, and that it is still there.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+
+from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
+from torchperfd_daemon.captures import Coordinator
+from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
+from torchperfd_daemon.captures.turns import Ack
+from torchperfd_daemon.fleet import translate as fleet_translate
+from torchperfd_daemon.fleet.address import Address
+from torchperfd_daemon.fleet.clock import ClockOffset, Exchange
+from torchperfd_daemon.fleet.fanout import PeerError, reason_of
+from torchperfd_daemon.service import translate
+
+_QUICK_ROUNDS: Final = 8
+_QUICK_S: Final = 0.05
+_SLOW_S: Final = 1.0
+_BETWEEN_PINGS_S: Final = 0.002
+_SILENCE_S: Final = 10.0
+_GOODBYE_S: Final = 6.0
+"""A peer waits up to five seconds for ranks that are still writing when it is told to end."""
+
+
+class Relay:
+    """The stream to one peer.
+
+    Args:
+        address: Whose.
+        call: The stream, not begun yet.
+        coordinator: Whom acks, results and departures concern.
+    """
+
+    def __init__(self, address: Address, call: Any, coordinator: Coordinator) -> None:
+        self.address = address
+        self._call = call
+        self._coordinator = coordinator
+        self._orders: asyncio.Queue[fleet_pb2.TakeOrder | None] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ranks: dict[int, RemoteRank] = {}
+        # When it was asked for what it has not answered yet.
+        self._asked_at: float | None = None
+        self.here = fleet_pb2.NodeRuns()
+        """What the peer has said of its node."""
+        self.offset = ClockOffset()
+        self.steps: dict[int, int] = {}
+        """By rank, training steps reported so far."""
+        self.lost = ""
+        """Why nothing more can come; empty as long as it can."""
+
+    async def begin(self) -> "Relay":
+        """Open the stream and hear which ranks there are.
+
+        Raises:
+            grpc.RpcError: The peer does not answer.
+            PeerError: It speaks no version of the protocol that we do.
+        """
+        await self._call.write(
+            fleet_pb2.TakeOrder(begin=fleet_pb2.TakeBegin(api=fleet_translate.api_message()))
+        )
+        first = await self._call.read()
+        if not first or not first.HasField("here"):
+            self._call.cancel()
+            raise PeerError("it says nothing of its node")
+        try:
+            fleet_translate.check_version(first.here.api)
+        except PeerError:
+            self._call.cancel()
+            raise
+        self.here = first.here
+        return self
+
+    @property
+    def instance(self) -> str:
+        """Which daemon the peer is."""
+        return self.here.instance
+
+    def carry(self, run: str, wanted: Iterable[control_pb2.RankStatus]) -> list["RemoteRank"]:
+        """Return the participants that some of the peer's ranks are, and start to pass their messages on."""
+        self._ranks = {status.identity.rank: RemoteRank(self, run, status) for status in wanted}
+        self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
+        # Ahead of all else, so that its clock is roughly known before anything of the capture is.
+        self.ping()
+        return list(self._ranks.values())
+
+    def send(self, order: fleet_pb2.TakeOrder) -> None:
+        """Say something to the peer; in vain when it is lost."""
+        if not self.lost:
+            self._orders.put_nowait(order)
+
+    def ping(self) -> None:
+        """Ask for its time; a peer that has not answered for long is lost."""
+        now = time.monotonic()
+        if self._asked_at is None:
+            self._asked_at = now
+        elif now - self._asked_at > _SILENCE_S:
+            self._lose(f"its daemon at {self.address} has not answered for {_SILENCE_S:.0f} s")
+            self._call.cancel()
+        # What is sent is the time when it goes; see _write.
+        self.send(fleet_pb2.TakeOrder(ping=fleet_pb2.TakePing()))
+
+    def refuse(self, capture_id: str, rank: int) -> None:
+        """Answer prepare in the place of a rank that the peer has taken with it."""
+        _answer_later(self._coordinator, capture_id, rank, self.lost)
+
+    async def close(self) -> None:
+        """Let the peer finish its part, and wait until it has."""
+        if not self._tasks:
+            self._call.cancel()
+            return
+        self._orders.put_nowait(None)
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(self._tasks, timeout=_GOODBYE_S)
+        self._call.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _write(self) -> None:
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while (order := await self._orders.get()) is not None:
+                if order.HasField("ping"):
+                    # Waiting here is no delay of the network.
+                    order.ping.sent_ns = time.time_ns()
+                await self._call.write(order)
+            await self._call.done_writing()
+
+    async def _read(self) -> None:
+        reason = "it has ended the capture on its side"
+        try:
+            # The end of the stream counts as false, a report never does.
+            while report := await self._call.read():
+                self._asked_at = None
+                self._receive(report)
+        except grpc.RpcError as error:
+            reason = reason_of(error)
+        self._lose(f"its daemon at {self.address} is lost: {reason}")
+
+    def _receive(self, report: fleet_pb2.TakeReport) -> None:
+        body = report.WhichOneof("body")
+        if body == "ack" and report.ack.rank in self._ranks:
+            ack = report.ack
+            self._coordinator.on_ack(ack.ack.capture_id, ack.rank, translate.ack(ack.ack))
+        elif body == "result" and report.result.rank in self._ranks:
+            result = report.result
+            self._coordinator.on_result(
+                result.result.capture_id, result.rank, translate.result(result.result)
+            )
+        elif body == "pong":
+            pong = report.pong
+            self.offset.add(Exchange(pong.sent_ns, pong.received_ns, pong.answered_ns, time.time_ns()))
+            self.steps = {rank: made for rank, made in pong.steps.items() if rank in self._ranks}
+
+    def _lose(self, reason: str) -> None:
+        if self.lost:
+            return
+        self.lost = reason
+        for rank in self._ranks.values():
+            self._coordinator.on_departure(rank, reason)
+
+
+class RemoteRank:
+    """A rank on another node: a ``Participant`` whose messages go through its daemon."""
+
+    def __init__(self, relay: Relay, run: str, status: control_pb2.RankStatus) -> None:
+        self.rank = status.identity.rank
+        self._relay = relay
+        self._run = run
+        self._steps_before = status.steps
+        self._facts = fleet_translate.facts(status)
+
+    @property
+    def steps_seen(self) -> int:
+        """Training steps that its daemon has told of so far."""
+        return max(self._steps_before, self._relay.steps.get(self.rank, 0))
+
+    @property
+    def facts(self) -> RankFacts:
+        """Which process it is, and what is known of its node's clock."""
+        return replace(self._facts, clock_offset_ns=self._relay.offset.ns or 0)
+
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
+        """Ask it to get ready; it writes where its own daemon says."""
+        if self._relay.lost:
+            self._relay.refuse(capture_id, self.rank)
+            return
+        prepare = session_pb2.PrepareCapture(
+            capture_id=capture_id, options=translate.capture_options_message(options), max_bytes=max_bytes
+        )
+        self._relay.send(
+            fleet_pb2.TakeOrder(prepare=fleet_pb2.TakePrepare(run=self._run, rank=self.rank, prepare=prepare))
+        )
+
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
+        """Tell it when, and how long."""
+        commit = session_pb2.CommitCapture(capture_id=capture_id, start_step=start_step, steps=steps)
+        self._relay.send(fleet_pb2.TakeOrder(commit=fleet_pb2.TakeCommit(rank=self.rank, commit=commit)))
+
+    def cancel(self, capture_id: str, reason: str) -> None:
+        """Tell it to give up."""
+        cancel = session_pb2.CancelCapture(capture_id=capture_id, reason=reason)
+        self._relay.send(fleet_pb2.TakeOrder(cancel=fleet_pb2.TakeCancel(rank=self.rank, cancel=cancel)))
+
+
+class AbsentRank:
+    """A rank of the run that nobody who answers has: it fails by name instead of being left out."""
+
+    def __init__(self, rank: int, facts: RankFacts, reason: str, coordinator: Coordinator) -> None:
+        self.rank = rank
+        self.steps_seen = 0
+        self.facts = facts
+        self._reason = reason
+        self._coordinator = coordinator
+
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
+        """Say why there is no such rank."""
+        _answer_later(self._coordinator, capture_id, self.rank, self._reason)
+
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
+        """Do nothing: it never is ready."""
+
+    def cancel(self, capture_id: str, reason: str) -> None:
+        """Do nothing: it never was ready."""
+
+
+async def keep_pinging(relays: list[Relay]) -> None:
+    """Ping all until cancelled, often at first so that their clocks are known soon, never many at once."""
+    for turn in itertools.count():
+        seconds = _QUICK_S if turn < _QUICK_ROUNDS else _SLOW_S
+        for relay in relays:
+            relay.ping()
+            await asyncio.sleep(max(seconds / len(relays), _BETWEEN_PINGS_S))
+
+
+def _answer_later(coordinator: Coordinator, capture_id: str, rank: int, reason: str) -> None:
+    """Answer prepare, once whoever has asked waits for it."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(coordinator.on_ack, capture_id, rank, Ack(False, reason, 0, 0.0))

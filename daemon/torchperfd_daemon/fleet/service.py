@@ -1,0 +1,124 @@
+"""The fleet service: what this daemon tells the daemons of other nodes, and does for their captures."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import grpc
+
+from torchperfd._version import __version__
+from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
+from torchperfd_daemon.captures import Catalog, Coordinator, Participant
+from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.fleet import translate as fleet_translate
+from torchperfd_daemon.fleet.fanout import PeerError
+from torchperfd_daemon.fleet.share import Share
+from torchperfd_daemon.fleet.view import INSTANCE_KEY
+from torchperfd_daemon.service import SessionService, translate, translate_stacks
+from torchperfd_daemon.store import Store
+
+_LONGEST_STACKS_S: Final = 600.0
+_LAST_WORDS_S: Final = 1.0
+
+
+class FleetService(fleet_pb2_grpc.FleetServicer):
+    """Answers for this node. Method names are the protocol's.
+
+    Args:
+        store: Knows the ranks.
+        sessions: Reaches them.
+        coordinator: Conducts this node's own captures.
+        catalog: Where traces and manifests go.
+        instance: Of this daemon's process.
+        node: This node's name.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        sessions: SessionService,
+        coordinator: Coordinator,
+        catalog: Catalog,
+        instance: str,
+        node: str,
+    ) -> None:
+        self._store = store
+        self._sessions = sessions
+        self._coordinator = coordinator
+        self._catalog = catalog
+        self._instance = instance
+        self._node = node
+
+    async def ListRuns(  # noqa: N802
+        self, request: fleet_pb2.NodeRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> fleet_pb2.NodeRuns:
+        """List the runs with their ranks on this node."""
+        return self._here()
+
+    async def Stacks(  # noqa: N802
+        self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[control_pb2.RankStacks]:
+        """Tell where every thread of the ranks asked about is, as far as they are here."""
+        await context.send_initial_metadata(((INSTANCE_KEY, self._instance),))
+        wanted = set(request.ranks)
+        ranks = [
+            rank
+            for rank in self._store.runs().get(request.run, [])
+            if not wanted or rank.identity.rank in wanted
+        ]
+        asked = request.timeout_seconds
+        seconds = asked if 0 < asked <= _LONGEST_STACKS_S else _LONGEST_STACKS_S
+        async for told in self._sessions.stacks_of(ranks, seconds):
+            yield translate_stacks.rank_stacks_message(request.run, told)
+
+    async def Take(  # type: ignore[override]  # noqa: N802 - it writes instead of yielding
+        self,
+        request_iterator: AsyncIterator[fleet_pb2.TakeOrder],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+    ) -> None:
+        """Take part in a capture, as the other daemon says."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("begin"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a part in a capture begins with begin")
+            return
+        try:
+            fleet_translate.check_version(first.begin.api)
+        except PeerError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        await context.write(fleet_pb2.TakeReport(here=self._here()))
+        share = Share(self._ranks_of, self._coordinator, self._catalog)
+        sender = asyncio.create_task(_send_all(share, context))
+        problem = ""
+        try:
+            async for order in request_iterator:
+                share.receive(order)
+        except TorchperfdError as error:
+            problem = str(error)
+        finally:
+            await share.end()
+            # Not cancelled as long as it writes: gRPC would then never send how the call ended.
+            await asyncio.wait((sender,), timeout=_LAST_WORDS_S)
+            sender.cancel()
+        if problem:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+
+    def _ranks_of(self, run: str) -> list[Participant]:
+        return [*self._sessions.of_run(run)]
+
+    def _here(self) -> fleet_pb2.NodeRuns:
+        self._store.forget_departed()
+        return fleet_pb2.NodeRuns(
+            api=fleet_translate.api_message(),
+            version=__version__,
+            instance=self._instance,
+            node=self._node,
+            runs=translate.runs(self._store.runs()),
+        )
+
+
+async def _send_all(share: Share, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+    # The other side may be gone; then the call ends as well.
+    with contextlib.suppress(grpc.aio.BaseError):
+        while (report := await share.outgoing.get()) is not None:
+            await context.write(report)

@@ -1,0 +1,279 @@
+"""The fleet as one node: what commands ask for with ``--fleet``, put together from all daemons' answers."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+from torchperfd._version import __version__
+from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
+from torchperfd_daemon.captures import Coordinator, Participant, RankFacts
+from torchperfd_daemon.errors import NoSuchTargetError, UsageError
+from torchperfd_daemon.fleet import translate as fleet_translate
+from torchperfd_daemon.fleet.address import Address
+from torchperfd_daemon.fleet.fanout import Answers, FanOut, Unreachable, unreachable_text
+from torchperfd_daemon.fleet.peers import Peers
+from torchperfd_daemon.fleet.relay import AbsentRank, Relay, RemoteRank, keep_pinging
+from torchperfd_daemon.service.others import Gathered
+
+log = logging.getLogger("torchperfd.fleet")
+
+_ASK_S: Final = 1.0
+"""How long a peer has for an answer that it need not work for."""
+_SLACK_S: Final = 2.0
+_MOST_RANKS: Final = 100_000
+_MOST_NAMED: Final = 20
+
+_ALL: Final = range(2**32)
+
+INSTANCE_KEY: Final = "torchperfd-instance"
+"""Metadata that a stream of stacks begins with: which daemon it is."""
+
+
+class _HasInstance(Protocol):
+    @property
+    def instance(self) -> str: ...
+
+
+_Told = TypeVar("_Told", bound=_HasInstance)
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeStacks:
+    instance: str
+    ranks: list[control_pb2.RankStacks]
+
+
+class FleetView:
+    """Asks the fleet on behalf of this node's daemon.
+
+    Args:
+        peers: Which daemons there are; None when none was told of.
+        fan_out: Asks them.
+        coordinator: Conducts captures.
+        instance: Of this daemon's process: peers may well name this daemon too.
+        node: This node's name.
+    """
+
+    def __init__(
+        self, peers: Peers | None, fan_out: FanOut, coordinator: Coordinator, instance: str, node: str
+    ) -> None:
+        self._peers = peers
+        self._fan_out = fan_out
+        self._coordinator = coordinator
+        self._instance = instance
+        self._node = node
+
+    async def runs(self, own: Sequence[control_pb2.Run]) -> control_pb2.ListRunsResponse:
+        """Return the runs of all nodes, and which nodes did not answer.
+
+        Raises:
+            UsageError: This daemon was told of no peers.
+            TorchperfdError: They cannot be found.
+        """
+        answers = await self._list_runs()
+        nodes = [_node("", self._node, __version__, own)]
+        found = [*own]
+        for address, told in answers.by_peer.items():
+            nodes.append(_node(str(address), told.node, told.version, told.runs))
+            found.extend(map(fleet_translate.tidy, told.runs))
+        return control_pb2.ListRunsResponse(
+            runs=merge(found),
+            nodes=nodes,
+            unreachable=map(fleet_translate.unreachable_message, answers.unreachable),
+        )
+
+    async def choose(self, run: str, own: Sequence[str]) -> str:
+        """Return a run's name; when it is empty, that of the only run there is on any node.
+
+        Raises:
+            NoSuchTargetError: There is no run, or more than one.
+            UsageError: This daemon was told of no peers.
+            TorchperfdError: They cannot be found.
+        """
+        if run:
+            return run
+        answers = await self._list_runs()
+        there = [each.run for told in answers.by_peer.values() for each in told.runs if each.ranks]
+        return _only({*own, *there}, answers.unreachable)
+
+    async def stacks(self, request: control_pb2.StacksRequest) -> AsyncIterator[control_pb2.RankStacks]:
+        """Yield the stacks of a run's ranks on other nodes, then the peers that do not answer.
+
+        Raises:
+            UsageError: This daemon was told of no peers.
+            TorchperfdError: They cannot be found.
+        """
+
+        async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> _NodeStacks:
+            call = stub.Stacks(request, metadata=self._fan_out.metadata)
+            instance = dict(await call.initial_metadata()).get(INSTANCE_KEY, "")
+            return _NodeStacks(str(instance), [told async for told in call])
+
+        answers = await self._ask(ask, request.timeout_seconds + _SLACK_S)
+        for told in answers.by_peer.values():
+            for stacks in told.ranks:
+                if stacks.identity.run == request.run:
+                    yield stacks
+        for peer in answers.unreachable:
+            yield control_pb2.RankStacks(unreachable=fleet_translate.unreachable_message(peer))
+
+    @contextlib.asynccontextmanager
+    async def gather(
+        self, run: str, ranks: Sequence[int], own: Callable[[], dict[str, list[Participant]]]
+    ) -> AsyncIterator[Gathered]:
+        """Hold on to ranks of a run on all nodes, for one capture.
+
+        Args:
+            run: Its name; empty for the only one there is.
+            ranks: Which; all when empty.
+            own: Returns the connected ranks on this node, by run.
+
+        Raises:
+            NoSuchTargetError: There is no such run or rank anywhere, or more than one run to choose from.
+            UsageError: This daemon was told of no peers.
+            TorchperfdError: They cannot be found.
+        """
+        answers = await self._fan_out.ask(await self._addresses(), self._begin, _ASK_S)
+        pinging = None
+        try:
+            with self._fan_out.holding(answers.by_peer):
+                distinct = self._distinct(answers)
+                here, carrying = own(), []
+                run = run or _only(
+                    {*here, *(name for relay in distinct.values() for name in _connected(relay.here))},
+                    answers.unreachable,
+                )
+                found = {rank.rank: rank for rank in here.get(run, [])}
+                for relay in distinct.values():
+                    wanted = [
+                        status
+                        for status in _connected(relay.here).get(run, [])
+                        if status.identity.rank not in found and status.identity.rank in (ranks or _ALL)
+                    ]
+                    if wanted:
+                        found.update((rank.rank, rank) for rank in relay.carry(run, wanted))
+                        carrying.append(relay)
+                if not found:
+                    raise _no_run(run, answers.unreachable)
+                if carrying:
+                    pinging = asyncio.create_task(keep_pinging(carrying))
+                yield Gathered(
+                    run,
+                    self._chosen(run, ranks, found, answers.unreachable),
+                    {rank: each.facts.node for rank, each in found.items() if isinstance(each, RemoteRank)},
+                    list(map(fleet_translate.unreachable_message, answers.unreachable)),
+                )
+        finally:
+            await asyncio.gather(*(relay.close() for relay in answers.by_peer.values()))
+            if pinging is not None:
+                pinging.cancel()
+
+    def _chosen(
+        self,
+        run: str,
+        ranks: Sequence[int],
+        found: dict[int, Participant],
+        unreachable: Sequence[Unreachable],
+    ) -> list[Participant]:
+        """Return a participant for each rank wanted, also for those that nobody has."""
+        facts = next(iter(found.values())).facts
+        world = min(max(each.facts.world_size for each in found.values()), _MOST_RANKS)
+        wanted = sorted(set(ranks)) or sorted(found.keys() | set(range(world)))
+        impossible = [rank for rank in wanted if rank not in found and rank >= world]
+        if impossible:
+            raise NoSuchTargetError(
+                f"run {run} has no rank {', '.join(map(str, impossible[:_MOST_NAMED]))}",
+                f"it has {world}, from 0 on",
+            )
+        reason = "it is on no node that answers" + (
+            f"; no answer from {unreachable_text(unreachable[:_MOST_NAMED])}" if unreachable else ""
+        )
+        missing = RankFacts(job_name=facts.job_name, world_size=facts.world_size)
+        return [found.get(rank) or AbsentRank(rank, missing, reason, self._coordinator) for rank in wanted]
+
+    async def _list_runs(self) -> Answers[fleet_pb2.NodeRuns]:
+        async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> fleet_pb2.NodeRuns:
+            request = fleet_pb2.NodeRunsRequest(api=fleet_translate.api_message())
+            told = await stub.ListRuns(request, metadata=self._fan_out.metadata)
+            fleet_translate.check_version(told.api)
+            return told
+
+        return await self._ask(ask, _ASK_S)
+
+    async def _begin(self, address: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> Relay:
+        call = stub.Take(metadata=self._fan_out.metadata)  # type: ignore[call-arg] # written to, not iterated
+        return await Relay(address, call, self._coordinator).begin()
+
+    async def _ask(
+        self,
+        question: Callable[[Address, "fleet_pb2_grpc.FleetAsyncStub"], Awaitable[_Told]],
+        seconds: float,
+    ) -> Answers[_Told]:
+        answers = await self._fan_out.ask(await self._addresses(), question, seconds)
+        return Answers(self._distinct(answers), answers.unreachable)
+
+    async def _addresses(self) -> tuple[Address, ...]:
+        if self._peers is None:
+            raise UsageError(
+                "this daemon knows of no other nodes", "tell it with `torchperfd serve --fleet-peers`"
+            )
+        return await self._peers.addresses()
+
+    def _distinct(self, answers: Answers[_Told]) -> dict[Address, _Told]:
+        """Return the answers of other daemons than this one, each once by whatever names it was asked."""
+        by_instance = {self._instance: Address("", 0)}
+        return {
+            address: told
+            for address, told in answers.by_peer.items()
+            if by_instance.setdefault(told.instance, address) == address
+        }
+
+
+def merge(runs: Iterable[control_pb2.Run]) -> list[control_pb2.Run]:
+    """Return each run once, with the ranks of all nodes in order."""
+    merged: dict[str, control_pb2.Run] = {}
+    for run in runs:
+        whole = merged.setdefault(run.run, control_pb2.Run(run=run.run, job_name=run.job_name))
+        whole.world_size = max(whole.world_size, run.world_size)
+        whole.ranks.extend(run.ranks)
+    for whole in merged.values():
+        whole.ranks.sort(key=lambda rank: (rank.identity.rank, not rank.connected))
+    return [merged[name] for name in sorted(merged)]
+
+
+def _node(address: str, node: str, version: str, runs: Iterable[control_pb2.Run]) -> control_pb2.FleetNode:
+    return control_pb2.FleetNode(
+        address=address,
+        node=fleet_translate.line(node),
+        version=fleet_translate.line(version),
+        ranks=sum(rank.connected for run in runs for rank in run.ranks),
+    )
+
+
+def _connected(told: fleet_pb2.NodeRuns) -> dict[str, list[control_pb2.RankStatus]]:
+    """Return the connected ranks of a node, by run."""
+    runs = {run.run: [rank for rank in run.ranks if rank.connected] for run in told.runs if run.run}
+    return {run: ranks for run, ranks in runs.items() if ranks}
+
+
+def _only(runs: Collection[str], unreachable: Sequence[Unreachable]) -> str:
+    if not runs:
+        raise _no_run("", unreachable)
+    if len(runs) > 1:
+        raise NoSuchTargetError(
+            f"the fleet has {len(runs)} runs: {', '.join(sorted(runs)[:_MOST_NAMED])}",
+            "choose one with --run",
+        )
+    return next(iter(runs))
+
+
+def _no_run(run: str, unreachable: Sequence[Unreachable]) -> NoSuchTargetError:
+    silent = f", and no answer from {unreachable_text(unreachable[:_MOST_NAMED])}" if unreachable else ""
+    name = f" {run[:80]}" if run else ""
+    return NoSuchTargetError(
+        f"no run{name} on any node of the fleet that answers{silent}",
+        "`torchperfd ps --fleet` lists those there are",
+    )

@@ -1,0 +1,60 @@
+"""The ledger's clock: it goes on through steps of the wall clock and restarts of the daemon."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
+
+def _boottime_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of the node; nanoseconds since boot, Unix nanoseconds, monotonic seconds."""
+
+    boottime_ns: Callable[[], int] = _boottime_ns
+    unix_ns: Callable[[], int] = time.time_ns
+    monotonic: Callable[[], float] = time.monotonic
+
+
+class LedgerClock:
+    """Time since boot, moved so that it was the wall clock's when the ledger first ran on this boot.
+
+    Args:
+        offset_ns: What is added to the time since boot.
+        clocks: The node's.
+    """
+
+    def __init__(self, offset_ns: int, clocks: Clocks) -> None:
+        self._offset_ns = offset_ns
+        self._clocks = clocks
+
+    def now(self) -> int:
+        """Return the time."""
+        return self._clocks.boottime_ns() + self._offset_ns
+
+    def of_unix(self, unix_ns: int) -> int:
+        """Return when it was so late by the wall clock, which may have been set since."""
+        return self.now() - (self._clocks.unix_ns() - unix_ns)
+
+    def of_monotonic(self, seconds: float) -> int:
+        """Return when it was so late by the monotonic clock."""
+        return self.now() - int((self._clocks.monotonic() - seconds) * 1e9)
+
+    def of_ticks(self, ticks: int) -> int:
+        """Return when it was so many clock ticks since boot, as procfs tells when a process started."""
+        return self._offset_ns + ticks * 1_000_000_000 // _TICKS_PER_SECOND
+
+
+def boot_id(proc: Path = Path("/proc")) -> str:
+    """Return what tells this boot of the node from others; empty where the kernel does not say."""
+    try:
+        return (proc / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,53 @@
+"""When a process of this node ended, to the millisecond, whoever its parent is."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from torchperfd_daemon.collectors.ranks import RankProcess, is_here
+
+
+class Exit:
+    """Waits for one process to end, on the running loop.
+
+    Args:
+        fd: Refers to the process; closed with this.
+        clock: Tells the time.
+
+    Attributes:
+        at_ns: When it ended, by that clock; None while it runs.
+    """
+
+    def __init__(self, fd: int, clock: Callable[[], int]) -> None:
+        self.at_ns: int | None = None
+        self._fd = fd
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(fd, self._ended)
+
+    def close(self) -> None:
+        """Wait no longer."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _ended(self) -> None:
+        self.at_ns = self._clock()
+        self.close()
+
+
+def exit_of(process: RankProcess, clock: Callable[[], int], proc: Path = Path("/proc")) -> Exit | None:
+    """Wait for a rank's process to end; None where that is not to be seen from here, or it has ended."""
+    if process.pid <= 0:
+        return None
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    # Asked only now: by then the descriptor holds on to whatever process had the id.
+    if not is_here(proc, process):
+        os.close(fd)
+        return None
+    return Exit(fd, clock)

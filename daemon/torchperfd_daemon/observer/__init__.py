@@ -1,0 +1,5 @@
+"""The observer: watches all ranks as they train, and keeps the verdict on each run."""
+
+from torchperfd_daemon.observer.observer import Asks, Observer
+
+__all__ = ["Asks", "Observer"]

@@ -1,0 +1,167 @@
+"""The observer: looks at all runs once a second, and asks for stacks where one stands still."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+
+from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.collectors.gpu_base import GpuReading
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.observer.hang import find_culprit
+from torchperfd_daemon.observer.run_watch import RunWatch
+from torchperfd_daemon.observer.surroundings import GpuState, Surroundings, survey
+from torchperfd_daemon.stacks import RankStacks
+from torchperfd_daemon.store import Rank, RankIdentity, Store
+
+log = logging.getLogger("torchperfd.observer")
+
+LOOK_S: Final = 1.0
+
+_STACKS_S: Final = 3.0
+# Stacks interrupt whom they are asked of; a stall changes little once it is one.
+_ASK_AGAIN_S: Final = 10.0
+_NO_GPU: Final = GpuState()
+
+
+class Asks(Protocol):
+    """Asks ranks of this node where their threads are."""
+
+    def __call__(self, ranks: Iterable[Rank], seconds: float, /) -> AsyncIterator[RankStacks]:
+        """Yield each rank's stacks, or why there are none, within so many seconds."""
+
+
+class Observer:
+    """Keeps the verdict on each run that the store has ranks of.
+
+    Args:
+        store: Where ranks and their steps are.
+        asks: Asks ranks where they are.
+        families: Returns the collectors' newest samples.
+        gpus: Returns the newest reading of each GPU.
+        gpu_of: Tells the UUID of a rank's GPU; empty when unknown.
+        clock: Monotonic seconds.
+        wall: Unix seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        asks: Asks,
+        families: Callable[[], Iterable[Family]] = tuple,
+        gpus: Callable[[], Sequence[GpuReading]] = tuple,
+        gpu_of: Callable[[RankIdentity], str] = lambda _: "",
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._asks = asks
+        self._families = families
+        self._gpus = gpus
+        self._gpu_of = gpu_of
+        self._clock = clock
+        self._wall = wall
+        self._runs: dict[str, RunWatch] = {}
+        self._asked: dict[str, float] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._looked_at = clock()
+        self._complained = False
+
+    async def run(self) -> None:
+        """Look once a second until cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                try:
+                    for run in self.look():
+                        self._begin_to_ask(run)
+                except Exception:
+                    # An observer that fails is no reason for a daemon to; once is enough to say so.
+                    if not self._complained:
+                        self._complained = True
+                        log.exception("the ranks cannot be looked at")
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def look(self) -> list[str]:
+        """Look at everything once; return the runs that stand still and whose stacks are due."""
+        now, wall = self._clock(), self._wall()
+        around = survey(self._families(), self._gpus())
+        known, self._runs = self._runs, {}
+        due = []
+        for run, ranks in self._store.runs().items():
+            watch = self._runs[run] = known.get(run) or RunWatch(run)
+            if watch.look(ranks, now, wall, around, lambda rank: self._gpu(rank, around)):
+                _say(watch)
+            watch.stand(now - self._looked_at)
+            if watch.stall is None:
+                self._asked.pop(run, None)
+            elif self._is_due(run, watch, now):
+                due.append(run)
+        self._looked_at = now
+        return due
+
+    async def ask(self, run: str) -> None:
+        """Ask the ranks of a run that stands still where they are, and whose fault it is."""
+        self._asked[run] = self._clock()
+        ranks = self._store.runs().get(run, [])
+        told = [each async for each in self._asks(ranks, _STACKS_S)]
+        watch = self._runs.get(run)
+        stall = watch.stall if watch else None
+        if watch is None or stall is None:
+            return
+        world = max((rank.identity.world_size for rank in ranks), default=1)
+        verdict = find_culprit(run, told, stall, world)
+        if verdict is not None and watch.tell_hang(verdict):
+            log.warning("run %s: %s", run, verdict.summary)
+
+    def verdict(self, run: str) -> Verdict | None:
+        """Return the present verdict on a run, and of one that is over what has cost it most; else None."""
+        watch = self._runs.get(run)
+        if watch is None:
+            return None
+        if watch.over:
+            return watch.final()
+        return watch.verdicts[0] if watch.verdicts else None
+
+    def verdicts(self, run: str) -> tuple[Verdict, ...]:
+        """Return all that holds of a run, the costliest first; empty while nothing has held yet."""
+        watch = self._runs.get(run)
+        return watch.verdicts if watch else ()
+
+    def lost_seconds(self) -> dict[str, Mapping[Cause, float]]:
+        """Return what each cause has cost each run so far."""
+        return {run: dict(watch.lost) for run, watch in self._runs.items()}
+
+    def stragglers(self) -> dict[str, Mapping[int, float]]:
+        """Return each run's ranks that the others wait for, with the seconds per step they are late by."""
+        return {run: dict(watch.stragglers) for run, watch in self._runs.items()}
+
+    def _gpu(self, rank: Rank, around: Surroundings) -> GpuState:
+        return around.gpus.get(self._gpu_of(rank.identity), _NO_GPU) if around.gpus else _NO_GPU
+
+    def _is_due(self, run: str, watch: RunWatch, now: float) -> bool:
+        asked = self._asked.get(run)
+        settled = watch.hang is not None and watch.hang.rank is not None
+        return not settled and (asked is None or now - asked >= _ASK_AGAIN_S)
+
+    def _begin_to_ask(self, run: str) -> None:
+        task = self._tasks.get(run)
+        if task is None or task.done():
+            self._tasks = {name: each for name, each in self._tasks.items() if not each.done()}
+            self._tasks[run] = asyncio.get_running_loop().create_task(self._ask_safely(run))
+
+    async def _ask_safely(self, run: str) -> None:
+        try:
+            await self.ask(run)
+        except Exception:
+            log.exception("run %s stands still, and its ranks cannot be asked where", run)
+
+
+def _say(watch: RunWatch) -> None:
+    verdict = watch.verdicts[0]
+    quiet = verdict.cause is Cause.NONE
+    log.log(logging.INFO if quiet else logging.WARNING, "run %s: %s", watch.run, verdict.summary)

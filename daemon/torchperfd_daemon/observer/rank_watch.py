@@ -1,0 +1,252 @@
+"""One rank, watched: what its counters were at the newest looks, and what that makes of its steps."""
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
+from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
+
+Float64 = npt.NDArray[np.float64]
+
+WINDOW_LOOKS: Final = 10
+"""The present: so many looks that had a step in them."""
+LEAST_LOOKS: Final = 3
+WARM_STEPS: Final = 20
+"""The first steps are not like the others: so many, or those of ten seconds, are left out."""
+
+_WARM_S: Final = 10.0
+_KEPT: Final = 24
+_LATEST_NEWS_S: Final = 2.0
+_NEWEST_STEPS: Final = 24
+_PHASES: Final = 32
+_AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S, _FIXED = range(11)
+
+_DOING: Final = {
+    State.STARTING: Doing.IDLE,
+    State.TRAINING: Doing.TRAINING,
+    State.VALIDATING: Doing.ELSEWHERE,
+    State.CHECKPOINTING: Doing.ELSEWHERE,
+    State.FINISHED: Doing.IDLE,
+}
+
+
+class RankWatch:
+    """Keeps a rank's counters of the newest 24 looks that had a step in them, and follows its progress.
+
+    All figures are differences of cumulative counters, so that no step is missed however many there are.
+
+    Args:
+        rank: Whose.
+        times: How long the run's steps take.
+        now: Monotonic seconds.
+    """
+
+    def __init__(self, rank: Rank, times: StepTimes, now: float) -> None:
+        self.rank = rank
+        self._stall = StallDetector(times)
+        self._made = (0, 0, 0, 0)
+        self._born = now
+        self._names: list[str] = []
+        self._rows: Float64 = np.zeros((_KEPT, _FIXED))
+        self._count = 0
+        self._first: Float64 | None = None
+        self._before: RankEvidence | None = None
+        self._gpu = GpuState()
+        self._top_clock = 0.0
+        self._foreign = 0
+        self._window = 0
+
+    def look(
+        self, now: float, wall: float, around: Surroundings, gpu: GpuState, ours: frozenset[int]
+    ) -> None:
+        """Take note of the steps since the last look.
+
+        Args:
+            now: Monotonic seconds.
+            wall: Unix seconds.
+            around: What the collectors say.
+            gpu: The rank's own device.
+            ours: The process ids of all ranks.
+        """
+        self._follow(now, wall)
+        self._gpu = gpu
+        self._top_clock = max(self._top_clock, gpu.clock_hertz)
+        # In a container of its own a rank has another id than the driver sees: then all look foreign.
+        known = self.rank.identity.pid in gpu.processes
+        self._foreign = len(gpu.processes - ours) if known else 0
+        train = self.rank.totals.train
+        warm = train.steps >= WARM_STEPS or (train.steps > 1 and now - self._born >= _WARM_S)
+        if warm and (not self._count or train.steps > self._row(0)[_STEPS]):
+            self._note(now, around, gpu)
+
+    @property
+    def doing(self) -> Doing:
+        """What the rank does, as far as stalls are concerned."""
+        return self._stall.doing
+
+    @property
+    def settled(self) -> bool:
+        """Whether there are looks enough to judge."""
+        return self._count > LEAST_LOOKS
+
+    def hold(self, now: float) -> None:
+        """Take note that the rank has to wait for one that is elsewhere for good reason."""
+        self._stall.progress(now)
+
+    def stalled(self, now: float) -> Stall | None:
+        """Return the stall that there is now."""
+        return self._stall.check(now) if self.rank.connected else None
+
+    def evidence(self, since: float) -> RankEvidence | None:
+        """Return what the newest steps were like; None while there are too few.
+
+        Args:
+            since: Monotonic seconds: what lies before is of another regime.
+        """
+        most = min(WINDOW_LOOKS, self._count - 1)
+        while most > 0 and self._row(most)[_AT] < since:
+            most -= 1
+        if most < LEAST_LOOKS:
+            return None
+        self._window = most
+        now = self._between(self._row(most), self._row(0))
+        return None if now is None else replace(now, before=self._before)
+
+    def remember(self, until: float) -> None:
+        """Take the steps so far for the rank's healthy past.
+
+        Args:
+            until: Monotonic seconds: what came later is not part of it.
+        """
+        newest = next((back for back in range(self._count) if self._row(back)[_AT] <= until), None)
+        if self._first is not None and newest is not None:
+            past = self._between(self._first, self._row(newest))
+            self._before = past or self._before
+
+    def forget(self, since: float) -> None:
+        """Let the past begin anew, at a moment of monotonic seconds."""
+        self._before = None
+        later = [back for back in range(self._count) if self._row(back)[_AT] >= since]
+        self._first = self._row(max(later, default=0)).copy() if self._count else None
+
+    def work(self) -> RankWork:
+        """Return the steps of the newest evidence one by one, as many of them as the store still has."""
+        count = int(self._row(0)[_STEPS] - self._row(self._window)[_STEPS])
+        columns = self.rank.history.newest(min(HISTORY_STEPS, max(_NEWEST_STEPS, count)))
+        return RankWork(
+            self.rank.identity.rank,
+            {
+                name: np.frombuffer(column, dtype=np.int64).astype(np.float64) / 1e9
+                for name, column in columns.phases.items()
+            },
+        )
+
+    def _follow(self, now: float, wall: float) -> None:
+        rank = self.rank
+        totals = rank.totals
+        saves = totals.checkpoint.calls if totals.checkpoint else 0
+        made = (rank.history.seen, totals.train.steps, totals.validate.steps, saves)
+        if made != self._made:
+            # The step ended before we heard of it; how long before, the node's clock may be wrong about.
+            late = wall - rank.last_step_unix_seconds if made[0] != self._made[0] else 0.0
+            self._made = made
+            self._stall.progress(now - min(_LATEST_NEWS_S, max(0.0, late)))
+        self._stall.enter(_DOING[rank.state], now)
+
+    def _note(self, now: float, around: Surroundings, gpu: GpuState) -> None:
+        totals = self.rank.totals
+        phases = totals.train.phases
+        if len(phases) != len(self._names):
+            fresh = [name for name in phases if name not in self._names]
+            self._names += fresh[: _PHASES - len(self._names)]
+            missing = _FIXED + len(self._names) - self._rows.shape[1]
+            # A phase that is new has had no time so far.
+            self._rows = np.pad(self._rows, ((0, 0), (0, missing)))
+            if self._first is not None:
+                self._first = np.pad(self._first, (0, missing))
+        key = self.rank.identity.run, self.rank.identity.rank
+        row = self._rows[self._count] if self._count < _KEPT else self._turn()
+        row[:_FIXED] = (
+            now,
+            totals.train.steps,
+            totals.train.ns,
+            sum(generation.ns for generation in totals.gc),
+            totals.checkpoint.ns if totals.checkpoint else 0,
+            around.queued.get(key, 0.0),
+            around.throttled.get(key, 0.0),
+            around.disk_seconds,
+            around.memory_seconds,
+            gpu.throttled_seconds,
+        )
+        row[_FIXED:] = [phases[name].ns if name in phases else 0 for name in self._names]
+        self._count = min(self._count + 1, _KEPT)
+        if self._first is None:
+            self._first = row.copy()
+
+    def _turn(self) -> Float64:
+        """Move all rows on by one, and return the last."""
+        self._rows[:-1] = self._rows[1:]
+        last: Float64 = self._rows[-1]
+        return last
+
+    def _row(self, back: int) -> Float64:
+        row: Float64 = self._rows[self._count - 1 - back]
+        return row
+
+    def _between(self, first: Float64, last: Float64) -> RankEvidence | None:
+        """Return the means per step between two looks; None when there was no step in between."""
+        steps = last[_STEPS] - first[_STEPS]
+        if steps <= 0:
+            return None
+        span = max(1e-9, last[_AT] - first[_AT])
+        change = (last - first).tolist()
+        step_seconds = change[_NS] / steps / 1e9
+        phases = {
+            name: max(0.0, ns) / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=True)
+        }
+        # What the kernel counts goes on between steps: only the steps' part of it is theirs.
+        inside = min(1.0, change[_NS] / 1e9 / span)
+
+        def per_step(column: int) -> float:
+            return float(max(0.0, change[column]) * inside / steps)
+
+        identity = self.rank.identity
+        slowdown = 1 - self._gpu.clock_hertz / self._top_clock if self._top_clock else 0.0
+        return RankEvidence(
+            rank=identity.rank,
+            node=identity.node,
+            step_seconds=step_seconds,
+            phase_seconds=phases,
+            collected_seconds=max(0.0, change[_GC_NS]) / steps / 1e9,
+            queued_seconds=per_step(_QUEUED_S),
+            throttled_seconds=per_step(_THROTTLED_S),
+            disk_seconds=min(per_step(_DISK_S), phases.get("data", 0.0)),
+            reclaim_seconds=per_step(_MEMORY_S),
+            checkpoint_seconds=self._saved_per_step(last),
+            device_busy=self._gpu.utilization,
+            device_throttled=min(1.0, max(0.0, change[_GPU_S]) / span),
+            device_slowdown=max(0.0, slowdown),
+        )
+
+    def _saved_per_step(self, last: Float64) -> float:
+        """Return the time of checkpoints per step since the past began: they are too rare for a window."""
+        first = self._first
+        if first is None or last[_STEPS] <= first[_STEPS]:
+            return 0.0
+        saved = last[_SAVED_NS] - first[_SAVED_NS]
+        if "checkpoint" in self._names:
+            column = _FIXED + self._names.index("checkpoint")
+            saved += last[column] - first[column]
+        return float(max(0.0, saved) / (last[_STEPS] - first[_STEPS]) / 1e9)
+
+    def shared(self, seen: RankEvidence) -> RankEvidence:
+        """Return a late rank's evidence with its lateness laid to other processes on its device, if any."""
+        work = seen.step_seconds * (seen.device_busy or 0.0)
+        if not self._foreign or work <= 0:
+            return seen
+        return replace(seen, device_shared=min(1.0, seen.late_seconds / work))

@@ -1,0 +1,284 @@
+"""One run, watched: its ranks, since when it is slower, and the verdicts on it."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, Verdict, rank_causes
+from torchperfd_daemon.diagnosis.detect import (
+    Doing,
+    Onset,
+    OnsetDetector,
+    Stall,
+    StepTimes,
+    find_stragglers,
+)
+from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
+from torchperfd_daemon.observer.held import Held
+from torchperfd_daemon.observer.rank_watch import RankWatch
+from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
+
+NEW_NORMAL_S: Final = 600.0
+"""A run that has been slower for so long is as it is: its past begins anew."""
+
+_RECOVERED: Final = 1.05
+_MOST_SUSPECTS: Final = 8
+_MOST_PEERS: Final = 56
+_MARKS: Final = 256
+
+GpuOf = Callable[[Rank], GpuState]
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Since when a run is slower than it was.
+
+    Attributes:
+        step: Index of the first slower step.
+        unix_seconds: When that step ended.
+        normal_seconds: What a step took before.
+        told_at: When it was certain; monotonic seconds.
+    """
+
+    step: int
+    unix_seconds: float
+    normal_seconds: float
+    told_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """How many steps the onset detector had been given at a look, how many there were, and when."""
+
+    fed: int
+    seen: int
+    unix_seconds: float
+
+
+class RunWatch:
+    """Follows one run from look to look, in memory of fixed size per rank.
+
+    Args:
+        run: Its name.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.stall: Stall | None = None
+        """The longest stall of any rank now."""
+        self.stragglers: dict[int, float] = {}
+        """Ranks that the others wait for, with the seconds per step that they are late by."""
+        self.lost: dict[Cause, float] = {}
+        """Seconds that each cause has cost the run so far."""
+        self.slowdown: Slowdown | None = None
+        self._watches: dict[Rank, RankWatch] = {}
+        self._times = StepTimes()
+        self._onsets = OnsetDetector()
+        self._leader: Rank | None = None
+        self._seen = self._fed = 0
+        self._marks: deque[_Mark] = deque(maxlen=_MARKS)
+        self._since = -np.inf
+        self._held = Held()
+        self._hang: Verdict | None = None
+        self._worst: dict[Cause, Verdict] = {}
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The verdicts that hold, the first one first; a hang comes before all."""
+        return (self._hang, *self._held.verdicts) if self._hang else self._held.verdicts
+
+    @property
+    def hang(self) -> Verdict | None:
+        """The verdict on the present stall; None without a stall, or before one is known."""
+        return self._hang
+
+    def look(
+        self, ranks: Iterable[Rank], now: float, wall: float, around: Surroundings, gpu_of: GpuOf
+    ) -> bool:
+        """Take note of what the ranks have done; return whether the first verdict is another one now.
+
+        Args:
+            ranks: All ranks of the run that the store has.
+            now: Monotonic seconds.
+            wall: Unix seconds.
+            around: What the collectors say.
+            gpu_of: Tells a rank's device.
+        """
+        known, self._watches = self._watches, {}
+        for rank in ranks:
+            self._watches[rank] = known.get(rank) or RankWatch(rank, self._times, now)
+        ours = frozenset(rank.identity.pid for rank in self._watches)
+        for rank, watch in self._watches.items():
+            watch.look(now, wall, around, gpu_of(rank), ours)
+        made = self._follow_steps(now, wall)
+        self._look_for_stalls(now)
+        found = self._judge()
+        changed = self._held.update(found) if found else False
+        if made:
+            self._charge(made)
+        return changed and self._hang is None
+
+    def tell_hang(self, verdict: Verdict) -> bool:
+        """Take the verdict on the present stall; return whether it is another one now."""
+        before, self._hang = self._hang, verdict
+        return before is None or (before.rank, before.evidence) != (verdict.rank, verdict.evidence)
+
+    @property
+    def over(self) -> bool:
+        """Whether all ranks have finished or left."""
+        return all(not rank.connected or rank.state is State.FINISHED for rank in self._watches)
+
+    def final(self) -> Verdict | None:
+        """Return what has cost a run most; None where that is less than :data:`LEAST_SHARE` of its steps."""
+        worst = max(self._worst, key=lambda cause: self.lost[cause], default=None)
+        trained = max((rank.totals.train.ns / 1e9 for rank in self._watches), default=0.0)
+        if worst is None or self.lost[worst] < LEAST_SHARE * trained:
+            return None
+        return self._worst[worst]
+
+    def _follow_steps(self, now: float, wall: float) -> int:
+        """Feed one rank's new steps to the detectors that are the run's; return how many there were.
+
+        In synchronous training all steps take the same time, so that the first rank speaks for all.
+        """
+        leader = min(
+            (rank for rank in self._watches if rank.connected and rank.history.seen),
+            key=lambda rank: rank.identity.rank,
+            default=None,
+        )
+        if leader is None:
+            return 0
+        if leader is not self._leader:
+            self._leader, self._seen = leader, leader.history.seen
+            self._marks.clear()
+        made = leader.history.seen - self._seen
+        self._seen += made
+        if not made:
+            return 0
+        onset = None
+        for ns in leader.history.newest(min(made, HISTORY_STEPS)).duration_ns:
+            self._times.add(ns / 1e9)
+            onset = self._onsets.observe(ns / 1e9) or onset
+            self._fed += 1
+        self._marks.append(_Mark(self._fed, self._seen, wall))
+        if onset is not None:
+            self._turn(onset, leader, now, wall)
+        elif self.slowdown is not None and now - self.slowdown.told_at > NEW_NORMAL_S:
+            self._accept(self._since)
+        return made
+
+    def _turn(self, onset: Onset, leader: Rank, now: float, wall: float) -> None:
+        """Begin another regime: slower than normal, or normal again."""
+        step, unix_seconds = self._place(onset, leader)
+        self._since = now - max(0.0, wall - unix_seconds)
+        normal = self.slowdown.normal_seconds if self.slowdown else onset.before_seconds
+        if onset.after_seconds <= normal * _RECOVERED:
+            self._accept(self._since)
+            return
+        if self.slowdown is None:
+            for watch in self._watches.values():
+                watch.remember(self._since)
+            self.slowdown = Slowdown(step, unix_seconds, normal, now)
+
+    def _accept(self, since: float) -> None:
+        self.slowdown = None
+        for watch in self._watches.values():
+            watch.forget(since)
+
+    def _place(self, onset: Onset, leader: Rank) -> tuple[int, float]:
+        """Return the index of an onset's step, and when it ended in Unix seconds."""
+        mark = next((mark for mark in self._marks if mark.fed > onset.step), self._marks[-1])
+        step = max(0, mark.seen - (mark.fed - onset.step))
+        ago = self._seen - step
+        if 0 < ago <= len(leader.history):
+            return step, leader.history.newest(ago).end_unix_ns[0] / 1e9
+        return step, mark.unix_seconds
+
+    def _look_for_stalls(self, now: float) -> None:
+        here = [watch for watch in self._watches.values() if watch.rank.connected]
+        # Who saves or validates has the others wait, and that is no stall of theirs.
+        if any(watch.doing is Doing.ELSEWHERE and watch.stalled(now) is None for watch in here):
+            for watch in here:
+                if watch.doing is Doing.TRAINING:
+                    watch.hold(now)
+        stalls = [stall for watch in here if (stall := watch.stalled(now)) is not None]
+        self.stall = max(stalls, key=lambda stall: stall.waited_seconds, default=None)
+        if self.stall is None:
+            self._hang = None
+        elif self._hang is not None:
+            self._hang = replace(self._hang, cost_seconds_per_step=self.stall.waited_seconds)
+
+    def _judge(self) -> list[Verdict]:
+        """Return what the newest steps point to; nothing while there are too few."""
+        seen = {
+            watch: evidence
+            for watch in self._watches.values()
+            if watch.rank.connected
+            and watch.rank.state is State.TRAINING
+            and (evidence := watch.evidence(self._since)) is not None
+        }
+        if not seen:
+            return []
+        verdicts = rank_causes(self.run, self._with_lateness(seen))
+        if self.slowdown is None:
+            return verdicts
+        return [self._dated(verdict, self.slowdown) for verdict in verdicts]
+
+    def _dated(self, verdict: Verdict, slowdown: Slowdown) -> Verdict:
+        if verdict.cause is Cause.NONE:
+            return verdict
+        return replace(
+            verdict,
+            evidence=f"{verdict.evidence}, since step {slowdown.step}",
+            onset_step=slowdown.step,
+            onset_unix_seconds=slowdown.unix_seconds,
+        )
+
+    def _with_lateness(self, seen: Mapping[RankWatch, RankEvidence]) -> Sequence[RankEvidence]:
+        """Return the evidence with what each rank is late by, where that is beyond chance."""
+        ranks = list(seen.items())
+        self.stragglers = {}
+        if len(ranks) < 2 or not any(each.phase_seconds.get("collective_wait") for _, each in ranks):
+            return [evidence for _, evidence in ranks]
+        own = np.array([evidence.own_seconds for _, evidence in ranks])
+        order = np.argsort(-own)
+        middle = float(np.median(own[order[1:]]))
+        if own[order[0]] - middle < LEAST_SHARE * middle:
+            return [evidence for _, evidence in ranks]
+        # The slowest, and of the others some from all over: a thousand peers tell no more than fifty.
+        others = order[_MOST_SUSPECTS :: max(1, len(order) // _MOST_PEERS)]
+        chosen = [*order[:_MOST_SUSPECTS].tolist(), *others.tolist()]
+        found = {
+            straggler.rank: straggler
+            for straggler in find_stragglers([ranks[index][0].work() for index in chosen], len(ranks))
+        }
+        told = []
+        for watch, evidence in ranks:
+            straggler = found.get(evidence.rank)
+            late = evidence.own_seconds - middle
+            if straggler is not None and late >= LEAST_SHARE * middle:
+                self.stragglers[evidence.rank] = late
+                late_one = replace(evidence, late_seconds=late, late_phase=straggler.phase)
+                told.append(watch.shared(late_one))
+            else:
+                told.append(evidence)
+        return told
+
+    def _charge(self, steps: int) -> None:
+        """Add up what the present verdicts cost."""
+        for verdict in self._held.verdicts:
+            if verdict.cause is not Cause.NONE:
+                self._lose(verdict, verdict.cost_seconds_per_step * steps)
+
+    def stand(self, seconds: float) -> None:
+        """Add to what the present hang has cost."""
+        if self._hang is not None:
+            self._lose(self._hang, seconds)
+
+    def _lose(self, verdict: Verdict, seconds: float) -> None:
+        self.lost[verdict.cause] = self.lost.get(verdict.cause, 0.0) + seconds
+        self._worst[verdict.cause] = verdict

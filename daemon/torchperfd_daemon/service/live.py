@@ -1,0 +1,71 @@
+"""What the daemon holds of the present moment, as messages: steps of its ranks, readings of its node."""
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.service import translate
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
+
+
+def newest_steps(store: Store, request: control_pb2.GetStepsRequest) -> control_pb2.GetStepsResponse:
+    """Return the newest training steps of the ranks that are asked for.
+
+    Raises:
+        NoSuchTargetError: There is no such run, or it lacks one of the ranks.
+    """
+    store.forget_departed()
+    wanted = set(request.ranks)
+    there = [rank for rank in store.ranks() if request.run in ("", rank.identity.run)]
+    if request.run and not there:
+        raise NoSuchTargetError(f"no run {request.run} on this node", "`torchperfd ps` lists those there are")
+    if missing := sorted(wanted - {rank.identity.rank for rank in there}):
+        raise NoSuchTargetError(
+            f"no rank {', '.join(map(str, missing))} on this node", "`torchperfd ps` lists those there are"
+        )
+    count = min(request.newest or HISTORY_STEPS, HISTORY_STEPS)
+    chosen = [rank for rank in there if not wanted or rank.identity.rank in wanted]
+    return control_pb2.GetStepsResponse(ranks=[_rank_steps(rank, count) for rank in chosen])
+
+
+def readings(
+    families: Iterable[Family], request: control_pb2.GetReadingsRequest
+) -> control_pb2.GetReadingsResponse:
+    """Return the newest values of the metrics that are asked for."""
+    names = set(request.names)
+    return control_pb2.GetReadingsResponse(
+        readings=[
+            control_pb2.Reading(
+                name=family.name, labels=dict(zip(family.labels, labels, strict=True)), value=value
+            )
+            for family in families
+            if not names or family.name in names
+            for labels, value in family.samples
+        ]
+    )
+
+
+def _rank_steps(rank: Rank, count: int) -> control_pb2.RankSteps:
+    steps = rank.history.newest(count)
+    held = len(steps.duration_ns)
+    return control_pb2.RankSteps(
+        status=translate.rank_status(rank),
+        # The account counts the steps that the history's newest end with: both come in one message.
+        first_step=max(0, rank.totals.train.steps - held),
+        count=held,
+        end_ns=_packed(steps.end_unix_ns),
+        duration_ns=_packed(steps.duration_ns),
+        phases=[
+            session_pb2.PhaseColumn(phase=name, ns=_packed(column)) for name, column in steps.phases.items()
+        ],
+        gc=[session_pb2.GcAccount(calls=pauses.calls, ns=pauses.ns) for pauses in rank.totals.gc],
+    )
+
+
+def _packed(column: "array[int]") -> bytes:
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()

@@ -1,0 +1,158 @@
+"""The order desk: captures of a whole job that its rank 0 asks for from within the script."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torchperfd.v1 import session_pb2
+from torchperfd_daemon.captures import Coordinator, Participant, RankFacts
+from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.schedule import MOST_STEPS
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+from torchperfd_daemon.service import translate
+
+log = logging.getLogger("torchperfd.orders")
+
+_MOST_ORDERS: Final = 16
+_MOST_RANKS: Final = 100_000
+_LONGEST_S: Final = 86_400.0
+_ELSEWHERE: Final = "is not connected to this daemon"
+
+
+class Absentee:
+    """A rank of the job that this daemon does not know: it takes part by being named."""
+
+    def __init__(self, rank: int, coordinator: Coordinator) -> None:
+        self.rank = rank
+        self.steps_seen = 0
+        self.facts = RankFacts()
+        self._coordinator = coordinator
+
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
+        """Say that it is not there, as soon as the coordinator listens."""
+        asyncio.get_running_loop().call_soon(self._coordinator.on_departure, self, _ELSEWHERE)
+
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
+        """Never asked of who is not ready."""
+
+    def cancel(self, capture_id: str, reason: str) -> None:
+        """There is nobody to tell."""
+
+
+@dataclass(slots=True)
+class _Order:
+    """One that is being conducted; its capture has no name before it was admitted."""
+
+    task: "asyncio.Task[None] | None" = None
+    capture_id: str = ""
+    unwanted: bool = False
+
+
+class OrderDesk:
+    """Has orders conducted and tells who ordered how far they are.
+
+    Args:
+        coordinator: Conducts them.
+        of_run: Returns the connected ranks of a run.
+    """
+
+    def __init__(self, coordinator: Coordinator, of_run: Callable[[str], Sequence[Participant]]) -> None:
+        self._coordinator = coordinator
+        self._of_run = of_run
+        self._orders: dict[tuple[Participant, int], _Order] = {}
+
+    def on_order(
+        self,
+        orderer: Participant,
+        run: str,
+        order: session_pb2.CaptureOrder,
+        tell: Callable[[session_pb2.CaptureOrderResult], None],
+    ) -> None:
+        """Begin an order, or give it up.
+
+        Args:
+            orderer: Who asks; rank 0.
+            run: Its run.
+            order: What it wants.
+            tell: Takes each answer to it.
+        """
+        key = (orderer, order.order_id)
+        known = self._orders.get(key)
+        if order.cancel and known is not None:
+            known.unwanted = True
+            if known.capture_id:
+                self._coordinator.cancel(known.capture_id, "script")
+        if order.cancel or known is not None:
+            return
+        self._orders[key] = begun = _Order()
+        begun.task = asyncio.get_running_loop().create_task(self._serve(key, run, order, tell))
+
+    def on_departure(self, orderer: Participant) -> None:
+        """Whoever ordered has gone: nobody waits for it any more."""
+        for key, order in list(self._orders.items()):
+            if key[0] is orderer and order.task is not None:
+                order.task.cancel()
+
+    async def _serve(
+        self,
+        key: tuple[Participant, int],
+        run: str,
+        order: session_pb2.CaptureOrder,
+        tell: Callable[[session_pb2.CaptureOrderResult], None],
+    ) -> None:
+        begun = self._orders[key]
+        try:
+            options, timeout = _checked(order)
+            if key[0].rank != 0:
+                raise UsageError("only rank 0 may order a capture of other ranks", "do it there")
+            if len(self._orders) > _MOST_ORDERS:
+                raise TorchperfdError(f"{_MOST_ORDERS} orders are in progress", "wait for one of them")
+            participants = self._participants(run, order.ranks)
+            async for progress in self._coordinator.capture(
+                run, participants, options, timeout, trigger="script"
+            ):
+                if not begun.capture_id:
+                    begun.capture_id = progress.record.capture_id
+                    if begun.unwanted:
+                        self._coordinator.cancel(begun.capture_id, "script")
+                tell(translate.order_result(order.order_id, progress))
+        except TorchperfdError as error:
+            tell(_refused(order, str(error)))
+        except Exception:
+            log.exception("an order failed")
+            tell(_refused(order, "the daemon's log says why"))
+        finally:
+            del self._orders[key]
+
+    def _participants(self, run: str, ranks: Iterable[int]) -> list[Participant]:
+        """Return the chosen ranks, by default those of the whole job, connected or not."""
+        here = {each.rank: each for each in self._of_run(run)}
+        size = min(_MOST_RANKS, max((each.facts.world_size for each in here.values()), default=0))
+        wanted = sorted(set(ranks) or {*range(size), *here})
+        if beyond := [rank for rank in wanted if rank >= size and rank not in here]:
+            raise NoSuchTargetError(
+                f"run {run} has no rank {', '.join(map(str, beyond[:8]))}", f"it has {size} ranks"
+            )
+        return [here.get(rank) or Absentee(rank, self._coordinator) for rank in wanted]
+
+
+def _refused(order: session_pb2.CaptureOrder, reason: str) -> session_pb2.CaptureOrderResult:
+    return session_pb2.CaptureOrderResult(order_id=order.order_id, state="failed", ended=True, reason=reason)
+
+
+def _checked(order: session_pb2.CaptureOrder) -> tuple[CaptureOptions, float]:
+    """Return what to record, and for how long to try.
+
+    Raises:
+        UsageError: It makes no sense.
+    """
+    options = translate.capture_options(order.options)
+    if not 1 <= options.steps <= MOST_STEPS:
+        raise UsageError(f"steps must be 1 to {MOST_STEPS}")
+    timeout = order.timeout_seconds
+    if not 0 < timeout <= _LONGEST_S:
+        raise UsageError("the timeout must be up to a day")
+    return options, timeout

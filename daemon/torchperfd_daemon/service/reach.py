@@ -1,0 +1,29 @@
+"""The way from the daemon's own decisions to the ranks that are connected."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from torchperfd_daemon.captures import Participant
+from torchperfd_daemon.service.session import SessionService
+from torchperfd_daemon.stacks import RankStacks
+from torchperfd_daemon.store import Store
+
+
+class SessionReach:
+    """Reaches the ranks of this node through their sessions."""
+
+    def __init__(self, store: Store, sessions: SessionService) -> None:
+        self._store = store
+        self._sessions = sessions
+
+    def participants(self, run: str) -> Sequence[Participant]:
+        """Return the connected ranks of a run."""
+        return self._sessions.of_run(run)
+
+    async def stacks(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
+        """Yield where the threads of a run's ranks are, waiting for any of them so long."""
+        sessions = {session.record: session for session in self._sessions.of_run(run)}
+        ranks = self._store.runs().get(run, [])
+        async for told in self._sessions.stacks.stacks(
+            [(rank, sessions.get(rank)) for rank in ranks], seconds
+        ):
+            yield told

@@ -1,0 +1,61 @@
+"""Targets: which connected ranks of which run somebody means."""
+
+from collections.abc import Callable, Iterable
+
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.service.session import Session
+from torchperfd_daemon.store import Store
+
+OfRun = Callable[[str], list[Session]]
+
+
+class Targets:
+    """Finds connected ranks.
+
+    Args:
+        store: Knows the runs.
+        of_run: Returns the connected ranks of a run, by rank.
+    """
+
+    def __init__(self, store: Store, of_run: OfRun) -> None:
+        self._store = store
+        self._of_run = of_run
+
+    def runs(self) -> list[str]:
+        """Return the runs that have a connected rank."""
+        return [run for run in self._store.runs() if self._of_run(run)]
+
+    def run(self, name: str) -> str:
+        """Return the run of a name, or the only one there is when it is empty.
+
+        Raises:
+            NoSuchTargetError: There is none, or several.
+        """
+        if name:
+            return name
+        runs = self.runs()
+        if len(runs) == 1:
+            return runs[0]
+        if runs:
+            raise NoSuchTargetError(
+                f"this node has {len(runs)} runs: {', '.join(runs)}", "choose one with --run"
+            )
+        raise NoSuchTargetError("this node has no run", "start one with `torchperfd run`")
+
+    def ranks(self, run: str, chosen: Iterable[int]) -> list[Session]:
+        """Return the chosen ranks of a run, all of them when none is chosen.
+
+        Raises:
+            NoSuchTargetError: There is no such run, or it lacks one of the ranks.
+        """
+        sessions = self._of_run(run)
+        if not sessions:
+            raise NoSuchTargetError(f"no run {run} on this node", "`torchperfd ps` lists those there are")
+        wanted = set(chosen)
+        there = {session.rank for session in sessions}
+        if missing := sorted(wanted - there):
+            raise NoSuchTargetError(
+                f"run {run} has no rank {', '.join(map(str, missing))} on this node",
+                f"it has {', '.join(map(str, sorted(there)))}",
+            )
+        return [session for session in sessions if session.rank in wanted or not wanted]

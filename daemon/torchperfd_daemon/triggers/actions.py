@@ -1,0 +1,155 @@
+"""Actions: what triggers do. A capture is conducted as everybody's; stacks are written like a capture."""
+
+import hashlib
+import io
+import json
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Final, Protocol
+
+from torchperfd._version import __version__
+from torchperfd_daemon.captures import (
+    CaptureRecord,
+    CaptureState,
+    Catalog,
+    Coordinator,
+    Participant,
+    RankTrace,
+)
+from torchperfd_daemon.captures import folder as capture_folder
+from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.stacks import RankStacks, merge
+from torchperfd_daemon.stacks.report import render_text, to_dict
+
+TEXT_FILE: Final = "stacks.txt"
+JSON_FILE: Final = "stacks.json"
+_STACKS_S: Final = 10.0
+
+
+class Reach(Protocol):
+    """The way to the ranks of this node."""
+
+    def participants(self, run: str) -> Sequence[Participant]:
+        """Return the connected ranks of a run."""
+
+    def stacks(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
+        """Yield where the threads of a run's ranks are, waiting for any of them so long."""
+
+
+class Actions:
+    """Does what a rule says.
+
+    Args:
+        coordinator: Conducts captures.
+        catalog: Where stacks go.
+        reach: The way to the ranks.
+        wall: Unix seconds.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, catalog: Catalog, reach: Reach, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._coordinator = coordinator
+        self._catalog = catalog
+        self._reach = reach
+        self._wall = wall
+
+    async def capture(
+        self, trigger: str, run: str, ranks: Collection[int], options: CaptureOptions, timeout: float
+    ) -> CaptureRecord:
+        """Capture some ranks of a run, and return what has come of it.
+
+        Raises:
+            BusyError: A capture of the run is in progress.
+            TorchperfdError: None of the ranks is here, or nothing can be written.
+        """
+        chosen = [each for each in self._reach.participants(run) if each.rank in ranks]
+        if not chosen:
+            raise NoSuchTargetError(f"no rank of run {run} is connected")
+        stream = self._coordinator.capture(run, chosen, options, timeout, trigger=trigger)
+        record: CaptureRecord | None = None
+        async with aclosing(stream) as changes:  # type: ignore[type-var] # an async generator is what it is
+            async for progress in changes:
+                record = progress.record
+        if record is None:
+            raise TorchperfdError("the capture ended without a word")
+        return record
+
+    async def stacks(self, trigger: str, run: str) -> CaptureRecord:
+        """Write down where all ranks of a run are, and return the manifest.
+
+        Raises:
+            TorchperfdError: The run has no ranks here, or nothing can be written.
+        """
+        asked_at = self._wall()
+        told = [rank async for rank in self._reach.stacks(run, _STACKS_S)]
+        if not told:
+            raise NoSuchTargetError(f"no rank of run {run} is on this node")
+        told.sort(key=lambda rank: rank.rank)
+        record = self._record(trigger, run, asked_at, told)
+        merged = merge(told)
+        text = io.StringIO()
+        render_text(run, told, merged, text)
+        document = json.dumps(to_dict(run, told, merged, ())).encode() + b"\n"
+        path = self._catalog.create(record.capture_id)
+        _write(path, {TEXT_FILE: text.getvalue().encode(errors="replace"), JSON_FILE: document})
+        # One file of all ranks: it is named once, so that sums over ranks are right.
+        first = next((trace for trace in record.ranks if trace.state is CaptureState.COMPLETE), None)
+        if first is not None:
+            first.file, first.bytes = JSON_FILE, len(document)
+            first.sha256 = hashlib.sha256(document).hexdigest()
+        record.ended_at = self._wall()
+        self._catalog.save(record)
+        self._coordinator.counts.count(record, record.ended_at)
+        return record
+
+    def _record(self, trigger: str, run: str, asked_at: float, told: Sequence[RankStacks]) -> CaptureRecord:
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(asked_at))
+        ranks = [
+            RankTrace(
+                rank.rank,
+                CaptureState.COMPLETE if rank.outcome.told else CaptureState.FAILED,
+                "" if rank.outcome.told else f"{rank.outcome.value}: {rank.reason}",
+                node=rank.node,
+                pid=rank.pid,
+            )
+            for rank in told
+        ]
+        return CaptureRecord(
+            capture_id=f"{stamp}-{secrets.token_hex(3)}",
+            run=run,
+            trigger=trigger,
+            requested_at=asked_at,
+            state=overall_state(ranks),
+            reason=first_reason(ranks),
+            options=CaptureOptions(steps=0),
+            ranks=ranks,
+            world_size=max(rank.world_size for rank in told),
+            daemon_version=__version__,
+        )
+
+
+def _write(path: Path, files: dict[str, bytes]) -> None:
+    """Write files into a capture's folder, where others may write, too: never through a name that is there.
+
+    Raises:
+        TorchperfdError: They cannot be written.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with capture_folder.opened(path) as held:
+            for name, content in files.items():
+                with open(os.open(name, flags, 0o644, dir_fd=held), "wb") as file:  # noqa: PTH123
+                    file.write(content)
+    except OSError as error:
+        raise TorchperfdError(f"cannot write to {path}: {error.strerror}", "look at its disk") from error
+
+
+def timeout_of(options: CaptureOptions, step_seconds: float) -> float:
+    """Return how long to wait for a capture's steps: a minute, and thrice what they should take."""
+    return 60.0 + 3.0 * (options.steps + 2) * step_seconds

@@ -1,0 +1,123 @@
+"""Arrivals: the first and the last of each training step, whatever becomes of a step that may have ended."""
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.client.scripted import NAMES, WALL_AHEAD, Clock, unpack
+
+from torchperfd.arrivals import ArrivalBook, Arrivals
+from torchperfd.recorder import BACKWARD, TRAIN, VALIDATE, Recorder
+
+
+def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:
+    return list(zip(arrivals.step, arrivals.first_ns, arrivals.last_ns, strict=True))
+
+
+@given(st.lists(st.sampled_from(["arrive", "close", "forget", "drain", "hold"]), max_size=60), st.data())
+def test_what_is_told_is_what_was_written(deeds: list[str], data: st.DataObject) -> None:
+    book, told, expected = ArrivalBook(), [], []
+    step = 0
+    # By hand: the arrivals of the open step and of a held one, None for none held.
+    current: list[int] = []
+    held: list[int] | None = None
+
+    def ended(times: list[int]) -> None:
+        nonlocal step
+        if times:
+            expected.append((step, min(times), max(times)))
+        step += 1
+
+    for now, deed in enumerate(deeds, start=1):
+        if deed == "arrive":
+            book.arrive(now)
+            current.append(now)
+        elif deed == "drain":
+            told += rows(book.drain())
+        elif deed == "hold" and held is None:
+            book.hold()
+            current, held = [], current
+        elif deed in ("close", "forget"):
+            if held is not None:
+                fate = data.draw(st.sampled_from(["rejoin", "release", "discard"]))
+                if fate == "rejoin":
+                    book.rejoin()
+                    current = held + current
+                elif fate == "release":
+                    book.release(step)
+                    ended(held)
+                else:
+                    book.discard()
+                held = None
+            if deed == "close":
+                book.close(step)
+                ended(current)
+            else:
+                book.forget()
+            current = []
+    assert told + rows(book.drain()) == expected
+    assert rows(book.drain()) == []
+
+
+def test_what_nobody_drains_is_bounded() -> None:
+    book = ArrivalBook()
+    for step in range(10_000):
+        book.arrive(step + 1)
+        book.close(step)
+    arrivals = book.drain()
+    assert arrivals.step == array("q", range(len(arrivals.step)))
+    assert 1_000 < len(arrivals.step) < 10_000
+
+
+def test_the_recorder_times_the_wait_and_tells_the_arrival_by_the_wall() -> None:
+    clock = Clock()
+    recorder = Recorder(clock)
+    recorder.wall_offset = WALL_AHEAD
+    recorder.arrive()
+    recorder.exit()
+    assert not recorder.is_open, "a collective between steps starts none"
+    for kind, index in ((TRAIN, 0), (VALIDATE, 0), (TRAIN, 1)):
+        recorder.enter(BACKWARD)
+        clock.advance(10)
+        began = clock.now
+        recorder.arrive()
+        clock.advance(30)
+        recorder.exit()
+        recorder.exit()
+        recorder.close(kind, index)
+        if index:
+            assert rows(recorder.arrivals.drain()) == [
+                (0, began + WALL_AHEAD - 80, began + WALL_AHEAD - 80),
+                (1, began + WALL_AHEAD, began + WALL_AHEAD),
+            ]
+    for step in unpack(recorder.drain(), NAMES):
+        assert (step.duration, step.phases["collective_wait"], step.phases["backward"]) == (
+            40,
+            (1, 30),
+            (1, 10),
+        )
+
+
+def test_arrivals_of_a_step_that_is_abandoned_are_forgotten() -> None:
+    recorder = Recorder(Clock())
+    recorder.open()
+    recorder.arrive()
+    recorder.abandon()
+    recorder.open()
+    recorder.close(TRAIN, 0)
+    assert rows(recorder.arrivals.drain()) == []
+
+
+def test_a_step_that_goes_on_keeps_its_first_arrival() -> None:
+    clock = Clock()
+    recorder = Recorder(clock)
+    recorder.open()
+    for _ in range(2):
+        clock.advance(100)
+        recorder.arrive()
+        recorder.exit()
+        recorder.hold()
+        recorder.rejoin()
+    clock.advance(100)
+    recorder.close(TRAIN, 0)
+    assert rows(recorder.arrivals.drain()) == [(0, 1100, 1200)]

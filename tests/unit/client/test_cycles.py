@@ -1,0 +1,314 @@
+"""Cycles: told all at once or one by one, the same steps come of the same events."""
+
+import os
+from array import array
+from dataclasses import dataclass
+from struct import pack
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from torchperfd import cycles, replay
+from torchperfd.faults import Faults
+from torchperfd.recorder import (
+    DURATION,
+    INDEX,
+    MAX_DEPTH,
+    NS,
+    OTHER,
+    PHASE_SLOTS,
+    ROW_WIDTH,
+    SAMPLES,
+    Rows,
+)
+from torchperfd.replay import Replay
+from torchperfd.tape import events as on_tape
+
+if cycles.AVAILABLE or os.environ.get("CI"):
+    from torchperfd import _cycles
+else:
+    pytest.skip("the C half was not built", allow_module_level=True)
+
+Event = tuple[int, int]  # a code, an argument; times come later
+
+
+class ReadyTape:
+    """A tape on which everything is written already; ``take`` says how many events the next drain gives."""
+
+    def __init__(self, events: bytes) -> None:
+        self.thread = 1
+        self.lost = 0
+        self.doubled = False
+        self.on_event = None
+        self._events = events
+        self._taken = 0
+        self.take = 0
+
+    def here(self) -> bool:
+        return False
+
+    def __len__(self) -> int:
+        return self.take
+
+    def drain(self) -> bytes:
+        events = self._events[16 * self._taken : 16 * (self._taken + self.take)]
+        self._taken += self.take
+        self.take = 0
+        return events
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+
+@dataclass
+class Read:
+    """What a replay has made of a tape."""
+
+    rows: Rows
+    state: dict[str, Any]
+    told: int
+
+
+def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool) -> Read:
+    """Read a tape in turns of so many events, draining at each."""
+    tape = ReadyTape(events)
+    reader = Replay(tape, capacity, Faults())  # type: ignore[arg-type]
+    told = 0
+
+    def counted(handler: Any) -> Any:
+        def tell(argument: int) -> None:
+            nonlocal told
+            told += 1
+            handler(argument)
+
+        return tell
+
+    reader._handlers = [counted(handler) for handler in reader._handlers]
+    clock = SimpleNamespace(time_ns=lambda: 5_000, perf_counter_ns=lambda: 3_000, sleep=lambda _: None)
+    rows = reader.recorder.drain()
+    with mock.patch.object(replay, "time", clock):
+        for turn in turns:
+            tape.take = turn
+            reader.catch_up(drains=at_once)
+            rows = rows + reader.recorder.drain()
+        tape.take = len(events) // 16 - sum(turns)
+        reader.catch_up(drains=at_once)
+        rows = rows + reader.recorder.drain()
+        reader.finish()
+    rows = rows + reader.recorder.drain()
+    loop, passes, recorder = reader.loop, reader.passes, reader.recorder
+    state = {
+        **loop.counts(),
+        "standing": loop.standing(),
+        "ready": loop.ready,
+        "saves": (loop.saves, loop.save_ns, loop.save_squares),
+        "warm-up tokens": loop.warmup_tokens,
+        "passes": (passes.epoch, passes.train, passes.validate),
+        "recorded": (recorder.recorded, recorder.dropped, recorder.depth, recorder.is_open, recorder.last),
+        "faults": reader._faults.counts(),
+    }
+    return Read(rows, state, told)
+
+
+def written(events: list[Event], gaps: list[int]) -> bytes:
+    """Return events as a drained tape, with the gaps between them by turns."""
+    now, packed = 10**6, b""
+    for number, (code, argument) in enumerate(events):
+        now += gaps[number % len(gaps)] * (1 + number % 7)
+        packed += pack("=qq", now, argument << on_tape.ARGUMENT_SHIFT | code)
+    return packed
+
+
+def check_alike(
+    events: list[Event], gaps: list[int], turns: list[int], capacity: int = 4096
+) -> tuple[int, int]:
+    """Read both ways and compare; return how many events were told, one by one and at once."""
+    tape = written(events, gaps)
+    bounded = []
+    for turn in turns:
+        bounded.append(min(turn, len(events) - sum(bounded)))
+    slow = read(tape, bounded, capacity, at_once=False)
+    fast = read(tape, bounded, capacity, at_once=True)
+    assert fast.state == slow.state
+    assert fast.rows.count == slow.rows.count
+    assert fast.rows.values == slow.rows.values
+    assert fast.rows.squares == slow.rows.squares
+    return slow.told, fast.told
+
+
+def called(begin: int, end: int, argument: int = 0) -> list[Event]:
+    return [(begin, argument), (end, argument)]
+
+
+FORWARD = called(on_tape.FORWARD, on_tape.FORWARD_END)
+EVALUATE = called(on_tape.EVALUATE, on_tape.FORWARD_END)
+BACKWARD = called(on_tape.BACKWARD, on_tape.BACKWARD_END)
+ZERO = called(on_tape.ZERO, on_tape.ZERO_END)
+OPTIMIZER = called(on_tape.OPTIMIZER, on_tape.OPTIMIZER_END, 1)
+SECOND = called(on_tape.OPTIMIZER, on_tape.OPTIMIZER_END, 2)
+SCALED = [(on_tape.SCALER, 1), *OPTIMIZER, (on_tape.SCALER_END, 0)]
+SKIPPED = [(on_tape.SCALER, 1), (on_tape.SCALER_END, 0)]
+USER = called(on_tape.ENTER, on_tape.EXIT, 14)
+SAVE = called(on_tape.SAVE, on_tape.SAVE_END)
+
+
+def draw(iterator: int, samples: int) -> list[Event]:
+    return [(on_tape.DRAW, iterator), (on_tape.DRAWN, samples)]
+
+
+def epoch(steps: list[list[Event]], iterator: int, *, ready: bool = False) -> list[Event]:
+    """Return a pass over a loader, whose batches are of 32 samples but for the last one."""
+    events: list[Event] = []
+    for number, step in enumerate(steps):
+        if ready:
+            events.append((on_tape.READY, number % 5 + 1))
+        events += draw(iterator, 32 if number + 1 < len(steps) else 7) + step
+    return [*events, (on_tape.DRAW, iterator), (on_tape.EXHAUSTED, iterator)]
+
+
+PLAIN = [*ZERO, *FORWARD, *BACKWARD, *OPTIMIZER]
+STEPS = {
+    "plain": PLAIN,
+    "zeroed last": [*FORWARD, *BACKWARD, *OPTIMIZER, *ZERO],
+    "scaler": [*ZERO, *FORWARD, *BACKWARD, *SCALED],
+    "user phases": [*USER, *FORWARD, *USER, *BACKWARD, *OPTIMIZER, *ZERO],
+    "nested": [(on_tape.ENTER, 15), *FORWARD, *USER, (on_tape.EXIT, 0), *BACKWARD, *OPTIMIZER],
+    "two losses": [*ZERO, *FORWARD, *BACKWARD, *FORWARD, *BACKWARD, *OPTIMIZER],
+    "two optimizers": [*FORWARD, *BACKWARD, *OPTIMIZER, *BACKWARD, *SECOND],
+    "tokens": [*PLAIN, (on_tape.TOKENS, 128)],
+    "a phase in itself": [*FORWARD, *BACKWARD, (on_tape.OPTIMIZER, 1), *SECOND, (on_tape.OPTIMIZER_END, 1)],
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("ready", [False, True])
+def test_of_steps_that_go_alike_few_are_told(name: str, ready: bool) -> None:
+    step = STEPS[name]
+    events = epoch([step] * 200, 7, ready=ready) + epoch([step] * 100, 8, ready=ready)
+    slow, fast = check_alike(events, [100, 3, 70], [500, 501, 1])
+    assert slow == len(events)
+    assert fast < 0.15 * slow
+
+
+def test_a_loop_that_says_where_its_steps_end() -> None:
+    step = [*FORWARD, *BACKWARD, *OPTIMIZER, (on_tape.STEP, 16)]
+    slow, fast = check_alike(step * 300, [10, 400], [900])
+    assert fast < 0.15 * slow
+
+
+def test_validation_goes_in_cycles_too() -> None:
+    events = epoch([PLAIN] * 100, 7) + epoch([EVALUATE] * 100, 8) + epoch([PLAIN] * 100, 9)
+    slow, fast = check_alike(events, [10, 400, 3], [900])
+    assert fast < 0.15 * slow
+
+
+def test_a_phase_of_the_scripts_own_around_the_whole_loop() -> None:
+    events = [(on_tape.ENTER, 14), *epoch([PLAIN] * 100, 7), (on_tape.EXIT, 0), *epoch([PLAIN] * 50, 7)]
+    check_alike(events, [10, 400, 3], [300, 400])
+
+
+@pytest.mark.parametrize("capacity", [1, 5, 64])
+def test_what_finds_no_room_is_dropped_either_way(capacity: int) -> None:
+    check_alike(epoch([PLAIN] * 300, 7), [10, 400, 3], [1000, 1000, 500], capacity)
+
+
+_STEP = st.sampled_from(
+    [
+        *STEPS.values(),
+        [*ZERO, *FORWARD, *BACKWARD, *SKIPPED],
+        [*FORWARD, *BACKWARD],  # a micro-batch
+        EVALUATE,
+        [*PLAIN, *EVALUATE],
+        [*PLAIN, *SAVE],
+        [*PLAIN, (on_tape.SAMPLES, 9)],
+        [*PLAIN, (on_tape.BETWEEN, 0)],
+        [*PLAIN, (on_tape.STEP, 4)],
+        [],
+    ]
+)
+_EPOCHS = st.lists(
+    st.tuples(
+        st.lists(st.tuples(_STEP, st.integers(1, 12)), min_size=1, max_size=5),
+        st.integers(7, 9),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=4,
+)
+_NOISE = st.lists(
+    st.tuples(st.integers(0, 500), st.tuples(st.integers(0, on_tape.CODES - 1), st.integers(0, 3))),
+    max_size=4,
+)
+
+
+@given(
+    _EPOCHS,
+    _NOISE,
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=9),
+    st.lists(st.integers(0, 150), max_size=6),
+    st.sampled_from([2, 16, 4096]),
+)
+@example([([(PLAIN, 12)], 7, False)], [(40, (on_tape.EXIT, 0))], [5], [], 4096)
+def test_whatever_is_on_the_tape_the_same_steps_come_of_it(
+    epochs: list[tuple[list[tuple[list[Event], int]], int, bool]],
+    noise: list[tuple[int, Event]],
+    gaps: list[int],
+    turns: list[int],
+    capacity: int,
+) -> None:
+    events: list[Event] = []
+    for parts, iterator, ready in epochs:
+        events += epoch([step for step, times in parts for _ in range(times)], iterator, ready=ready)
+    for place, event in noise:
+        events.insert(place % len(events), event)
+    check_alike(events, gaps, turns, capacity)
+
+
+def test_times_beyond_what_a_double_holds_are_squared_exactly() -> None:
+    check_alike(epoch([PLAIN] * 50, 7), [10**10 + 1, 3 * 10**9 + 7], [200])
+
+
+@pytest.mark.parametrize(
+    "deeds",
+    [
+        b"",
+        b"\0",
+        b"\1\0",
+        b"\5\1",  # an event that does not end
+        b"\2\0\0\0",  # leaves what is not open
+        b"\5\1\5\1\0\0",  # two steps
+        b"\1\xff\5\1\2\0\0\0",  # no such phase
+        b"\6\0\5\1\0\0",  # no such deed
+        b"\1\0" * (MAX_DEPTH + 2) + b"\0\0",
+    ],
+)
+def test_nonsense_is_refused(deeds: bytes) -> None:
+    with pytest.raises(ValueError, match="no cycle"):
+        repeat(deeds, 0)
+
+
+def test_too_deep_a_start_is_refused() -> None:
+    assert repeat(b"\5\1\0\0", 0)[0] == 0
+    with pytest.raises(ValueError, match="no cycle"):
+        repeat(b"\5\1\0\0", MAX_DEPTH + 1)
+
+
+def repeat(deeds: bytes, depth: int) -> tuple[int, bytes, bytes]:
+    standing = Replay(ReadyTape(b""), 4, Faults()).recorder.stand()  # type: ignore[arg-type]
+    standing[2] = depth
+    words = array("q", [0])
+    return _cycles.repeat(memoryview(b""), words, words, deeds, standing, PHASE_SLOTS, OTHER, 0, 0, 9)
+
+
+def test_rows_say_what_the_step_was() -> None:
+    tape = written(epoch([PLAIN] * 20, 7), [100])
+    rows = read(tape, [], 64, at_once=True).rows
+    assert rows.column(INDEX).tolist() == list(range(20))
+    assert rows.column(SAMPLES).tolist() == [32] * 19 + [7]
+    for number in range(rows.count):
+        row = rows.values[number * ROW_WIDTH : (number + 1) * ROW_WIDTH]
+        assert sum(row[NS : NS + PHASE_SLOTS]) == row[DURATION]

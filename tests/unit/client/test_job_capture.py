@@ -1,0 +1,140 @@
+"""Captures of a whole job that rank 0's script orders: who may, what is told, and what is left of it."""
+
+from pathlib import Path
+
+import pytest
+
+from torchperfd.capture import CaptureOptions
+from torchperfd.client import _chosen
+from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.job_capture import JobCapture, JobCaptureDesk
+from torchperfd.outbox import Outbox
+from torchperfd.v1 import contract, session_pb2
+
+OPTIONS = CaptureOptions(3, record_shapes=True)
+
+
+class Line:
+    """A desk, and the daemon's end of it."""
+
+    def __init__(self, session: int = 1) -> None:
+        self.session = session
+        self.outbox: Outbox[session_pb2.ClientMessage] = Outbox(10)
+        self.desk = JobCaptureDesk(self.outbox, lambda: self.session)
+        self.desk.greet(contract.FEATURES)
+
+    def sent(self) -> list[session_pb2.CaptureOrder]:
+        """Return the orders that were sent since the last time."""
+        return [message.capture_order for message in self.outbox.take(0, 10)]
+
+    def tell(
+        self, state: str, reason: str = "", files: tuple[str, ...] = ("rank0.json", "rank1.json")
+    ) -> None:
+        """Say how far order 1 is."""
+        self.desk.hear(
+            session_pb2.CaptureOrderResult(
+                order_id=1,
+                capture_id="20260101-000000-abcdef",
+                state=state,
+                ended=state in ("complete", "partial", "failed"),
+                reason=reason,
+                directory="/captures/one",
+                start_step=40,
+                steps=3,
+                ranks=[session_pb2.OrderedRank(rank=rank, file=file) for rank, file in enumerate(files)],
+            )
+        )
+
+
+def test_an_order_names_ranks_and_options_and_ends_with_a_path_each() -> None:
+    line = Line()
+    capture = line.desk.order(0, [0, 1], OPTIONS)
+    [order] = line.sent()
+    assert (order.order_id, list(order.ranks), order.cancel) == (1, [0, 1], False)
+    assert (order.options.steps, order.options.record_shapes, order.options.with_stack) == (3, True, False)
+    assert (capture.id, capture.state, capture.step_range, capture.paths) == ("", "ordered", None, {})
+    line.tell("armed")
+    assert (capture.id, capture.state) == ("20260101-000000-abcdef", "armed")
+    assert (capture.step_range, capture.paths) == ((40, 43), {})
+    with pytest.raises(CaptureError, match=r"is armed; wait\(\) for it"):
+        _ = capture.path
+    with pytest.raises(CaptureTimeoutError, match="is still armed after 0 s"):
+        capture.wait(0)
+    line.tell("complete")
+    assert capture.wait(0) == capture.path == Path("/captures/one")
+    assert capture.paths == {0: Path("/captures/one/rank0.json"), 1: Path("/captures/one/rank1.json")}
+
+
+def test_a_partial_capture_is_an_error_that_names_the_rank_and_the_others_keep_their_paths() -> None:
+    line = Line()
+    capture = line.desk.order(0, [], OPTIONS)
+    line.tell("partial", "rank 1: disk full", ("rank0.json", ""))
+    with pytest.raises(CaptureError, match="is partial: rank 1: disk full"):
+        capture.wait()
+    assert capture.paths == {0: Path("/captures/one/rank0.json")}
+    assert capture.state == "partial"
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_daemon_that_goes_away_ends_the_waiting(after: int) -> None:
+    line = Line()
+    capture = line.desk.order(0, [], OPTIONS)
+    line.tell("armed")
+    line.session = after
+    assert capture.state == "failed"
+    with pytest.raises(CaptureError, match="the daemon went away in the middle"):
+        capture.wait(None)
+    with pytest.raises(CaptureError, match="the daemon went away in the middle"):
+        _ = capture.path
+    line.desk.greet(contract.FEATURES)
+    line.tell("complete")
+    assert capture.state == "failed", "another daemon's order of the same number"
+
+
+def test_what_was_told_before_the_daemon_went_away_counts() -> None:
+    line = Line()
+    capture = line.desk.order(0, [], OPTIONS)
+    line.tell("complete")
+    line.session = 0
+    assert (capture.wait(), capture.state) == (Path("/captures/one"), "complete")
+
+
+def test_giving_up_is_an_order_of_its_own() -> None:
+    line = Line()
+    capture = line.desk.order(0, [], OPTIONS)
+    line.sent()
+    capture.cancel()
+    assert [(order.order_id, order.cancel) for order in line.sent()] == [(1, True)]
+
+
+def test_who_cannot_order_is_told_the_remedy() -> None:
+    line = Line()
+    with pytest.raises(
+        CaptureError, match="this is rank 3, and only rank 0 captures other ranks; call it there"
+    ):
+        line.desk.order(3, [], OPTIONS)
+    line.session = 0
+    with pytest.raises(CaptureError, match=r"no daemon is connected.*start one with `torchperfd serve`"):
+        line.desk.order(0, [], OPTIONS)
+    line.session = 2
+    line.desk.greet(["steps"])
+    with pytest.raises(CaptureError, match="the daemon is too old"):
+        line.desk.order(0, [], OPTIONS)
+    assert line.sent() == []
+
+
+@pytest.mark.parametrize("ranks", ["0,1", [], [-1], [2**32]])
+def test_ranks_that_cannot_be_meant_are_refused(ranks: list[int]) -> None:
+    with pytest.raises(ValueError, match='ranks must be "all" or ranks of the job'):
+        _chosen(ranks)
+
+
+def test_all_is_no_list_and_a_list_is_in_order() -> None:
+    assert _chosen("all") == []
+    assert _chosen([3, 0, 3]) == [0, 3]
+
+
+def test_answers_to_nobody_are_let_go() -> None:
+    line = Line()
+    line.tell("complete")
+    assert isinstance(line.desk.order(0, [], OPTIONS), JobCapture)

@@ -1,0 +1,140 @@
+"""Nodes of a fleet in this process: real fleet services on loopback, above ranks that need no training."""
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import grpc
+
+from torchperfd_daemon.captures import Catalog, Coordinator, Participant, RankFacts
+from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.turns import Ack, Result, failure
+from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetService, FleetView, Peers, listen
+from torchperfd_daemon.fleet.peers import Static
+from torchperfd_daemon.service import SessionService
+from torchperfd_daemon.stacks import Outcome, RankStacks
+from torchperfd_daemon.store import Rank, RankIdentity, State, Store
+
+RUN = "job"
+GIVE_UP_S = 60
+"""Longest that a scenario may take; reached by failing tests only."""
+
+
+class PlayedRank:
+    """A rank that does at once whatever it is told, and remembers it."""
+
+    def __init__(self, rank: int, world_size: int, coordinator: Coordinator) -> None:
+        self.rank = rank
+        self.steps_seen = 10
+        self.facts = RankFacts(node=f"node{rank}", pid=rank + 1, world_size=world_size)
+        self.told: list[str] = []
+        self.directory = Path()
+        self.finishes = True
+        self.committed = asyncio.Event()
+        self._coordinator = coordinator
+
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
+        """Be ready."""
+        self.told.append("prepare")
+        self.directory = directory
+        ack = Ack(True, "", 10 + self.rank, 0.01)
+        asyncio.get_running_loop().call_soon(self._coordinator.on_ack, capture_id, self.rank, ack)
+
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
+        """Have captured the steps."""
+        self.told.append(f"commit {start_step}+{steps}")
+        self.committed.set()
+        if self.finishes:
+            name = f"rank{self.rank}.json"
+            result = Result(True, "", False, start_step, name, 7, "ab", steps, steps)
+            asyncio.get_running_loop().call_soon(self._coordinator.on_result, capture_id, self.rank, result)
+
+    def cancel(self, capture_id: str, reason: str) -> None:
+        """Take note."""
+        self.told.append(f"cancel: {reason}")
+        result = failure(reason)
+        asyncio.get_running_loop().call_soon(self._coordinator.on_result, capture_id, self.rank, result)
+
+
+class PlayedSessions:
+    """Stands for the session service."""
+
+    def __init__(self, ranks: Sequence[PlayedRank]) -> None:
+        self.ranks = list(ranks)
+
+    def of_run(self, run: str) -> list[PlayedRank]:
+        """Return the ranks, if it is their run."""
+        return self.ranks if run == RUN else []
+
+    async def stacks_of(self, ranks: Sequence[Rank], _seconds: float) -> AsyncIterator[RankStacks]:
+        """Say that nobody answers."""
+        for rank in ranks:
+            own = rank.identity
+            yield RankStacks(own.rank, own.world_size, own.node, own.pid, Outcome.NO_ANSWER, "played")
+
+
+@dataclass
+class PlayedNode:
+    """One node."""
+
+    address: Address
+    catalog: Catalog
+    coordinator: Coordinator
+    ranks: list[PlayedRank]
+    server: grpc.aio.Server
+
+
+async def start_node(
+    directory: Path,
+    ranks: Sequence[int],
+    world_size: int,
+    credentials: Credentials | None = None,
+    address: Address | None = None,
+) -> PlayedNode:
+    """Start a node that has some ranks of the run."""
+    name = f"node{ranks[0]}" if ranks else "bare"
+    store = Store()
+    catalog = Catalog(directory / name)
+    coordinator = Coordinator(catalog)
+    played = [PlayedRank(rank, world_size, coordinator) for rank in ranks]
+    for rank in ranks:
+        identity = RankIdentity(RUN, rank, world_size, node=name, pid=rank + 1)
+        store.join(identity).state = State.TRAINING
+    service = FleetService(
+        store, cast("SessionService", PlayedSessions(played)), coordinator, catalog, f"i-{name}", name
+    )
+    server, where = await listen(address or Address("127.0.0.1", 0), credentials or Credentials(), service)
+    return PlayedNode(where, catalog, coordinator, played, server)
+
+
+@contextlib.asynccontextmanager
+async def asking(
+    directory: Path, peers: Sequence[Address], credentials: Credentials | None = None
+) -> AsyncIterator[tuple[FleetView, Coordinator]]:
+    """A daemon without ranks of its own that knows the peers."""
+    coordinator = Coordinator(Catalog(directory / "asking"))
+    fan_out = FanOut(credentials or Credentials())
+    try:
+        yield (
+            FleetView(Peers(Static(tuple(peers))), fan_out, coordinator, "i-asking", "asking"),
+            coordinator,
+        )
+    finally:
+        await fan_out.close()
+
+
+def none_here() -> dict[str, list[Participant]]:
+    """Return the ranks of the asking daemon's own node."""
+    return {}
+
+
+def play(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Run a scenario, and let go of what gRPC holds."""
+    try:
+        asyncio.run(asyncio.wait_for(scenario(), GIVE_UP_S))
+    finally:
+        gc.collect()  # its poller thread ends with its last object, and some sit in cycles

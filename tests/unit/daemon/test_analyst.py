@@ -1,0 +1,180 @@
+"""The analyst: what it stores, what it refuses to touch, and that it never keeps the daemon waiting."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.daemon import kept
+from tests.unit.daemon.traces import document, event
+
+from torchperfd_daemon import humbly
+from torchperfd_daemon.captures import Analyst, CaptureRecord, CaptureState, Catalog, RankShares, RankTrace
+from torchperfd_daemon.errors import TorchperfdError
+
+TRACE = document(
+    [
+        event("ProfilerStep#1", 0, 100_000, cat="user_annotation"),
+        event("gemm", 0, 40_000, cat="kernel", thread=7),
+        event("ncclDevKernel_AllReduce", 30_000, 60_000, cat="kernel", thread=8),
+        event("Memcpy HtoD", 70_000, 80_000, cat="gpu_memcpy", thread=7),
+        event("gemm", 90_000, 100_000, cat="kernel", thread=7),
+    ]
+).encode()
+
+
+def saying(script: str) -> Any:
+    """Return what makes a command of some lines of Python; the folder is its first argument."""
+    return lambda path: [sys.executable, "-c", script, str(path)]
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return Catalog(tmp_path / "captures")
+
+
+def names(catalog: Catalog, capture_id: str) -> list[str]:
+    return sorted(path.name for path in catalog.folder(capture_id).iterdir())
+
+
+def test_a_capture_is_analysed_by_the_command_itself(catalog: Catalog) -> None:
+    record = kept.add(catalog, "one", {0: TRACE})
+    before = kept.disk_bytes(catalog.folder("one"))
+    analyst = Analyst(catalog)
+    analyst.analyse(record)
+    stored = json.loads(catalog.analysis("one"))
+    assert stored["schema"] == "torchperfd.analysis/1"
+    assert "exposed communication 0.020 ms (20.0%)" in stored["text"]
+    (shares,) = analyst.counts.newest["bert-17"]
+    assert shares.rank == 0
+    parts = (shares.compute, shares.exposed_comm, shares.exposed_memcpy, shares.idle)
+    assert parts == pytest.approx((0.5, 0.2, 0.1, 0.2))
+    assert names(catalog, "one") == ["analysis.json", "manifest.json", "rank0.json"]
+    (listed,) = catalog.list().captures
+    assert listed.bytes == kept.disk_bytes(catalog.folder("one")) > before
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import sys; print('{'); sys.exit('one\\nlast \\x1bwords')", "last words"),
+        ("raise SystemExit(9)", "the analyser ended with 9"),
+        ("print('no document')", "the analyser wrote no analysis"),
+        ("pass", "the analyser wrote no analysis"),
+    ],
+)
+def test_a_failure_is_one_line_and_leaves_nothing(catalog: Catalog, script: str, words: str) -> None:
+    record = kept.add(catalog, "one")
+    with pytest.raises(TorchperfdError, match=words) as caught:
+        Analyst(catalog, saying(script)).analyse(record)
+    assert "\n" not in str(caught.value)
+    assert names(catalog, "one") == ["manifest.json", "rank0.json"]
+
+
+def test_what_takes_too_long_is_killed_with_all_that_it_has_started(catalog: Catalog, tmp_path: Path) -> None:
+    record = kept.add(catalog, "one")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    # Both hold the pipe open; it ends when neither is left.
+    script = f"import os, time\nos.open({str(pipe)!r}, os.O_WRONLY)\nos.fork()\ntime.sleep(600)"
+    with pytest.raises(TorchperfdError, match=r"more than 1 s"):
+        Analyst(catalog, saying(script), timeout=1.0).analyse(record)
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+def test_captures_are_analysed_in_turn_on_a_thread_of_its_own(catalog: Catalog) -> None:
+    analyst = Analyst(catalog, saying("print('{\"ranks\": []}')"))
+    catalog.on_ended = analyst.submit
+    for capture_id in ("one", "two"):
+        kept.add(catalog, capture_id)
+    kept.add(catalog, "open", state=CaptureState.ARMED)
+    analyst._waiting.put(None)
+    analyst._run()
+    assert analyst.counts.results == {"analysed": 2, "failed": 0, "dropped": 0}
+    assert [catalog.has_analysis(each) for each in ("one", "two", "open")] == [True, True, False]
+
+
+def test_a_failure_of_one_is_a_count_and_the_next_is_analysed(
+    catalog: Catalog, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = "import sys; sys.exit('bad luck') if sys.argv[1].endswith('/one') else print('{\"ranks\": []}')"
+    analyst = Analyst(catalog, saying(script))
+    for capture_id in ("one", "two"):
+        analyst.submit(kept.add(catalog, capture_id))
+    analyst._waiting.put(None)
+    analyst._run()
+    assert analyst.counts.results == {"analysed": 1, "failed": 1, "dropped": 0}
+    assert [record.message for record in caplog.records] == ["capture one is not analysed: bad luck"]
+
+
+def test_too_many_are_dropped_and_counted(catalog: Catalog) -> None:
+    analyst = Analyst(catalog)
+    record = kept.add(catalog, "one")
+    for _ in range(70):
+        analyst.submit(record)
+    assert analyst.counts.results["dropped"] == 6
+
+
+@pytest.mark.parametrize("name", ["", "rank0.memory.pickle", "stacks.json"])
+def test_what_has_no_trace_is_left_alone(catalog: Catalog, name: str) -> None:
+    analyst = Analyst(catalog)
+    ranks = [RankTrace(0, CaptureState.COMPLETE, "", name)]
+    analyst.submit(CaptureRecord("one", "bert-17", "command", 0.0, CaptureState.COMPLETE, ranks=ranks))
+    assert analyst._waiting.empty()
+
+
+def test_a_pipe_or_a_link_in_the_place_of_a_trace_is_refused(catalog: Catalog, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(TRACE)
+    analyst = Analyst(catalog)
+    for capture_id in ("pipe", "link"):
+        record = kept.add(catalog, capture_id)
+        trace = catalog.folder(capture_id) / "rank0.json"
+        trace.unlink()
+        if capture_id == "pipe":
+            os.mkfifo(trace)
+        else:
+            trace.symlink_to(tmp_path / "secret")
+        with pytest.raises(TorchperfdError, match="no readable file"):
+            analyst.analyse(record)
+        assert not catalog.has_analysis(capture_id)
+
+
+def test_a_stopped_analyst_begins_nothing(catalog: Catalog) -> None:
+    analyst = Analyst(catalog, saying("print('{\"ranks\": []}')"))
+    record = kept.add(catalog, "one")
+    analyst.submit(record)
+    analyst.stop()
+    analyst._run()
+    assert not catalog.has_analysis("one")
+    with pytest.raises(TorchperfdError, match="stopping"):
+        analyst.analyse(record)
+
+
+def test_only_the_newest_runs_are_remembered(catalog: Catalog) -> None:
+    analyst = Analyst(catalog)
+    shares = (RankShares(0, 1.0, 0.0, 0.0, 0.0),)
+    for number in range(70):
+        analyst._remember(f"run{number}", shares)
+    analyst._remember("run6", shares)
+    assert list(analyst.counts.newest) == [f"run{number}" for number in (*range(7, 70), 6)]
+
+
+def test_a_humble_process_is_limited_and_nice() -> None:
+    script = (
+        "import os, resource\nfrom torchperfd_daemon import humbly\nhumbly.step_back()\n"
+        "print(os.nice(0), *(resource.getrlimit(what)[1] for what in"
+        " (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)))\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (5, 5))\nhumbly.step_back()\n"
+        "print(resource.getrlimit(resource.RLIMIT_CPU)[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = humbly.MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, humbly.MOST_MEMORY)
+    assert done.stdout.splitlines() == [f"19 {most} {humbly.MOST_CPU_S} {humbly.MOST_OUTPUT} 0", "5"]

@@ -1,0 +1,346 @@
+"""``ranks``, ``steps``, ``diagnose``, ``whatif`` and ``top`` against a daemon that has ranks in its store."""
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
+from tests.unit.daemon.served import Served, serving_from_a_thread
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon import cli
+from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.commands import _node_view, _view, diagnose
+from torchperfd_daemon.commands._screen import Frame, draw
+from torchperfd_daemon.service import live
+from torchperfd_daemon.store import RankIdentity, Store
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serving_from_a_thread() as served:
+        yield served
+
+
+@pytest.fixture
+def command(served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run a command against the daemon; return exit code, stdout and stderr."""
+    monkeypatch.setattr("torchperfd_daemon.commands.steps.time", SimpleNamespace(time=lambda: NOW + 2))
+
+    def run(name: str, *arguments: str) -> tuple[int, str, str]:
+        code = cli._run([name, "--socket", served.socket, *arguments])
+        captured = capfd.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def check(name: str, text: str) -> None:
+    """Compare with a golden file."""
+    golden = GOLDEN / name
+    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def steps_of(store: Store) -> list[control_pb2.RankSteps]:
+    return list(live.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("ranks", ()), ("steps", ("--rank", "2", "--last", "3")), ("whatif", ())]
+)
+def test_the_tables_are_the_golden_file(
+    served: Served, command: Command, name: str, arguments: tuple[str, ...]
+) -> None:
+    told = []
+    for case in CASES:
+        served.store._ranks.clear()
+        train(served.store, case)
+        code, out, err = command(name, *arguments)
+        assert (code, err) == (0, "")
+        told.append(f"# {case}\n{out}")
+    check(f"{name}.txt", "\n".join(told))
+
+
+VERDICTS = {
+    "healthy": control_pb2.Verdict(
+        cause="none", run="bert-17", rank=-1, evidence="nothing stands out",
+        summary="none · nothing stands out",
+        next_command="torchperfd capture --run bert-17 --steps 5",
+    ),
+    "one straggler": control_pb2.Verdict(
+        cause="slow rank", run="bert-17", node="node-b", rank=2, phase="forward",
+        evidence="20 ms of each 64 ms step more than its peers need", cost_seconds_per_step=0.02,
+        summary="slow rank · rank 2 on node-b · 20 ms of each 64 ms step more than its peers need",
+        next_command="torchperfd capture --run bert-17 --steps 5",
+    ),
+    "input-bound": control_pb2.Verdict(
+        cause="input-bound", run="bert-17", rank=-1, phase="data", evidence="61 ms of each 104 ms step",
+        cost_seconds_per_step=0.061, summary="input-bound · 61 ms of each 104 ms step",
+        next_command="torchperfd capture --run bert-17 --steps 5",
+    ),
+}  # fmt: skip
+
+
+def readings() -> list[control_pb2.Reading]:
+    def family(name: str, labels: tuple[str, ...], *samples: tuple[float, tuple[str, ...]]) -> Family:
+        made = Family(name, "", "gauge", labels)
+        for value, names in samples:
+            made.add(value, *names)
+        return made
+
+    gpu = ("gpu", "gpu_uuid")
+    both = ("0", "GPU-a"), ("10", "GPU-b")
+    families = [
+        family("node_cpu_utilization_ratio", (), (0.25, ())),
+        family("node_memory_available_bytes", (), (2**34, ())),
+        family("node_memory_total_bytes", (), (2**36, ())),
+        family("gpu_info", (*gpu, "model"), *((1, (*each, "H100")) for each in both)),
+        family("gpu_utilization_ratio", gpu, (0.5, both[1]), (1.0, both[0])),
+        family("gpu_memory_used_bytes", gpu, (75 * 2**30, both[0])),
+        family("gpu_memory_total_bytes", gpu, (80 * 2**30, both[0])),
+        family(
+            "gpu_temperature_celsius", (*gpu, "sensor"), (66, (*both[0], "gpu")), (80, (*both[0], "memory"))
+        ),
+        family("process_cpu_ratio", ("run",), (9.0, ("bert-17",))),
+    ]
+    asked = control_pb2.GetReadingsRequest(names=_node_view.READINGS)
+    return list(live.readings(families, asked).readings)
+
+
+def frame(case: str) -> Frame:
+    store = Store()
+    train(store, case)
+    return Frame(
+        "node-a",
+        "12:00:00",
+        _node_view.node(readings()),
+        _view.runs(steps_of(store)),
+        {"bert-17": VERDICTS[case]},
+    )
+
+
+def drawn(shown: Frame, height: int | None = None, width: int = 100, **how: Any) -> str:
+    out = io.StringIO()
+    Console(file=out, width=width, **how).print(draw(shown, height))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def test_the_frames_of_top_are_the_golden_file() -> None:
+    check("top.txt", "\n\n".join(f"# {case}\n{drawn(frame(case))}" for case in CASES) + "\n")
+
+
+def test_the_verdicts_are_the_golden_file() -> None:
+    check("diagnose.txt", "\n\n".join(map(diagnose.text, VERDICTS.values())) + "\n")
+
+
+def test_bars_are_colours_on_a_terminal_and_letters_without() -> None:
+    shown = frame("healthy")
+    coloured = drawn(shown, force_terminal=True, color_system="standard")
+    plain = drawn(shown, force_terminal=True, color_system="standard", no_color=True)
+    assert "█" in coloured
+    assert "\x1b[34m" in coloured
+    assert "█" not in plain
+    assert "\x1b[34m" not in plain
+    assert "fffff" in plain
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_frame_keeps_to_the_width(width: int) -> None:
+    lines = drawn(frame("one straggler"), width=width).splitlines()
+    assert max(map(len, lines)) == width, "and fills it"
+    assert "▶ 2" in "\n".join(lines)
+
+
+@pytest.mark.parametrize("height", [10, 14, 15, 16])
+def test_ranks_give_way_on_a_low_terminal_the_slow_one_last(height: int) -> None:
+    text = drawn(frame("one straggler"), height)
+    assert "▶ 2" in text
+    if height > 12:
+        assert len(text.splitlines()) <= height
+    assert ("more ranks" in text) == (height < 15)
+
+
+def test_what_is_in_trouble_is_said() -> None:
+    shown = frame("healthy")
+    text = drawn(Frame("node-a", "12:00:00", _node_view.node([]), [], {}, "no daemon answers"))
+    assert "! no daemon answers" in text
+    assert "no runs" in text
+    assert "nothing is measured of this node yet" in text
+    assert "no daemon answers" not in drawn(shown)
+
+
+def test_top_prints_one_frame_off_a_terminal(served: Served, command: Command) -> None:
+    train(served.store, "one straggler")
+    code, out, err = command("top")
+    assert (code, err) == (0, "")
+    assert "bert-17 · 4 of 4 ranks" in out
+    assert "▶ 2" in out
+    assert "\x1b" not in out
+    code, _, err = command("top", "--run", "gone")
+    assert (code, err) == (3, "torchperfd: no run gone on this node; `torchperfd ps` lists those there are\n")
+
+
+def test_ranks_as_json(served: Served, command: Command) -> None:
+    train(served.store, "one straggler")
+    code, out, err = command("ranks", "--json")
+    document = json.loads(out)
+    assert (code, err, document["schema"]) == (0, "", "torchperfd.ranks/1")
+    [run] = document["runs"]
+    assert (run["run"], run["job_name"], run["world_size"], run["waits_measured"]) == (
+        "bert-17",
+        "bert",
+        4,
+        True,
+    )
+    assert [rank["rank"] for rank in run["ranks"]] == [0, 1, 2, 3]
+    assert [rank["slow"] is not None for rank in run["ranks"]] == [False, False, True, False]
+    slow = run["ranks"][2]
+    assert slow["slow"]["phase"] == "forward"
+    assert slow["slow"]["phase_excess_seconds"] == pytest.approx(0.02, rel=0.05)
+    assert slow["behind_seconds"] == pytest.approx(0.02, rel=0.05)
+    assert slow["behind_ratio"] == pytest.approx(slow["behind_seconds"] / 0.042, rel=0.05)
+    for rank in run["ranks"]:
+        assert (rank["state"], rank["steps"], rank["window_steps"]) == ("training", 1000, STEPS)
+        assert sum(rank["phase_seconds"].values()) == pytest.approx(rank["step_seconds"])
+        assert rank["own_seconds"] + rank["phase_seconds"]["collective_wait"] == pytest.approx(
+            rank["step_seconds"]
+        )
+
+
+def test_without_measured_waits_nobody_is_called_slow(served: Served, command: Command) -> None:
+    train(served.store, "one straggler")
+    for rank in served.store.ranks():
+        del rank.history._phases["collective_wait"]
+    code, out, _ = command("ranks")
+    assert code == 0
+    assert out.splitlines()[-1] == (
+        "no rank waits for another in a collective that is seen, so none can be called slow"
+    )
+    assert "◀" not in out
+
+
+def test_a_rank_that_has_gone_is_no_peer(served: Served, command: Command) -> None:
+    train(served.store, "one straggler")
+    served.store.leave(list(served.store.ranks())[2])
+    [run] = json.loads(command("ranks", "--json")[1])["runs"]
+    assert [rank["state"] for rank in run["ranks"]] == ["training", "training", "gone", "training"]
+    assert run["ranks"][2]["behind_seconds"] is None
+    assert all(abs(rank["behind_ratio"]) < 0.02 for rank in run["ranks"] if rank["rank"] != 2)
+
+
+def test_steps_as_json(served: Served, command: Command) -> None:
+    train(served.store, "healthy")
+    code, out, _ = command("steps", "--rank", "3", "--last", "10", "--json")
+    document = json.loads(out)
+    assert (code, document["schema"], document["rank"], document["node"]) == (
+        0,
+        "torchperfd.steps/1",
+        3,
+        "node-b",
+    )
+    assert document["first_step"] == 990
+    assert document["end_unix_seconds"][-1] == NOW
+    for step, whole in enumerate(document["step_seconds"]):
+        assert sum(column[step] for column in document["phase_seconds"].values()) == pytest.approx(whole)
+    assert len(document["step_seconds"]) == len(document["end_unix_seconds"]) == 10
+
+
+def test_steps_need_one_rank_that_is_there(served: Served, command: Command) -> None:
+    train(served.store, "healthy")
+    assert command("steps", "--rank", "9") == (
+        3,
+        "",
+        "torchperfd: no rank 9 on this node; `torchperfd ps` lists those there are\n",
+    )
+    train(served.store, "healthy", run="gpt-2")
+    code, _, err = command("steps", "--rank", "1")
+    assert (code, err) == (3, "torchperfd: 2 runs have a rank 1: bert-17, gpt-2; choose one with --run\n")
+    assert command("steps", "--rank", "1", "--run", "gpt-2")[0] == 0
+    served.store.join(RankIdentity("new", 7))
+    assert command("steps", "--rank", "7") == (0, "", "rank 7 has made no training step yet\n")
+
+
+def test_diagnose_tells_what_the_daemon_says(served: Served, command: Command) -> None:
+    train(served.store, "input-bound")
+    code, out, err = command("diagnose", "--json")
+    document = json.loads(out)
+    assert (code, err, document["schema"]) == (0, "", "torchperfd.diagnosis/1")
+    [verdict] = document["verdicts"]
+    assert (verdict["run"], verdict["cause"], verdict["phase"]) == ("bert-17", "input-bound", "data")
+    assert verdict["cost_seconds_per_step"] == pytest.approx(0.061, rel=0.1)
+    text = command("diagnose", "--run", "bert-17")[1]
+    for words in (verdict["cause"], verdict["evidence"], verdict["next_command"]):
+        assert words in text
+
+
+def test_whatif_as_json(served: Served, command: Command) -> None:
+    train(served.store, "one straggler")
+    code, out, err = command("whatif", "--json")
+    document = json.loads(out)
+    assert (code, err, document["schema"]) == (0, "", "torchperfd.whatif/1")
+    [run] = document["runs"]
+    assert (run["ranks"], run["world_size"], run["steps"], run["synchronous"]) == (4, 4, STEPS, True)
+    best = run["answers"][0]
+    assert (best["removed"], best["rank"], best["phase"]) == ("rank excess", 2, "forward")
+    assert best["gain_seconds"] == pytest.approx(0.02, abs=0.05 * run["step_seconds"])
+    assert best["speedup"] == pytest.approx(run["step_seconds"] / best["step_seconds"])
+
+
+def test_whatif_says_which_ranks_it_cannot_see(served: Served, command: Command) -> None:
+    train(served.store, "one straggler")
+    served.store.leave(next(served.store.ranks()))
+    assert command("whatif")[1].splitlines()[-1] == (
+        "3 of 4 ranks are on this node; a wait for the others counts as exchange"
+    )
+
+
+def test_whatif_needs_steps_that_all_ranks_have_made(served: Served, command: Command) -> None:
+    train(served.store, "healthy")
+    served.store.join(RankIdentity("bert-17", RANKS, RANKS + 1))
+    code, out, err = command("whatif")
+    assert (code, out) == (5, "")
+    assert "bert-17 have fewer than 12 training steps in common" in err
+
+
+@pytest.mark.parametrize("name", ["ranks", "diagnose", "whatif"])
+def test_no_runs_is_said_on_stderr(command: Command, name: str) -> None:
+    assert command(name) == (0, "", "no runs; start one with `torchperfd run train.py`\n")
+    code, out, _ = command(name, "--json")
+    assert (code, [*json.loads(out).values()][1]) == (0, [])
+    code, _, err = command(name, "--run", "gone")
+    assert code == 3
+    assert "no run gone on this node" in err
+
+
+@pytest.mark.parametrize("name", ["ranks", "diagnose"])
+def test_watching_goes_on_until_ctrl_c(
+    served: Served, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    train(served.store, "healthy")
+    turns = iter([None, None])
+
+    def sleep(seconds: float) -> None:
+        if next(turns, KeyboardInterrupt) is KeyboardInterrupt:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchperfd_daemon.commands._watch.time", SimpleNamespace(sleep=sleep))
+    code, out, err = command(name, "--watch", "--json")
+    assert (code, err) == (0, "")
+    assert len([json.loads(line) for line in out.splitlines()]) == 3
+    turns = iter([None])
+    code, out, _ = command(name, "--watch")
+    frames = out.rstrip("\n").split("\n\n")
+    assert (code, len(frames)) == (0, 2)
+    assert frames[0] == frames[1]

@@ -1,0 +1,238 @@
+"""A capture over nodes: one conducts, each keeps its own manifest, who is lost is named."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.node import free_port
+from tests.unit.daemon.fleet_nodes import RUN, PlayedNode, asking, none_here, play, start_node
+
+from torchperfd.v1 import contract, fleet_pb2, fleet_pb2_grpc, session_pb2
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Coordinator
+from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.fleet import Address, FleetView
+
+ID = "20260101-000000-abcdef"
+
+
+async def capture(
+    view: FleetView, coordinator: Coordinator, ranks: Sequence[int] = (), timeout: float = 30.0
+) -> CaptureRecord:
+    record = None
+    async with view.gather("", ranks, none_here) as gathered:
+        options = CaptureOptions(steps=3)
+        async for progress in coordinator.capture(gathered.run, gathered.participants, options, timeout):
+            record = progress.record
+    assert record is not None
+    return record
+
+
+def manifest(node: PlayedNode, capture_id: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((node.catalog.folder(capture_id) / "manifest.json").read_text())
+    return found
+
+
+def test_all_nodes_capture_the_same_steps_and_each_keeps_its_own_manifest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nodes = [await start_node(tmp_path, ranks, 3) for ranks in ([0, 1], [2])]
+        async with asking(tmp_path, [node.address for node in nodes]) as (view, coordinator):
+            record = await capture(view, coordinator)
+        assert record.state is CaptureState.COMPLETE
+        assert [rank.rank for rank in record.ranks] == [0, 1, 2]
+        assert record.step_range is not None
+        start, end = record.step_range
+        assert start > 12  # the farthest rank is there
+        for node in nodes:
+            for rank in node.ranks:
+                assert rank.told == ["prepare", f"commit {start}+{end - start}"]
+                assert rank.directory == node.catalog.directory / record.capture_id
+            own = manifest(node, record.capture_id)
+            assert (own["state"], own["trigger"], own["step_range"]) == ("complete", "fleet", [start, end])
+            assert [rank["rank"] for rank in own["ranks"]] == [rank.rank for rank in node.ranks]
+            assert node.coordinator.counts.active == 0
+            await node.server.stop(None)
+        assert any(rank.clock_offset_ns for rank in record.ranks)
+        assert all(abs(rank.clock_offset_ns) < 10**10 for rank in record.ranks)
+
+    play(scenario)
+
+
+def test_only_the_ranks_asked_for_are_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nodes = [await start_node(tmp_path, [rank], 3) for rank in range(3)]
+        async with asking(tmp_path, [node.address for node in nodes]) as (view, coordinator):
+            record = await capture(view, coordinator, ranks=[0, 2])
+        assert [rank.rank for rank in record.ranks] == [0, 2]
+        assert nodes[1].ranks[0].told == []
+        for node in nodes:
+            await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_ranks_that_nobody_has_fail_by_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [1], 3)
+        dead = Address("127.0.0.1", free_port())
+        async with asking(tmp_path, [node.address, dead]) as (view, coordinator):
+            record = await capture(view, coordinator)
+        assert record.state is CaptureState.PARTIAL
+        assert [rank.state.value for rank in record.ranks] == ["failed", "complete", "failed"]
+        assert all(str(dead) in record.ranks[absent].reason for absent in (0, 2))
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_a_peer_that_dies_in_the_middle_makes_its_ranks_failed_by_name(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nodes = [await start_node(tmp_path, [rank], 2) for rank in range(2)]
+        nodes[1].ranks[0].finishes = False
+        async with asking(tmp_path, [node.address for node in nodes]) as (view, coordinator):
+            capturing = asyncio.create_task(capture(view, coordinator))
+            await nodes[1].ranks[0].committed.wait()
+            await nodes[1].server.stop(None)
+            record = await capturing
+        assert record.state is CaptureState.PARTIAL
+        assert record.ranks[1].state is CaptureState.FAILED
+        assert str(nodes[1].address) in record.ranks[1].reason
+        await nodes[0].server.stop(None)
+
+    play(scenario)
+
+
+def test_a_node_in_the_middle_of_its_own_capture_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nodes = [await start_node(tmp_path, [rank], 2) for rank in range(2)]
+        async with asking(tmp_path, [node.address for node in nodes]) as (view, coordinator):
+            with nodes[0].coordinator.taking_part(RUN):
+                record = await capture(view, coordinator)
+            assert "in progress" in record.ranks[0].reason
+            assert (await capture(view, coordinator)).state is CaptureState.COMPLETE
+        for node in nodes:
+            await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_nodes_may_share_their_captures_directory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        async with asking(tmp_path, [node.address]) as (view, coordinator):
+            node.catalog.directory.parent.joinpath("asking").mkdir()
+            node.catalog.directory = tmp_path / "asking"
+            record = await capture(view, coordinator)
+        assert record.state is CaptureState.COMPLETE
+        assert manifest(node, record.capture_id)["trigger"] == "command"
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def prepare(capture_id: str = ID, run: str = RUN, rank: int = 0, steps: int = 3) -> fleet_pb2.TakeOrder:
+    options = session_pb2.CaptureOptions(steps=steps)
+    order = session_pb2.PrepareCapture(capture_id=capture_id, options=options, directory="/etc")
+    return fleet_pb2.TakeOrder(prepare=fleet_pb2.TakePrepare(run=run, rank=rank, prepare=order))
+
+
+async def tell(node: PlayedNode, *orders: fleet_pb2.TakeOrder) -> tuple[list[fleet_pb2.TakeReport], str]:
+    """Return what a node reports upon orders, and the code that the stream ends with."""
+    begin = fleet_pb2.TakeOrder(
+        begin=fleet_pb2.TakeBegin(api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX))
+    )
+    reports = []
+    async with grpc.aio.insecure_channel(str(node.address)) as channel:
+        stub: Any = fleet_pb2_grpc.FleetStub(channel)
+        call = stub.Take(iter([begin, *orders]))
+        try:
+            reports = [report async for report in call]
+        except grpc.aio.AioRpcError as error:
+            return reports, error.code().name
+    return reports, "OK"
+
+
+def test_a_conductor_that_goes_away_is_what_the_manifest_says(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        _, code = await tell(node, prepare())
+        assert code == "OK"
+        own = manifest(node, ID)
+        assert (own["state"], own["ranks"][0]["reason"]) == (
+            "failed",
+            "the daemon that conducts the capture has gone",
+        )
+        assert node.ranks[0].told[-1].startswith("cancel")
+        assert node.ranks[0].directory == node.catalog.directory / ID
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        prepare(capture_id=""),
+        prepare(capture_id="../escape"),
+        prepare(capture_id="/etc"),
+        prepare(capture_id="a\0b"),
+        prepare(capture_id="x" * 81),
+        prepare(capture_id="x" * 200_000),
+        prepare(steps=0),
+        prepare(steps=2**31),
+        prepare(capture_id="taken"),
+    ],
+    ids=lambda order: repr(order.prepare.prepare.capture_id[:12]),
+)
+def test_what_no_daemon_would_say_is_refused_and_leaves_nothing(
+    tmp_path: Path, order: fleet_pb2.TakeOrder
+) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        node.catalog.create("taken")
+        node.catalog.save(CaptureRecord("taken", RUN, "command", 1.0, CaptureState.COMPLETE))
+        before = sorted(tmp_path.rglob("*"))
+        _, code = await tell(node, order)
+        assert code == "INVALID_ARGUMENT"
+        assert node.ranks[0].told == []
+        assert sorted(tmp_path.rglob("*")) == before
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_a_stream_is_for_one_capture_and_unknown_ranks_are_answered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        _, code = await tell(node, prepare(), prepare(capture_id="another"))
+        assert code == "INVALID_ARGUMENT"
+        assert not node.catalog.folder("another").exists()
+        reports, code = await tell(node, prepare(capture_id="third", rank=2**32 - 1))
+        assert code == "OK"
+        (ack,) = [report.ack for report in reports if report.HasField("ack")]
+        assert not ack.ack.ready
+        assert "not on this node" in ack.ack.reason
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_a_peer_of_another_protocol_or_without_a_beginning_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        async with grpc.aio.insecure_channel(str(node.address)) as channel:
+            stub: Any = fleet_pb2_grpc.FleetStub(channel)
+            future = fleet_pb2.TakeBegin(api=session_pb2.ApiRange(min=900, max=901))
+            for first, code in (
+                (fleet_pb2.TakeOrder(begin=future), grpc.StatusCode.FAILED_PRECONDITION),
+                (prepare(), grpc.StatusCode.INVALID_ARGUMENT),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.Take(iter([first])).read()
+                assert refused.value.code() is code
+        await node.server.stop(None)
+
+    play(scenario)

@@ -1,0 +1,196 @@
+"""One question to all daemons: who answers is counted once, who does not is named."""
+
+import subprocess
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.node import free_port
+from tests.unit.daemon.fleet_nodes import RUN, asking, none_here, play, start_node
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetView, check_listening, read_credentials
+from torchperfd_daemon.fleet.credentials import parse_token
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def test_runs_of_all_nodes_are_one_list_and_the_dead_are_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        first = await start_node(tmp_path, [0, 2], 4)
+        second = await start_node(tmp_path, [1, 3], 4)
+        dead = Address("127.0.0.1", free_port())
+        # A node may be known by two names.
+        twice = Address("localhost", first.address.port)
+        async with asking(tmp_path, [first.address, dead, second.address, twice]) as (view, _):
+            for _ in range(2):
+                listed = await view.runs([])
+                (run,) = listed.runs
+                assert [rank.identity.rank for rank in run.ranks] == [0, 1, 2, 3]
+                assert (run.run, run.world_size) == (RUN, 4)
+                assert [(node.node, node.ranks) for node in listed.nodes] == [
+                    ("asking", 0),
+                    ("node0", 2),
+                    ("node1", 2),
+                ]
+                assert [peer.address for peer in listed.unreachable] == [str(dead)]
+            assert listed.unreachable[0].reason == "connection refused"
+        for node in (first, second):
+            await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_a_peer_that_comes_back_is_asked_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        async with asking(tmp_path, [node.address]) as (view, _):
+            assert not (await view.runs([])).unreachable
+            await node.server.stop(None)
+            assert [peer.address for peer in (await view.runs([])).unreachable] == [str(node.address)]
+            back = await start_node(tmp_path, [0], 1, address=node.address)
+            while (await view.runs([])).unreachable:
+                pass
+            await back.server.stop(None)
+
+    play(scenario)
+
+
+def test_stacks_of_a_run_come_from_every_node_that_has_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        nodes = [await start_node(tmp_path, [rank], 3) for rank in range(3)]
+        dead = Address("127.0.0.1", free_port())
+        async with asking(tmp_path, [*(node.address for node in nodes), dead]) as (view, _):
+            assert await view.choose("", []) == RUN
+            request = control_pb2.StacksRequest(run=RUN, ranks=[0, 2], timeout_seconds=5)
+            told = [message async for message in view.stacks(request)]
+        assert [message.identity.rank for message in told[:-1]] == [0, 2]
+        assert told[-1].unreachable.address == str(dead)
+        for node in nodes:
+            await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_a_daemon_that_was_told_of_no_peers_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with asking(tmp_path, []) as (_, coordinator):
+            view = FleetView(None, FanOut(Credentials()), coordinator, "i", "n")
+            with pytest.raises(UsageError, match="--fleet-peers"):
+                await view.runs([])
+
+    play(scenario)
+
+
+def test_a_run_that_is_nowhere_and_a_rank_that_cannot_be_are_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        async with asking(tmp_path, [node.address]) as (view, _):
+            with pytest.raises(NoSuchTargetError, match="no run other on any node"):
+                async with view.gather("other", (), none_here):
+                    pass
+            with pytest.raises(NoSuchTargetError, match="run job has no rank 7"):
+                async with view.gather("", (0, 7), none_here):
+                    pass
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1, Credentials(TOKEN))
+        for token, let_in in ((TOKEN, True), (TOKEN[:-1], False), ("", False)):
+            async with asking(tmp_path, [node.address], Credentials(token)) as (view, _):
+                listed = await view.runs([])
+                assert len(listed.nodes) == 1 + let_in
+                if not let_in:
+                    assert "token" in listed.unreachable[0].reason
+                    with pytest.raises(NoSuchTargetError, match="token"):
+                        async with view.gather(RUN, (), none_here):
+                            pass
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+@pytest.mark.needs("openssl")
+def test_with_tls_both_sides_must_show_a_certificate_of_the_one_authority(tmp_path: Path) -> None:
+    ours, theirs = (_certificates(tmp_path, name) for name in ("ours", "theirs"))
+
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1, ours)
+        for credentials, let_in in ((ours, True), (theirs, False), (Credentials(), False)):
+            async with asking(tmp_path, [node.address], credentials) as (view, _):
+                listed = await view.runs([])
+                assert (len(listed.nodes), len(listed.unreachable)) == ((2, 0) if let_in else (1, 1))
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_beyond_loopback_only_with_credentials() -> None:
+    for host in ("0.0.0.0", "10.0.0.1", "::"):
+        with pytest.raises(UsageError, match="--fleet-token-file"):
+            check_listening(Address(host, 9408), Credentials())
+        check_listening(Address(host, 9408), Credentials(TOKEN))
+    check_listening(Address("127.0.0.1", 9408), Credentials())
+
+
+def test_an_address_in_use_is_a_clean_error(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        with pytest.raises(TorchperfdError, match="--fleet-address"):
+            await start_node(tmp_path, [1], 1, address=node.address)
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"0123456789 abcdef", b"\xff" * 32, b"a" * 5000, b"a\0" * 16]
+)
+def test_what_is_no_secret_is_refused(content: bytes) -> None:
+    with pytest.raises(UsageError):
+        parse_token(content)
+
+
+def test_credentials_that_are_half_there_are_refused(tmp_path: Path) -> None:
+    assert parse_token(TOKEN.encode() + b"\n") == TOKEN
+    with pytest.raises(UsageError, match="three files"):
+        read_credentials(None, tmp_path / "cert", None, None)
+    with pytest.raises(TorchperfdError, match="cannot read"):
+        read_credentials(tmp_path / "none", None, None, None)
+    assert TOKEN not in repr(Credentials(TOKEN))
+
+
+@pytest.mark.parametrize("size", [300_000, 10_000_000])
+def test_a_message_that_is_too_large_is_refused(tmp_path: Path, size: int) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1)
+        async with grpc.aio.insecure_channel(str(node.address)) as channel:
+            call = channel.unary_stream("/torchperfd.v1.Fleet/Stacks", None, None)(bytes(size))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call.read()
+            assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def _certificates(directory: Path, name: str) -> Credentials:
+    """Make an authority, and a certificate of it for this node."""
+    own = directory / name
+    own.mkdir()
+    extension = own / "ext"
+    extension.write_text("subjectAltName=IP:127.0.0.1\n")
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    for command in (
+        ["req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2"],
+        ["req", *key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"],
+        ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+         "-out", "node.pem", "-days", "2", "-extfile", "ext"],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *command], cwd=own, check=True, capture_output=True)
+    return read_credentials(None, own / "node.pem", own / "node.key", own / "ca.pem")

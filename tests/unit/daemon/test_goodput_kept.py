@@ -1,0 +1,355 @@
+"""Goodput of a node: what the accountant takes from the store, what is kept, and what is shown of it."""
+
+import asyncio
+import io
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC
+from pathlib import Path
+
+import pytest
+from tests.unit.daemon.served import Served, play
+
+from torchperfd.v1 import control_pb2, control_pb2_grpc
+from torchperfd_daemon.collectors.ranks import RankProcess
+from torchperfd_daemon.goodput import Accountant, Book, Bucket, RankGoodput, RankLedger, RunGoodput, by_run
+from torchperfd_daemon.goodput.book import packed
+from torchperfd_daemon.goodput.clock import Clocks
+from torchperfd_daemon.goodput.exits import Exit, exit_of
+from torchperfd_daemon.goodput.report import render_text, to_dict
+from torchperfd_daemon.metrics.goodput import GoodputMetrics
+from torchperfd_daemon.service import translate_goodput
+from torchperfd_daemon.store import (
+    CudaMemory,
+    KindTotal,
+    PhaseTotal,
+    Rank,
+    RankIdentity,
+    State,
+    Store,
+    Totals,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "goodput.txt"
+S = 1_000_000_000
+BOOTED = 1_700_000_000.0
+
+
+class Machine:
+    """A node whose clocks a test moves, with a store, a book on its disk, and a daemon that can be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.uptime = 1000.0
+        self.wall_error = 0.0
+        self.boot = "one"
+        self.daemon()
+
+    def daemon(self) -> None:
+        """Start a daemon; the one before, if any, was killed."""
+        self.store = Store(grace_seconds=60, clock=lambda: self.uptime)
+        clocks = Clocks(
+            boottime_ns=lambda: int(self.uptime * S),
+            unix_ns=lambda: int((BOOTED + self.uptime + self.wall_error) * S),
+            monotonic=lambda: self.uptime,
+        )
+        self.book = Book(self.folder, "node-a")
+        self.accountant = Accountant(self.store, self.book, clocks, self.boot, exits=lambda *_: None)
+
+    def join(self, pid: int = 1, rank: int = 0) -> Rank:
+        """Have a process join that has started two seconds ago."""
+        ticks = int((self.uptime - 2) * os.sysconf("SC_CLK_TCK"))
+        return self.store.join(
+            RankIdentity(run="bert", rank=rank, node="node-a", pid=pid, process_start_ticks=ticks)
+        )
+
+    def rejoin(self, rank: Rank) -> Rank:
+        """Have a process join that is known already."""
+        return self.store.join(rank.identity)
+
+    def train(self, rank: Rank, seconds: int) -> None:
+        """Make steps of a second each, half of it in data, which are reported every second."""
+        for _ in range(seconds):
+            began = rank.totals.began_ns or int((BOOTED + self.uptime + self.wall_error) * S)
+            self.uptime += 1
+            steps = rank.totals.train.steps + 1
+            rank.totals = Totals(
+                train=KindTotal(
+                    steps=steps, ns=steps * S, phases={"data": PhaseTotal(steps, steps * S // 2)}
+                ),
+                warmup=KindTotal(steps=1, ns=S),
+                began_ns=began,
+                ended_ns=int((BOOTED + self.uptime + self.wall_error) * S),
+                cuda=CudaMemory(1, 1, 1),
+            )
+            rank.state = State.TRAINING
+            self.look()
+
+    def look(self, seconds: int = 0) -> None:
+        """Have the accountant look, after so many seconds with a look each."""
+        for _ in range(seconds):
+            self.uptime += 1
+            asyncio.run(self.accountant.look())
+        asyncio.run(self.accountant.look())
+
+    def save(self) -> None:
+        """Have the accountant save."""
+        asyncio.run(self.accountant.save())
+
+    def run(self, name: str = "bert") -> RunGoodput:
+        """Return what is known of a run."""
+        (found,) = asyncio.run(self.accountant.report(name))
+        return found
+
+    def seconds(self) -> dict[str, float]:
+        """Return the buckets of the run that are not empty."""
+        return {bucket.value: round(time, 3) for bucket, time in self.run().seconds.items() if round(time, 3)}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """A node with a daemon."""
+    return Machine(tmp_path / "captures" / ".goodput")
+
+
+def test_a_run_is_followed_through_a_kill_and_a_new_process(machine: Machine) -> None:
+    rank = machine.join(pid=1)
+    machine.look(3)
+    machine.train(rank, 10)
+    machine.store.leave(rank)
+    machine.uptime += 20
+    machine.join(pid=2)
+    machine.look(1)
+    assert machine.seconds() == {"start_up": 8, "productive": 5, "data_wait": 5, "restart_gap": 18}
+    run = machine.run()
+    assert (run.restarts, run.ranks[0].gpus, run.ranks[0].running) == (1, 1, True)
+    assert run.gpu_hours is not None
+    assert run.gpu_hours[Bucket.RESTART_GAP] == pytest.approx(18 / 3600)
+    assert run.ratio == pytest.approx(5 / 36)
+
+
+def test_a_daemon_that_was_killed_knows_all_of_it_again(machine: Machine) -> None:
+    rank = machine.join()
+    machine.train(rank, 10)
+    machine.save()
+    machine.train(rank, 3)
+    machine.daemon()
+    totals = rank.totals
+    machine.uptime += 7
+    rank = machine.rejoin(rank)
+    rank.totals = replace(
+        totals,
+        train=KindTotal(steps=20, ns=20 * S, phases={"data": PhaseTotal(20, 10 * S)}),
+        ended_ns=int((BOOTED + machine.uptime) * S),
+    )
+    machine.look()
+    assert machine.seconds() == {"start_up": 2, "productive": 10, "data_wait": 10}
+    assert machine.run().restarts == 0
+
+
+def test_a_run_that_resumes_after_the_daemon_has_left_goes_on_with_its_ledger(machine: Machine) -> None:
+    rank = machine.join(pid=1)
+    machine.train(rank, 4)
+    rank.state = State.FINISHED
+    machine.store.leave(rank)
+    machine.look(1)
+    machine.accountant.close()
+    machine.uptime += 95
+    machine.daemon()
+    assert machine.seconds() == {"start_up": 2, "productive": 2, "data_wait": 2}
+    machine.join(pid=2)
+    machine.look()
+    assert machine.seconds() == {"start_up": 4, "productive": 2, "data_wait": 2, "restart_gap": 94}
+    counted = machine.accountant.settled_seconds()["bert"]
+    assert counted[Bucket.RESTART_GAP] == 94
+
+
+@pytest.mark.parametrize("error", [-7200.0, 7200.0])
+def test_a_clock_that_is_set_changes_no_sum(machine: Machine, error: float) -> None:
+    rank = machine.join()
+    machine.train(rank, 10)
+    machine.wall_error = error
+    machine.train(rank, 10)
+    machine.store.leave(rank)
+    machine.look(1)
+    machine.accountant.close()
+    machine.daemon()
+    machine.uptime += 9
+    machine.join(pid=2)
+    machine.look()
+    assert machine.seconds() == {"start_up": 4, "productive": 10, "data_wait": 10, "restart_gap": 8}
+
+
+def test_after_a_reboot_with_the_clock_back_time_does_not_run_backwards(machine: Machine) -> None:
+    rank = machine.join()
+    machine.train(rank, 10)
+    machine.accountant.close()
+    machine.boot, machine.uptime, machine.wall_error = "two", 30.0, -9999.0
+    machine.daemon()
+    machine.join(pid=2)
+    machine.look()
+    seconds = machine.seconds()
+    assert {name: seconds[name] for name in ("productive", "data_wait")} == {"productive": 5, "data_wait": 5}
+    assert sum(seconds.values()) == pytest.approx(12, abs=2)
+
+
+def test_a_process_whose_end_is_seen_ends_there_and_its_last_words_count(tmp_path: Path) -> None:
+    """The last report arrives before the look after the end."""
+
+    async def scenario() -> dict[Bucket, float]:
+        exits = []
+
+        class Ended(Exit):
+            def __init__(self) -> None:
+                self.at_ns = None
+
+            def close(self) -> None:
+                pass
+
+        def watched(process: RankProcess, clock: Callable[[], int]) -> Exit:
+            assert process.pid == 1
+            exits.append(Ended())
+            return exits[-1]
+
+        machine = Machine(tmp_path)
+        machine.accountant._exits = watched
+        rank = machine.join()
+        await machine.accountant.look()
+        machine.uptime += 3
+        rank.totals = Totals(
+            train=KindTotal(steps=3, ns=2 * S),
+            began_ns=int((BOOTED + machine.uptime - 3) * S),
+            ended_ns=int((BOOTED + machine.uptime - 1) * S),
+        )
+        rank.state = State.FINISHED
+        machine.store.leave(rank)
+        exits[0].at_ns = int((BOOTED + machine.uptime) * S)
+        machine.uptime += 5
+        await machine.accountant.look()
+        (run,) = await machine.accountant.report("bert")
+        assert not run.ranks[0].running
+        return run.seconds
+
+    seconds = asyncio.run(scenario())
+    found = {bucket.value: round(time, 3) for bucket, time in seconds.items() if time}
+    assert found == {"start_up": 2, "productive": 2, "shutdown": 1}
+
+
+def test_the_end_of_a_real_process_is_seen() -> None:
+    async def scenario() -> None:
+        child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+        seen = exit_of(RankProcess("r", 0, child.pid, 0, 0), lambda: 42)
+        assert seen is not None
+        assert seen.at_ns is None
+        assert exit_of(RankProcess("r", 0, child.pid, 0, 1), lambda: 42) is None
+        child.kill()
+        await child.wait()
+        async with asyncio.timeout(20):
+            while seen.at_ns is None:  # noqa: ASYNC110 - it has nobody to tell
+                await asyncio.sleep(0)
+        assert seen.at_ns == 42
+        seen.close()
+
+    asyncio.run(scenario())
+
+
+def test_rows_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
+    book = Book(tmp_path, "n", most_rows=3)
+    for number in range(5):
+        book.save({(f"run-{number}", 0): packed(RankLedger.begin("a", number))}, number * S)
+    assert sorted(run for run, _ in book.newest(10)) == ["run-2", "run-3", "run-4"]
+    assert list(book.newest(1)) == [("run-4", 0)]
+    book.save({("late", 0): packed(RankLedger.begin("a", 0))}, 91 * 86_400 * S)
+    assert list(book.newest(10)) == [("late", 0)]
+    book.close()
+
+
+def test_a_damaged_book_is_set_aside_and_a_missing_one_is_only_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "n.sqlite").write_bytes(b"no database" * 500)
+    book = Book(tmp_path, "n")
+    book.save({("run", 0): packed(RankLedger.begin("a", 1))}, S)
+    assert list(book.load("run")) == [("run", 0)]
+    book.close()
+    assert (tmp_path / "n.damaged").exists()
+    caplog.clear()
+    blocked = Book(tmp_path / "n.sqlite" / "below", "n")
+    with caplog.at_level(logging.WARNING):
+        blocked.save({("run", 0): packed(RankLedger.begin("a", 1))}, S)
+        assert blocked.load("run") == {}
+    assert len(caplog.records) == 1
+
+
+def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    book = Book(tmp_path, "n")
+    book.save({("run", 0): packed(RankLedger.begin("a", 1))}, S)
+    assert book.load("run") == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_of(name: str, *ranks: tuple[int, dict[Bucket, float]], starts: int = 1, gpus: int = 1) -> RunGoodput:
+    """Return a run that has begun at a fixed moment."""
+    made = []
+    for rank, told in ranks:
+        seconds = {bucket: told.get(bucket, 0.0) for bucket in Bucket}
+        until = BOOTED + sum(seconds.values())
+        made.append((name, RankGoodput(rank, BOOTED, until, starts, gpus, False, seconds)))
+    return by_run(made)[0]
+
+
+RUNS = [
+    run_of(
+        "bert-17",
+        (1, {Bucket.START_UP: 95.5, Bucket.PRODUCTIVE: 80_000, Bucket.COMMUNICATION_WAIT: 6_304.5}),
+        (0, {Bucket.START_UP: 95.5, Bucket.PRODUCTIVE: 86_000, Bucket.STALL: 304.5}),
+        starts=3,
+    ),
+    run_of("tiny", (0, {Bucket.START_UP: 2.5, Bucket.PRODUCTIVE: 1.25}), gpus=0),
+]
+
+
+def test_the_tables_are_the_golden_ones() -> None:
+    out = io.StringIO()
+    render_text(RUNS, out, UTC)
+    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
+        GOLDEN.write_text(out.getvalue())
+    assert out.getvalue() == GOLDEN.read_text()
+
+
+def test_the_document_and_the_messages_say_the_same() -> None:
+    again = [translate_goodput.run_goodput(translate_goodput.run_message(run)) for run in RUNS]
+    assert to_dict(again) == to_dict(RUNS)
+    bert, tiny = json.loads(json.dumps(to_dict(RUNS)))["runs"]
+    assert bert["goodput_ratio"] == 166_000 / bert["rank_seconds"]
+    assert bert["lost_gpu_hours"]["stall"] == pytest.approx(304.5 / 3600)
+    assert "productive" not in bert["lost_gpu_hours"]
+    assert (bert["restarts"], tiny["lost_gpu_hours"]) == (2, None)
+
+
+def test_counters_are_of_runs_that_are_here(machine: Machine) -> None:
+    rank = machine.join()
+    machine.train(rank, 4)
+    (family,) = GoodputMetrics(machine.accountant.settled_seconds).families()
+    assert len(family.samples) == len(Bucket)
+    assert dict(family.samples)["bert", "productive"] == 2
+    machine.store.leave(rank)
+    machine.look(1)
+    machine.uptime += 100
+    machine.store.forget_departed()
+    machine.look()
+    machine.save()
+    (family,) = GoodputMetrics(machine.accountant.settled_seconds).families()
+    assert family.samples == []
+
+
+def test_the_service_answers_with_nothing_where_nothing_is_kept() -> None:
+    async def scenario(served: Served, channel: object) -> None:
+        stub = control_pb2_grpc.ControlStub(channel)  # type: ignore[arg-type]
+        assert not (await stub.GetGoodput(control_pb2.GetGoodputRequest())).runs  # type: ignore[misc]
+
+    play(scenario)

@@ -1,0 +1,127 @@
+"""Whose fault a stall is, by the stacks of all ranks; and when it is nobody's, or no hang at all."""
+
+import pytest
+
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.detect import Stall
+from torchperfd_daemon.observer.hang import find_culprit
+from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
+
+LIBRARY = "/x/site-packages/torch/"
+SCRIPT = "/s/train.py"
+
+
+def frames(*places: tuple[str, int, str]) -> tuple[Frame, ...]:
+    return tuple(Frame(*place) for place in places)
+
+
+REDUCE = frames((f"{LIBRARY}distributed/distributed_c10d.py", 3000, "all_reduce"), (SCRIPT, 22, "sync"))
+BROADCAST = frames((f"{LIBRARY}distributed/distributed_c10d.py", 2000, "broadcast"), (SCRIPT, 25, "share"))
+BACKWARD = frames((f"{LIBRARY}autograd/graph.py", 800, "_engine_run_backward"), (SCRIPT, 18, "<module>"))
+DATA = frames((f"{LIBRARY}utils/data/dataloader.py", 1400, "_get_data"), (SCRIPT, 12, "<module>"))
+COMPUTE = frames((SCRIPT, 31, "compute"))
+SAVE = frames((f"{LIBRARY}serialization.py", 900, "save"), (SCRIPT, 40, "<module>"))
+EVALUATE = frames((SCRIPT, 50, "score"), (SCRIPT, 55, "evaluate"))
+
+
+def told(rank: int, where: tuple[Frame, ...], step: int | None = 50, since: float = 12.0) -> RankStacks:
+    thread = Thread(1, "MainThread", True, False, where)
+    return RankStacks(
+        rank, 4, "node-a", 100 + rank, Outcome.ANSWERED, "", (thread,), "backward", step, 0.1, since
+    )
+
+
+def untold(rank: int, outcome: Outcome, reason: str = "") -> RankStacks:
+    return RankStacks(rank, 4, "node-a", 100 + rank, outcome, reason)
+
+
+def verdict(*ranks: RankStacks, waited: float = 12.0, run_ranks: int = 4) -> Verdict | None:
+    return find_culprit("r", ranks, Stall(waited, 10.0, 0.1), run_ranks)
+
+
+def waiting(*ranks: int, where: tuple[Frame, ...] = REDUCE, step: int = 50) -> list[RankStacks]:
+    return [told(rank, where, step) for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (
+            told(2, COMPUTE),
+            "rank 2 is at train.py:31 in compute; ranks 0-1,3 wait in all_reduce (train.py:22",
+        ),
+        (told(2, BROADCAST), "rank 2 waits in broadcast (train.py:25 in share); ranks 0-1,3 wait in"),
+        (told(2, DATA), "rank 2 waits for data (train.py:12 in <module>); ranks 0-1,3 wait in all_reduce"),
+        (told(2, BACKWARD), "rank 2 is in backward (train.py:18 in <module>); ranks 0-1,3 wait in"),
+        (
+            untold(2, Outcome.STOPPED),
+            "rank 2 is stopped; ranks 0-1,3 wait in all_reduce (train.py:22 in sync)",
+        ),
+        (untold(2, Outcome.GONE), "rank 2 is gone; ranks 0-1,3 wait in all_reduce"),
+        (untold(2, Outcome.NO_ANSWER), "rank 2 does not answer; ranks 0-1,3 wait in all_reduce"),
+    ],
+)
+def test_who_is_not_where_the_others_wait_is_named_with_its_line(odd: RankStacks, words: str) -> None:
+    found = verdict(*waiting(0, 1, 3), odd)
+    assert found is not None
+    assert (found.cause, found.rank, found.node) == (Cause.HANG, 2, "node-a")
+    assert found.evidence.startswith(f"no step for 12 s: {words}")
+    assert found.next_command == "torchperfd stacks --run r"
+
+
+def test_of_two_that_wait_in_different_places_the_one_ahead_has_left_a_collective_out() -> None:
+    found = verdict(told(0, REDUCE, 50), told(1, BACKWARD, 51), run_ranks=2)
+    assert found is not None
+    assert found.rank == 1
+    assert found.evidence.endswith("; rank 1 is ahead of the others")
+
+
+def test_two_in_different_collectives_of_one_step_are_nobodys_fault_in_particular() -> None:
+    found = verdict(told(0, REDUCE), told(1, BROADCAST), run_ranks=2)
+    assert found is not None
+    assert found.rank is None
+    assert "rank 0 waits in all_reduce" in found.evidence
+    assert "rank 1 waits in broadcast" in found.evidence
+
+
+def test_a_rank_that_has_died_is_blamed_before_one_that_has_finished() -> None:
+    found = verdict(
+        *waiting(2, 3), untold(0, Outcome.GONE, "it has finished"), untold(1, Outcome.GONE, "no such process")
+    )
+    assert found is not None
+    assert found.rank == 1
+
+
+@pytest.mark.parametrize("aside", [SAVE, EVALUATE])
+def test_saving_and_validating_have_ten_minutes(aside: tuple[Frame, ...]) -> None:
+    assert verdict(*waiting(1, 2, 3), told(0, aside), waited=300) is None
+    late = verdict(*waiting(1, 2, 3), told(0, aside), waited=601)
+    assert late is not None
+    assert late.rank == 0
+
+
+def test_where_nobody_waits_the_script_may_have_its_reasons() -> None:
+    alone = told(0, COMPUTE)
+    assert verdict(alone, run_ranks=1, waited=60) is None
+    assert verdict(told(0, BACKWARD), run_ranks=1, waited=60) is None
+    late = verdict(alone, run_ranks=1, waited=601)
+    assert late is not None
+    assert (late.rank, "train.py:31 in compute" in late.evidence) == (0, True)
+
+
+def test_a_single_rank_that_waits_for_data_hangs_there() -> None:
+    found = verdict(told(0, DATA), run_ranks=1)
+    assert found is not None
+    assert found.rank == 0
+
+
+def test_if_all_wait_here_the_culprits_node_tells() -> None:
+    assert verdict(*waiting(0, 1, 2, 3), run_ranks=8) is None
+    alone = verdict(*waiting(0, 1, 2, 3), run_ranks=4)
+    assert alone is not None
+    assert alone.rank is None
+
+
+def test_a_run_that_has_made_a_step_meanwhile_goes_on() -> None:
+    assert verdict(*(told(rank, REDUCE, since=0.1) for rank in range(4))) is None
+    assert verdict() is None

@@ -1,0 +1,97 @@
+"""Verdicts that last: three looks to be told, three to be dropped, and no flicker between two alike."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.observer.held import LOOKS, Held
+
+
+def verdict(cause: Cause, cost: float = 0.0, rank: int | None = None) -> Verdict:
+    return Verdict(cause, "r", "n", rank, "", "", cost, "")
+
+
+NONE = verdict(Cause.NONE)
+
+
+def played(looks: Sequence[Sequence[Verdict]]) -> list[Verdict | None]:
+    held = Held()
+    first = []
+    for found in looks:
+        held.update(found)
+        first.append(held.first)
+    return first
+
+
+def test_a_verdict_is_told_at_the_third_look_and_dropped_after_three_without_it() -> None:
+    slow = verdict(Cause.SLOW_RANK, 0.03, 2)
+    told = played([[NONE]] * 4 + [[slow]] * 4 + [[NONE]] * 4)
+    assert [each.cause.value if each else "" for each in told] == (
+        ["", "", "none", "none"] + ["none"] * 2 + ["slow rank"] * 2 + ["slow rank"] * 2 + ["none"] * 2
+    )
+
+
+def test_what_comes_and_goes_is_never_told() -> None:
+    slow = verdict(Cause.SLOW_RANK, 0.03, 2)
+    assert played([[slow], [slow], [NONE]] * 5) == [None] * 15
+
+
+def test_another_rank_is_another_verdict() -> None:
+    looks = [[verdict(Cause.SLOW_RANK, 0.03, index % 2)] for index in range(12)]
+    assert played(looks) == [None] * 12
+
+
+def test_of_two_alike_the_first_stays_first() -> None:
+    one, other = verdict(Cause.SLOW_RANK, 0.03, 1), verdict(Cause.INPUT_BOUND, 0.031)
+    told = played([[one]] * 3 + [[one, other]] * 6 + [[one, verdict(Cause.INPUT_BOUND, 0.05)]])
+    assert [each.cause if each else None for each in told[2:]] == [Cause.SLOW_RANK] * 7 + [Cause.INPUT_BOUND]
+
+
+found = st.lists(
+    st.builds(
+        verdict,
+        st.sampled_from([Cause.NONE, Cause.SLOW_RANK, Cause.INPUT_BOUND]),
+        st.floats(0, 1),
+        st.sampled_from([None, 0, 1]),
+    ),
+    unique_by=lambda each: (each.cause, each.rank),
+    max_size=3,
+)
+
+
+@given(st.lists(found, max_size=30))
+def test_what_is_told_was_found_three_times_in_a_row_and_missed_less_since(
+    looks: list[list[Verdict]],
+) -> None:
+    held = Held()
+    for number, look in enumerate(looks, start=1):
+        before = held.first
+        changed = held.update(look)
+        now = held.first
+        assert changed == (key(now) != key(before))
+        names = {key(each) for old in looks[:number] for each in old}
+        holding = {name for name in names if lasted(name, looks[:number])}
+        troubles = {name for name in holding if name and name[0] is not Cause.NONE}
+        # Where nothing holds any more, what was told last stays.
+        if holding:
+            assert {key(each) for each in held.verdicts} == (troubles or holding)
+
+
+def key(each: Verdict | None) -> tuple[Cause, int | None] | None:
+    return (each.cause, each.rank) if each else None
+
+
+def lasted(name: tuple[Cause, int | None] | None, looks: Sequence[Sequence[Verdict]]) -> bool:
+    """Return whether a verdict holds, by its definition: going through all looks once more."""
+    streak = missed = 0
+    holds = False
+    for look in looks:
+        if any(key(each) == name for each in look):
+            streak, missed = streak + 1, 0
+            holds = holds or streak >= LOOKS
+        else:
+            streak, missed = 0, missed + 1
+            holds = holds and missed < LOOKS
+    return holds

@@ -1,0 +1,235 @@
+"""The observer on a simulated job: what it tells, of whom, since when and how soon; and of what nothing."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+
+import numpy as np
+import pytest
+from benchmarks.accuracy.streams import Change, Job
+
+from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.observer import Observer
+from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
+from torchperfd_daemon.store import Rank, State, Store
+
+RUN = "streamed"
+
+
+class Watched:
+    """A job of some ranks, and the observer that watches it once a second of the job's clock."""
+
+    def __init__(self, ranks: int = 8, seed: int = 0, spread: float = 0.03) -> None:
+        self.store = Store(clock=lambda: 0.0)
+        self.job = Job(self.store, ranks, np.random.default_rng(seed), spread)
+        self.families: list[Family] = []
+        self.stacks: list[RankStacks] = []
+        self.asked = 0
+        self.observer = Observer(
+            self.store,
+            self._ask,
+            lambda: self.families,
+            clock=lambda: self.job.seconds,
+            wall=lambda: self.job.wall,
+        )
+
+    async def _ask(self, ranks: Iterable[Rank], seconds: float, /) -> AsyncIterator[RankStacks]:
+        self.asked += 1
+        for told in self.stacks:
+            yield told
+
+    def train(self, seconds: int, change: Change = lambda _rank, _step: {}) -> list[Verdict | None]:
+        """Train so many seconds; return the verdict at the end of each."""
+        told = []
+        for _ in range(seconds):
+            self.job.train(1.0, change)
+            assert self.observer.look() == []
+            told.append(self.observer.verdict(RUN))
+        return told
+
+    def stand(self, seconds: int) -> list[int]:
+        """Let time go by without a step; return after which seconds stacks were asked for."""
+        due = []
+        for second in range(1, seconds + 1):
+            self.job.seconds += 1
+            if self.observer.look():
+                due.append(second)
+                asyncio.run(self.observer.ask(RUN))
+        return due
+
+    @property
+    def verdict(self) -> Verdict:
+        verdict = self.observer.verdict(RUN)
+        assert verdict is not None
+        return verdict
+
+
+def test_a_healthy_run_is_none_from_the_fourth_look_on_and_stays_so() -> None:
+    told = Watched().train(60)
+    assert told[0] is None
+    assert {each.cause for each in told if each} == {Cause.NONE}
+    assert told[10] is not None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slow_rank_is_named_with_phase_and_cost_within_ten_seconds(seed: int) -> None:
+    watched = Watched(seed=seed)
+    watched.train(30)
+    began = watched.job.step
+
+    def slow(rank: int, _step: int) -> dict[str, float]:
+        return {"forward": 0.03} if rank == seed else {}
+
+    told = watched.train(30, slow)
+    named = [each is not None and (each.cause, each.rank) == (Cause.SLOW_RANK, seed) for each in told]
+    assert any(named[:10]), [each and each.summary for each in told[:10]]
+    assert all(named[10:])
+    verdict = watched.verdict
+    assert verdict.phase == "forward"
+    assert verdict.cost_seconds_per_step == pytest.approx(0.03, rel=0.1)
+    assert verdict.onset_step is not None
+    assert abs(verdict.onset_step - began) <= 5
+    assert watched.observer.stragglers()[RUN].keys() == {seed}
+
+
+def test_a_rank_that_was_always_slow_is_named_without_an_onset() -> None:
+    watched = Watched()
+    watched.train(20, lambda rank, _step: {"backward": 0.02} if rank == 6 else {})
+    verdict = watched.verdict
+    assert (verdict.cause, verdict.rank, verdict.onset_step) == (Cause.SLOW_RANK, 6, None)
+    assert verdict.node == "node-0"
+
+
+def test_two_slow_ranks_are_both_told() -> None:
+    watched = Watched()
+    watched.train(20, lambda rank, _step: {"forward": 0.03 + 0.01 * (rank == 5)} if rank in (2, 5) else {})
+    assert (watched.verdict.cause, watched.verdict.rank) == (Cause.SLOW_RANK, 5)
+    assert "so does rank 2" in watched.verdict.evidence
+    assert watched.observer.stragglers()[RUN].keys() == {2, 5}
+
+
+def test_a_starving_rank_is_input_bound() -> None:
+    watched = Watched()
+    watched.train(20)
+    watched.train(20, lambda rank, _step: {"data": 0.04} if rank == 1 else {})
+    verdict = watched.verdict
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.INPUT_BOUND, 1, "data")
+    assert verdict.cost_seconds_per_step == pytest.approx(0.04, rel=0.1)
+
+
+def test_collections_on_one_rank_are_the_cause_of_its_lateness() -> None:
+    watched = Watched()
+    watched.train(20)
+    watched.train(20, lambda rank, _step: {"gc": 0.025} if rank == 3 else {})
+    verdict = watched.verdict
+    assert (verdict.cause, verdict.rank) == (Cause.GARBAGE_COLLECTION, 3)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.025, rel=0.1)
+
+
+def test_time_without_a_processor_is_contention() -> None:
+    watched = Watched(ranks=4)
+    delay = Family("process_run_delay_seconds", "", "counter", ("run", "rank"))
+    watched.families = [delay]
+    late = 0.03
+    for second in range(40):
+        on = second >= 20
+        delay.samples[:] = [((RUN, str(rank)), 0.0) for rank in range(4)]
+        waited = max(0, second - 19) / 0.13 * late
+        delay.samples[2] = ((RUN, "2"), waited)
+        watched.train(1, lambda rank, _step, on=on: {"forward": late} if on and rank == 2 else {})  # type: ignore[misc]
+    assert (watched.verdict.cause, watched.verdict.rank) == (Cause.CPU_CONTENTION, 2)
+
+
+def test_what_slows_all_ranks_without_a_known_cause_is_unknown_with_the_phase_that_grew() -> None:
+    watched = Watched()
+    watched.train(20)
+    watched.train(20, lambda _rank, _step: {"optimizer": 0.03})
+    verdict = watched.verdict
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.UNKNOWN, None, "optimizer")
+    assert verdict.cost_seconds_per_step == pytest.approx(0.03, rel=0.1)
+
+
+def test_once_the_fault_is_over_the_run_is_well_again_and_what_it_cost_stays() -> None:
+    watched = Watched()
+    watched.train(20)
+    watched.train(30, lambda rank, _step: {"forward": 0.05} if rank == 0 else {})
+    told = watched.train(30)
+    assert told[-1] is not None
+    assert told[-1].cause is Cause.NONE
+    lost = watched.observer.lost_seconds()[RUN][Cause.SLOW_RANK]
+    # Of each second a third is lost, from when it is told until it is no more.
+    assert 20 / 3 < lost < 40 / 3
+    for rank in watched.job.ranks:
+        rank.state = State.FINISHED
+    watched.observer.look()
+    assert (watched.verdict.cause, watched.verdict.rank) == (Cause.SLOW_RANK, 0)
+
+
+def test_a_change_of_verdict_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    with caplog.at_level(logging.INFO, "torchperfd.observer"):
+        watched.train(20)
+        watched.train(30, lambda rank, _step: {"forward": 0.03} if rank == 4 else {})
+    words = [record.getMessage() for record in caplog.records]
+    assert [word.split(" · ")[0] for word in words] == ["run streamed: none", "run streamed: slow rank"]
+
+
+def frames(*places: tuple[str, int, str]) -> tuple[Frame, ...]:
+    return tuple(Frame(*place) for place in places)
+
+
+REDUCE = frames(
+    ("/x/site-packages/torch/distributed/distributed_c10d.py", 3000, "all_reduce"),
+    ("/s/train.py", 22, "sync"),
+)
+COMPUTE = frames(("/s/train.py", 31, "compute"))
+
+
+def stacks(rank: int, where: tuple[Frame, ...], outcome: Outcome = Outcome.ANSWERED) -> RankStacks:
+    threads = (Thread(1, "MainThread", True, False, where),) if outcome.told else ()
+    return RankStacks(
+        rank, 4, "node-0", 1000 + rank, outcome, threads=threads, step=50, seconds_since_step=11.0
+    )
+
+
+def test_a_hang_is_told_after_ten_seconds_and_names_rank_line_and_collective() -> None:
+    watched = Watched(ranks=4)
+    watched.train(20)
+    watched.stacks = [stacks(rank, COMPUTE if rank == 2 else REDUCE) for rank in range(4)]
+    assert watched.stand(15) == [11]
+    verdict = watched.verdict
+    assert (verdict.cause, verdict.rank) == (Cause.HANG, 2)
+    assert "rank 2 is at train.py:31 in compute" in verdict.evidence
+    assert "ranks 0-1,3 wait in all_reduce (train.py:22 in sync)" in verdict.evidence
+    assert verdict.cost_seconds_per_step == pytest.approx(15, abs=1)
+    assert watched.observer.lost_seconds()[RUN][Cause.HANG] == pytest.approx(4, abs=1)
+    watched.train(5)
+    assert watched.verdict.cause is Cause.NONE
+
+
+def test_a_rank_that_saves_for_a_minute_makes_nobody_hang() -> None:
+    watched = Watched(ranks=4)
+    watched.train(20)
+    watched.job.ranks[0].state = State.CHECKPOINTING
+    assert watched.stand(60) == []
+    watched.job.ranks[0].state = State.TRAINING
+    watched.train(5)
+    assert watched.asked == 0
+    assert watched.verdict.cause is Cause.NONE
+
+
+def test_nothing_is_asked_of_a_run_that_has_finished_or_goes_on() -> None:
+    watched = Watched(ranks=2)
+    watched.train(20)
+    for rank in watched.job.ranks:
+        rank.state = State.FINISHED
+    assert watched.stand(30) == []
+
+
+def test_a_stall_that_nobody_is_to_blame_for_is_asked_about_again() -> None:
+    watched = Watched(ranks=4)
+    watched.train(20)
+    watched.stacks = [stacks(rank, REDUCE) for rank in range(4)]
+    assert watched.stand(35) == [11, 21, 31]
+    assert (watched.verdict.cause, watched.verdict.rank) == (Cause.HANG, None)

@@ -1,0 +1,240 @@
+"""What-if: predictions against jobs that are simulated twice, with the cause and without it."""
+
+import random
+import statistics
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork
+from torchperfd_daemon.diagnosis.whatif import (
+    LEAST_GAIN,
+    Pauses,
+    Removed,
+    Replay,
+    as_peers,
+    replay,
+    without_pauses,
+)
+
+STEPS = 128
+WITHIN = 0.05
+"""Of the step, that a prediction may be off by."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What each rank does in each step, in seconds; ``[rank][step]``.
+
+    ``data`` and ``forward`` come before the ranks meet, ``checkpoint`` and ``optimizer`` after.
+    """
+
+    data: list[list[float]]
+    forward: list[list[float]]
+    optimizer: list[list[float]]
+    checkpoint: list[list[float]]
+    exchange: float
+
+    @property
+    def ranks(self) -> range:
+        return range(len(self.data))
+
+
+def trained(job: Job) -> tuple[list[RankWork], float]:
+    """Run a job's clock, step by step; return what its ranks record, and the mean time of a step."""
+    clocks = [0.0 for _ in job.ranks]
+    recorded: list[dict[str, list[float]]] = [{} for _ in job.ranks]
+    for step in range(STEPS):
+        arrivals = [
+            clock + job.data[rank][step] + job.forward[rank][step] for rank, clock in enumerate(clocks)
+        ]
+        leave = max(arrivals) + job.exchange
+        for rank, arrival in enumerate(arrivals):
+            after = job.optimizer[rank][step] + job.checkpoint[rank][step]
+            clocks[rank] = leave + after
+            for name, seconds in {
+                "data": job.data[rank][step],
+                "forward": job.forward[rank][step],
+                "collective_wait": leave - arrival,
+                "optimizer": job.optimizer[rank][step],
+                "checkpoint": job.checkpoint[rank][step],
+            }.items():
+                recorded[rank].setdefault(name, []).append(seconds)
+    works = [
+        RankWork(rank, {name: np.array(column) for name, column in columns.items()})
+        for rank, columns in enumerate(recorded)
+    ]
+    return works, max(clocks) / STEPS
+
+
+def even(ranks: int, noise: float, seed: int) -> Job:
+    """Return a job of like ranks with steps of about 100 ms."""
+    chance = random.Random(seed)
+
+    def column(mean: float) -> list[list[float]]:
+        return [[mean * chance.gauss(1, noise) for _ in range(STEPS)] for _ in range(ranks)]
+
+    never = [[0.0] * STEPS for _ in range(ranks)]
+    return Job(column(0.005), column(0.08), column(0.01), never, 0.005)
+
+
+def later(
+    column: list[list[float]], ranks: set[int], seconds: float, often: float, seed: int
+) -> list[list[float]]:
+    """Return a column in which some ranks take longer in a part of their steps."""
+    chance = random.Random(seed)
+    return [
+        [took + (seconds if rank in ranks and chance.random() < often else 0.0) for took in row]
+        for rank, row in enumerate(column)
+    ]
+
+
+def gain(told: Replay, removed: Removed, rank: int | None = None, phase: str | None = None) -> float:
+    """Return what is predicted to be gained; 0 where nothing is told."""
+    found = [
+        each.gain_seconds
+        for each in told.answers
+        if (each.removed, each.rank) == (removed, rank) and phase in (None, each.phase)
+    ]
+    assert len(found) < 2
+    return found[0] if found else 0.0
+
+
+jobs = st.builds(even, st.integers(2, 6), st.floats(0, 0.03), st.integers(0, 10_000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs, st.floats(0.005, 0.3), st.sampled_from([0.05, 0.3, 1.0]), st.integers(0, 5))
+def test_a_ranks_excess(job: Job, seconds: float, often: float, culprit: int) -> None:
+    culprit %= len(job.ranks)
+    slow = replace(job, forward=later(job.forward, {culprit}, seconds, often, 1))
+    works, before = trained(slow)
+    _, after = trained(job)
+    told = replay(works)
+    assert told.synchronous
+    assert told.step_seconds == pytest.approx(before, rel=0.01)
+    assert gain(told, Removed.RANK_EXCESS, culprit) == pytest.approx(before - after, abs=WITHIN * before)
+    others = [gain(told, Removed.RANK_EXCESS, rank) for rank in job.ranks if rank != culprit]
+    assert max(others) <= WITHIN * before
+
+
+@settings(max_examples=30, deadline=None)
+@given(jobs.filter(lambda job: len(job.ranks) > 4), st.floats(0.02, 0.2))
+def test_two_slow_ranks_are_only_worth_something_together(job: Job, seconds: float) -> None:
+    slow = replace(job, forward=later(job.forward, {0, 3}, seconds, 1.0, 1))
+    works, before = trained(slow)
+    _, after = trained(job)
+    told = replay(works)
+    assert gain(told, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
+    assert max(gain(told, Removed.RANK_EXCESS, rank) for rank in (0, 3)) <= WITHIN * before
+
+
+@settings(max_examples=30, deadline=None)
+@given(jobs, st.floats(0.01, 0.3), st.sampled_from([0.1, 1.0]), st.sets(st.integers(0, 5), min_size=1))
+def test_data(job: Job, seconds: float, often: float, ranks: set[int]) -> None:
+    starved = replace(job, data=later(job.data, ranks, seconds, often, 2))
+    works, before = trained(starved)
+    _, after = trained(replace(job, data=[[0.0] * STEPS for _ in job.ranks]))
+    told = gain(replay(works), Removed.PHASE, phase="data")
+    assert told == pytest.approx(before - after, abs=WITHIN * before)
+
+
+@settings(max_examples=20, deadline=None)
+@given(jobs, st.floats(0.1, 2.0))
+def test_checkpoints_of_one_rank(job: Job, seconds: float) -> None:
+    saved = [
+        [seconds if rank == 0 and step % 16 == 5 else 0.0 for step in range(STEPS)] for rank in job.ranks
+    ]
+    works, before = trained(replace(job, checkpoint=saved))
+    _, after = trained(job)
+    told = gain(replay(works), Removed.PHASE, phase="checkpoint")
+    assert told == pytest.approx(before - after, abs=WITHIN * before)
+
+
+@settings(max_examples=20, deadline=None)
+@given(jobs, st.floats(0.001, 0.1))
+def test_the_exchange(job: Job, seconds: float) -> None:
+    works, before = trained(replace(job, exchange=seconds))
+    _, after = trained(replace(job, exchange=0.0))
+    assert gain(replay(works), Removed.EXCHANGE) == pytest.approx(before - after, abs=WITHIN * before)
+
+
+@settings(max_examples=30, deadline=None)
+@given(jobs, st.floats(0.02, 0.2), st.integers(4, 20))
+def test_collections_that_each_rank_has_at_its_own_time(job: Job, seconds: float, period: int) -> None:
+    paused = [
+        [took + (seconds if (step + 3 * rank) % period == 0 else 0.0) for step, took in enumerate(row)]
+        for rank, row in enumerate(job.forward)
+    ]
+    works, before = trained(replace(job, forward=paused))
+    _, after = trained(job)
+    told = replay(works, {rank: [Pauses(1 / period, seconds)] for rank in job.ranks})
+    assert gain(told, Removed.GARBAGE_COLLECTION) == pytest.approx(before - after, abs=WITHIN * before)
+
+
+def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
+    slow = RankWork(1, {"data": np.full(20, 0.3), "forward": np.full(20, 0.1), "augment": np.full(20, 0.1)})
+    quick = RankWork(0, {"data": np.full(20, 0.1), "forward": np.full(20, 0.2)})
+    told = replay([quick, slow])
+    assert not told.synchronous
+    assert told.step_seconds == pytest.approx(0.5)
+    assert [(each.removed, each.phase, each.step_seconds) for each in told.answers] == [
+        (Removed.PHASE, "data", pytest.approx(0.2)),
+        (Removed.PHASE, "augment", pytest.approx(0.4)),
+    ]
+    assert told.answers[0].speedup == pytest.approx(2.5)
+
+
+def test_only_gains_that_count_are_told_the_greatest_first() -> None:
+    works, _ = trained(replace(even(3, 0.02, 5), exchange=0.05))
+    told = replay(works)
+    gains = [each.gain_seconds for each in told.answers]
+    assert gains == sorted(gains, reverse=True)
+    assert gains
+    assert min(gains) >= LEAST_GAIN * told.step_seconds
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [],
+        [RankWork(0, {})],
+        [RankWork(0, {"data": np.zeros(3)}), RankWork(1, {"data": np.zeros(4)})],
+    ],
+)
+def test_steps_that_are_not_the_same_are_refused(ranks: list[RankWork]) -> None:
+    with pytest.raises(ValueError, match="same steps"):
+        replay(ranks)
+
+
+seconds = st.lists(st.floats(0, 10), min_size=5, max_size=5)
+
+
+@given(seconds, st.lists(seconds, min_size=1, max_size=4))
+def test_as_its_peers(own: list[float], peers: list[list[float]]) -> None:
+    mapped = as_peers(np.array(own), [np.array(each) for each in peers]).tolist()
+    usual = [statistics.median(column) for column in zip(*map(sorted, peers), strict=True)]
+    assert sorted(mapped) == pytest.approx(sorted(map(min, sorted(own), usual)))
+    assert all(less <= before for less, before in zip(mapped, own, strict=True))
+    for one in range(5):
+        for other in range(5):
+            if own[one] < own[other]:
+                assert mapped[one] <= mapped[other], "what was longer stays longer"
+
+
+@given(seconds, st.floats(0, 3), st.floats(0, 10))
+def test_pauses_are_taken_out(own: list[float], per_step: float, length: float) -> None:
+    left = without_pauses(np.array(own), [Pauses(per_step, length)]).tolist()
+    middle = statistics.median(own)
+    if per_step >= 1:
+        expected = [max(0.0, took - per_step * length) for took in own]
+    else:
+        longest = set(sorted(range(5), key=lambda step: own[step])[5 - round(per_step * 5) :])
+        expected = [
+            took - min(length, max(0.0, took - middle)) if step in longest else took
+            for step, took in enumerate(own)
+        ]
+    assert left == pytest.approx(expected)

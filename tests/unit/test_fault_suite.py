@@ -1,0 +1,320 @@
+"""The fault suite's plans, the jobs' own measurements, and the scoring of answers."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, median
+
+import pytest
+from benchmarks.faults import catalog, journal, report
+from benchmarks.faults.__main__ import numbers
+from benchmarks.faults.catalog import FAULTS, HANG, Plan
+from benchmarks.faults.injections import injection_of
+from benchmarks.faults.journal import Journal, Measured, Step
+from benchmarks.faults.quota import Quota
+from benchmarks.faults.scoring import SILENT, confusion, macro_f1, mark, right_rank, score
+from benchmarks.faults.trial import Answer, Standstill, Trial
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon.diagnosis.verdict import Cause
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "faults.txt"
+NAMED = {fault.name: fault for fault in FAULTS}
+CLASSES = ("none", "input-bound", "slow rank", HANG)
+pairs = st.dictionaries(
+    st.tuples(st.sampled_from(CLASSES), st.sampled_from((*CLASSES, SILENT))),
+    st.integers(min_value=1, max_value=9),
+    max_size=12,
+)
+
+
+def plan_of(name: str, seed: int = 1, model: str = "mlp-ddp") -> Plan:
+    return catalog.plan(NAMED[name], model, seed)
+
+
+def answer(after_onset: float, cause: str, rank: int | None = None, cost: float = 0.0) -> Answer:
+    return Answer(after_onset, cause, rank, cost, "in words")
+
+
+def trial_of(name: str, answers: Sequence[Answer], injected: float = 0.02, change: float = 0.03) -> Trial:
+    return Trial(plan_of(name), Measured(0.05, 0.05 + change, injected), tuple(answers))
+
+
+def steps_of(durations: Sequence[int], injected: Sequence[int]) -> list[Step]:
+    ends = [sum(durations[: place + 1]) for place in range(len(durations))]
+    return [
+        Step(place, ends[place] - lasts, lasts, took)
+        for place, (lasts, took) in enumerate(zip(durations, injected, strict=True))
+    ]
+
+
+def test_development_and_held_out_jobs_have_neither_seed_nor_model_in_common() -> None:
+    assert not set(catalog.DEVELOPMENT_SEEDS) & set(catalog.HELD_OUT_SEEDS)
+    assert not set(catalog.DEVELOPMENT_MODELS) & set(catalog.HELD_OUT_MODELS)
+    assert catalog.split(1, "mlp-ddp") == "development"
+    assert catalog.split(101, "mlp-fsdp2") == "held out"
+    assert catalog.split(101, "mlp-ddp") == "mixed"
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_seed_fixes_a_job_and_its_label_is_possible(fault: catalog.Fault, tmp_path: Path) -> None:
+    assert fault.cause in {cause.value for cause in Cause}
+    drawn = [catalog.plan(fault, "mlp-ddp", seed) for seed in range(30)]
+    assert drawn == [catalog.plan(fault, "mlp-ddp", seed) for seed in range(30)]
+    assert drawn == [Plan.from_dict(plan.to_dict()) for plan in drawn]
+    for plan in drawn:
+        assert len(set(plan.culprits)) == fault.culprits
+        assert all(0 <= rank < plan.ranks for rank in plan.culprits)
+        assert sum(plan.has_fault(rank) for rank in range(plan.ranks)) == (fault.culprits or plan.ranks)
+    assert len({plan.onset for plan in drawn}) > 1
+    assert len({plan.culprits for plan in drawn}) > (
+        0 if fault.last_culprit == 0 or not fault.culprits else 1
+    )
+    assert injection_of(drawn[0], 0, tmp_path).take_spent_ns() == 0
+
+
+def test_each_fault_comes_once_with_each_seed_on_models_that_it_can_have() -> None:
+    chosen = catalog.plans(list(FAULTS), [1, 2], ["mlp-ddp", "transformer-fsdp2"])
+    assert Counter((plan.fault, plan.seed) for plan in chosen) == {
+        (fault.name, seed): 1 for fault in FAULTS for seed in (1, 2)
+    }
+    assert {plan.model for plan in chosen} == {"mlp-ddp", "transformer-fsdp2"}
+    assert all(plan.model == "mlp-ddp" for plan in chosen if NAMED[plan.fault].replicated_only)
+    assert not catalog.plans([NAMED["slow collective"]], [1], ["mlp-fsdp2"])
+
+
+def test_a_hang_has_the_line_that_its_culprit_stands_at() -> None:
+    job = (ROOT / "benchmarks" / "faults" / "job.py").read_text().splitlines()
+    calls = {
+        name: job[plan_of(name).hang_line - 1].strip().split("(")[0] for name in NAMED if NAMED[name].hangs
+    }
+    assert {name: call for name, call in calls.items() if plan_of(name).hang_line} == {
+        "skipped collective": "dist.barrier",
+        "mismatched collective": "dist.all_gather",
+        "dead worker": "yield batches.get",
+    }
+    assert plan_of("stopped rank").hang_line == 0
+    assert plan_of("healthy").hang_line == 0
+
+
+def test_a_fault_strikes_its_culprit_from_its_onset_on_and_times_itself(tmp_path: Path) -> None:
+    plan = replace(plan_of("slow compute, one rank"), culprits=(2,), onset=5, seconds=0.002)
+    culprit, other = injection_of(plan, 2, tmp_path), injection_of(plan, 1, tmp_path)
+    spent = {}
+    for step in (4, 5, 6):
+        for rank, injection in ((2, culprit), (1, other)):
+            injection.begin(step)
+            injection.load(step)
+            injection.compute()
+            injection.finish()
+            spent[rank, step] = injection.take_spent_ns()
+    assert [place for place, ns in spent.items() if ns] == [(2, 5), (2, 6)]
+    assert spent[2, 5] >= 2_000_000
+    assert culprit.take_spent_ns() == 0
+
+
+def test_the_collector_runs_as_long_as_planned(tmp_path: Path) -> None:
+    plan = replace(plan_of("garbage collection"), culprits=(0,), onset=0, seconds=0.001)
+    injection = injection_of(plan, 0, tmp_path)
+    injection.begin(0)
+    injection.compute()
+    assert injection.take_spent_ns() >= 1_000_000
+
+
+@pytest.mark.parametrize("fault", ["skipped collective", "mismatched collective"])
+def test_only_a_culprit_leaves_the_average_out(fault: str, tmp_path: Path) -> None:
+    plan = replace(plan_of(fault), culprits=(1,), onset=3)
+    for rank, step, said in ((1, 2, ""), (1, 3, fault), (0, 3, "")):
+        injection = injection_of(plan, rank, tmp_path)
+        injection.begin(step)
+        assert injection.in_place_of_average(step) == said
+
+
+def test_a_journal_is_read_as_it_was_written_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.log"
+    with Journal(path) as written:
+        for step in range(3):
+            written.begin()
+            written.end(step, step * 10)
+    with path.open("ab") as file:
+        file.write(b"3 1700000000")
+    steps = journal.read(path)
+    assert [(step.step, step.injected_ns) for step in steps] == [(0, 0), (1, 10), (2, 20)]
+    assert all(step.began_ns > 1_600_000_000 * 10**9 and step.duration_ns > 0 for step in steps)
+    assert journal.read(tmp_path / "none.log") == []
+
+
+def test_the_onset_is_when_its_step_began_or_the_one_before_ended() -> None:
+    ranks = {0: [Step(6, 1_000, 500, 0)], 1: [Step(6, 1_200, 500, 0)]}
+    assert journal.onset_unix(ranks, 7) == 1_500 / 1e9
+    assert journal.onset_unix({**ranks, 2: [Step(7, 1_550, 1, 0)]}, 7) == 1_550 / 1e9
+    assert journal.onset_unix(ranks, 9) is None
+
+
+@given(
+    before=st.lists(st.integers(1, 10**6), min_size=40, max_size=60),
+    after=st.lists(st.tuples(st.integers(1, 10**6), st.integers(0, 10**6)), min_size=40, max_size=60),
+    period=st.integers(1, 10),
+)
+def test_a_job_s_measurement_is_that_of_a_recomputation(
+    before: list[int], after: list[tuple[int, int]], period: int
+) -> None:
+    onset = len(before)
+    first = steps_of([*before, *(each for each, _ in after)], [0] * onset + [each for _, each in after])
+    twice = [replace(step, injected_ns=2 * step.injected_ns) for step in first]
+    found = journal.measure({0: first, 1: twice, 2: first}, onset, period)
+
+    def blocks(durations: list[int]) -> float:
+        means = []
+        while len(durations) >= period:
+            means.append(fmean(durations[:period]))
+            durations = durations[period:]
+        return median(means)
+
+    assert found.before == pytest.approx(blocks(before[20:]) / 1e9)
+    assert found.after == pytest.approx(blocks([each for each, _ in after[20:]]) / 1e9)
+    assert found.injected == pytest.approx(2 * fmean(each for _, each in after[20:]) / 1e9)
+    assert found.change == found.after - found.before
+
+
+@given(pairs)
+def test_macro_f1_is_that_of_precision_and_recall(counts: dict[tuple[str, str], int]) -> None:
+    flat = [pair for pair, count in counts.items() for _ in range(count)]
+    scores = []
+    for cause in {cause for pair in flat for cause in pair}:
+        said = [pair for pair in flat if pair[1] == cause]
+        true = [pair for pair in flat if pair[0] == cause]
+        hits = sum(pair == (cause, cause) for pair in flat)
+        precision, recall = hits / len(said) if said else 0.0, hits / len(true) if true else 0.0
+        scores.append(2 * precision * recall / (precision + recall) if hits else 0.0)
+    found = macro_f1(Counter(counts))
+    assert found == pytest.approx(fmean(scores)) if scores else found != found
+
+
+@given(st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from((None, 0, 1))), max_size=12))
+def test_an_answer_is_right_from_the_moment_on_after_which_none_is_wrong(
+    said: list[tuple[str, int | None]],
+) -> None:
+    answers = [answer(place - 3.0, cause, rank) for place, (cause, rank) in enumerate(said)]
+    plan = replace(plan_of("slow compute, one rank"), culprits=(1,))
+    own = mark(Trial(plan, Measured(0.05, 0.07, 0.02), tuple(answers)))
+    lasting = [place for place in range(3, len(said)) if all(each == ("slow rank", 1) for each in said[place:])]
+    assert own.seconds == (lasting[0] - 3.0 if lasting else None)
+    assert own.answered == (said[-1][0] if said else SILENT)
+    assert own.right_rank == bool(said and said[-1][1] == 1)
+
+
+def test_any_of_two_culprits_is_right_and_nobody_where_all_are_alike() -> None:
+    two = replace(plan_of("slow compute, two ranks"), culprits=(1, 3))
+    assert [right_rank(two, rank) for rank in (0, 1, 2, 3, None)] == [False, True, False, True, False]
+    everybody = plan_of("slow loader, all ranks")
+    assert [right_rank(everybody, rank) for rank in (0, None)] == [False, True]
+
+
+def test_a_cost_is_judged_by_what_the_job_measured_and_only_where_the_cause_is_right() -> None:
+    rank = plan_of("slow compute, one rank").culprits[0]
+    right = mark(trial_of("slow compute, one rank", [answer(5, "slow rank", rank, cost=0.022)]))
+    assert right.cost == 0.02
+    assert right.cost_error == pytest.approx(0.1)
+    wrong = mark(trial_of("slow compute, one rank", [answer(5, "none", cost=0.022)]))
+    assert wrong.cost_error is None
+    hog = mark(trial_of("CPU hog", [answer(5, "CPU contention", 0, cost=0.015)], injected=0.0))
+    assert hog.cost == 0.03
+    assert hog.cost_error == pytest.approx(-0.5)
+    leak = mark(trial_of("memory leak", [answer(5, "memory pressure", 0)]))
+    assert (leak.cost, leak.cost_error) == (None, None)
+
+
+def test_a_hang_s_line_counts_where_it_is_told() -> None:
+    plan = plan_of("skipped collective")
+    told = f"rank 2 waits in barrier (job.py:{plan.hang_line} in average)"
+    wrong = f"rank 2 waits in barrier (job.py:{plan.hang_line}1 in average)"
+    for evidence, hit in ((told, True), (wrong, False)):
+        said = Answer(11.0, HANG, plan.culprits[0], 11.0, evidence)
+        own = mark(
+            Trial(plan, Measured(0.05, 0.0, 0.0), (said,), Standstill(plan.culprits, (plan.hang_line, 7)))
+        )
+        assert (own.right_cause, own.right_rank, own.line) == (True, True, hit)
+        assert (own.stacks_rank, own.stacks_line) == (True, True)
+    elsewhere = Standstill((), ())
+    own = mark(Trial(plan, Measured(0.05, 0.0, 0.0), (answer(11, "none"),), elsewhere))
+    assert (own.right_cause, own.line, own.stacks_rank, own.stacks_line) == (False, False, False, False)
+    assert mark(trial_of("stopped rank", [answer(11, HANG, 0)])).line is None
+
+
+def suite() -> list[Trial]:
+    """Return made-up trials: two healthy, four slow, one hang, one that failed."""
+    loader, slow = plan_of("slow loader, one rank"), plan_of("slow compute, one rank")
+    hang = plan_of("skipped collective")
+    return [
+        trial_of("healthy", [answer(-1, "unknown"), answer(1, "none"), answer(2, "none")]),
+        trial_of("healthy", [answer(1, "none"), answer(2, "slow rank", 1)]),
+        trial_of("slow loader, one rank", [answer(4, "input-bound", loader.culprits[0], 0.021)]),
+        trial_of("slow loader, one rank", [answer(4, HANG, 0), answer(12, "slow rank", None, 0.021)]),
+        trial_of("slow compute, one rank", [answer(11, "slow rank", slow.culprits[0], 0.03)]),
+        trial_of("slow loader, all ranks", []),
+        Trial(
+            hang,
+            Measured(0.05, 0.0, 0.0),
+            (Answer(12.0, HANG, hang.culprits[0], 12.0, f"job.py:{hang.hang_line}"),),
+            Standstill(hang.culprits, (hang.hang_line,)),
+        ),
+        replace(trial_of("CPU hog", []), failure="the job ended with 1: RuntimeError"),
+    ]
+
+
+def test_what_a_suite_comes_to() -> None:
+    found = score(suite())
+    assert found.trials == 7
+    assert found.classes == 4
+    assert found.culprit == 3 / 4
+    assert found.blame == 1 / 2
+    assert found.moments == 1 / 4
+    assert found.false_hangs == 1
+    assert found.within_10_s == 1 / 4
+    assert found.median_seconds == 11.0
+    assert found.cost == 1 / 2
+    assert (found.hang, found.hang_line, found.stacks, found.stacks_line) == (1, 1, 1, 1)
+    ran = [mark(trial) for trial in suite() if not trial.failure]
+    assert confusion(ran)["input-bound", SILENT] == 1
+    assert confusion(ran).total() == 7
+
+
+def test_a_trial_survives_json() -> None:
+    for trial in suite():
+        assert Trial.from_dict(trial.to_dict()) == trial
+
+
+def test_the_report_is_the_golden_file() -> None:
+    text = "\n".join([report.head(), *map(report.line, suite()), "", report.summary("development", suite())])
+    assert f"{text}\n" == GOLDEN.read_text()
+
+
+def test_bounds_that_are_missed_are_told_and_those_not_tried_are_not() -> None:
+    assert [text.split()[0] for text in report.wrong(score(suite()))] == [
+        "macro-F1",
+        "75%",
+        "50%",
+        "50%",
+        "1",
+    ]
+    assert report.wrong(score([])) == []
+
+
+def test_a_list_of_seeds() -> None:
+    assert numbers("1-3,7") == [1, 2, 3, 7]
+
+
+def test_a_quota_is_written_as_each_version_wants_it(tmp_path: Path) -> None:
+    for version, limits in ((1, {"cpu.cfs_quota_us": "10000"}), (2, {"cpu.max": "10000 100000"})):
+        root = tmp_path / str(version)
+        root.mkdir()
+        if version == 2:
+            (root / "cgroup.controllers").write_text("cpu")
+        quota = Quota("faults", root)
+        quota.path.mkdir(parents=True)
+        quota.limit(0.1)
+        assert {file.name: file.read_text() for file in quota.path.iterdir()} == limits
