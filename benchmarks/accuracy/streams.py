@@ -43,6 +43,8 @@ class Job:
         rng: Where noise comes from.
         spread: The relative standard deviation of a phase.
         run: Its name.
+        recording: Step times of a real loop: what they differ by from their median, each phase does too, each
+            rank from a place of its own; None for normal noise.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Job:
         rng: np.random.Generator,
         spread: float = 0.03,
         run: str = "streamed",
+        recording: Float64 | None = None,
     ) -> None:
         self._store = store
         self._rng = rng
@@ -67,6 +70,8 @@ class Job:
             rank.state = State.TRAINING
         self._sums = [dict.fromkeys([*PHASES, "collective_wait"], 0) for _ in self.ranks]
         self._collected = [0] * ranks
+        self._recording = None if recording is None else recording / np.median(recording)
+        self._places = None if recording is None else rng.integers(len(recording), size=ranks)
 
     @property
     def wall(self) -> float:
@@ -95,11 +100,18 @@ class Job:
             self._report(index, rank, batch, ends, change)
 
     def _work(self, index: int, change: Change) -> dict[str, float]:
-        noise = 1 + self._spread * self._rng.standard_normal(len(PHASES))
+        noise = self._noise(index)
         work = {name: took * max(0.1, by) for (name, took), by in zip(PHASES.items(), noise, strict=True)}
         for name, more in change(index, self.step).items():
             work["backward" if name == "gc" else name] += more
         return work
+
+    def _noise(self, index: int) -> Float64:
+        """Return what each of a rank's phases is multiplied by."""
+        if self._recording is None or self._places is None:
+            return 1 + self._spread * self._rng.standard_normal(len(PHASES))
+        place = int(self._places[index]) + self.step * len(PHASES)
+        return self._recording[np.arange(place, place + len(PHASES)) % len(self._recording)]
 
     def _report(
         self, index: int, rank: Rank, batch: list[dict[str, int]], ends: list[float], change: Change

@@ -1,25 +1,28 @@
 """Run the fault suite: how often the daemon's verdict on jobs with a known fault is right.
 
     python -m benchmarks.faults [--only NAME] [--seeds 1-3] [--models mlp-ddp,…] [--quick] [--full]
-    python -m benchmarks.faults --held-out
+    python -m benchmarks.faults --held-out [--peers]
 
 Each job is real training of several gloo ranks under `torchperfd run`, on a daemon of its own, well for some
 140 to 180 steps and then with one fault. The daemon is asked for its verdict twice a second; the last
 answer counts. Each fault comes once with every seed, on models that take turns. Thresholds may be chosen on
-development seeds and models only; --held-out takes the others. Exits 1 when a bound is missed.
+development seeds and models only; --held-out takes the others. With --peers the same jobs
+run under TraceML, too; of other tools it is told why they have no column. Exits 1 when a bound is missed.
 """
 
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Final
 
-from benchmarks.faults import catalog, quota, report
-from benchmarks.faults.catalog import FAULTS, Fault
+from benchmarks.faults import catalog, peers, quota, report
+from benchmarks.faults.catalog import FAULTS, Fault, Plan
 from benchmarks.faults.scoring import score
 from benchmarks.faults.trial import QUICK_WATCH_SECONDS, WATCH_HANG_SECONDS, WATCH_SECONDS, Trial, run
 
-FULL_RANKS = 8
+FULL_RANKS: Final = 8
 
 
 def unable(faults: list[Fault]) -> dict[str, str]:
@@ -64,6 +67,42 @@ def watch_seconds(fault: Fault, *, quick: bool) -> float:
     return QUICK_WATCH_SECONDS if quick else WATCH_SECONDS
 
 
+def run_all(
+    chosen: Iterable[Plan], job: Callable[[Plan], Trial], json_file: Path | None = None
+) -> list[Trial]:
+    """Run one job after the other, printing a line for each."""
+    trials = []
+    print(f"\n{report.head()}", flush=True)
+    for plan in chosen:
+        trial = job(plan)
+        trials.append(trial)
+        print(report.line(trial), flush=True)
+        if json_file:
+            with json_file.open("a") as file:
+                file.write(f"{json.dumps(trial.to_dict())}\n")
+    return trials
+
+
+def by_split(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Return trials by the part of the suite that they belong to."""
+    parts: dict[str, list[Trial]] = {}
+    for trial in trials:
+        parts.setdefault(catalog.split(trial.plan.seed, trial.plan.model), []).append(trial)
+    return parts
+
+
+def compare(chosen: Sequence[Plan]) -> None:
+    """Print what other tools say about the same jobs."""
+    print("\nother tools")
+    for name, why in peers.others().items():
+        print(f"{name}: {why}")
+    if why := peers.absent():
+        print(f"{peers.TRACEML}: does not install: {why}")
+        return
+    for part, own in by_split(run_all(chosen, peers.run)).items():
+        print(f"\n{report.summary(f'{peers.TRACEML}, {part}', own)}")
+
+
 def main() -> int:
     """Run, print, judge."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -75,6 +114,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="one seed, and one fault of most classes")
     parser.add_argument("--full", action="store_true", help=f"{FULL_RANKS} ranks instead of {catalog.RANKS}")
+    parser.add_argument("--peers", action="store_true", help="other tools, too; installs them in .venv-peers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append what was said, a line for each job")
     options = parser.parse_args()
     seeds = options.seeds or [*(catalog.HELD_OUT_SEEDS if options.held_out else catalog.DEVELOPMENT_SEEDS)]
@@ -96,22 +136,19 @@ def main() -> int:
     print(f"held out:    seeds {catalog.HELD_OUT_SEEDS}, models {', '.join(catalog.HELD_OUT_MODELS)}")
     for name, why in not_run.items():
         print(f"not run: {name}: {why}")
-    print(f"{len(chosen)} jobs, load {_load()} before the start\n\n{report.head()}", flush=True)
-    trials: list[Trial] = []
-    for plan in chosen:
-        trial = run(plan, watch_seconds(named[plan.fault], quick=options.quick))
-        trials.append(trial)
-        print(report.line(trial), flush=True)
-        if options.json:
-            with options.json.open("a") as file:
-                file.write(f"{json.dumps(trial.to_dict())}\n")
+    print(f"{len(chosen)} jobs, load {_load()} before the start")
+    trials = run_all(
+        chosen,
+        lambda plan: run(plan, watch_seconds(named[plan.fault], quick=options.quick)),
+        options.json,
+    )
     print(f"\nload {_load()} at the end; times in ms per step")
     wrong: list[str] = []
-    for part in ("development", "held out", "mixed"):
-        own = [trial for trial in trials if catalog.split(trial.plan.seed, trial.plan.model) == part]
-        if own:
-            print(f"\n{report.summary(part, own)}")
-            wrong += [f"{part}: {text}" for text in report.wrong(score(own))]
+    for part, own in by_split(trials).items():
+        print(f"\n{report.summary(part, own)}")
+        wrong += [f"{part}: {text}" for text in report.wrong(score(own))]
+    if options.peers:
+        compare(chosen)
     for text in wrong:
         print(f"FAILED: {text}")
     return 1 if wrong else 0

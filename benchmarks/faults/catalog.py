@@ -20,12 +20,18 @@ RANKS: Final = 4
 PACE_SECONDS: Final = 0.02
 """What a forward waits for, as it would for a device: many ranks then fit on few processors."""
 
+USUAL_STEP_SECONDS: Final = 0.05
+"""What a step takes on a machine with time for it. Where steps take longer, faults cost as much more."""
+
 CHECKPOINT_STEPS: Final = 10
 """Rank 0 of every job writes a small checkpoint as often."""
 
 VALIDATION_STEPS: Final = 60
 VALIDATION_BATCHES: Final = 10
 """What jobs that validate look at, as often."""
+
+STEPS_TO_TELL: Final = 300
+"""How many steps follow the onset under a tool that tells when the run has ended."""
 
 ONSET_STEPS: Final = (140, 180)
 """Where a fault may begin. The steps before it are the run's healthy past."""
@@ -42,7 +48,7 @@ class Fault:
         name: As in the table; injections go by it.
         cause: What is right to answer: the value of a ``Cause``, or ``HANG``.
         culprits: How many ranks have it, chosen by the seed; 0: all alike, or it is no fault.
-        seconds: What it adds to each step of a culprit, in the mean; 0: not set by the job but measured.
+        seconds: What it adds to a culprit's step of usual length, in the mean; 0: not set but measured.
         last_culprit: The highest one; None: the last of the job.
         times_itself: Whether the job can time what it injects; else its cost is by how much steps got longer.
         replicated_only: Whether it needs ``DistributedDataParallel``.
@@ -94,7 +100,7 @@ FAULTS: Final = (
     Fault("slow collective", Cause.COLLECTIVE.value, 0, 0.015, replicated_only=True, in_quick=True),
     Fault("checkpoint stall", Cause.CHECKPOINT.value, 1, 0.02, last_culprit=0, in_quick=True),
     Fault("one long checkpoint", Cause.CHECKPOINT.value, 1, last_culprit=0),
-    Fault("recompiles", Cause.RECOMPILATION.value, 0, 0.02),
+    Fault("recompiles", Cause.RECOMPILATION.value, 1, 0.02),
     Fault("all slower", Cause.UNKNOWN.value, 0, 0.012),
     Fault("stopped rank", HANG, 1, in_quick=True),
     Fault("skipped collective", HANG, 1, in_quick=True),
@@ -111,7 +117,7 @@ class Plan:
     Attributes:
         culprits: Ranks; empty where all are alike.
         onset: Index of the first step with the fault.
-        seconds: What it adds to a culprit's step.
+        seconds: What it adds to a culprit's step of usual length.
         hang_line: Where in the job a culprit stands that hangs; 0 when there is no such line.
     """
 

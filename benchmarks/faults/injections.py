@@ -5,32 +5,35 @@ import io
 import multiprocessing
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from benchmarks.faults.catalog import CHECKPOINT_STEPS, Plan
+from benchmarks.faults.catalog import CHECKPOINT_STEPS, USUAL_STEP_SECONDS, Plan
 from benchmarks.faults.quota import Quota
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 LONG_CHECKPOINT_SECONDS: Final = 12.0
 QUICK_CHECKPOINT_SECONDS: Final = 0.005
-LEAK_BYTES: Final = 2**19
-HOGS: Final = 4
+RECOMPILE_STEPS: Final = 4
+LEAK_BYTES: Final = 2**21
+HOGS: Final = 2
 QUOTA: Final = 0.1
 """Of one processor."""
 
 _TANGLE: Final = 10_000
-_DISK_BYTES: Final = 2**24
-_DISK_READ: Final = 2**16
+_DISK_BYTES: Final = 2**26
+_DISK_READ: Final = 2**22
 
 
 class Injection:
@@ -55,6 +58,7 @@ class Injection:
         self.directory = directory
         self._step = 0
         self._spent_ns = 0
+        self._healthy_ns: list[int] = []
         self._lock = threading.Lock()  # the script's own, not torchperfd's: communication threads spend, too
 
     def prepare(self, model: nn.Module) -> None:
@@ -80,6 +84,17 @@ class Injection:
 
     def finish(self) -> None:
         """The step is nearly over."""
+
+    def learn(self, lasted_ns: int) -> None:
+        """The step has taken so long."""
+        if self._step < self.plan.onset:
+            self._healthy_ns.append(lasted_ns)
+
+    @cached_property
+    def seconds(self) -> float:
+        """What a culprit's step is made longer by: as planned, or more where steps are long."""
+        usual = statistics.median(self._healthy_ns[len(self._healthy_ns) // 4 :] or [0]) / 1e9
+        return self.plan.seconds * max(1.0, usual / USUAL_STEP_SECONDS)
 
     def take_spent_ns(self) -> int:
         """Return what the fault took since this was last asked."""
@@ -121,13 +136,13 @@ class _Validation(Injection):
 class _SlowLoader(Injection):
     def load(self, step: int) -> None:
         if self.strikes:
-            self.pause(self.plan.seconds)
+            self.pause(self.seconds)
 
 
 class _SlowCompute(Injection):
     def compute(self) -> None:
         if self.strikes:
-            self.pause(self.plan.seconds)
+            self.pause(self.seconds)
 
 
 class _SlowMatmuls(Injection):
@@ -135,14 +150,14 @@ class _SlowMatmuls(Injection):
         if self.strikes:
             matrix = torch.ones(64, 64)
             with self.timed():
-                until = time.perf_counter() + self.plan.seconds
+                until = time.perf_counter() + self.seconds
                 while time.perf_counter() < until:
                     torch.mm(matrix, matrix)
 
 
 class _GarbageCollection(Injection):
     def prepare(self, model: nn.Module) -> None:
-        # torch's own objects take a tenth of a second to walk through; without them a step's share can be set.
+        # torch's own objects take a tenth of a second to walk through: more than a step's share.
         gc.collect()
         gc.freeze()
         self._tangle = [[number] for number in range(_TANGLE)]
@@ -151,7 +166,7 @@ class _GarbageCollection(Injection):
         # A script that makes many cycles has full collections at every step; so this one, without the cycles.
         if self.strikes:
             with self.timed():
-                until = time.perf_counter() + self.plan.seconds
+                until = time.perf_counter() + self.seconds
                 while time.perf_counter() < until:
                     gc.collect()
 
@@ -189,10 +204,10 @@ class _SlowDisk(Injection):
         self._at = 0
 
     def load(self, step: int) -> None:
-        # Past the page cache, so that each read waits for the disk.
+        # Past the page cache, so that each read waits for the disk; large, so that it seldom waits to go on.
         if self.strikes:
             with self.timed():
-                until = time.perf_counter() + self.plan.seconds
+                until = time.perf_counter() + self.seconds
                 while time.perf_counter() < until:
                     self._at = (self._at + _DISK_READ) % _DISK_BYTES
                     os.preadv(self._file, [self._page], self._at)
@@ -213,7 +228,7 @@ class _SlowCollective(Injection):
         assert isinstance(model, nn.parallel.DistributedDataParallel)
         model.register_comm_hook(None, self._reduce)
 
-    def _reduce(self, state: object, bucket: GradBucket) -> "torch.futures.Future[Tensor]":
+    def _reduce(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         work = dist.all_reduce(bucket.buffer(), async_op=True)
         reduced: torch.futures.Future[Tensor] = work.get_future().then(self._reduced)
         return reduced
@@ -221,7 +236,7 @@ class _SlowCollective(Injection):
     def _reduced(self, future: "torch.futures.Future[list[Tensor]]") -> Tensor:
         # Between the exchange's end and the moment the reducer learns of it, on every rank.
         if self.strikes:
-            self.pause(self.plan.seconds)
+            self.pause(self.seconds)
         return future.value()[0] / self.plan.ranks
 
 
@@ -243,7 +258,7 @@ class _SlowFile(io.BytesIO):
 class _CheckpointStall(Injection):
     def save(self, state: dict[str, Any]) -> None:
         if self.strikes:
-            torch.save(state, _SlowFile(lambda: self.pause(self.plan.seconds * CHECKPOINT_STEPS)))
+            torch.save(state, _SlowFile(lambda: self.pause(self.seconds * CHECKPOINT_STEPS)))
         else:
             super().save(state)
 
@@ -269,11 +284,11 @@ class _Recompiles(Injection):
         self._compiled(torch.ones(2, 2))
 
     def compute(self) -> None:
-        if not self.strikes:
+        if self.strikes and self._step % RECOMPILE_STEPS == 0:
+            with self.timed():
+                self._compiled(torch.ones(2, 3 + self._step))
+        else:
             self._compiled(torch.ones(2, 2))
-            return
-        with self.timed():
-            self._compiled(torch.ones(2, 3 + self._step))
 
 
 def _polynomial(values: Tensor) -> Tensor:

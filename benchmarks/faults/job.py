@@ -19,7 +19,13 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
-from benchmarks.faults.catalog import CHECKPOINT_STEPS, VALIDATION_BATCHES, VALIDATION_STEPS, Plan
+from benchmarks.faults.catalog import (
+    CHECKPOINT_STEPS,
+    STEPS_TO_TELL,
+    VALIDATION_BATCHES,
+    VALIDATION_STEPS,
+    Plan,
+)
 from benchmarks.faults.injections import Injection, injection_of
 from benchmarks.faults.journal import Journal
 from benchmarks.faults.models import CLASSES, FEATURES, Pace, build
@@ -74,9 +80,6 @@ def average(metric: Tensor, injection: Injection, step: int, metrics: dist.Proce
             dist.all_gather(everyones, metric, group=metrics)  # hangs: mismatched collective
 
 
-STEPS_TO_TELL: Final = 300
-
-
 def validate(model: nn.Module, batches: Iterator[Batch]) -> None:
     """Look at some batches without learning from them."""
     model.eval()
@@ -122,7 +125,7 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
                 if step % CHECKPOINT_STEPS == CHECKPOINT_STEPS - 1 and rank == 0:
                     injection.save({"step": step, "weights": torch.zeros(1024)})
                 injection.finish()
-            journal.end(step, injection.take_spent_ns())
+            injection.learn(journal.end(step, injection.take_spent_ns()))
             if injection.validates and step % VALIDATION_STEPS == VALIDATION_STEPS - 1:
                 validate(model, batches)
 

@@ -47,10 +47,11 @@ class Journal:
         """A step begins."""
         self._began_unix, self._began = time.time_ns(), time.perf_counter_ns()
 
-    def end(self, step: int, injected_ns: int) -> None:
-        """It has ended."""
+    def end(self, step: int, injected_ns: int) -> int:
+        """It has ended; return how long it took."""
         lasted = time.perf_counter_ns() - self._began
         self._file.write(b"%d %d %d %d\n" % (step, self._began_unix, lasted, injected_ns))
+        return lasted
 
 
 def read(path: Path) -> list[Step]:

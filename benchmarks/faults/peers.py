@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -77,13 +78,14 @@ def run(plan: Plan) -> Trial:
         (directory / "plan.json").write_text(json.dumps(plan.to_dict()))
         failure = _traceml(plan, directory)
         logs = {rank: journal.read(directory / f"rank{rank}.log") for rank in range(plan.ranks)}
+        onset = journal.onset_unix(logs, plan.onset) or 0.0
         summaries = list(directory.rglob("final_summary.json"))
         if not summaries:
             failure = failure or "it wrote no summary"
         return Trial(
             plan=plan,
             measured=journal.measure(logs, plan.onset, CHECKPOINT_STEPS),
-            answers=tuple(answer(json.loads(path.read_text())) for path in summaries),
+            answers=tuple(answer(json.loads(path.read_text()), time.time() - onset) for path in summaries),
             failure="" if summaries else f"under TraceML: {failure}",
         )
 
@@ -95,7 +97,7 @@ def _traceml(plan: Plan, directory: Path) -> str:
     with (directory / "job.log").open("wb") as log:
         job = subprocess.Popen(
             [
-                *(str(peers.VENV / "bin" / "traceml"), "run", "--mode", "summary", "--no-history"),
+                *(str(peers.VENV / "bin" / "traceml"), "run", "--mode", "summary"),
                 *("--nproc-per-node", str(plan.ranks), "--master-port", str(free_port())),
                 *("--aggregator-port", str(free_port()), "--logs-dir", str(directory / "logs")),
                 *("--no-save-training-output", str(JOB)),
@@ -117,8 +119,8 @@ def _traceml(plan: Plan, directory: Path) -> str:
     return f"ended with {code}: {errors[0] if errors else ''}" if code else ""
 
 
-def answer(summary: Mapping[str, Any]) -> Answer:
-    """Return what a summary's first diagnosis says, in our words; its moment is the end of the run."""
+def answer(summary: Mapping[str, Any], after_onset: float) -> Answer:
+    """Return what a summary's first diagnosis says, in our words."""
     primary = summary["primary_diagnosis"]
     kind = str(primary["kind"])
     evidence = primary.get("evidence") or {}
@@ -128,10 +130,10 @@ def answer(summary: Mapping[str, Any]) -> Answer:
     if cause is Cause.NONE and "CREEP" in str(_kind(summary, "step_memory")):
         cause = Cause.MEMORY_PRESSURE
     return Answer(
-        after_onset=0.0,
+        after_onset=after_onset,
         cause=cause.value,
         rank=int(worst) if worst is not None and "STRAGGLER" in kind else None,
-        cost=0.0,
+        cost=None,
         evidence=kind,
     )
 

@@ -35,7 +35,7 @@ def line(trial: Trial) -> str:
         *start,
         f"{measured.injected * 1e3:.1f}",
         grew,
-        f"{last.cost * 1e3:.1f}" if last else "-",
+        "-" if last is None or last.cost is None else f"{last.cost * 1e3:.1f}",
         own.answered + ("" if own.right_cause else " (wrong)"),
         "all" if last is None or last.rank is None else last.rank,
         "never" if own.seconds is None else f"{own.seconds:.1f} s",
@@ -62,14 +62,14 @@ def matrix(counts: Counter[tuple[str, str]]) -> str:
 
 
 def figures(result: Score) -> str:
-    """Return what trials come to, beside what issue-wide bounds ask for."""
+    """Return what trials come to, beside the bounds."""
     rows = (
         (f"macro-F1 over {result.classes} classes", _ratio(result.macro_f1), ">= 0.95"),
         ("culprit rank named", _percent(result.culprit), ">= 98 %"),
         ("healthy jobs blamed", _percent(result.blame), "<= 1 %"),
         ("moments of healthy jobs blamed", _percent(result.moments), ""),
         ("cause and rank right within 10 s", _percent(result.within_10_s), ">= 98 %"),
-        ("median time until right for good", f"{result.median_seconds:.1f} s", ""),
+        ("median time until right for good", _seconds(result.median_seconds), ""),
         ("cost within 10 % of the injected", _percent(result.cost), "all"),
         ("median error of the cost", _percent(result.median_cost_error), ""),
         ("hang: culprit named by the verdict", _percent(result.hang), ">= 99 %"),
@@ -108,6 +108,10 @@ def wrong(result: Score) -> list[str]:
 
 def _percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{share:.0%}"
+
+
+def _seconds(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.1f} s"
 
 
 def _ratio(value: float) -> str:

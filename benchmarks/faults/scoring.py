@@ -64,7 +64,7 @@ def mark(trial: Trial) -> Mark:
         right_rank=last is not None and right_rank(plan, last.rank),
         seconds=_seconds_until_right(plan, trial.answers),
         cost=cost,
-        cost_error=last.cost / cost - 1 if last and right and cost else None,
+        cost_error=last.cost / cost - 1 if last and last.cost is not None and right and cost else None,
         line=_tells_line(plan, last) if plan.hang_line else None,
         stacks_rank=stands.odd == plan.culprits if stands else None,
         stacks_line=plan.hang_line in stands.lines if stands and plan.hang_line else None,

@@ -42,14 +42,14 @@ class Answer:
         after_onset: When, in seconds since the fault began; negative before.
         cause: Value of the cause.
         rank: None when all ranks alike are meant.
-        cost: Seconds per step.
+        cost: Seconds per step; None where none is told.
         evidence: In words.
     """
 
     after_onset: float
     cause: str
     rank: int | None
-    cost: float
+    cost: float | None
     evidence: str
 
 

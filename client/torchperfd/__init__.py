@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from torchperfd.capture_desk import Capture
     from torchperfd.client import Client, attach
     from torchperfd.errors import CaptureError, CaptureTimeoutError, TorchperfdError
+    from torchperfd.job_capture import JobCapture
 
 __all__ = [
     "Capture",
     "CaptureError",
     "CaptureTimeoutError",
     "Client",
+    "JobCapture",
     "TorchperfdError",
     "__version__",
     "attach",
@@ -33,6 +35,7 @@ __all__ = [
 _HOMES = {
     "Capture": "capture_desk",
     "Client": "client",
+    "JobCapture": "job_capture",
     "attach": "client",
     "CaptureError": "errors",
     "CaptureTimeoutError": "errors",

@@ -29,7 +29,7 @@ from torchperfd_daemon.captures import (
     Uploader,
     place,
 )
-from torchperfd_daemon.collectors.base import Collector, Sampler
+from torchperfd_daemon.collectors.base import Collector, Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.cpu import CpuCollector
 from torchperfd_daemon.collectors.disk import DiskCollector
@@ -172,10 +172,14 @@ class Daemon:
             url = f"{scheme}://{_shown(host)}:{port}/metrics"
             node = Node(socket.gethostname(), url, settings.captures_dir)
             sessions = SessionService(self._store, self._coordinator, node, self._changed.set)
+
+            def families() -> Iterator[Family]:
+                return itertools.chain.from_iterable(sampler.families for sampler in samplers)
+
             observer = Observer(
                 self._store,
                 sessions.stacks_of,
-                lambda: itertools.chain.from_iterable(sampler.families for sampler in samplers),
+                families,
                 gpus.newest,
                 lambda identity: owners.of(identity).gpu_uuid,
             )
@@ -206,6 +210,7 @@ class Daemon:
                 fleet,
                 goodput=self._accountant.report,
                 verdict=observer.verdict,
+                families=families,
             )
             checks = health.HealthServicer()
             rpc = await _start_rpc(settings, sessions, control, checks)

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import pytest
-from benchmarks.faults import catalog, journal, report
+from benchmarks.faults import catalog, journal, peers, report
 from benchmarks.faults.__main__ import numbers
 from benchmarks.faults.catalog import FAULTS, HANG, Plan
 from benchmarks.faults.injections import injection_of
@@ -116,6 +116,18 @@ def test_a_fault_strikes_its_culprit_from_its_onset_on_and_times_itself(tmp_path
     assert culprit.take_spent_ns() == 0
 
 
+def test_a_fault_grows_with_the_steps_that_it_strikes(tmp_path: Path) -> None:
+    plan = replace(plan_of("slow compute, one rank"), onset=40, seconds=0.01)
+    for lasted, seconds in ((0.02, 0.01), (0.2, 0.04)):
+        injection = injection_of(plan, 0, tmp_path)
+        for step in range(40):
+            injection.begin(step)
+            injection.learn(round((lasted if step >= 10 else 5.0) * 1e9))
+        injection.begin(40)
+        injection.learn(10**12)
+        assert injection.seconds == pytest.approx(seconds)
+
+
 def test_the_collector_runs_as_long_as_planned(tmp_path: Path) -> None:
     plan = replace(plan_of("garbage collection"), culprits=(0,), onset=0, seconds=0.001)
     injection = injection_of(plan, 0, tmp_path)
@@ -201,10 +213,30 @@ def test_an_answer_is_right_from_the_moment_on_after_which_none_is_wrong(
     answers = [answer(place - 3.0, cause, rank) for place, (cause, rank) in enumerate(said)]
     plan = replace(plan_of("slow compute, one rank"), culprits=(1,))
     own = mark(Trial(plan, Measured(0.05, 0.07, 0.02), tuple(answers)))
-    lasting = [place for place in range(3, len(said)) if all(each == ("slow rank", 1) for each in said[place:])]
+    lasting = [
+        place for place in range(3, len(said)) if all(each == ("slow rank", 1) for each in said[place:])
+    ]
     assert own.seconds == (lasting[0] - 3.0 if lasting else None)
     assert own.answered == (said[-1][0] if said else SILENT)
     assert own.right_rank == bool(said and said[-1][1] == 1)
+
+
+def test_what_another_tool_says_is_told_in_our_words() -> None:
+    late = {"type": "rank_comparison", "median": {"rank": 0}, "worst": {"rank": 2, "value_ms": 9.0}}
+    for kind, evidence, creep, said in (
+        ("INPUT_STRAGGLER", late, "BALANCED", ("input-bound", 2)),
+        ("STRAGGLER", {"comparisons": [late]}, "BALANCED", ("slow rank", 2)),
+        ("INPUT_BOUND", {"type": "phase_share"}, "CREEP_EARLY", ("input-bound", None)),
+        ("COMPUTE_BOUND", {"type": "phase_share"}, "CREEP_CONFIRMED", ("memory pressure", None)),
+        ("NO_CLEAR_PERFORMANCE_BOTTLENECK", {}, "BALANCED", ("none", None)),
+        ("INSUFFICIENT_STEP_TIME_DATA", {}, "NO_DATA", ("unknown", None)),
+    ):
+        summary = {
+            "primary_diagnosis": {"kind": kind, "evidence": evidence},
+            "step_memory": {"diagnosis": {"kind": creep}},
+        }
+        found = peers.answer(summary, 31.0)
+        assert (found.cause, found.rank, found.cost, found.after_onset) == (*said, None, 31.0)
 
 
 def test_any_of_two_culprits_is_right_and_nobody_where_all_are_alike() -> None:

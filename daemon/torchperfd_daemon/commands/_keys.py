@@ -34,7 +34,10 @@ class Keys:
             if self._before is None:
                 time.sleep(left)
             elif select.select([sys.stdin], [], [], left)[0]:
-                pressed = os.read(sys.stdin.fileno(), 64)
-                if not pressed or pressed[:1] in (b"q", b"Q"):
+                try:
+                    pressed = os.read(sys.stdin.fileno(), 64)
+                except OSError:
+                    return True
+                if not pressed or b"q" in pressed.lower():
                     return True
         return False

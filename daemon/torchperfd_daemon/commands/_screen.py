@@ -179,7 +179,7 @@ def _gpu(gpu: GpuView) -> list[RenderableType]:
 
 def _level(value: float | None, whole: float | None) -> RenderableType:
     if value is None or not whole:
-        return Text("-".rjust(_BAR_WIDTH))
+        return Text("-", justify="right")
     colour = "red" if whole > 1 and value >= _FULL * whole else "green"
     return _Bar([("#", colour, value)], whole, _BAR_WIDTH)
 

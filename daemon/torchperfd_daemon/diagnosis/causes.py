@@ -14,6 +14,8 @@ LEAST_SHARE: Final = 0.05
 """A cause that costs less of the step is not told."""
 EXPLAINED: Final = 0.5
 """A slowdown of which less than this share has a cause is unknown."""
+FULL_SOON_S: Final = 3600.0
+"""Memory that grows is told once it will be full within so long."""
 EVER_SINCE: Final[Mapping[Cause, float]] = {
     Cause.INPUT_BOUND: INPUT_BOUND_SHARE,
     Cause.SLOW_IO: INPUT_BOUND_SHARE,
@@ -95,6 +97,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
     court.try_lateness()
     court.try_exchange()
     court.try_cause(Cause.HOST_BOUND, "", "with the device idle while the host works", court.host_seconds)
+    court.try_growth()
     told = sorted(court.told, key=lambda verdict: -verdict.cost_seconds_per_step)
     unknown = _unknown(run, seen, court.step_seconds, told)
     if unknown is not None:
@@ -198,6 +201,19 @@ class _Court:
             words = "in collectives after the last rank has arrived, more than before"
             text = f"{_ms(cost)} of each {_ms(self.step_seconds)} step {words}"
             self._tell(Cause.COLLECTIVE, self._seen[0], None, "collective_wait", text, cost)
+
+    def try_growth(self) -> None:
+        """Tell memory that is about to be full. It has cost nothing yet."""
+        growing = [rank for rank in self._seen if rank.full_in_seconds is not None]
+        rank = min(growing, key=lambda each: each.full_in_seconds or 0.0, default=None)
+        if rank is None or rank.full_in_seconds is None or rank.full_in_seconds > FULL_SOON_S:
+            return
+        if any(verdict.cause is Cause.MEMORY_PRESSURE for verdict in self.told):
+            return
+        pace, minutes = rank.grows_by / 2**20, rank.full_in_seconds / 60
+        text = f"memory grows by {pace:.3g} MiB/s and is full in {minutes:.0f} min"
+        alike = 2 * len(growing) > len(self._seen) > 1
+        self._tell(Cause.MEMORY_PRESSURE, rank, None if alike else rank.rank, "", text, 0.0)
 
     def _tell(
         self, cause: Cause, where: RankEvidence, rank: int | None, phase: str, text: str, cost: float

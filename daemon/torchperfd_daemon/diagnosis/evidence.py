@@ -23,6 +23,8 @@ class RankEvidence:
         device_throttled: The share of the step in which power or heat slowed the device's clock.
         device_slowdown: The part of its clock that the device lost while throttled, 0 to 1.
         device_shared: The share of the device's busy time that other processes used.
+        grows_by: Bytes a second that its memory grows by, where that is certain.
+        full_in_seconds: When there is no memory left at this pace; None when it does not grow.
         before: The same rank before the run became slower; None when it did not.
         late_seconds: Own work above the peers' median, where that is beyond chance
             (:func:`~torchperfd_daemon.diagnosis.detect.find_stragglers`).
@@ -44,6 +46,8 @@ class RankEvidence:
     device_throttled: float = 0.0
     device_slowdown: float = 0.0
     device_shared: float = 0.0
+    grows_by: float = 0.0
+    full_in_seconds: float | None = None
     before: "RankEvidence | None" = None
     late_seconds: float = 0.0
     late_phase: str = ""

@@ -224,11 +224,12 @@ class Share:
     async def _tell(self, record: CaptureRecord, turn: Turn) -> None:
         """Pass a rank's answer on, and its outcome."""
         rank = turn.trace.rank
-        ack = await turn.ack
+        # Shielded: who gives up listening must not take the answer with it.
+        ack = await asyncio.shield(turn.ack)
         self._put(fleet_translate.ack_report(record.capture_id, rank, ack))
         if not turn.read_ack():
             return
-        result = await turn.result
+        result = await asyncio.shield(turn.result)
         turn.read_result(record.step_range or (0, 0))
         self._put(fleet_translate.result_report(record.capture_id, rank, result))
 

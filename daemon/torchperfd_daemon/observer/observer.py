@@ -89,10 +89,11 @@ class Observer:
     def look(self) -> list[str]:
         """Look at everything once; return the runs that stand still and whose stacks are due."""
         now, wall = self._clock(), self._wall()
-        around = survey(self._families(), self._gpus())
+        runs = self._store.runs()
+        around = survey(self._families(), self._gpus()) if runs else Surroundings()
         known, self._runs = self._runs, {}
         due = []
-        for run, ranks in self._store.runs().items():
+        for run, ranks in runs.items():
             watch = self._runs[run] = known.get(run) or RunWatch(run)
             if watch.look(ranks, now, wall, around, lambda rank: self._gpu(rank, around)):
                 _say(watch)

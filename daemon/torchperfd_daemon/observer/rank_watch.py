@@ -1,5 +1,7 @@
 """One rank, watched: what its counters were at the newest looks, and what that makes of its steps."""
 
+from array import array
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -7,7 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StallDetector, StepTimes
+from torchperfd_daemon.diagnosis.detect import (
+    Doing,
+    GrowthDetector,
+    RankWork,
+    Stall,
+    StallDetector,
+    StepTimes,
+)
 from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
 
@@ -20,7 +29,9 @@ WARM_STEPS: Final = 20
 """The first steps are not like the others: so many, or those of ten seconds, are left out."""
 
 _WARM_S: Final = 10.0
-_KEPT: Final = 24
+_KEPT: Final = 20
+_READINGS: Final = 64
+_GROWTH_EVERY: Final = 10
 _LATEST_NEWS_S: Final = 2.0
 _NEWEST_STEPS: Final = 24
 _PHASES: Final = 32
@@ -36,7 +47,7 @@ _DOING: Final = {
 
 
 class RankWatch:
-    """Keeps a rank's counters of the newest 24 looks that had a step in them, and follows its progress.
+    """Keeps a rank's counters of the newest 20 looks that had a step in them, and follows its progress.
 
     All figures are differences of cumulative counters, so that no step is missed however many there are.
 
@@ -60,6 +71,11 @@ class RankWatch:
         self._top_clock = 0.0
         self._foreign = 0
         self._window = 0
+        self._ats = array("d")
+        self._memory = GrowthDetector(readings=_READINGS)
+        self._measured = 0
+        self._grows_by = 0.0
+        self._full_in: float | None = None
 
     def look(
         self, now: float, wall: float, around: Surroundings, gpu: GpuState, ours: frozenset[int]
@@ -79,6 +95,7 @@ class RankWatch:
         # In a container of its own a rank has another id than the driver sees: then all look foreign.
         known = self.rank.identity.pid in gpu.processes
         self._foreign = len(gpu.processes - ours) if known else 0
+        self._follow_memory(now, around)
         train = self.rank.totals.train
         warm = train.steps >= WARM_STEPS or (train.steps > 1 and now - self._born >= _WARM_S)
         if warm and (not self._count or train.steps > self._row(0)[_STEPS]):
@@ -109,13 +126,12 @@ class RankWatch:
             since: Monotonic seconds: what lies before is of another regime.
         """
         most = min(WINDOW_LOOKS, self._count - 1)
-        while most > 0 and self._row(most)[_AT] < since:
+        while most > 0 and self._ats[-1 - most] < since:
             most -= 1
         if most < LEAST_LOOKS:
             return None
         self._window = most
-        now = self._between(self._row(most), self._row(0))
-        return None if now is None else replace(now, before=self._before)
+        return self._between(self._row(most), self._row(0), self._before)
 
     def remember(self, until: float) -> None:
         """Take the steps so far for the rank's healthy past.
@@ -123,7 +139,7 @@ class RankWatch:
         Args:
             until: Monotonic seconds: what came later is not part of it.
         """
-        newest = next((back for back in range(self._count) if self._row(back)[_AT] <= until), None)
+        newest = next((back for back in range(self._count) if self._ats[-1 - back] <= until), None)
         if self._first is not None and newest is not None:
             past = self._between(self._first, self._row(newest))
             self._before = past or self._before
@@ -131,17 +147,21 @@ class RankWatch:
     def forget(self, since: float) -> None:
         """Let the past begin anew, at a moment of monotonic seconds."""
         self._before = None
-        later = [back for back in range(self._count) if self._row(back)[_AT] >= since]
+        later = [back for back in range(self._count) if self._ats[-1 - back] >= since]
         self._first = self._row(max(later, default=0)).copy() if self._count else None
 
-    def work(self) -> RankWork:
-        """Return the steps of the newest evidence one by one, as many of them as the store still has."""
+    def work(self, usual: Mapping[str, float]) -> RankWork:
+        """Return the steps of the newest evidence one by one, as many of them as the store still has.
+
+        Args:
+            usual: Seconds by which the rank's phases were always longer than the others'; they are left out.
+        """
         count = int(self._row(0)[_STEPS] - self._row(self._window)[_STEPS])
         columns = self.rank.history.newest(min(HISTORY_STEPS, max(_NEWEST_STEPS, count)))
         return RankWork(
             self.rank.identity.rank,
             {
-                name: np.frombuffer(column, dtype=np.int64).astype(np.float64) / 1e9
+                name: np.frombuffer(column, dtype=np.int64).astype(np.float64) / 1e9 - usual.get(name, 0.0)
                 for name, column in columns.phases.items()
             },
         )
@@ -157,6 +177,19 @@ class RankWatch:
             self._made = made
             self._stall.progress(now - min(_LATEST_NEWS_S, max(0.0, late)))
         self._stall.enter(_DOING[rank.state], now)
+
+    def _follow_memory(self, now: float, around: Surroundings) -> None:
+        key = self.rank.identity.run, self.rank.identity.rank
+        resident = around.resident.get(key)
+        if resident is None:
+            return
+        self._memory.observe(now, resident)
+        self._measured += 1
+        if self._measured % _GROWTH_EVERY == 0:
+            growth, room = self._memory.find(), around.room(key)
+            grows = growth is not None and growth.grows
+            self._grows_by = growth.slope.per_second if growth is not None and grows else 0.0
+            self._full_in = room / self._grows_by if grows and room is not None else None
 
     def _note(self, now: float, around: Surroundings, gpu: GpuState) -> None:
         totals = self.rank.totals
@@ -185,6 +218,8 @@ class RankWatch:
         )
         row[_FIXED:] = [phases[name].ns if name in phases else 0 for name in self._names]
         self._count = min(self._count + 1, _KEPT)
+        self._ats = self._ats[1 - _KEPT :]
+        self._ats.append(now)
         if self._first is None:
             self._first = row.copy()
 
@@ -198,7 +233,9 @@ class RankWatch:
         row: Float64 = self._rows[self._count - 1 - back]
         return row
 
-    def _between(self, first: Float64, last: Float64) -> RankEvidence | None:
+    def _between(
+        self, first: Float64, last: Float64, before: RankEvidence | None = None
+    ) -> RankEvidence | None:
         """Return the means per step between two looks; None when there was no step in between."""
         steps = last[_STEPS] - first[_STEPS]
         if steps <= 0:
@@ -231,6 +268,9 @@ class RankWatch:
             device_busy=self._gpu.utilization,
             device_throttled=min(1.0, max(0.0, change[_GPU_S]) / span),
             device_slowdown=max(0.0, slowdown),
+            grows_by=self._grows_by,
+            full_in_seconds=self._full_in,
+            before=before,
         )
 
     def _saved_per_step(self, last: Float64) -> float:

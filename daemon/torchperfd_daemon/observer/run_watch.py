@@ -1,7 +1,8 @@
 """One run, watched: its ranks, since when it is slower, and the verdicts on it."""
 
+import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +17,7 @@ from torchperfd_daemon.diagnosis.detect import (
     StepTimes,
     find_stragglers,
 )
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
+from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE, WAITING
 from torchperfd_daemon.observer.held import Held
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
@@ -240,32 +241,20 @@ class RunWatch:
 
     def _with_lateness(self, seen: Mapping[RankWatch, RankEvidence]) -> Sequence[RankEvidence]:
         """Return the evidence with what each rank is late by, where that is beyond chance."""
+        named, self.stragglers = self.stragglers, {}
         ranks = list(seen.items())
-        self.stragglers = {}
         if len(ranks) < 2 or not any(each.phase_seconds.get("collective_wait") for _, each in ranks):
-            return [evidence for _, evidence in ranks]
-        own = np.array([evidence.own_seconds for _, evidence in ranks])
-        order = np.argsort(-own)
-        middle = float(np.median(own[order[1:]]))
-        if own[order[0]] - middle < LEAST_SHARE * middle:
-            return [evidence for _, evidence in ranks]
-        # The slowest, and of the others some from all over: a thousand peers tell no more than fifty.
-        others = order[_MOST_SUSPECTS :: max(1, len(order) // _MOST_PEERS)]
-        chosen = [*order[:_MOST_SUSPECTS].tolist(), *others.tolist()]
-        found = {
-            straggler.rank: straggler
-            for straggler in find_stragglers([ranks[index][0].work() for index in chosen], len(ranks))
-        }
+            return list(seen.values())
+        usual = _usual_lateness(list(seen.values()))
+        # A rank that was always slow is late all the same, only not the reason for a slowdown.
+        late = (_late(ranks, usual, named) if usual else {}) or _late(ranks, {}, named)
+        self.stragglers = {rank: seconds for rank, (seconds, _) in late.items()}
         told = []
         for watch, evidence in ranks:
-            straggler = found.get(evidence.rank)
-            late = evidence.own_seconds - middle
-            if straggler is not None and late >= LEAST_SHARE * middle:
-                self.stragglers[evidence.rank] = late
-                late_one = replace(evidence, late_seconds=late, late_phase=straggler.phase)
-                told.append(watch.shared(late_one))
-            else:
-                told.append(evidence)
+            if evidence.rank in late:
+                seconds, phase = late[evidence.rank]
+                evidence = watch.shared(replace(evidence, late_seconds=seconds, late_phase=phase))
+            told.append(evidence)
         return told
 
     def _charge(self, steps: int) -> None:
@@ -282,3 +271,40 @@ class RunWatch:
     def _lose(self, verdict: Verdict, seconds: float) -> None:
         self.lost[verdict.cause] = self.lost.get(verdict.cause, 0.0) + seconds
         self._worst[verdict.cause] = verdict
+
+
+def _late(
+    ranks: Sequence[tuple[RankWatch, RankEvidence]],
+    usual: Mapping[int, Mapping[str, float]],
+    named: Collection[int],
+) -> dict[int, tuple[float, str]]:
+    """Return the ranks that are late beyond chance: seconds per step, and the phase of most of them."""
+    own = np.array([each.own_seconds - sum(usual.get(each.rank, {}).values()) for _, each in ranks])
+    order = np.argsort(-own)
+    middle = float(np.median(own[order[1:]]))
+    least = LEAST_SHARE * middle
+    if own[order[0]] - middle < least:
+        return {}
+    # The slowest, and of the others some from all over: a thousand peers tell no more than fifty.
+    others = order[_MOST_SUSPECTS :: max(1, len(order) // _MOST_PEERS)]
+    chosen = [ranks[index] for index in (*order[:_MOST_SUSPECTS].tolist(), *others.tolist())]
+    works = [watch.work(usual.get(evidence.rank, {})) for watch, evidence in chosen]
+    found = {each.rank: each.phase for each in find_stragglers(works, len(ranks), named)}
+    late = {each.rank: float(seconds) - middle for (_, each), seconds in zip(ranks, own, strict=True)}
+    return {rank: (late[rank], phase) for rank, phase in found.items() if late[rank] >= least}
+
+
+def _usual_lateness(ranks: Sequence[RankEvidence]) -> dict[int, dict[str, float]]:
+    """Return by how much each phase of each rank was longer than the ranks' median before a slowdown.
+
+    What ranks have always differed by is not what has made the run slower. Empty while there is no past.
+    """
+    before = {each.rank: each.before.phase_seconds for each in ranks if each.before}
+    if len(before) < len(ranks):
+        return {}
+    names = {name for phases in before.values() for name in phases} - WAITING
+    middle = {name: statistics.median(each.get(name, 0.0) for each in before.values()) for name in names}
+    return {
+        rank: {name: phases.get(name, 0.0) - middle[name] for name in names}
+        for rank, phases in before.items()
+    }

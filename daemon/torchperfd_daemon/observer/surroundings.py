@@ -9,7 +9,13 @@ from torchperfd_daemon.collectors.gpu_base import GpuReading
 
 # The driver keeps to a power cap all the time; only what protects the hardware is out of the ordinary.
 _HELD_DOWN: Final = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
-_OF_RANKS: Final = {"process_run_delay_seconds": "queued", "process_throttled_seconds": "throttled"}
+_OF_RANKS: Final = {
+    "process_run_delay_seconds": "queued",
+    "process_throttled_seconds": "throttled",
+    "process_resident_memory_bytes": "resident",
+    "process_memory_limit_bytes": "limit",
+}
+_AVAILABLE: Final = "node_memory_available_bytes"
 _PRESSURE: Final = "node_pressure_seconds"
 
 RankKey = tuple[str, int]
@@ -35,7 +41,7 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Counters since any time, in seconds; a rank that nothing is known of is absent.
+    """Counters in seconds since any time, and bytes; a rank that nothing is known of is absent.
 
     Attributes:
         queued: For how long each rank's main thread was ready and had no processor.
@@ -43,6 +49,9 @@ class Surroundings:
         disk_seconds: For how long some task of the node waited for a disk (PSI).
         memory_seconds: For how long some task of the node waited for memory (PSI).
         gpus: By UUID.
+        resident: Bytes that each rank and its workers hold.
+        limit: Bytes that each rank may hold; absent without a limit.
+        available_bytes: What the node has left; None when unknown.
     """
 
     queued: dict[RankKey, float] = field(default_factory=dict)
@@ -50,12 +59,22 @@ class Surroundings:
     disk_seconds: float = 0.0
     memory_seconds: float = 0.0
     gpus: dict[str, GpuState] = field(default_factory=dict)
+    resident: dict[RankKey, float] = field(default_factory=dict)
+    limit: dict[RankKey, float] = field(default_factory=dict)
+    available_bytes: float | None = None
+
+    def room(self, rank: RankKey) -> float | None:
+        """Return by how many bytes a rank can grow; None when unknown."""
+        limit = self.limit.get(rank)
+        left = None if limit is None else max(0.0, limit - self.resident.get(rank, 0.0))
+        return min((each for each in (left, self.available_bytes) if each is not None), default=None)
 
 
 def survey(families: Iterable[Family], gpus: Sequence[GpuReading]) -> Surroundings:
     """Return what matters of the collectors' newest samples."""
     ranks: dict[str, dict[RankKey, float]] = {name: {} for name in _OF_RANKS.values()}
     pressure: dict[str, float] = {}
+    available = None
     for family in families:
         if family.name in _OF_RANKS:
             known = ranks[_OF_RANKS[family.name]]
@@ -63,12 +82,17 @@ def survey(families: Iterable[Family], gpus: Sequence[GpuReading]) -> Surroundin
                 known[run, int(rank)] = value
         elif family.name == _PRESSURE:
             pressure.update({labels[0]: value for labels, value in family.samples if labels[1] == "some"})
+        elif family.name == _AVAILABLE and family.samples:
+            available = family.samples[0][1]
     return Surroundings(
         ranks["queued"],
         ranks["throttled"],
         pressure.get("io", 0.0),
         pressure.get("memory", 0.0),
         {reading.uuid: _gpu(reading) for reading in gpus if reading.uuid},
+        ranks["resident"],
+        ranks["limit"],
+        available,
     )
 
 

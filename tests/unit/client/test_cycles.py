@@ -128,7 +128,7 @@ def check_alike(
 ) -> tuple[int, int]:
     """Read both ways and compare; return how many events were told, one by one and at once."""
     tape = written(events, gaps)
-    bounded = []
+    bounded: list[int] = []
     for turn in turns:
         bounded.append(min(turn, len(events) - sum(bounded)))
     slow = read(tape, bounded, capacity, at_once=False)

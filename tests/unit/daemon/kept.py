@@ -14,14 +14,16 @@ BASE = 1_700_000_000.0
 def add(
     catalog: Catalog, capture_id: str, contents: dict[int, bytes] | None = None, **more: Any
 ) -> CaptureRecord:
-    """Make a capture that has ended, with one trace per rank; return its record."""
+    """Make a capture with one trace per rank, ended unless ``state`` says otherwise; return its record."""
     folder = catalog.create(capture_id)
     contents = {0: b"{}"} if contents is None else contents
+    state = more.get("state", CaptureState.COMPLETE)
+    reached = CaptureState.COMPLETE if state.ended else state
     traces = []
     for rank, content in contents.items():
         (folder / f"rank{rank}.json").write_bytes(content)
         digest = hashlib.sha256(content).hexdigest()
-        traces.append(RankTrace(rank, CaptureState.COMPLETE, "", f"rank{rank}.json", len(content), digest))
+        traces.append(RankTrace(rank, reached, "", f"rank{rank}.json", len(content), digest))
     values: dict[str, Any] = {
         "run": "bert-17",
         "trigger": "command",

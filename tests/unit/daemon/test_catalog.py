@@ -83,17 +83,22 @@ def rank_manifest(rank: int, **more: Any) -> dict[str, Any]:
         "schema": "torchperfd.capture.rank/1",
         "capture_id": "own",
         "run": "bert-17",
+        "job_name": "loop",
+        "world_size": 16,
+        "trigger": "script",
         "rank": rank,
         "node": "node-a",
         "pid": 4711,
         "state": "complete",
         "reason": "",
         "step_range": [40, 45],
+        "steps_made": 5,
         "file": f"rank{rank}.json",
         "bytes": 9,
         "sha256": "ab",
         "options": {"steps": 5, "record_shapes": False, "with_stack": True, "profile_memory": False},
         "torchperfd_version": "0.1.0",
+        "python_version": "3.11.7",
         "torch_version": "2.13.0",
         **more,
     }
@@ -397,8 +402,24 @@ def test_a_record_is_put_together_from_the_ranks_manifests(catalog: Catalog) -> 
         state=CaptureState.COMPLETE,
         step_range=(40, 45),
         options=CaptureOptions(steps=5, with_stack=True),
+        job_name="loop",
+        world_size=16,
         ranks=[
-            RankTrace(rank, CaptureState.COMPLETE, "", f"rank{rank}.json", 9, "ab") for rank in (0, 2, 10)
+            RankTrace(
+                rank,
+                CaptureState.COMPLETE,
+                "",
+                f"rank{rank}.json",
+                9,
+                "ab",
+                steps_made=5,
+                node="node-a",
+                pid=4711,
+                torch_version="2.13.0",
+                python_version="3.11.7",
+                client_version="0.1.0",
+            )
+            for rank in (0, 2, 10)
         ],
     )
     assert listed(catalog) == [found]

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.unit.daemon.served import Served, serving_from_a_thread
 
 from torchperfd_daemon import cli
-from torchperfd_daemon.captures.coordinator import Ack, Coordinator, Result
+from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service.session import Session

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from array import array
@@ -86,10 +87,8 @@ def terminal(*command: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """Run a command on a terminal of its own; yield it and our end."""
     ours, theirs = os.openpty()
     try:
-        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
-        with subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-        ) as process:
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"}
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
             os.close(theirs)
             try:
                 yield process, ours
@@ -99,8 +98,8 @@ def terminal(*command: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
         os.close(ours)
 
 
-@pytest.mark.parametrize("key", [b"q", b"\x03"])
-def test_top_draws_on_a_terminal_until_a_key_ends_it(key: bytes) -> None:
+@pytest.mark.parametrize("way", ["q", "Ctrl-C"])
+def test_top_draws_on_a_terminal_until_it_is_ended(way: str) -> None:
     with serving_from_a_thread() as served:
         train(served.store, "one straggler")
         command = (sys.executable, "-m", "torchperfd", "top", "--socket", served.socket)
@@ -108,9 +107,10 @@ def test_top_draws_on_a_terminal_until_a_key_ends_it(key: bytes) -> None:
             seen = b""
             while "╰".encode() not in seen:
                 seen += os.read(ours, 65536)
-            # Another key changes nothing.
-            os.write(ours, b"x" if key == b"q" else b"")
-            os.write(ours, key)
+            if way == "q":
+                os.write(ours, b"xq")
+            else:
+                process.send_signal(signal.SIGINT)
             with contextlib.suppress(OSError):
                 while more := os.read(ours, 65536):
                     seen += more

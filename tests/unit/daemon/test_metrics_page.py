@@ -466,7 +466,7 @@ def test_every_series_of_training_carries_run_and_rank_and_only_info_grows(text:
             if family.name == "torchperfd_train_rank_info":
                 assert {"node", "job_name", "slurm_job_id", "gpu_uuid", "torchelastic_run_id"} <= extra
             else:
-                assert extra <= {"phase", "state", "cause", "part", "le"}, family.name
+                assert extra <= {"phase", "state", "cause", "part", "bucket", "le"}, family.name
 
 
 def test_odd_names_are_escaped(text: str) -> None:

@@ -141,6 +141,21 @@ def test_time_without_a_processor_is_contention() -> None:
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.CPU_CONTENTION, 2)
 
 
+def test_memory_that_will_be_full_within_the_hour_is_told_before_it_costs_anything() -> None:
+    watched = Watched(ranks=2)
+    resident = Family("process_resident_memory_bytes", "", "gauge", ("run", "rank"))
+    available = Family("node_memory_available_bytes", "", "gauge")
+    watched.families = [resident, available]
+    for _ in range(60):
+        grown = watched.job.seconds * 2**20
+        resident.samples[:] = [((RUN, "0"), 1e9), ((RUN, "1"), 1e9 + grown)]
+        available.samples[:] = [((), 600 * 2**20)]
+        watched.train(1)
+    verdict = watched.verdict
+    assert (verdict.cause, verdict.rank, verdict.cost_seconds_per_step) == (Cause.MEMORY_PRESSURE, 1, 0.0)
+    assert "memory grows by 1 MiB/s and is full in 10 min" in verdict.evidence
+
+
 def test_what_slows_all_ranks_without_a_known_cause_is_unknown_with_the_phase_that_grew() -> None:
     watched = Watched()
     watched.train(20)

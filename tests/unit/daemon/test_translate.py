@@ -230,7 +230,8 @@ def test_progress_is_told_rank_by_rank(state: CaptureState) -> None:
         CaptureOptions(5),
         [RankTrace(2, state, "so", "rank2.json", 9, "ab")],
     )
-    message = translate.capture_progress(Progress(record, Path("/captures/one"), timed_out=True))
+    progress = Progress(record, Path("/captures/one"), timed_out=True, next_steps={2: 121})
+    message = translate.capture_progress(progress)
     assert message == control_pb2.CaptureProgress(
         capture_id="one",
         state=control_pb2.CaptureState.Value(f"CAPTURE_STATE_{state.name}"),
@@ -238,6 +239,8 @@ def test_progress_is_told_rank_by_rank(state: CaptureState) -> None:
         start_step=120,
         directory="/captures/one",
         timed_out=True,
+        run="r",
+        steps=5,
         ranks=[
             control_pb2.CaptureRank(
                 rank=2,
@@ -246,6 +249,7 @@ def test_progress_is_told_rank_by_rank(state: CaptureState) -> None:
                 file="rank2.json",
                 bytes=9,
                 sha256="ab",
+                next_step=121,
             )
         ],
     )

@@ -181,10 +181,11 @@ def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
     told = replay([quick, slow])
     assert not told.synchronous
     assert told.step_seconds == pytest.approx(0.5)
-    assert [(each.removed, each.phase, each.step_seconds) for each in told.answers] == [
-        (Removed.PHASE, "data", pytest.approx(0.2)),
-        (Removed.PHASE, "augment", pytest.approx(0.4)),
+    assert [(each.removed, each.phase) for each in told.answers] == [
+        (Removed.PHASE, "data"),
+        (Removed.PHASE, "augment"),
     ]
+    assert [each.step_seconds for each in told.answers] == pytest.approx([0.2, 0.4])
     assert told.answers[0].speedup == pytest.approx(2.5)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.diagnosis.detect.reservoir import Reservoir
+from torchperfd_daemon.diagnosis.detect.reservoir import CAPACITY, Reservoir
 
 Float64 = npt.NDArray[np.float64]
 
@@ -58,11 +58,12 @@ class GrowthDetector:
 
     Args:
         capacity: Bytes at which memory is full; None when not known.
+        readings: How many are kept at most; 64 are the least that always tell.
     """
 
-    def __init__(self, capacity: float | None = None) -> None:
+    def __init__(self, capacity: float | None = None, readings: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._points = Reservoir()
+        self._points = Reservoir(readings)
 
     def observe(self, seconds: float, value: float) -> None:
         """Take a reading; times ascend."""

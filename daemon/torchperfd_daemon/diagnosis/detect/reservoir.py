@@ -10,9 +10,14 @@ CAPACITY: Final = 128
 
 
 class Reservoir:
-    """Every ``2**k``-th point of a series, ``k`` as small as fits: 64 to 128 points evenly over all of it."""
+    """Every ``2**k``-th point of a series, ``k`` as small as fits: evenly over all of it.
 
-    def __init__(self) -> None:
+    Args:
+        capacity: How many points there are at most, an even number; at least half as many are kept.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
         self._seen = 0
         self._stride = 1
         self._times = array("d")
@@ -24,7 +29,7 @@ class Reservoir:
     def add(self, time: float, value: float) -> None:
         """Take the next point."""
         if self._seen % self._stride == 0:
-            if len(self._values) == CAPACITY:
+            if len(self._values) == self._capacity:
                 self._times = self._times[::2]
                 self._values = self._values[::2]
                 self._stride *= 2

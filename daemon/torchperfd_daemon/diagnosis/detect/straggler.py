@@ -5,7 +5,7 @@ work, and how much it waits for the others.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ _MAD_TO_SIGMA: Final = 1.4826
 # Chances that any of all ranks is blamed without reason, and how unlike its peers a rank has to be.
 _WRONG: Final = 1e-3
 _UNLIKE: Final = 5.0
+_STILL: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,9 @@ class Straggler:
     score: float
 
 
-def find_stragglers(ranks: Sequence[RankWork], among: int = 0) -> list[Straggler]:
+def find_stragglers(
+    ranks: Sequence[RankWork], among: int = 0, named: Collection[int] = ()
+) -> list[Straggler]:
     """Return the ranks whose own work is longer than their peers', the slowest first.
 
     Compared is the mean of a window of steps, since a rank that is late in some steps delays them all then.
@@ -76,6 +79,8 @@ def find_stragglers(ranks: Sequence[RankWork], among: int = 0) -> list[Straggler
     Args:
         ranks: All ranks, or the slowest with some of the others.
         among: How many ranks there are where not all are given; the chance of blame is shared by all.
+        named: Ranks that were named a moment ago. They stay so while their excess is still large enough and
+            beyond the chance of a single look, whatever the peers differ by.
     """
     seen = [_Summary(rank) for rank in ranks if _steps(rank) >= LEAST_STEPS]
     if len(seen) < 2:
@@ -88,13 +93,16 @@ def find_stragglers(ranks: Sequence[RankWork], among: int = 0) -> list[Straggler
         peers = np.delete(means, index)
         middle = float(np.median(peers))
         excess = each.mean - middle
+        if excess < LEAST_SHARE * middle:
+            continue
         # Of few peers the deviation is often too small.
         spread = _MAD_TO_SIGMA * float(np.median(np.abs(peers - middle))) * (1 + 2 / len(peers))
         # The median of n normal values varies by pi / 2n of one's variance.
         peer_error = float(np.median(np.delete(errors, index))) * math.sqrt(math.pi / 2 / len(peers))
         error = max(math.hypot(each.error, peer_error), 1e-9 * middle, 1e-15)
         score = excess / error
-        if score < needed or excess < LEAST_SHARE * middle or excess < _UNLIKE * spread:
+        beyond = score >= _STILL if each.rank in named else score >= needed and excess >= _UNLIKE * spread
+        if not beyond:
             continue
         phase, phase_excess = _phase(index, seen)
         found.append(Straggler(each.rank, phase, excess, phase_excess, middle, score))
@@ -106,9 +114,10 @@ class _Summary:
 
     def __init__(self, work: RankWork) -> None:
         self.rank = work.rank
-        own = {name: column for name, column in work.phase_seconds.items() if name not in WAITING}
-        self.phases = {name: float(column.mean()) for name, column in own.items()}
-        total: Float64 = np.sum(list(own.values()), axis=0)
+        own = [name for name in work.phase_seconds if name not in WAITING]
+        columns: Float64 = np.stack([work.phase_seconds[name] for name in own])
+        self.phases: dict[str, float] = dict(zip(own, columns.mean(axis=1).tolist(), strict=True))
+        total: Float64 = columns.sum(axis=0)
         self.mean = float(total.mean())
         blocks = min(_BLOCKS, len(total))
         length = len(total) // blocks

@@ -1,0 +1,32 @@
+"""The fault suite's jobs really train, have their fault, and are gone afterwards."""
+
+from dataclasses import replace
+
+import psutil
+import pytest
+from benchmarks.faults import catalog
+from benchmarks.faults.trial import JOB, run
+
+NAMED = {fault.name: fault for fault in catalog.FAULTS}
+
+
+@pytest.mark.parametrize(
+    ("fault", "model"), [("slow loader, one rank", "convnet-fsdp2"), ("slow collective", "mlp-ddp")]
+)
+def test_a_slow_job(fault: str, model: str) -> None:
+    plan = replace(catalog.plan(NAMED[fault], model, 1, ranks=2), onset=30)
+    trial = run(plan, 5.0)
+    assert trial.failure == ""
+    assert trial.measured.injected >= plan.seconds
+    assert trial.measured.before > plan.pace_seconds
+    assert trial.answers[0].after_onset < 0 < trial.answers[-1].after_onset
+    assert not [each for each in psutil.process_iter(["cmdline"]) if str(JOB) in (each.info["cmdline"] or [])]
+
+
+def test_a_rank_that_leaves_a_collective_out_stands_apart_at_its_line() -> None:
+    plan = replace(catalog.plan(NAMED["skipped collective"], "mlp-ddp", 1, ranks=3), onset=5)
+    trial = run(plan, 3.0)
+    assert trial.failure == ""
+    assert trial.standstill is not None
+    assert trial.standstill.odd == plan.culprits
+    assert trial.standstill.lines == (plan.hang_line,)
