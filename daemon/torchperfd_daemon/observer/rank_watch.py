@@ -17,6 +17,7 @@ from torchperfd_daemon.diagnosis.detect import (
     StallDetector,
     StepTimes,
 )
+from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
 
@@ -33,7 +34,6 @@ _KEPT: Final = 20
 _READINGS: Final = 64
 _GROWTH_EVERY: Final = 10
 _LATEST_NEWS_S: Final = 2.0
-_NEWEST_STEPS: Final = 24
 _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S, _FIXED = range(11)
 
@@ -157,7 +157,7 @@ class RankWatch:
             usual: Seconds by which the rank's phases were always longer than the others'; they are left out.
         """
         count = int(self._row(0)[_STEPS] - self._row(self._window)[_STEPS])
-        columns = self.rank.history.newest(min(HISTORY_STEPS, max(_NEWEST_STEPS, count)))
+        columns = self.rank.history.newest(min(HISTORY_STEPS, max(LEAST_STEPS, count)))
         return RankWork(
             self.rank.identity.rank,
             {

@@ -339,7 +339,8 @@ def test_upload_sends_at_once_and_says_where(captures: Captures, catalog: Catalo
 
 def test_upload_says_what_cannot_be_uploaded(captures: Captures, catalog: Catalog, tmp_path: Path) -> None:
     pytest.importorskip("obstore")
-    add(catalog, "one")
+    # Of one rank: with two wrong files, either may be the first that is seen.
+    add(catalog, "one", ranks=[RankTrace(0, CaptureState.COMPLETE, "", "rank0.json", 1_500_000, "ab")])
     add(catalog, "going", state=CaptureState.ARMED)
     place.note(catalog.directory, tmp_path.as_uri() + "/share")
     (tmp_path / "share").mkdir()
