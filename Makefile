@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
 	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-faults build clean
+	bench-fleet bench-onset bench-scale bench-faults build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -89,10 +89,13 @@ bench-capture: setup  ## What a capture costs the training, beside torch.profile
 bench-fleet: setup  ## How long a thousand daemons take to answer; one minute.
 	$(BIN)/python -m benchmarks.fleet
 
+bench-scale: setup  ## What diagnosing a thousand ranks costs.
+	$(BIN)/python -m benchmarks.accuracy.scale
+
 bench-onset: setup  ## How soon a slowdown is noticed, and how often there was none; about five minutes.
 	$(BIN)/python -m benchmarks.accuracy.onset
 
-bench-faults: setup  ## Whether the diagnosis is right, on jobs with a known fault.
+bench-faults: setup  ## Whether the diagnosis is right, on jobs with a known fault; about 50 minutes.
 	$(BIN)/python -m benchmarks.faults
 
 bench-exit: setup  ## How much later a script exits.

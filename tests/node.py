@@ -29,6 +29,8 @@ class Node:
         self.captures = self.directory / "captures"
         self.daemon: subprocess.Popen[bytes] | None = None
         self.metrics_port = 0
+        self.options: tuple[str, ...] = ()
+        """What every daemon here is told, besides what :meth:`start_daemon` is."""
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TORCHPERFD_")},
             "TORCHPERFD_SOCKET": str(self.socket),
@@ -49,7 +51,8 @@ class Node:
                 [
                     *(sys.executable, "-m", "torchperfd", "serve"),
                     *("--socket", str(self.socket), "--captures-dir", str(self.captures)),
-                    *("--metrics-address", f"127.0.0.1:{self.metrics_port}", *options),
+                    *("--metrics-address", f"127.0.0.1:{self.metrics_port}"),
+                    *(*self.options, *options),
                 ],
                 env=self.env,
                 stdout=log,

@@ -13,7 +13,7 @@ ANALYSED = 'torchperfd_captures_analyses_total{result="analysed"}'
 
 
 def test_a_capture_is_analysed_shown_and_listed(node: Node) -> None:
-    node.start_daemon()
+    node.start_daemon("--analyze-captures")
     script = (sys.executable, "-m", "torchperfd", "run", "--quiet", str(EXAMPLE), "--epochs", "2000")
     with node.running(*script) as process:
         eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 20, 60, node.log)

@@ -102,7 +102,8 @@ def test_the_rank_that_skips_a_collective_is_the_verdict_with_its_line(node: Nod
         assert found["next_command"].startswith("torchperfd stacks --run ")
         assert node.log().count("hang · rank 1") == 1
         assert node.metric('torchperfd_train_verdict{cause="hang"') == 1
-        assert (node.metric('torchperfd_train_lost_seconds_total{cause="hang"') or 0) > 0
+        lost = 'torchperfd_train_lost_seconds_total{cause="hang"'
+        eventually(lambda: (node.metric(lost) or 0) > 0, 30, node.log)
 
 
 def test_a_stopped_rank_is_the_verdict_until_it_goes_on(node: Node, tmp_path: Path) -> None:

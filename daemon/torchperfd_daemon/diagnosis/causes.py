@@ -191,12 +191,22 @@ class _Court:
             self._tell(cause, rank, rank.rank, phase, text, cost)
 
     def try_exchange(self) -> None:
-        """Tell the time in collectives that even the last rank spends there, beyond what it was before."""
-        now = [rank.phase_seconds.get("collective_wait", 0.0) for rank in self._seen]
-        before = [rank.before.phase_seconds.get("collective_wait", 0.0) for rank in self._seen if rank.before]
-        if len(now) < 2 or len(before) < len(now):
+        """Tell the time in collectives that even the last rank spends there, beyond what it was before.
+
+        Where all own work takes longer as well, the ranks have become slower, and not the network: exchanges
+        need processors, too.
+        """
+        pasts = [rank.before for rank in self._seen if rank.before]
+        if len(self._seen) < 2 or len(pasts) < len(self._seen):
             return
-        cost = min(now) - min(before)
+        slower = [
+            rank.own_seconds / past.own_seconds
+            for rank, past in zip(self._seen, pasts, strict=True)
+            if past.own_seconds > 0
+        ]
+        now = min(rank.phase_seconds.get("collective_wait", 0.0) for rank in self._seen)
+        before = min(past.phase_seconds.get("collective_wait", 0.0) for past in pasts)
+        cost = now - before * max(1.0, statistics.median(slower or [1.0]))
         if cost >= LEAST_SHARE * self.step_seconds:
             words = "in collectives after the last rank has arrived, more than before"
             text = f"{_ms(cost)} of each {_ms(self.step_seconds)} step {words}"
@@ -246,6 +256,9 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
     slower, rank, before = max(slowed, key=lambda each: each[0])
     unexplained = slower - sum(each.cost_seconds_per_step for each in told)
     if slower < LEAST_SHARE * step or unexplained <= (1 - EXPLAINED) * slower:
+        return None
+    if any(each.cause is Cause.CPU_CONTENTION and each.rank is None for each in told):
+        # What other threads of the ranks wait for a processor is measured by nobody.
         return None
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
     phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")

@@ -159,6 +159,17 @@ def test_an_exchange_that_always_took_so_long_is_none() -> None:
     assert [verdict.cause for verdict in rank_causes("r", ranks)] == [Cause.NONE]
 
 
+def test_exchanges_that_grow_with_all_own_work_are_not_the_networks_fault() -> None:
+    before = [changed(rank(number), collective_wait=0.05) for number in range(8)]
+    twice = [
+        since(each, changed(each, **{name: 2 * seconds for name, seconds in each.phase_seconds.items()}))
+        for each in before
+    ]
+    assert [verdict.cause for verdict in rank_causes("r", twice)] == [Cause.UNKNOWN]
+    starved = [replace(each, queued_seconds=0.02) for each in twice]
+    assert [verdict.cause for verdict in rank_causes("r", starved)] == [Cause.CPU_CONTENTION]
+
+
 def test_what_all_ranks_have_some_of_ever_since_is_told_from_a_larger_share_on() -> None:
     some = [replace(rank(number), queued_seconds=0.2 * STEP) for number in range(8)]
     much = [replace(rank(number), queued_seconds=0.4 * STEP) for number in range(8)]
