@@ -60,11 +60,23 @@ class JobCapture:
 
     @property
     def paths(self) -> dict[int, Path]:
-        """The traces there are, by rank; also of a capture that is partial, empty before the end."""
+        """The traces there are on this node, by rank; also of a capture that is partial.
+
+        Empty before the end. ``nodes`` says where the others are.
+        """
         newest = self._newest
         if newest is None or not newest.ended:
             return {}
-        return {each.rank: Path(newest.directory, each.file) for each in newest.ranks if each.file}
+        here = (each for each in newest.ranks if each.file and not each.node)
+        return {each.rank: Path(newest.directory, each.file) for each in here}
+
+    @property
+    def nodes(self) -> dict[int, str]:
+        """By rank, the node whose daemon keeps a trace that is not on this one, below the same id."""
+        newest = self._newest
+        if newest is None or not newest.ended:
+            return {}
+        return {each.rank: each.node for each in newest.ranks if each.file and each.node}
 
     @property
     def path(self) -> Path:

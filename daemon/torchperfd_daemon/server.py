@@ -171,7 +171,10 @@ class Daemon:
             scheme = "https" if web_config is not None and web_config.current().tls else "http"
             url = f"{scheme}://{_shown(host)}:{port}/metrics"
             node = Node(socket.gethostname(), url, settings.captures_dir)
-            sessions = SessionService(self._store, self._coordinator, node, self._changed.set)
+            fan_out = FanOut(self._credentials)
+            fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
+            others = fleet if self._peers is not None else None
+            sessions = SessionService(self._store, self._coordinator, node, self._changed.set, others)
 
             def families() -> Iterator[Family]:
                 return itertools.chain.from_iterable(sampler.families for sampler in samplers)
@@ -199,8 +202,6 @@ class Daemon:
                 ],
                 SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store)),
             )
-            fan_out = FanOut(self._credentials)
-            fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
             control = ControlService(
                 self._store,
                 sessions,

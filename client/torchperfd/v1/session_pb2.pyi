@@ -1001,19 +1001,23 @@ class OrderedRank(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     FILE_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     file: builtins.str
     """name below the capture's directory; empty when there is no trace"""
     reason: builtins.str
     """why not"""
+    node: builtins.str
+    """where the trace is, when that is another node; empty otherwise"""
     def __init__(
         self,
         *,
         rank: builtins.int = ...,
         file: builtins.str = ...,
         reason: builtins.str = ...,
+        node: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["file", b"file", "rank", b"rank", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["file", b"file", "node", b"node", "rank", b"rank", "reason", b"reason"]) -> None: ...
 
 global___OrderedRank = OrderedRank
 

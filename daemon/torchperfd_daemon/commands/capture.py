@@ -11,6 +11,7 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureKind
 from torchperfd_daemon.commands._capture_progress import conclude, state_of, watched
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
+from torchperfd_daemon.commands._every import repeat
 from torchperfd_daemon.commands._options import Age, Seconds, fleet_option, json_option, socket_option
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
@@ -52,6 +53,7 @@ _DAY_S: Final = 86_400.0
     type=Seconds(1, _DAY_S),
     help=f"Seconds to wait for the steps.  [default: {_TIMEOUT_S:.0f}, and twice the duration]",
 )
+@click.option("--every", type=Age(), help="Again and again until Ctrl-C, so far apart, like 10m.")
 @fleet_option
 @socket_option
 @json_option
@@ -70,6 +72,7 @@ def command(
     kind: str,
     queue: bool,
     timeout: float | None,
+    every: float | None,
     fleet: bool,
     socket: str | None,
     as_json: bool,
@@ -78,7 +81,7 @@ def command(
 
     All chosen ranks agree on the steps beforehand. The traces are Chrome traces, one per rank.
     """
-    _check(run, steps, duration, all_runs=all_runs)
+    _check(run, steps, duration, every, all_runs=all_runs)
     timeout = timeout or min(_DAY_S, _TIMEOUT_S + 2 * (duration or 0.0))
     request = control_pb2.CaptureRequest(
         run=run,
@@ -99,9 +102,16 @@ def command(
         all_runs=all_runs,
         fleet=fleet,
     )
+    if every is None:
+        _capture(request, socket, as_json=as_json)
+    else:
+        repeat(every, lambda: _capture(request, socket, as_json=as_json))
+
+
+def _capture(request: control_pb2.CaptureRequest, socket: str | None, *, as_json: bool) -> None:
     ended = _follow(request, socket, as_json=as_json)
     if as_json:
-        click.echo(json.dumps(_documents(ended) if all_runs else _document(ended[0])))
+        click.echo(json.dumps(_documents(ended) if request.all_runs else _document(ended[0])))
     else:
         for message in ended:
             conclude(message)
@@ -131,7 +141,11 @@ def parse_ranks(text: str) -> list[int]:
     return sorted(ranks)
 
 
-def _check(run: str, steps: int | None, duration: float | None, *, all_runs: bool) -> None:
+def _check(
+    run: str, steps: int | None, duration: float | None, every: float | None, *, all_runs: bool
+) -> None:
+    if every is not None and every < 1:
+        raise UsageError("captures cannot be less than a second apart", "write --every like 10m")
     if steps is not None and duration is not None:
         raise UsageError("--steps and --duration cannot both be meant", "leave one out")
     if duration is not None and not 0 < duration <= _DAY_S:

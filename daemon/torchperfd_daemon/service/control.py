@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -223,9 +222,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             async for message in self._capture(request, gathered.run, lambda: gathered.participants):
                 message.unreachable.extend(gathered.unreachable)
                 for rank in message.ranks:
-                    # Nodes may share the directory: then the file is here all the same.
-                    if not (rank.file and Path(message.directory, rank.file).is_file()):
-                        rank.node = gathered.elsewhere.get(rank.rank, "")
+                    node = gathered.elsewhere.get(rank.rank, "")
+                    rank.node = translate.node_of_trace(message.directory, rank.file, node)
                 yield message
 
     async def _capture(

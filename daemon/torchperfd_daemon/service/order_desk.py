@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.schedule import MOST_STEPS
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.service import translate
+from torchperfd_daemon.service.others import Gathered, Others
 
 log = logging.getLogger("torchperfd.orders")
 
@@ -56,12 +58,19 @@ class OrderDesk:
 
     Args:
         coordinator: Conducts them.
-        of_run: Returns the connected ranks of a run.
+        of_run: Returns the connected ranks of a run on this node.
+        others: Finds those on other nodes; None where there are none.
     """
 
-    def __init__(self, coordinator: Coordinator, of_run: Callable[[str], Sequence[Participant]]) -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        of_run: Callable[[str], Sequence[Participant]],
+        others: Others | None = None,
+    ) -> None:
         self._coordinator = coordinator
         self._of_run = of_run
+        self._others = others
         self._orders: dict[tuple[Participant, int], _Order] = {}
 
     def on_order(
@@ -110,15 +119,15 @@ class OrderDesk:
                 raise UsageError("only rank 0 may order a capture of other ranks", "do it there")
             if len(self._orders) > _MOST_ORDERS:
                 raise TorchperfdError(f"{_MOST_ORDERS} orders are in progress", "wait for one of them")
-            participants = self._participants(run, order.ranks)
-            async for progress in self._coordinator.capture(
-                run, participants, options, timeout, trigger="script"
-            ):
-                if not begun.capture_id:
-                    begun.capture_id = progress.record.capture_id
-                    if begun.unwanted:
-                        self._coordinator.cancel(begun.capture_id, "script")
-                tell(translate.order_result(order.order_id, progress))
+            async with self._gathered(run, order.ranks) as gathered:
+                async for progress in self._coordinator.capture(
+                    run, gathered.participants, options, timeout, trigger="script"
+                ):
+                    if not begun.capture_id:
+                        begun.capture_id = progress.record.capture_id
+                        if begun.unwanted:
+                            self._coordinator.cancel(begun.capture_id, "script")
+                    tell(translate.order_result(order.order_id, progress, gathered.elsewhere))
         except TorchperfdError as error:
             tell(_refused(order, str(error)))
         except Exception:
@@ -126,6 +135,14 @@ class OrderDesk:
             tell(_refused(order, "the daemon's log says why"))
         finally:
             del self._orders[key]
+
+    @asynccontextmanager
+    async def _gathered(self, run: str, ranks: Sequence[int]) -> AsyncIterator[Gathered]:
+        if self._others is None:
+            yield Gathered(run, self._participants(run, ranks), {}, [])
+            return
+        async with self._others.gather(run, ranks, lambda: {run: [*self._of_run(run)]}) as gathered:
+            yield gathered
 
     def _participants(self, run: str, ranks: Iterable[int]) -> list[Participant]:
         """Return the chosen ranks, by default those of the whole job, connected or not."""

@@ -16,6 +16,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service import translate, translate_stacks
 from torchperfd_daemon.service.order_desk import OrderDesk
+from torchperfd_daemon.service.others import Others
 from torchperfd_daemon.service.stack_desk import StackDesk
 from torchperfd_daemon.stacks import RankStacks
 from torchperfd_daemon.store import Rank, Store
@@ -118,17 +119,23 @@ class SessionService(session_pb2_grpc.SessionServicer):
         coordinator: Whom acks and results concern.
         node: What clients are told in the welcome.
         on_change: Called when a session has begun or ended.
+        others: Finds ranks on other nodes; None where there are none.
     """
 
     def __init__(
-        self, store: Store, coordinator: Coordinator, node: Node, on_change: Callable[[], None]
+        self,
+        store: Store,
+        coordinator: Coordinator,
+        node: Node,
+        on_change: Callable[[], None],
+        others: Others | None = None,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._node = node
         self._on_change = on_change
         self._sessions: dict[tuple[str, int], Session] = {}
-        self._orders = OrderDesk(coordinator, self.of_run)
+        self._orders = OrderDesk(coordinator, self.of_run, others)
         self.stacks = StackDesk()
         """Asks the ranks where they are."""
 

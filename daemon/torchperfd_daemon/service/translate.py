@@ -4,6 +4,7 @@ import math
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from torchperfd.v1 import control_pb2, session_pb2
@@ -336,8 +337,10 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
     )
 
 
-def order_result(order_id: int, progress: Progress) -> session_pb2.CaptureOrderResult:
-    """Pack how far a capture is that a script has ordered."""
+def order_result(
+    order_id: int, progress: Progress, elsewhere: Mapping[int, str]
+) -> session_pb2.CaptureOrderResult:
+    """Pack how far a capture is that a script has ordered; ``elsewhere`` has the nodes of ranks not here."""
     record = progress.record
     first, after = record.step_range or (0, 0)
     return session_pb2.CaptureOrderResult(
@@ -350,10 +353,20 @@ def order_result(order_id: int, progress: Progress) -> session_pb2.CaptureOrderR
         start_step=first,
         steps=after - first,
         ranks=[
-            session_pb2.OrderedRank(rank=rank.rank, file=rank.file, reason=rank.reason)
+            session_pb2.OrderedRank(
+                rank=rank.rank,
+                file=rank.file,
+                reason=rank.reason,
+                node=node_of_trace(progress.folder, rank.file, elsewhere.get(rank.rank, "")),
+            )
             for rank in record.ranks
         ],
     )
+
+
+def node_of_trace(folder: Path | str, file: str, node: str) -> str:
+    """Return on which other node a rank's trace is; nodes may share the directory, then it is here."""
+    return "" if file and Path(folder, file).is_file() else node
 
 
 def _arrivals(message: session_pb2.Arrivals) -> ArrivalColumns:

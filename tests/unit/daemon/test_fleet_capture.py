@@ -9,12 +9,13 @@ from typing import Any
 import grpc
 import pytest
 from tests.node import free_port
-from tests.unit.daemon.fleet_nodes import RUN, PlayedNode, asking, none_here, play, start_node
+from tests.unit.daemon.fleet_nodes import RUN, PlayedNode, PlayedRank, asking, none_here, play, start_node
 
 from torchperfd.v1 import contract, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.fleet import Address, FleetView
+from torchperfd_daemon.service.order_desk import OrderDesk
 
 ID = "20260101-000000-abcdef"
 
@@ -233,6 +234,33 @@ def test_a_peer_of_another_protocol_or_without_a_beginning_is_refused(tmp_path: 
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await stub.Take(iter([first])).read()
                 assert refused.value.code() is code
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_the_script_of_rank_0_captures_the_ranks_of_other_nodes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [1, 2], 4)
+        async with asking(tmp_path, [node.address]) as (view, coordinator):
+            zero = PlayedRank(0, 4, coordinator)
+            desk = OrderDesk(coordinator, lambda run: [zero] if run == RUN else [], view)
+            told: asyncio.Queue[session_pb2.CaptureOrderResult] = asyncio.Queue()
+            options = session_pb2.CaptureOptions(steps=3)
+            order = session_pb2.CaptureOrder(order_id=7, options=options, timeout_seconds=30)
+            desk.on_order(zero, RUN, order, told.put_nowait)
+            while not (last := await told.get()).ended:
+                pass
+        assert (last.state, last.steps) == ("partial", 3)
+        assert [(rank.rank, rank.file, rank.node) for rank in last.ranks] == [
+            (0, "rank0.json", ""),
+            (1, "rank1.json", "node1"),
+            (2, "rank2.json", "node1"),
+            (3, "", ""),
+        ]
+        assert last.reason.startswith("rank 3: it is on no node that answers")
+        (first, second) = node.ranks
+        assert zero.told == first.told == second.told
         await node.server.stop(None)
 
     play(scenario)
