@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -36,6 +37,7 @@ KINDS: Final = (TRACE, MEMORY)
 _MOST_STEPS: Final = 1000
 _FOREIGN_STEPS_ALLOWED: Final = 10
 _TAIL_BYTES: Final = 8192
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _PATIENCE_S: Final = 30.0
 """How long after it was prepared a capture waits to be told its steps."""
 
@@ -498,7 +500,10 @@ def _is_whole(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         tail = file.read()
-    return b'"traceName"' in tail and tail.rstrip().endswith(b"}")
+    _, named, rest = tail.partition(b'"traceName"')
+    # One brace closes what that stands in; those of values after it come in pairs.
+    rest = _STRING.sub(b"", rest).rstrip()
+    return bool(named) and rest.endswith(b"}") and rest.count(b"}") == rest.count(b"{") + 1
 
 
 def _measure(path: Path) -> tuple[int, str]:

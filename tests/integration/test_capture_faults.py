@@ -212,7 +212,8 @@ def test_a_daemon_killed_in_the_middle_costs_no_trace_and_no_truth(
     if survivors == 1:
         pair.kill(1)
     node.start_daemon()
-    eventually(lambda: (found / "rank0.json").exists(), 60, node.log)
+    # The last that a rank writes.
+    eventually(lambda: (found / "rank0.manifest.json").exists(), 60, node.log)
     if survivors == 2:
         eventually(lambda: manifest(found)["state"] == "complete", 60, node.log)
         [listed] = node.json("captures", "list")["captures"]

@@ -21,6 +21,7 @@ def test_all_is_exactly_what_is_public() -> None:
         "CaptureError",
         "CaptureTimeoutError",
         "Client",
+        "JobCapture",
         "TorchperfdError",
         "__version__",
         "attach",
