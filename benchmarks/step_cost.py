@@ -3,9 +3,10 @@
     make bench-step
 
 Writes the ten events of a plain training step in a tight loop, with both halves of the tape,
-and reads them; prints CPU time per step: median and spread over interleaved rounds, beside the
-clock that each event has to read. Between torch's own operators a hook costs more than in a
-tight loop, since nothing of it is left in the caches: `make bench-overhead` measures that.
+and reads them, event by event and as steps that go like the one before them; prints CPU time
+per step: median and spread over interleaved rounds, beside the clock that each event has to
+read. Between torch's own operators a hook costs more than in a tight loop, since nothing of it
+is left in the caches: `make bench-overhead` measures that.
 """
 
 import statistics
@@ -47,6 +48,10 @@ def main() -> int:
             tape = replay._tape
             measured.setdefault(f"write {name}", []).append(cpu_ns(lambda tape=tape: plain_step(tape)))  # type: ignore[misc]
             measured.setdefault(f"read what was written {name}", []).append(cpu_ns(replay.catch_up, 1))
+            replay.recorder.drain()
+            cpu_ns(lambda tape=tape: plain_step(tape))  # type: ignore[misc]
+            at_once = cpu_ns(lambda: replay.catch_up(drains=True), 1)  # noqa: B023 - called at once
+            measured.setdefault(f"the same, steps alike {name}", []).append(at_once)
             replay.recorder.drain()
     print(f"{'':<32} {'median':>10} {'p10':>10} {'p90':>10}")
     for name, times in measured.items():

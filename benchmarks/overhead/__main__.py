@@ -234,7 +234,11 @@ def print_tail(measured: Mapping[str, list[Round]]) -> None:
     for name, rounds in measured.items():
         if len(rounds) > 1:
             error = _jackknife([_wall_change(rounds[:n] + rounds[n + 1 :], 99) for n in range(len(rounds))])
-            print(f"{name:<26} wall p99 {_wall_change(rounds, 99):>+7.2%}  standard error {error:.2%}")
+            low, median, high = statistics.quantiles((_wall_change([one], 99) for one in rounds), n=4)
+            print(
+                f"{name:<26} wall p99 {_wall_change(rounds, 99):>+7.2%}  standard error {error:.2%}"
+                f"   by round: median {median:+.2%}, quartiles {low:+.2%} and {high:+.2%}"
+            )
 
 
 def judge_tail(measured: Mapping[str, list[Round]]) -> list[str]:
