@@ -290,12 +290,21 @@ class Capture:
         Raises:
             CaptureError: There is no trace, or it cannot be read.
         """
-        command = [sys.executable, "-m", "torchperfd", "analyze", str(self.path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CaptureError(done.stderr.strip())
-        return done.stdout
+        return analysis_of(self.path)
 
     def cancel(self) -> None:
         """Give the capture up."""
         self._capture.cancel("cancelled by the script")
+
+
+def analysis_of(path: Path) -> str:
+    """Return what ``torchperfd analyze`` says of a trace or a directory of them.
+
+    Raises:
+        CaptureError: It cannot be read.
+    """
+    command = [sys.executable, "-m", "torchperfd", "analyze", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CaptureError(done.stderr.strip())
+    return done.stdout

@@ -1,7 +1,5 @@
 """Captures of a whole job from within its script: rank 0 orders them from the node's daemon."""
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -117,11 +115,9 @@ class JobCapture:
         Raises:
             CaptureError: Some rank has no trace, or one cannot be read.
         """
-        command = [sys.executable, "-m", "torchperfd", "analyze", str(self.path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise CaptureError(done.stderr.strip())
-        return done.stdout
+        from torchperfd.capture_desk import analysis_of
+
+        return analysis_of(self.path)
 
     def cancel(self) -> None:
         """Give the capture up."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
-from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict
+from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, in_ms
 
 LEAST_SHARE: Final = 0.05
 """A cause that costs less of the step is not told."""
@@ -103,7 +103,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
     if unknown is not None:
         told.insert(0, unknown)
     if not told:
-        words = f"nothing takes {LEAST_SHARE:.0%} of a {_ms(court.step_seconds)} step without need"
+        words = f"nothing takes {LEAST_SHARE:.0%} of a {in_ms(court.step_seconds)} step without need"
         told = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, _next(Cause.NONE, run))]
     return told
 
@@ -162,7 +162,7 @@ class _Court:
                 cost = min(cost, self._left[id(rank)].late)
         least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
         if cost >= least * self.step_seconds:
-            text = f"{_ms(cost)} of each {_ms(rank.step_seconds)} step {words}"
+            text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step {words}"
             self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
             if not alike:
                 self._left[id(rank)].late -= cost
@@ -181,7 +181,7 @@ class _Court:
             for each in self._seen
             if each is not rank and self._left[id(each)].late >= LEAST_SHARE * self.step_seconds
         ]
-        text = f"{_ms(cost)} of each {_ms(rank.step_seconds)} step more than its peers need"
+        text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step more than its peers need"
         if phase:
             text += f", most of it in {phase}"
         if others:
@@ -209,7 +209,7 @@ class _Court:
         cost = now - before * max(1.0, statistics.median(slower or [1.0]))
         if cost >= LEAST_SHARE * self.step_seconds:
             words = "in collectives after the last rank has arrived, more than before"
-            text = f"{_ms(cost)} of each {_ms(self.step_seconds)} step {words}"
+            text = f"{in_ms(cost)} of each {in_ms(self.step_seconds)} step {words}"
             self._tell(Cause.COLLECTIVE, self._seen[0], None, "collective_wait", text, cost)
 
     def try_growth(self) -> None:
@@ -262,14 +262,10 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
         return None
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
     phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
-    words = f"steps take {_ms(slower)} more than before, {_ms(unexplained)} of it without a known cause"
+    words = f"steps take {in_ms(slower)} more than before, {in_ms(unexplained)} of it without a known cause"
     words += f"; {phase} has grown most" if phase else ""
     return Verdict(Cause.UNKNOWN, run, "", None, phase, words, unexplained, _next(Cause.UNKNOWN, run))
 
 
 def _next(cause: Cause, run: str) -> str:
     return _NEXT.get(cause, _CAPTURE).format(run=shlex.quote(run))
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

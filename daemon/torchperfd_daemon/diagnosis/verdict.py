@@ -101,7 +101,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
             worst.node,
             None if alike else worst.rank,
             "data",
-            f"waiting for data takes {_ms(waited)} of each {_ms(worst.step_seconds)} step"
+            f"waiting for data takes {in_ms(waited)} of each {in_ms(worst.step_seconds)} step"
             f" ({worst.share('data'):.0%}); give the DataLoader more workers",
             waited,
             capture,
@@ -114,12 +114,13 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
         slowest.node,
         None,
         phase,
-        f"nothing stands out: {phase} is {slowest.share(phase):.0%} of a {_ms(slowest.step_seconds)} step,"
+        f"nothing stands out: {phase} is {slowest.share(phase):.0%} of a {in_ms(slowest.step_seconds)} step,"
         f" data {slowest.share('data'):.0%}",
         0.0,
         capture,
     )
 
 
-def _ms(seconds: float) -> str:
+def in_ms(seconds: float) -> str:
+    """Return a time as people read it in a verdict."""
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -17,8 +17,8 @@ import grpc
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Coordinator
+from torchperfd_daemon.captures.absent import answer_later
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
-from torchperfd_daemon.captures.turns import Ack
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.address import Address
 from torchperfd_daemon.fleet.clock import ClockOffset, Exchange
@@ -113,7 +113,7 @@ class Relay:
 
     def refuse(self, capture_id: str, rank: int) -> None:
         """Answer prepare in the place of a rank that the peer has taken with it."""
-        _answer_later(self._coordinator, capture_id, rank, self.lost)
+        answer_later(self._coordinator, capture_id, rank, self.lost)
 
     async def close(self) -> None:
         """Let the peer finish its part, and wait until it has."""
@@ -213,27 +213,6 @@ class RemoteRank:
         self._relay.send(fleet_pb2.TakeOrder(cancel=fleet_pb2.TakeCancel(rank=self.rank, cancel=cancel)))
 
 
-class AbsentRank:
-    """A rank of the run that nobody who answers has: it fails by name instead of being left out."""
-
-    def __init__(self, rank: int, facts: RankFacts, reason: str, coordinator: Coordinator) -> None:
-        self.rank = rank
-        self.steps_seen = 0
-        self.facts = facts
-        self._reason = reason
-        self._coordinator = coordinator
-
-    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
-        """Say why there is no such rank."""
-        _answer_later(self._coordinator, capture_id, self.rank, self._reason)
-
-    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
-        """Do nothing: it never is ready."""
-
-    def cancel(self, capture_id: str, reason: str) -> None:
-        """Do nothing: it never was ready."""
-
-
 async def keep_pinging(relays: list[Relay]) -> None:
     """Ping all until cancelled, often at first so that their clocks are known soon, never many at once."""
     for turn in itertools.count():
@@ -241,9 +220,3 @@ async def keep_pinging(relays: list[Relay]) -> None:
         for relay in relays:
             relay.ping()
             await asyncio.sleep(max(seconds / len(relays), _BETWEEN_PINGS_S))
-
-
-def _answer_later(coordinator: Coordinator, capture_id: str, rank: int, reason: str) -> None:
-    """Answer prepare, once whoever has asked waits for it."""
-    loop = asyncio.get_running_loop()
-    loop.call_soon(coordinator.on_ack, capture_id, rank, Ack(False, reason, 0, 0.0))

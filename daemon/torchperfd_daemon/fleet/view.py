@@ -10,12 +10,13 @@ from typing import Final, Protocol, TypeVar
 from torchperfd._version import __version__
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from torchperfd_daemon.captures import Coordinator, Participant, RankFacts
+from torchperfd_daemon.captures.absent import AbsentRank
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.address import Address
 from torchperfd_daemon.fleet.fanout import Answers, FanOut, Unreachable, unreachable_text
 from torchperfd_daemon.fleet.peers import Peers
-from torchperfd_daemon.fleet.relay import AbsentRank, Relay, RemoteRank, keep_pinging
+from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
 from torchperfd_daemon.service.others import Gathered
 
 log = logging.getLogger("torchperfd.fleet")

@@ -136,12 +136,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
             run = self._targets.run(request.run)
             async for message in self._capture(request, run, lambda: self._here(run, request)):
                 yield message
-        except NoSuchTargetError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        except UsageError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TorchperfdError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await context.abort(_status_of(error), str(error))
 
     async def CancelCapture(  # noqa: N802
         self, request: control_pb2.CancelCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -160,12 +156,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             async for piece in download.pieces(self._catalog, request):
                 yield piece
-        except NoSuchTargetError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        except UsageError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except TorchperfdError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await context.abort(_status_of(error), str(error))
 
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"

@@ -5,11 +5,11 @@ import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import Coordinator, Participant, RankFacts
+from torchperfd_daemon.captures.absent import AbsentRank
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.schedule import MOST_STEPS
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
@@ -22,26 +22,6 @@ _MOST_ORDERS: Final = 16
 _MOST_RANKS: Final = 100_000
 _LONGEST_S: Final = 86_400.0
 _ELSEWHERE: Final = "is not connected to this daemon"
-
-
-class Absentee:
-    """A rank of the job that this daemon does not know: it takes part by being named."""
-
-    def __init__(self, rank: int, coordinator: Coordinator) -> None:
-        self.rank = rank
-        self.steps_seen = 0
-        self.facts = RankFacts()
-        self._coordinator = coordinator
-
-    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
-        """Say that it is not there, as soon as the coordinator listens."""
-        asyncio.get_running_loop().call_soon(self._coordinator.on_departure, self, _ELSEWHERE)
-
-    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
-        """Never asked of who is not ready."""
-
-    def cancel(self, capture_id: str, reason: str) -> None:
-        """There is nobody to tell."""
 
 
 @dataclass(slots=True)
@@ -153,7 +133,9 @@ class OrderDesk:
             raise NoSuchTargetError(
                 f"run {run} has no rank {', '.join(map(str, beyond[:8]))}", f"it has {size} ranks"
             )
-        return [here.get(rank) or Absentee(rank, self._coordinator) for rank in wanted]
+        return [
+            here.get(rank) or AbsentRank(rank, RankFacts(), _ELSEWHERE, self._coordinator) for rank in wanted
+        ]
 
 
 def _refused(order: session_pb2.CaptureOrder, reason: str) -> session_pb2.CaptureOrderResult:
