@@ -119,7 +119,9 @@ class Accountant:
         self._book.close()
 
     async def report(self, run: str = "") -> list[RunGoodput]:
-        """Return what the time of a run went to, or of the hundred runs that were active last."""
+        """Return what the time of a run went to until now, or of the hundred runs that were active last."""
+        for key, followed in self._followed.items():
+            self._observe(key, followed)
         kept = (
             asyncio.to_thread(self._book.load, run)
             if run
