@@ -12,8 +12,13 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import psutil
+
+Outcome = TypeVar("Outcome")
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "client" / "examples" / "train_digits.py"
@@ -129,11 +134,16 @@ class Node:
                     process.kill()
 
     def close(self) -> None:
-        """End the daemon and remove the directories."""
+        """End the daemon and whatever else still runs here, and remove the directories."""
         if self.daemon is not None and self.daemon.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 self.daemon.send_signal(signal.SIGCONT)
             self.stop_daemon(signal.SIGKILL)
+        # A launcher that is killed leaves its ranks; one that spins takes a processor from all later tests.
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("TORCHPERFD_SOCKET") == str(self.socket):
+                    process.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
@@ -156,3 +166,27 @@ def eventually(condition: Callable[[], object], seconds: float, explain: Callabl
         if time.monotonic() > deadline:
             raise AssertionError(f"not true within {seconds} s; {explain()}")
         time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def new_node() -> Iterator[Node]:
+    """A node without a daemon; start one with ``node.start_daemon()``."""
+    node = Node()
+    # It would load the processors while the next test runs; who tests it says so.
+    node.options = ("--no-analyze-captures",)
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+def side_by_side(
+    scenarios: Mapping[str, Callable[[], Outcome]], abreast: int = 3
+) -> "dict[str, Future[Outcome]]":
+    """Play scenarios, some at a time since each mostly waits; return how each came out once all have ended.
+
+    They begin in the order given. A future raises what its scenario raised, so that only the test that asks
+    for it fails.
+    """
+    with ThreadPoolExecutor(abreast) as pool:
+        return {name: pool.submit(scenario) for name, scenario in scenarios.items()}

@@ -5,26 +5,124 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node import EXAMPLE, Node, eventually
+from tests.node import EXAMPLE, Node, eventually, new_node, side_by_side
 
 
-@pytest.fixture
-def training(node: Node) -> Iterator[Node]:
-    """A node on which the digits example trains, for as long as the test needs it."""
+def test_no_job_at_all_is_exit_3_and_no_daemon_is_exit_4(node: Node) -> None:
+    unreachable = node.command("capture")
+    assert (unreachable.returncode, unreachable.stderr.count("\n")) == (4, 1)
     node.start_daemon()
-    with node.running(
-        *(sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits"),
-        *(str(EXAMPLE), "--epochs", "2000"),
-    ) as process:
-        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 50, 60, node.log)
-        yield node
-        assert process.poll() is None, "the capture ended the training"
+    nothing = node.command("capture")
+    assert (nothing.returncode, nothing.stderr.count("\n")) == (3, 1)
+    assert "no run" in nothing.stderr
+
+
+def test_a_job_that_makes_no_steps_is_an_error_that_says_so(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "idle.py"
+    script.write_text("import time, torch\ntime.sleep(600)\n")
+    node.start_daemon()
+    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
+        eventually(lambda: node.metric("torchperfd_clients") == 1, 30, node.log)
+        done = node.command("capture", "--timeout", "2", "--json")
         process.kill()
         process.communicate()
+    assert done.returncode == 124
+    assert "makes no training steps" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["state"] == "failed"
+    assert not list(node.captures.glob("*/rank*.json")) or all(
+        path.name.endswith(".manifest.json") for path in node.captures.glob("*/rank*.json")
+    )
+
+
+def test_a_job_that_ends_in_the_middle_says_so(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "short.py"
+    script.write_text(_LOOP + "train(40)\n")
+    node.start_daemon()
+    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
+        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
+        done = node.command("capture", "--steps", "1000")
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert done.returncode == 1
+    assert re.search(r"training ended (after \d+ of 1000|before the chosen) steps", done.stderr), done.stderr
+
+
+def test_the_scripts_own_profiler_is_left_alone(node: Node, tmp_path: Path) -> None:
+    script = tmp_path / "profiled.py"
+    script.write_text(
+        _LOOP + "import os, sys\nfrom torch.profiler import profile\nwith profile() as own:\n"
+        "    while not os.path.exists(sys.argv[1]):\n        train(1)\n"
+        "assert any(event.key == 'aten::addmm' for event in own.key_averages())\n"
+    )
+    captured = tmp_path / "captured"
+    command = (sys.executable, "-m", "torchperfd", "run", "--quiet", str(script), str(captured))
+    node.start_daemon()
+    with node.running(*command) as process:
+        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
+        done = node.command("capture", "--steps", "2")
+        captured.touch()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert done.returncode == 1
+    assert "own profiler is active" in done.stderr
+
+
+def captures_itself(with_daemon: bool) -> None:
+    with new_node() as node:
+        if with_daemon:
+            node.start_daemon()
+        script = node.directory / "itself.py"
+        script.write_text(
+            "import torchperfd\nclient = torchperfd.attach()\n" + _LOOP + "train(5)\n"
+            "capture = client.capture(steps=5, with_stack=True)\n"
+            "while capture.state not in ('complete', 'failed'):\n"
+            "    train(1)\n"
+            "path = capture.wait(30)\n"
+            "print(path, *capture.step_range)\n"
+            "print(capture.report())\n"
+            "client.detach()\n"
+        )
+        with node.running(sys.executable, str(script)) as process:
+            output, errors = process.communicate(timeout=90)
+            assert process.returncode == 0, errors
+        path, first, after = output.splitlines()[0].split()
+        assert int(after) - int(first) == 5
+        assert _steps(json.loads(Path(path).read_text())) == list(range(int(first), int(after)))
+        assert "aten::addmm" in output
+        (listed,) = node.json("captures", "list")["captures"]
+        assert (listed["state"], listed["trigger"]) == ("complete", "script")
+        assert listed["step_range"] == [int(first), int(after)]
+        if with_daemon:
+            series = 'torchperfd_capture_requests_total{result="complete",trigger="script"}'
+            eventually(lambda: node.metric(series) == 1, 5, node.log)
+
+
+def test_a_script_captures_itself_with_and_without_a_daemon() -> None:
+    both = side_by_side({"with": partial(captures_itself, True), "without": partial(captures_itself, False)})
+    both["with"].result()
+    both["without"].result()
+
+
+@pytest.fixture(scope="module")
+def training() -> Iterator[Node]:
+    """A node on which the digits example trains. Its tests come last, since it keeps a processor busy."""
+    with new_node() as node:
+        node.start_daemon()
+        with node.running(
+            *(sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits"),
+            *(str(EXAMPLE), "--epochs", "20000"),
+        ) as process:
+            eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 50, 60, node.log)
+            yield node
+            assert process.poll() is None, "a capture ended the training"
+            process.kill()
+            process.communicate()
 
 
 def test_a_running_job_yields_a_trace_of_exactly_the_agreed_steps(training: Node) -> None:
@@ -56,15 +154,20 @@ def test_a_running_job_yields_a_trace_of_exactly_the_agreed_steps(training: Node
 def test_captures_follow_one_another_and_can_be_listed_fetched_and_removed(
     training: Node, tmp_path: Path
 ) -> None:
+    complete = 'torchperfd_capture_requests_total{result="complete",trigger="command"}'
+    earlier, captured = listed(training), training.metric(complete) or 0
     ids = [training.json("capture", "--steps", "3", "--run", "digits")["capture_id"] for _ in range(3)]
-    listed = training.json("captures", "list")
-    assert {capture["capture_id"] for capture in listed["captures"]} == set(ids)
+    assert listed(training) - earlier == set(ids)
     fetched = training.command("captures", "get", ids[0], "--output", str(tmp_path))
     assert fetched.returncode == 0, fetched.stderr
     assert (tmp_path / ids[0] / "rank0.json").stat().st_size > 10_000
     assert training.command("captures", "rm", *ids).returncode == 0
-    assert training.json("captures", "list")["captures"] == []
-    assert training.metric('torchperfd_capture_requests_total{result="complete",trigger="command"}') == 3
+    assert listed(training) == earlier
+    assert training.metric(complete) == captured + 3
+
+
+def listed(node: Node) -> set[str]:
+    return {capture["capture_id"] for capture in node.json("captures", "list")["captures"]}
 
 
 @pytest.mark.parametrize(
@@ -82,91 +185,6 @@ def test_a_job_that_is_not_there_is_exit_3_and_one_line(
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
-
-
-def test_no_job_at_all_is_exit_3_and_no_daemon_is_exit_4(node: Node) -> None:
-    unreachable = node.command("capture")
-    assert (unreachable.returncode, unreachable.stderr.count("\n")) == (4, 1)
-    node.start_daemon()
-    nothing = node.command("capture")
-    assert (nothing.returncode, nothing.stderr.count("\n")) == (3, 1)
-    assert "no run" in nothing.stderr
-
-
-def test_a_job_that_makes_no_steps_is_an_error_that_says_so(node: Node, tmp_path: Path) -> None:
-    script = tmp_path / "idle.py"
-    script.write_text("import time, torch\ntime.sleep(600)\n")
-    node.start_daemon()
-    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
-        eventually(lambda: node.metric("torchperfd_clients") == 1, 30, node.log)
-        done = node.command("capture", "--timeout", "5", "--json")
-        process.kill()
-        process.communicate()
-    assert done.returncode == 124
-    assert "makes no training steps" in done.stderr
-    document = json.loads(done.stdout)
-    assert document["state"] == "failed"
-    assert not list(node.captures.glob("*/rank*.json")) or all(
-        path.name.endswith(".manifest.json") for path in node.captures.glob("*/rank*.json")
-    )
-
-
-def test_a_job_that_ends_in_the_middle_says_so(node: Node, tmp_path: Path) -> None:
-    script = tmp_path / "short.py"
-    script.write_text(_LOOP + "train(40)\n")
-    node.start_daemon()
-    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
-        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
-        done = node.command("capture", "--steps", "1000")
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-    assert done.returncode == 1
-    assert re.search(r"training ended (after \d+ of 1000|before the chosen) steps", done.stderr), done.stderr
-
-
-def test_the_scripts_own_profiler_is_left_alone(node: Node, tmp_path: Path) -> None:
-    script = tmp_path / "profiled.py"
-    script.write_text(
-        _LOOP + "from torch.profiler import profile\nwith profile() as own:\n    train(100)\n"
-        "assert any(event.key == 'aten::addmm' for event in own.key_averages())\n"
-    )
-    node.start_daemon()
-    with node.running(sys.executable, "-m", "torchperfd", "run", "--quiet", str(script)) as process:
-        eventually(lambda: (node.metric("torchperfd_train_steps_total{") or 0) > 0, 60, node.log)
-        done = node.command("capture", "--steps", "2")
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
-    assert done.returncode == 1
-    assert "own profiler is active" in done.stderr
-
-
-@pytest.mark.parametrize("with_daemon", [True, False])
-def test_a_script_captures_itself(node: Node, tmp_path: Path, with_daemon: bool) -> None:
-    script = tmp_path / "itself.py"
-    script.write_text(
-        "import torchperfd\nclient = torchperfd.attach()\n" + _LOOP + "train(20)\n"
-        "capture = client.capture(steps=5, with_stack=True)\n"
-        "train(40)\n"
-        "path = capture.wait(30)\n"
-        "print(path, *capture.step_range)\n"
-        "print(capture.report())\n"
-        "client.detach()\n"
-    )
-    if with_daemon:
-        node.start_daemon()
-    with node.running(sys.executable, str(script)) as process:
-        output, errors = process.communicate(timeout=90)
-        assert process.returncode == 0, errors
-    path, first, after = output.splitlines()[0].split()
-    assert int(after) - int(first) == 5
-    assert _steps(json.loads(Path(path).read_text())) == list(range(int(first), int(after)))
-    assert "aten::addmm" in output
-    (listed,) = node.json("captures", "list")["captures"]
-    assert (listed["state"], listed["trigger"]) == ("complete", "script")
-    assert listed["step_range"] == [int(first), int(after)]
-    if with_daemon:
-        series = 'torchperfd_capture_requests_total{result="complete",trigger="script"}'
-        eventually(lambda: node.metric(series) == 1, 5, node.log)
 
 
 _LOOP = """

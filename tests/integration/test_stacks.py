@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.node import Node, eventually, free_port
+from tests.node import Node, eventually, free_port, new_node
 
 HANG = """
 import ctypes, sys, threading, time, torch, torchperfd
@@ -81,17 +81,19 @@ class Hung:
         return rank
 
 
-@pytest.fixture
-def hung(node: Node, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hung]:
-    script = tmp_path / "hang.py"
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Hung]:
+    """One process for all tests that ask for the same function; the test that kills it comes last."""
+    script = tmp_path_factory.mktemp("hung") / "hang.py"
     script.write_text(HANG)
-    node.start_daemon()
-    with node.running(sys.executable, str(script), request.param) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "hangs\n"
-        yield Hung(node, process)
-        process.kill()
-        process.communicate()
+    with new_node() as node:
+        node.start_daemon()
+        with node.running(sys.executable, str(script), request.param) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "hangs\n"
+            yield Hung(node, process)
+            process.kill()
+            process.communicate()
 
 
 def training_frames(rank: Any) -> list[str]:
@@ -191,6 +193,7 @@ def test_the_rank_that_skipped_a_collective_is_named_with_its_line(skipping: tup
         done = node.command("stacks", "--json", timeout=60)
         return done.returncode == 0 and "ranks 0-1,3 wait in all_reduce" in json.loads(done.stdout)["finding"]
 
+    eventually(lambda: node.metric("torchperfd_clients") == 4, 90, node.log)
     eventually(waits, 90, node.log)
     done = node.command("stacks")
     assert done.returncode == 0, done.stderr

@@ -32,7 +32,7 @@ name = "loader-slow"
 when = "metric"
 metric = "torchperfd_train_phase_seconds_total"
 labels = { phase = "data" }
-above = 0.5
+above = 0.25
 steps = 2
 
 [[trigger]]

@@ -1,10 +1,13 @@
 """DataLoader workers and other children under a live stream: silent, harmless, gone on time."""
 
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import NamedTuple
 
 import pytest
-from tests.node import Node, eventually
+from tests.node import Node, eventually, new_node, side_by_side
 
 SCRIPT = """
 import os, sys, torch, torchperfd
@@ -45,17 +48,41 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_workers_record_nothing_print_nothing_and_exit(node: Node, tmp_path: Path, method: str) -> None:
-    script = tmp_path / "workers.py"
+METHODS = ("fork", "spawn", "forkserver")
+
+
+class Told(NamedTuple):
+    """How the script ended, and what the daemon told of its run just then."""
+
+    code: int
+    words: str
+    steps: float | None
+    ranks: int
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, dict[str, Future[Told]]]]:
+    """A node, and how the script ended on it; all start methods at once, each its own run."""
+    script = tmp_path_factory.mktemp("workers") / "workers.py"
     script.write_text(SCRIPT)
-    node.start_daemon()
-    with node.running(sys.executable, str(script), method) as process:
-        output, errors = process.communicate(timeout=380)
-    assert process.returncode == 0, errors
-    assert output + errors == ""
-    assert node.metric("torchperfd_train_steps_total{") == 80
-    (run,) = node.json("ps")["runs"]
-    assert len(run["ranks"]) == 1
+    with new_node() as node:
+        node.start_daemon()
+
+        def play(method: str) -> Told:
+            with node.running(sys.executable, str(script), method, TORCHPERFD_RUN=method) as process:
+                output, errors = process.communicate(timeout=380)
+            steps = node.metric(f'torchperfd_train_steps_total{{rank="0",run="{method}"}}')
+            ranks = [rank for run in node.json("ps")["runs"] if run["run"] == method for rank in run["ranks"]]
+            return Told(process.returncode, output + errors, steps, len(ranks))
+
+        yield node, side_by_side({method: partial(play, method) for method in METHODS})
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_record_nothing_print_nothing_and_exit(
+    ended: tuple[Node, dict[str, Future[Told]]], method: str
+) -> None:
+    node, told = ended
+    assert told[method].result() == Told(code=0, words="", steps=80, ranks=1)
     eventually(lambda: node.metric("torchperfd_clients") == 0, 5, node.log)

@@ -4,10 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node import side_by_side
 from tests.unit.client.training import per_step
 
 ROOT = Path(__file__).parents[2]
@@ -69,28 +72,43 @@ WORKERS: list[list[Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["map", "stream", "stateful"])
-def test_loaders(kind: str, tmp_path: Path, alone: None) -> None:
+# Starting a worker anew takes a second and more: of the other kinds, one start method each.
+FEWER = [WORKERS[0], WORKERS[1], WORKERS[4]]
+KINDS = {"map": WORKERS, "stream": FEWER, "stateful": FEWER}
+Told = dict[str, Future[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What the script tells of each kind; all at once, since it mostly waits for one worker to start."""
+    script = tmp_path_factory.mktemp("loaders") / "script.py"
+    script.write_text(SCRIPT)
+
+    def play(kind: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, str(script), kind, json.dumps(KINDS[kind])],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))},
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    return side_by_side({kind: partial(play, kind) for kind in KINDS})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loaders(kind: str, told: Told) -> None:
     if kind == "stateful":
         pytest.importorskip("torchdata")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    # Starting a worker anew takes a second and more: of the other kinds, one start method each.
-    workers = WORKERS if kind == "map" else [WORKERS[0], WORKERS[1], WORKERS[4]]
-    done = subprocess.run(
-        [sys.executable, str(script), kind, json.dumps(workers)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))},
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert told["faults"] == {}
+    document = told[kind].result()
+    assert document["faults"] == {}
     steps = 2 * 6 if kind == "stream" else 2 * 3
     expected = {**per_step(steps), "samples": 12, "adds up": True}
-    for (count, *_), run in zip(workers, told["runs"], strict=True):
+    for (count, *_), run in zip(KINDS[kind], document["runs"], strict=True):
         workers_seen = run.pop("workers seen")
         assert workers_seen or not count
         assert run == expected
