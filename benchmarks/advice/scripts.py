@@ -99,7 +99,7 @@ def loader_mlp(tuned: bool) -> Step:
 
 def loader_lstm(tuned: bool) -> Step:
     """Wait longer than the step computes, so that several workers are needed."""
-    batch = _loaded(_Items(models.tokens(1, 24)[0], 0.002), 20, 4 if tuned else 0)
+    batch = _loaded(_Items(models.tokens(1, 24)[0], 0.002), 20, 14 if tuned else 0)
     model = models.lstm(64)
     return _train(model, torch.optim.AdamW(model.parameters(), fused=True), batch)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TORCH_BUDGET_S: Final = 15.0
 _ENDING_BUDGET_S: Final = 5.0
 _OWN_MARGIN_STEPS: Final = 2
-_WORK_BUDGET_S: Final = 5.0
+_WORK_BUDGET_S: Final = 60.0
 """Longest delay of an exit in the middle of an export: a million events."""
 
 

@@ -14,6 +14,7 @@ from tests.unit.daemon import traces
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice.item import LEAST_NS, LEAST_SHARE, Advice, Finding, gather, weigh
 from torchperfd_daemon.analysis.advice.scene import (
+    AFTER_NS,
     DISPATCH_NS,
     EVENT_NS,
     FRAME_NS,
@@ -114,9 +115,9 @@ def test_an_update_of_one_parameter_after_the_other_is_fused() -> None:
     advice = alone(adam("AdamW", 70, 4 * US))
     assert advice.rule == "fused-optimizer"
     assert advice.setting == "torch.optim.AdamW(..., fused=True)"
-    # Of each operator's 4 µs dispatch is saved, and 63 % of the rest; and Python, less what recording cost.
+    # Of each operator's 4 µs dispatch is saved, and 70 % of the rest; and Python, less what recording cost.
     between = 69 * (5 * US - EVENT_NS)
-    assert advice.saves_ns_per_step == pytest.approx(70 * (DISPATCH_NS + 0.63 * 2 * US) + between)
+    assert advice.saves_ns_per_step == pytest.approx(70 * (DISPATCH_NS + 0.7 * 2 * US) + between)
 
 
 @pytest.mark.parametrize("name", ["RMSprop", "LBFGS", ""])
@@ -145,12 +146,13 @@ def zeroed(adds: int) -> list[str]:
 
 def test_gradients_are_dropped_rather_than_filled() -> None:
     advice = advice_on(zeroed(4))["zero-grad"]
-    assert advice.saves_ns_per_step == pytest.approx(8 * MS, rel=1e-3)
+    # And a fifth of that again, for what they push out of the caches.
+    assert advice.saves_ns_per_step == pytest.approx(1.2 * 8 * MS, rel=1e-3)
     assert advice.setting == "optimizer.zero_grad(set_to_none=True)"
 
 
 def test_of_accumulated_gradients_only_the_first_addition_is_saved() -> None:
-    assert advice_on(zeroed(8))["zero-grad"].saves_ns_per_step == pytest.approx(8 * MS, rel=1e-3)
+    assert advice_on(zeroed(8))["zero-grad"].saves_ns_per_step == pytest.approx(1.2 * 8 * MS, rel=1e-3)
 
 
 def loop(times: int) -> list[str]:
@@ -165,6 +167,47 @@ def test_a_loop_over_samples_is_one_operator() -> None:
     gaps = 255 * (2 * US - EVENT_NS - SHAPES_NS)
     assert advice.saves_ns_per_step == pytest.approx((256 * 2 * US + gaps) * 255 / 256)
     assert "most of all aten::mul on [[64]], 256 times" in advice.evidence
+
+
+def test_one_call_that_was_interrupted_is_dispatch_like_the_others() -> None:
+    events = loop(256)
+    dims = {"Input Dims": [[64]], "Input type": ["float"]}
+    # It lasts 256 µs more, so that the mean is above what counts as dispatch; Python is as before.
+    events[-1] = traces.event("aten::mul", 1020 * US, 1278 * US, args=dims)
+    gaps = 255 * (2 * US - EVENT_NS - SHAPES_NS)
+    assert alone(events).saves_ns_per_step == pytest.approx((256 * DISPATCH_NS + gaps) * 255 / 256)
+
+
+def apart(name: str, parts: int, more: int) -> list[str]:
+    """An operator of 2 ms that holds so many calls of 1 µs, and so many others."""
+    inner = [
+        traces.event(
+            "aten::select", at * 4 * US, at * 4 * US + US, args={"Input Dims": [[parts, 64], [], []]}
+        )
+        for at in range(parts)
+    ]
+    others = [
+        traces.event(f"aten::other{at}", (1500 + at * 4) * US, (1501 + at * 4) * US) for at in range(more)
+    ]
+    whole = traces.event(name, 0, 2 * MS, args={"Input Dims": [[parts, 64], []]})
+    return [step(1, 0, 4 * MS), whole, *inner, *others]
+
+
+@pytest.mark.parametrize("more", [0, 20])
+def test_what_takes_a_tensor_apart_for_a_loop_goes_with_it(more: int) -> None:
+    parts = 256
+    selects = parts * US * (parts - 1) / parts
+    others = more * US
+    around = 2 * MS - parts * US - others - (parts + more) * (EVENT_NS + SHAPES_NS)
+    assert alone(apart("aten::unbind", parts, more)).saves_ns_per_step == pytest.approx(
+        selects + around + others
+    )
+
+
+def test_what_holds_other_things_as_well_stays() -> None:
+    parts = 256
+    saved = alone(apart("CheckpointFunctionBackward", parts, 40)).saves_ns_per_step
+    assert saved == pytest.approx(parts * US * (parts - 1) / parts)
 
 
 def test_layers_are_no_loop() -> None:
@@ -245,7 +288,9 @@ def device_step(length: int, period: int, name: str = "gemm", cat: str = "kernel
 def test_tiny_kernels_are_launched_as_graphs() -> None:
     advice = advice_on(device_step(4 * US, 10 * US))["tiny-kernels"]
     # 13 µs before the first of 99 kernels, 6 µs before each other; recording 100 events has a part in it.
-    assert advice.saves_ns_per_step == pytest.approx(98 * 6 * US + 13 * US - 100 * (EVENT_NS + SHAPES_NS))
+    assert advice.saves_ns_per_step == pytest.approx(
+        98 * 6 * US + 13 * US - 100 * (EVENT_NS + SHAPES_NS + AFTER_NS)
+    )
     assert "half of them shorter than 4 µs" in advice.evidence
 
 
@@ -462,7 +507,7 @@ def test_the_recording_is_taken_off_by_kind() -> None:
     ]
     trace = with_memory(events, 0, 0)
     scene = Scene(trace, analysis.steps(trace), analysis.DeviceTime(trace).within([(0, MS)]), None)
-    recorded = 2 * (EVENT_NS + SHAPES_NS) + FRAME_NS + MEMORY_NS
+    recorded = 2 * (EVENT_NS + SHAPES_NS + AFTER_NS) + FRAME_NS + MEMORY_NS
     assert scene.recording(np.array([0]), np.array([MS])).tolist() == [recorded]
     assert scene.step_ns == MS - recorded
 

@@ -6,15 +6,18 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, ms
+from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, Scene, ms
 from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
 from torchperfd_daemon.analysis.breakdown import KERNEL
+from torchperfd_daemon.analysis.trace import Flags
 
 _DRAW: Final = "enumerate(DataLoader)#"
 _ACCUMULATE: Final = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 # From so many calls a step, an operator on inputs of one shape is taken for a loop over samples or time:
 # models of more layers than this are too large for overhead to matter.
 _LOOP: Final = 128
+_LITTLE_ELSE: Final = 0.9
+_ENGINE: Final = "autograd::engine::evaluate_function: "
 # To launch a kernel takes the host some 5 µs; kernels up to twice that cannot be kept queued.
 _TINY_KERNEL_NS: Final = 10_000
 # With this share of the device's memory free, a batch twice as large fits.
@@ -27,26 +30,36 @@ def small_operators(scene: Scene) -> Iterator[Finding]:
 
     A model's own layers and parameters are no loop: the accumulation of gradients is left out.
 
-    Of r such calls in a step, all overhead but one call's is saved; their work stays. Optimizers are left to
-    their own rule, and the making of batches to the loader's. With a device, what counts is whether it idles:
-    see `host_bound`.
+    Of r such calls in a step, all overhead but one call's is saved; their work stays. An operator that holds
+    little else takes a tensor apart for the loop, or puts its results together, and is saved whole.
+    Optimizers are left to their own rule, and the making of batches to the loader's. With a device, what
+    counts is whether it idles: see `host_bound`.
     """
     if scene.on_device:
         return
     trace, calls = scene.trace, scene.calls
     free = ~scene.during(calls.row, scene.annotated(STEP, ZERO_GRAD, _DRAW, _ACCUMULATE))
-    rows, overhead = calls.row[free], calls.overhead_ns[free]
-    if not len(rows):
+    if not free.any():
         return
-    keys = trace.name[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
-    groups, inverse, times = np.unique(keys, return_inverse=True, return_counts=True)
-    sums = np.zeros(len(groups), dtype=np.int64)
-    np.add.at(sums, inverse, overhead)
+    keys = trace.name[calls.row].astype(np.int64) * len(trace.shapes) + trace.shape[calls.row]
+    groups, group = np.unique(keys, return_inverse=True)
+    times = np.bincount(group[free], minlength=len(groups))
     often = times / scene.count >= _LOOP
     if not often.any():
         return
-    saved = float((sums * (1 - scene.count / times))[often].sum())
-    top = int(np.argmax(np.where(often, sums, -1)))
+    own, between = (
+        np.bincount(group[free], weights=each[free], minlength=len(groups))
+        for each in (calls.own_ns, calls.between_ns)
+    )
+    # A call that was interrupted says nothing about the others, so it is their mean that is judged.
+    dispatch = np.where(
+        _is_engine(scene)[groups // len(trace.shapes)], own, np.minimum(own, times * DISPATCH_NS)
+    )
+    overhead = dispatch + between
+    repeated = free & often[group]
+    saved = float((overhead[often] * (1 - scene.count / times[often])).sum())
+    saved += int((calls.own_ns + calls.between_ns)[_around(scene, repeated) & free & ~repeated].sum())
+    top = int(np.argmax(np.where(often, overhead, -np.inf)))
     name = trace.names[int(groups[top]) // len(trace.shapes)]
     shape = trace.shapes[int(groups[top]) % len(trace.shapes)]
     on = f" on {shape}" if shape else ""
@@ -59,6 +72,19 @@ def small_operators(scene: Scene) -> Iterator[Finding]:
         "make one operator on a whole batch of the loop, or let the compiler fuse it",
         "torch.vmap(f)(batch), or torch.compile(f)",
     )
+
+
+def _is_engine(scene: Scene) -> Flags:
+    """Return which names are of the autograd engine's own frames, whose own time is all dispatch."""
+    return np.fromiter((name.startswith(_ENGINE) for name in scene.trace.names), np.bool_)
+
+
+def _around(scene: Scene, repeated: Flags) -> Flags:
+    """Return which calls are of an outermost operator that holds a loop of ``repeated``, and little else."""
+    calls, outer = scene.calls, scene.outer
+    lengths = np.diff(np.append(outer.at, len(calls)))
+    held = np.add.reduceat(repeated, outer.at, dtype=np.int64) - repeated[outer.at]
+    return np.repeat((held >= _LOOP) & (held >= _LITTLE_ELSE * (lengths - 1)), lengths)
 
 
 def host_bound(scene: Scene) -> Iterator[Finding]:

@@ -2,7 +2,8 @@
 
 The profiler's own cost stands between its events, mostly outside the spans that it measures: leaf operators
 show nearly their true time, while whatever contains other events is too long by some `EVENT_NS` for each of
-them. So every span that the rules judge is corrected for the events in it.
+them. So every span that the rules judge is corrected for the events in it. A little more, `AFTER_NS`, is lost
+somewhere in the step: events are written to new memory, and push the model's out of the caches.
 """
 
 from dataclasses import dataclass
@@ -22,8 +23,9 @@ Float64 = npt.NDArray[np.float64]
 
 # What recording one event costs, as benchmarks/advice measures it: steps with the profiler on, less those
 # with it off, by the number of events.
-EVENT_NS: Final = 400
-SHAPES_NS: Final = 300
+EVENT_NS: Final = 350
+SHAPES_NS: Final = 250
+AFTER_NS: Final = 100
 FRAME_NS: Final = 250
 MEMORY_NS: Final = 100
 # So much of an operator's own time is dispatch, whatever its inputs' size.
@@ -60,14 +62,25 @@ class Calls:
     Attributes:
         row: Each one's row in the trace.
         depth: How many operators it is within.
-        work_ns: Its own time beyond dispatch.
-        overhead_ns: The rest of its own time; of a call within no other, also the Python until the next one.
+        own_ns: Its time less that of the operators in it.
+        between_ns: Of a call within no other, the Python until the next one.
     """
 
     row: Int64
     depth: Int64
-    work_ns: Int64
-    overhead_ns: Int64
+    own_ns: Int64
+    between_ns: Int64
+
+    @property
+    def work_ns(self) -> Int64:
+        """Each one's own time beyond dispatch."""
+        return np.maximum(self.own_ns - DISPATCH_NS, 0)
+
+    @property
+    def overhead_ns(self) -> Int64:
+        """The rest of its own time, and the Python after it."""
+        # An estimate of overhead may be negative for one call; it is their sum that counts.
+        return self.own_ns - self.work_ns + self.between_ns
 
     def __len__(self) -> int:
         return len(self.row)
@@ -79,11 +92,13 @@ class Outer:
 
     Attributes:
         row: Each one's row in the trace.
+        at: Its place among the calls; those in it follow.
         work_ns: The work in it and in all within it.
         overhead_ns: The same of overhead.
     """
 
     row: Int64
+    at: Int64
     work_ns: Int64
     overhead_ns: Int64
 
@@ -216,16 +231,14 @@ class Scene:
             at = np.searchsorted(above, here) - 1
             parents, children = above[at[at >= 0]], here[at >= 0]
             np.subtract.at(own, parents, lengths[children] + self._event_ns)
-        # An estimate of overhead may be negative for one call; it is their sum that counts.
-        work = np.maximum(own - DISPATCH_NS, 0)
-        overhead = own - work
         outer = np.flatnonzero(depth == 0)
         gaps = np.append(starts[outer][1:], 0) - ends[outer]
         same = np.append(trace.thread[rows[outer]][1:] == trace.thread[rows[outer]][:-1], [False])[
             : len(outer)
         ]
-        overhead[outer] += np.where(same, np.clip(gaps, self._event_ns, _BETWEEN_NS) - self._event_ns, 0)
-        return Calls(rows, depth, work, overhead)
+        between = np.zeros(len(rows), dtype=np.int64)
+        between[outer] = np.where(same, np.clip(gaps, self._event_ns, _BETWEEN_NS) - self._event_ns, 0)
+        return Calls(rows, depth, own, between)
 
     @cached_property
     def outer(self) -> Outer:
@@ -234,7 +247,9 @@ class Scene:
         places = np.flatnonzero(calls.depth == 0)
         stops = np.append(places[1:], len(calls))[: len(places)]
         work, overhead = (np.append(0, np.cumsum(each)) for each in (calls.work_ns, calls.overhead_ns))
-        return Outer(calls.row[places], work[stops] - work[places], overhead[stops] - overhead[places])
+        return Outer(
+            calls.row[places], places, work[stops] - work[places], overhead[stops] - overhead[places]
+        )
 
     @cached_property
     def device_rows(self) -> Int64:
@@ -259,7 +274,7 @@ class Scene:
         host = self._operators | trace.of_categories({ANNOTATION})
         frames = trace.of_categories({PYTHON})
         kinds = [
-            (trace.start[host], self._event_ns),
+            (trace.start[host], self._event_ns + AFTER_NS),
             (trace.start[frames], FRAME_NS),
             (trace.memory.time, MEMORY_NS),
         ]
