@@ -55,6 +55,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_node_memory_available_bytes": _NONE,
     "torchperfd_node_memory_total_bytes": _NONE,
     "torchperfd_node_network_bytes_total": frozenset({"direction"}),
+    "torchperfd_node_disk_busy_seconds_total": _NONE,
     "torchperfd_node_disk_bytes_total": frozenset({"direction"}),
     "torchperfd_node_pressure_seconds_total": frozenset({"resource", "kind"}),
     "torchperfd_gpu_info": _GPU | {"model", "driver_version", "pci_bus_id"},

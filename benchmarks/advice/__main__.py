@@ -14,7 +14,7 @@ import statistics
 import sys
 from typing import Final
 
-from benchmarks.advice.loops import Loop
+from benchmarks.advice.loops import ALLOCATOR, Loop
 from benchmarks.advice.scripts import SCRIPTS, WELL_TUNED
 
 from torchperfd_daemon.analysis import Advice
@@ -91,6 +91,7 @@ def main() -> int:
     wrong = []
     for name in options.scripts or names:
         wrong += judge(name, options.seconds) if name in SCRIPTS else silent(name)
+    print(f"allocator: {ALLOCATOR}")
     for line in wrong:
         print(f"FAILED: {line}")
     return 1 if wrong else 0

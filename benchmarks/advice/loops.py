@@ -1,5 +1,6 @@
 """A training loop that runs elsewhere, step by step, as it is told."""
 
+import ctypes.util
 import json
 import os
 import subprocess
@@ -14,9 +15,17 @@ from benchmarks.advice import scripts
 
 from torchperfd_daemon import analysis
 
-# glibc gives large blocks back to the system, or keeps them, by what was freed before. So of two equal loops
-# one may fault its pages in anew each step: more than some advice saves. Here all keep theirs.
-_KEEP_PAGES: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+# Memory that is touched for the first time is had page by page: more of a step than some advice saves. With
+# glibc that comes and goes, by what was freed before, most of all while a step is recorded, since what the
+# profiler keeps leaves the heap in pieces. jemalloc keeps the small from the large, and here all that it has.
+_JEMALLOC: Final = ctypes.util.find_library("jemalloc")
+_KEEP_PAGES: Final = (
+    {"LD_PRELOAD": _JEMALLOC, "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+    if _JEMALLOC
+    else {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+)
+ALLOCATOR: Final = "jemalloc" if _JEMALLOC else "glibc, which is unsteady here: install libjemalloc2"
+"""What gives the loops their memory."""
 
 
 class Loop:

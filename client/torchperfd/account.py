@@ -172,6 +172,7 @@ class Account:
         ended_ns: When the newest step ended.
         checkpoint: Saves between steps, in the time of no step. Those within one are its phase.
         gc: Pauses of the garbage collector by generation, wherever they fell; empty where unknown.
+        compiled: Compilations by torch.compile, wherever they fell.
         ready: Batches that waited in the loader's workers at the newest draw; None without workers.
         epoch: Training passes, each with what belongs to it, that have ended.
         train_pass: Passes over a loader in training that have ended.
@@ -190,6 +191,7 @@ class Account:
     ended_ns: int = 0
     checkpoint: PhaseAccount = field(default_factory=PhaseAccount)
     gc: tuple[GcAccount, ...] = field(default_factory=lambda: tuple(GcAccount() for _ in range(3)))
+    compiled: PhaseAccount = field(default_factory=PhaseAccount)
     ready: int | None = None
     epoch: PhaseAccount = field(default_factory=PhaseAccount)
     train_pass: PhaseAccount = field(default_factory=PhaseAccount)
@@ -227,6 +229,7 @@ class Account:
             warmup=self.warmup.copy(),
             checkpoint=replace(self.checkpoint),
             gc=tuple(replace(generation) for generation in self.gc),
+            compiled=replace(self.compiled),
             epoch=replace(self.epoch),
             train_pass=replace(self.train_pass),
             validate_pass=replace(self.validate_pass),

@@ -14,6 +14,7 @@ from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account
 from torchperfd.capture import CaptureOptions
 from torchperfd.capture_desk import Capture, CaptureDesk
+from torchperfd.compilations import Compilations
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
@@ -182,8 +183,9 @@ class Client:
         )
         self._stacks = StackTeller(self._tape, self._replay, self._names, self._outbox, self._faults)
         self._pauses = GcPauses()
+        self._compilations = Compilations()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
-        tallies = Tallies(self._replay, self._pauses, self._accelerator)
+        tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator)
         self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies)
         self._stream = Stream(
             sockets=contract.socket_candidates(),
@@ -402,6 +404,7 @@ class Client:
         if self._hooks is not None:
             self._hooks.uninstall()
         self._pauses.uninstall()
+        self._compilations.uninstall()
         self._replay.overhead.stop()
         self._accelerator.end("training ended before a step was counted")
         self._tape.thread = 0

@@ -4,23 +4,28 @@ from dataclasses import replace
 
 from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account, GcAccount, PhaseAccount
+from torchperfd.compilations import Compilations
 from torchperfd.pauses import GcPauses
 from torchperfd.replay import Replay
 
 
 class Tallies:
-    """Reads the counters of the loop, the garbage collector and the device; plain reads, no lock.
+    """Reads the counters of the loop, the garbage collector, the compiler and the device; no lock.
 
     Args:
         replay: Whose loop, passes and overhead to read.
         pauses: The garbage collector's.
+        compilations: The compiler's.
         accelerator: What is told of the device.
     """
 
-    def __init__(self, replay: Replay, pauses: GcPauses, accelerator: Accelerator) -> None:
+    def __init__(
+        self, replay: Replay, pauses: GcPauses, compilations: Compilations, accelerator: Accelerator
+    ) -> None:
         self._replay = replay
         self._loop = replay.loop
         self._pauses = pauses
+        self._compilations = compilations
         self._accelerator = accelerator
 
     @property
@@ -35,6 +40,8 @@ class Tallies:
         account.train.skipped = loop.skipped
         account.checkpoint = PhaseAccount(loop.saves, loop.save_ns, loop.save_squares)
         account.gc = tuple(GcAccount(*totals) for totals in zip(pauses.calls, pauses.ns, strict=True))
+        self._compilations.follow()
+        account.compiled = PhaseAccount(self._compilations.calls, self._compilations.ns)
         account.ready = loop.ready if loop.ready >= 0 else None
         account.train.tokens, account.warmup.tokens = loop.tokens, loop.warmup_tokens
         passes = self._replay.passes

@@ -89,6 +89,7 @@ def account_message(
         (message.epoch, account.epoch),
         (message.train_pass, account.train_pass),
         (message.validate_pass, account.validate_pass),
+        (message.compiled, account.compiled),
     ):
         if totals.calls:
             _pack_phase(packed, totals)
@@ -108,6 +109,7 @@ def read_account(message: session_pb2.Account, names: PhaseNames) -> Account:
         ended_ns=message.ended_ns,
         checkpoint=_read_phase(message.checkpoint),
         gc=tuple(GcAccount(pauses.calls, pauses.ns) for pauses in message.gc),
+        compiled=_read_phase(message.compiled),
         ready=message.loader_ready if message.HasField("loader_ready") else None,
         epoch=_read_phase(message.epoch),
         train_pass=_read_phase(message.train_pass),

@@ -72,6 +72,7 @@ from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.reach import SessionReach
+from torchperfd_daemon.service.survey import Held
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
@@ -215,7 +216,7 @@ class Daemon:
             )
             checks = health.HealthServicer()
             rpc = await _start_rpc(settings, sessions, control, checks)
-            fleet_rpc = await self._start_fleet(sessions, node.name)
+            fleet_rpc = await self._start_fleet(sessions, node.name, observer.verdict)
             web = WebServer(build_app(page, lambda: self._ready, web_config), web_config)
             web_task = asyncio.create_task(web.serve(sockets=[listener]))
             # A daemon without its page is no daemon: leave, and let the service manager restart it.
@@ -272,11 +273,15 @@ class Daemon:
                 for rota in rotas:
                     rota.stop()
 
-    async def _start_fleet(self, sessions: SessionService, node: str) -> grpc.aio.Server | None:
+    async def _start_fleet(
+        self, sessions: SessionService, node: str, verdict: Held
+    ) -> grpc.aio.Server | None:
         """Listen for daemons of other nodes, if that is asked for."""
         if self._fleet_address is None:
             return None
-        service = FleetService(self._store, sessions, self._coordinator, self._catalog, self._instance, node)
+        service = FleetService(
+            self._store, sessions, self._coordinator, self._catalog, self._instance, node, verdict
+        )
         server, address = await listen(self._fleet_address, self._credentials, service)
         log.info("the fleet may ask on %s", address)
         return server

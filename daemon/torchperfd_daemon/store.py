@@ -110,6 +110,7 @@ class Totals:
     warmup: KindTotal = KindTotal()
     checkpoint: PhaseTotal | None = None
     gc: tuple[GcTotal, ...] = ()
+    compiled: PhaseTotal | None = None
     loader_ready: int | None = None
     cuda: CudaMemory | None = None
     flops_per_step: float | None = None

@@ -26,7 +26,8 @@ while True:
     optimizer.zero_grad()
     model(torch.randn(16, 32)).sum().backward()
     optimizer.step()
-    time.sleep(0.005)
+    # The whole second node is slow, so that none of its ranks is by its own daemon's lights.
+    time.sleep(0.005 if dist.get_rank() < 2 else 0.03)
 """
 PORT = 9408
 TOKEN = secrets.token_hex(32)
@@ -42,7 +43,7 @@ class Host(Node):
         self.token = self.directory / "token"
         self.token.write_text(TOKEN)
         # Its ranks must find no rendezvous, proxy or interface of the machine's own.
-        self.env |= {"GLOO_SOCKET_IFNAME": interface, "TORCHPERFD_RUN": "both"}
+        self.env |= {"GLOO_SOCKET_IFNAME": interface, "TORCHPERFD_RUN": "both", "TORCHPERFD_JOB": "pair"}
 
     def inside(self, *command: str) -> list[str]:
         """Return a command as it is run on this host."""
@@ -188,6 +189,50 @@ def test_one_command_captures_the_ranks_of_both_nodes_at_the_same_steps(job: lis
     assert [(rank["rank"], rank["sha256"]) for rank in part["ranks"]] == [
         (rank["rank"], rank["sha256"]) for rank in whole["ranks"][:2]
     ]
+
+
+def test_any_daemon_compares_the_ranks_of_both_nodes(job: list[Host]) -> None:
+    one, two = job
+
+    def verdict(host: Host, *scope: str) -> list[Any]:
+        done = host.ask("diagnose", *scope, "--json")
+        assert done.returncode == 0, done.stderr
+        [told] = json.loads(done.stdout)["verdicts"]
+        return [told[name] for name in ("run", "cause", "node")]
+
+    # On a busy machine other causes come and go.
+    for host, scope in ((one, ("--fleet",)), (two, ("--job", "pair"))):
+        eventually(
+            lambda host=host, scope=scope: verdict(host, *scope) == ["both", "slow rank", "node-2"],  # type: ignore[misc]
+            30,
+            lambda host=host, scope=scope: str(verdict(host, *scope)),  # type: ignore[misc]
+        )
+
+    ranks = two.ask("ranks", "--fleet", "--json")
+    assert ranks.returncode == 0, ranks.stderr
+    [run] = json.loads(ranks.stdout)["runs"]
+    assert [(rank["rank"], rank["node"]) for rank in run["ranks"]] == [
+        (0, "node-1"),
+        (1, "node-1"),
+        (2, "node-2"),
+        (3, "node-2"),
+    ]
+    assert [rank["behind_seconds"] > 0.01 for rank in run["ranks"]] == [False, False, True, True]
+    assert "4 of 4 ranks on 2 nodes" in one.ask("ranks", "--job", "pair").stdout
+    frame = one.ask("top", "--fleet")
+    assert frame.returncode == 0, frame.stderr
+    assert all(name in frame.stdout for name in ("node-1", "node-2", "4 of 4 ranks"))
+    captured = two.ask("capture", "--job", "pair", "--steps", "2", "--json")
+    assert captured.returncode == 0, captured.stderr
+    assert [rank["state"] for rank in json.loads(captured.stdout)["ranks"]] == ["complete"] * 4
+
+    two.stop_daemon(signal.SIGKILL)
+    for name in ("ranks", "diagnose", "top", "ps"):
+        for scope in (("--fleet",), ("--job", "pair")):
+            done = one.ask(name, *scope)
+            assert done.returncode == 5, done.stderr
+            assert two.peer in done.stderr
+            assert "both" in done.stdout
 
 
 def test_a_daemon_that_is_gone_is_named_and_so_are_its_ranks(job: list[Host]) -> None:

@@ -127,14 +127,18 @@ class ListRunsRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     FLEET_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
     fleet: builtins.bool
     """of all nodes, not of this one only"""
+    job: builtins.str
+    """of this job only, and then on all nodes if any are known"""
     def __init__(
         self,
         *,
         fleet: builtins.bool = ...,
+        job: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fleet", b"fleet"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fleet", b"fleet", "job", b"job"]) -> None: ...
 
 global___ListRunsRequest = ListRunsRequest
 
@@ -363,13 +367,19 @@ class GetStepsRequest(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     NEWEST_FIELD_NUMBER: builtins.int
+    FLEET_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
     run: builtins.str
     """empty: every run"""
     newest: builtins.int
     """steps of each rank; 0: all that are kept"""
+    fleet: builtins.bool
+    """of all nodes, not of this one only; in blocks"""
+    job: builtins.str
+    """of this job only, and then on all nodes if any are known; in blocks"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """empty: every rank"""
+        """of this node; empty: every rank"""
 
     def __init__(
         self,
@@ -377,8 +387,10 @@ class GetStepsRequest(google.protobuf.message.Message):
         run: builtins.str = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
         newest: builtins.int = ...,
+        fleet: builtins.bool = ...,
+        job: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["newest", b"newest", "ranks", b"ranks", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fleet", b"fleet", "job", b"job", "newest", b"newest", "ranks", b"ranks", "run", b"run"]) -> None: ...
 
 global___GetStepsRequest = GetStepsRequest
 
@@ -387,16 +399,76 @@ class GetStepsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RANKS_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankSteps]: ...
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FleetNode]:
+        """that were asked and have answered; only when the fleet was asked"""
+
+    @property
+    def unreachable(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnreachablePeer]: ...
     def __init__(
         self,
         *,
         ranks: collections.abc.Iterable[global___RankSteps] | None = ...,
+        nodes: collections.abc.Iterable[global___FleetNode] | None = ...,
+        unreachable: collections.abc.Iterable[global___UnreachablePeer] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["ranks", b"ranks"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "ranks", b"ranks", "unreachable", b"unreachable"]) -> None: ...
 
 global___GetStepsResponse = GetStepsResponse
+
+@typing.final
+class DiagnoseRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: builtins.int
+    FLEET_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
+    run: builtins.str
+    """empty: every run"""
+    fleet: builtins.bool
+    """ranks on all nodes, not on this one only"""
+    job: builtins.str
+    """of this job only, and then on all nodes if any are known"""
+    def __init__(
+        self,
+        *,
+        run: builtins.str = ...,
+        fleet: builtins.bool = ...,
+        job: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fleet", b"fleet", "job", b"job", "run", b"run"]) -> None: ...
+
+global___DiagnoseRequest = DiagnoseRequest
+
+@typing.final
+class DiagnoseResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VERDICTS_FIELD_NUMBER: builtins.int
+    NODES_FIELD_NUMBER: builtins.int
+    UNREACHABLE_FIELD_NUMBER: builtins.int
+    @property
+    def verdicts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]: ...
+    @property
+    def nodes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FleetNode]:
+        """that were asked and have answered; only when the fleet was asked"""
+
+    @property
+    def unreachable(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnreachablePeer]: ...
+    def __init__(
+        self,
+        *,
+        verdicts: collections.abc.Iterable[global___Verdict] | None = ...,
+        nodes: collections.abc.Iterable[global___FleetNode] | None = ...,
+        unreachable: collections.abc.Iterable[global___UnreachablePeer] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["nodes", b"nodes", "unreachable", b"unreachable", "verdicts", b"verdicts"]) -> None: ...
+
+global___DiagnoseResponse = DiagnoseResponse
 
 @typing.final
 class RankSteps(google.protobuf.message.Message):
@@ -411,12 +483,15 @@ class RankSteps(google.protobuf.message.Message):
     DURATION_NS_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
     GC_FIELD_NUMBER: builtins.int
+    BLOCK_STEPS_FIELD_NUMBER: builtins.int
     first_step: builtins.int
     """index of the oldest of them"""
     count: builtins.int
     end_ns: builtins.bytes
     """Unix time"""
     duration_ns: builtins.bytes
+    block_steps: builtins.int
+    """each value is the mean of so many steps; 0: of one"""
     @property
     def status(self) -> global___RankStatus: ...
     @property
@@ -437,9 +512,10 @@ class RankSteps(google.protobuf.message.Message):
         duration_ns: builtins.bytes = ...,
         phases: collections.abc.Iterable[torchperfd.v1.session_pb2.PhaseColumn] | None = ...,
         gc: collections.abc.Iterable[torchperfd.v1.session_pb2.GcAccount] | None = ...,
+        block_steps: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["count", b"count", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "first_step", b"first_step", "gc", b"gc", "phases", b"phases", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_steps", b"block_steps", "count", b"count", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "first_step", b"first_step", "gc", b"gc", "phases", b"phases", "status", b"status"]) -> None: ...
 
 global___RankSteps = RankSteps
 
@@ -569,6 +645,7 @@ class CaptureRequest(google.protobuf.message.Message):
     QUEUE_FIELD_NUMBER: builtins.int
     ALL_RUNS_FIELD_NUMBER: builtins.int
     FLEET_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
     run: builtins.str
     """empty: the only run there is"""
     timeout_seconds: builtins.float
@@ -583,6 +660,8 @@ class CaptureRequest(google.protobuf.message.Message):
     """one capture of each run, at the same time"""
     fleet: builtins.bool
     """ranks on all nodes, not on this one only"""
+    job: builtins.str
+    """the only run of this job, and then on all nodes if any are known"""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """empty: every rank"""
@@ -601,9 +680,10 @@ class CaptureRequest(google.protobuf.message.Message):
         queue: builtins.bool = ...,
         all_runs: builtins.bool = ...,
         fleet: builtins.bool = ...,
+        job: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_at_step", b"_at_step", "at_step", b"at_step", "options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "all_runs", b"all_runs", "at_step", b"at_step", "duration_seconds", b"duration_seconds", "fleet", b"fleet", "options", b"options", "queue", b"queue", "ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_at_step", b"_at_step", "all_runs", b"all_runs", "at_step", b"at_step", "duration_seconds", b"duration_seconds", "fleet", b"fleet", "job", b"job", "options", b"options", "queue", b"queue", "ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_at_step", b"_at_step"]) -> typing.Literal["at_step"] | None: ...
 
 global___CaptureRequest = CaptureRequest

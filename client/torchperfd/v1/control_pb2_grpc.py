@@ -61,6 +61,11 @@ class ControlStub(object):
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.GetStepsRequest.SerializeToString,
                 response_deserializer=torchperfd_dot_v1_dot_control__pb2.GetStepsResponse.FromString,
                 _registered_method=True)
+        self.Diagnose = channel.unary_unary(
+                '/torchperfd.v1.Control/Diagnose',
+                request_serializer=torchperfd_dot_v1_dot_control__pb2.DiagnoseRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_control__pb2.DiagnoseResponse.FromString,
+                _registered_method=True)
         self.GetReadings = channel.unary_unary(
                 '/torchperfd.v1.Control/GetReadings',
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.GetReadingsRequest.SerializeToString,
@@ -117,7 +122,14 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetSteps(self, request, context):
-        """The newest training steps of this node's ranks, out of the daemon's memory.
+        """The newest training steps of ranks, out of the memory of this node's daemon or of all.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diagnose(self, request, context):
+        """One verdict on each run, of this node's ranks or of all nodes'.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,6 +199,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.GetSteps,
                     request_deserializer=torchperfd_dot_v1_dot_control__pb2.GetStepsRequest.FromString,
                     response_serializer=torchperfd_dot_v1_dot_control__pb2.GetStepsResponse.SerializeToString,
+            ),
+            'Diagnose': grpc.unary_unary_rpc_method_handler(
+                    servicer.Diagnose,
+                    request_deserializer=torchperfd_dot_v1_dot_control__pb2.DiagnoseRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_control__pb2.DiagnoseResponse.SerializeToString,
             ),
             'GetReadings': grpc.unary_unary_rpc_method_handler(
                     servicer.GetReadings,
@@ -328,6 +345,33 @@ class Control(object):
             '/torchperfd.v1.Control/GetSteps',
             torchperfd_dot_v1_dot_control__pb2.GetStepsRequest.SerializeToString,
             torchperfd_dot_v1_dot_control__pb2.GetStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diagnose(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/torchperfd.v1.Control/Diagnose',
+            torchperfd_dot_v1_dot_control__pb2.DiagnoseRequest.SerializeToString,
+            torchperfd_dot_v1_dot_control__pb2.DiagnoseResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,7 +42,13 @@ class ControlStub:
         torchperfd.v1.control_pb2.GetStepsRequest,
         torchperfd.v1.control_pb2.GetStepsResponse,
     ]
-    """The newest training steps of this node's ranks, out of the daemon's memory."""
+    """The newest training steps of ranks, out of the memory of this node's daemon or of all."""
+
+    Diagnose: grpc.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.DiagnoseRequest,
+        torchperfd.v1.control_pb2.DiagnoseResponse,
+    ]
+    """One verdict on each run, of this node's ranks or of all nodes'."""
 
     GetReadings: grpc.UnaryUnaryMultiCallable[
         torchperfd.v1.control_pb2.GetReadingsRequest,
@@ -104,7 +110,13 @@ class ControlAsyncStub:
         torchperfd.v1.control_pb2.GetStepsRequest,
         torchperfd.v1.control_pb2.GetStepsResponse,
     ]
-    """The newest training steps of this node's ranks, out of the daemon's memory."""
+    """The newest training steps of ranks, out of the memory of this node's daemon or of all."""
+
+    Diagnose: grpc.aio.UnaryUnaryMultiCallable[
+        torchperfd.v1.control_pb2.DiagnoseRequest,
+        torchperfd.v1.control_pb2.DiagnoseResponse,
+    ]
+    """One verdict on each run, of this node's ranks or of all nodes'."""
 
     GetReadings: grpc.aio.UnaryUnaryMultiCallable[
         torchperfd.v1.control_pb2.GetReadingsRequest,
@@ -174,7 +186,15 @@ class ControlServicer(metaclass=abc.ABCMeta):
         request: torchperfd.v1.control_pb2.GetStepsRequest,
         context: _ServicerContext,
     ) -> typing.Union[torchperfd.v1.control_pb2.GetStepsResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.GetStepsResponse]]:
-        """The newest training steps of this node's ranks, out of the daemon's memory."""
+        """The newest training steps of ranks, out of the memory of this node's daemon or of all."""
+
+    @abc.abstractmethod
+    def Diagnose(
+        self,
+        request: torchperfd.v1.control_pb2.DiagnoseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[torchperfd.v1.control_pb2.DiagnoseResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.DiagnoseResponse]]:
+        """One verdict on each run, of this node's ranks or of all nodes'."""
 
     @abc.abstractmethod
     def GetReadings(

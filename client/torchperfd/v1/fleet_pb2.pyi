@@ -63,6 +63,77 @@ class NodeRuns(google.protobuf.message.Message):
 global___NodeRuns = NodeRuns
 
 @typing.final
+class NodeSurveyRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    API_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
+    NEWEST_FIELD_NUMBER: builtins.int
+    VERDICTS_FIELD_NUMBER: builtins.int
+    run: builtins.str
+    """empty: every run"""
+    job: builtins.str
+    """empty: every job"""
+    newest: builtins.int
+    """steps of each rank; 0: those of the present, as verdicts are on"""
+    verdicts: builtins.bool
+    @property
+    def api(self) -> torchperfd.v1.session_pb2.ApiRange: ...
+    def __init__(
+        self,
+        *,
+        api: torchperfd.v1.session_pb2.ApiRange | None = ...,
+        run: builtins.str = ...,
+        job: builtins.str = ...,
+        newest: builtins.int = ...,
+        verdicts: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "job", b"job", "newest", b"newest", "run", b"run", "verdicts", b"verdicts"]) -> None: ...
+
+global___NodeSurveyRequest = NodeSurveyRequest
+
+@typing.final
+class NodeSurvey(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    API_FIELD_NUMBER: builtins.int
+    VERSION_FIELD_NUMBER: builtins.int
+    INSTANCE_FIELD_NUMBER: builtins.int
+    NODE_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    VERDICTS_FIELD_NUMBER: builtins.int
+    version: builtins.str
+    instance: builtins.str
+    """as in NodeRuns"""
+    node: builtins.str
+    @property
+    def api(self) -> torchperfd.v1.session_pb2.ApiRange: ...
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.control_pb2.RankSteps]:
+        """in blocks"""
+
+    @property
+    def verdicts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.control_pb2.Verdict]:
+        """one of each run, if asked for"""
+
+    def __init__(
+        self,
+        *,
+        api: torchperfd.v1.session_pb2.ApiRange | None = ...,
+        version: builtins.str = ...,
+        instance: builtins.str = ...,
+        node: builtins.str = ...,
+        ranks: collections.abc.Iterable[torchperfd.v1.control_pb2.RankSteps] | None = ...,
+        verdicts: collections.abc.Iterable[torchperfd.v1.control_pb2.Verdict] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "instance", b"instance", "node", b"node", "ranks", b"ranks", "verdicts", b"verdicts", "version", b"version"]) -> None: ...
+
+global___NodeSurvey = NodeSurvey
+
+@typing.final
 class TakeOrder(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

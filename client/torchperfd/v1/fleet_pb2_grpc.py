@@ -46,6 +46,11 @@ class FleetStub(object):
                 request_serializer=torchperfd_dot_v1_dot_fleet__pb2.NodeRunsRequest.SerializeToString,
                 response_deserializer=torchperfd_dot_v1_dot_fleet__pb2.NodeRuns.FromString,
                 _registered_method=True)
+        self.Survey = channel.unary_unary(
+                '/torchperfd.v1.Fleet/Survey',
+                request_serializer=torchperfd_dot_v1_dot_fleet__pb2.NodeSurveyRequest.SerializeToString,
+                response_deserializer=torchperfd_dot_v1_dot_fleet__pb2.NodeSurvey.FromString,
+                _registered_method=True)
         self.Stacks = channel.unary_stream(
                 '/torchperfd.v1.Fleet/Stacks',
                 request_serializer=torchperfd_dot_v1_dot_control__pb2.StacksRequest.SerializeToString,
@@ -64,6 +69,13 @@ class FleetServicer(object):
 
     def ListRuns(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Survey(self, request, context):
+        """What this node's ranks do in their steps, and what this node's daemon says of it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -89,6 +101,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=torchperfd_dot_v1_dot_fleet__pb2.NodeRunsRequest.FromString,
                     response_serializer=torchperfd_dot_v1_dot_fleet__pb2.NodeRuns.SerializeToString,
+            ),
+            'Survey': grpc.unary_unary_rpc_method_handler(
+                    servicer.Survey,
+                    request_deserializer=torchperfd_dot_v1_dot_fleet__pb2.NodeSurveyRequest.FromString,
+                    response_serializer=torchperfd_dot_v1_dot_fleet__pb2.NodeSurvey.SerializeToString,
             ),
             'Stacks': grpc.unary_stream_rpc_method_handler(
                     servicer.Stacks,
@@ -128,6 +145,33 @@ class Fleet(object):
             '/torchperfd.v1.Fleet/ListRuns',
             torchperfd_dot_v1_dot_fleet__pb2.NodeRunsRequest.SerializeToString,
             torchperfd_dot_v1_dot_fleet__pb2.NodeRuns.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Survey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/torchperfd.v1.Fleet/Survey',
+            torchperfd_dot_v1_dot_fleet__pb2.NodeSurveyRequest.SerializeToString,
+            torchperfd_dot_v1_dot_fleet__pb2.NodeSurvey.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,12 @@ class FleetStub:
         torchperfd.v1.fleet_pb2.NodeRuns,
     ]
 
+    Survey: grpc.UnaryUnaryMultiCallable[
+        torchperfd.v1.fleet_pb2.NodeSurveyRequest,
+        torchperfd.v1.fleet_pb2.NodeSurvey,
+    ]
+    """What this node's ranks do in their steps, and what this node's daemon says of it."""
+
     Stacks: grpc.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.StacksRequest,
         torchperfd.v1.control_pb2.RankStacks,
@@ -46,6 +52,12 @@ class FleetAsyncStub:
         torchperfd.v1.fleet_pb2.NodeRunsRequest,
         torchperfd.v1.fleet_pb2.NodeRuns,
     ]
+
+    Survey: grpc.aio.UnaryUnaryMultiCallable[
+        torchperfd.v1.fleet_pb2.NodeSurveyRequest,
+        torchperfd.v1.fleet_pb2.NodeSurvey,
+    ]
+    """What this node's ranks do in their steps, and what this node's daemon says of it."""
 
     Stacks: grpc.aio.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.StacksRequest,
@@ -68,6 +80,14 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: torchperfd.v1.fleet_pb2.NodeRunsRequest,
         context: _ServicerContext,
     ) -> typing.Union[torchperfd.v1.fleet_pb2.NodeRuns, collections.abc.Awaitable[torchperfd.v1.fleet_pb2.NodeRuns]]: ...
+
+    @abc.abstractmethod
+    def Survey(
+        self,
+        request: torchperfd.v1.fleet_pb2.NodeSurveyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[torchperfd.v1.fleet_pb2.NodeSurvey, collections.abc.Awaitable[torchperfd.v1.fleet_pb2.NodeSurvey]]:
+        """What this node's ranks do in their steps, and what this node's daemon says of it."""
 
     @abc.abstractmethod
     def Stacks(

@@ -492,6 +492,7 @@ class Account(google.protobuf.message.Message):
     VALIDATE_PASS_FIELD_NUMBER: builtins.int
     BEGAN_NS_FIELD_NUMBER: builtins.int
     ENDED_NS_FIELD_NUMBER: builtins.int
+    COMPILED_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -537,6 +538,10 @@ class Account(google.protobuf.message.Message):
     def train_pass(self) -> global___PhaseAccount: ...
     @property
     def validate_pass(self) -> global___PhaseAccount: ...
+    @property
+    def compiled(self) -> global___PhaseAccount:
+        """compilations by torch.compile, wherever they fell; absent where there were none"""
+
     def __init__(
         self,
         *,
@@ -557,9 +562,10 @@ class Account(google.protobuf.message.Message):
         validate_pass: global___PhaseAccount | None = ...,
         began_ns: builtins.int = ...,
         ended_ns: builtins.int = ...,
+        compiled: global___PhaseAccount | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "checkpoint", b"checkpoint", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "kinds", b"kinds", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "kinds", b"kinds", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
     @typing.overload

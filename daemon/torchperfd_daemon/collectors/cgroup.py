@@ -10,6 +10,8 @@ from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_table, rea
 from torchperfd_daemon.collectors.ranks import Ranks, is_here
 
 _RANK: Final = ("run", "rank")
+# Version 1 has no word for "no limit": it writes the largest number of whole pages.
+_NO_LIMIT: Final = 1 << 60
 
 T = TypeVar("T")
 
@@ -32,12 +34,12 @@ class Limits:
 
 
 class CgroupCollector:
-    """Samples the control groups (version 2) of every rank that runs in our pid namespace.
+    """Samples the control groups of every rank that runs in our pid namespace, of version 2 or 1.
 
     Args:
         ranks: Tells which ranks there are.
         proc: Root of procfs.
-        root: Where the cgroup2 file system is mounted.
+        root: Where the cgroup2 file system is mounted, or those of version 1 below.
     """
 
     name = "cgroup"
@@ -51,13 +53,12 @@ class CgroupCollector:
         """Return limits and throttling of all ranks; a limit that is not set is absent.
 
         Raises:
-            CollectorUnavailableError: The node has no cgroups of version 2.
+            CollectorUnavailableError: The node has no cgroups.
             ValueError: A file is damaged.
         """
-        if not (self._root / "cgroup.controllers").exists():
+        if not (self._root / "cgroup.controllers").exists() and not _is_split(self._root):
             raise CollectorUnavailableError(
-                f"{self._root} is no cgroup2 file system; boot with systemd.unified_cgroup_hierarchy=1 to"
-                " have limits and throttling"
+                f"no control groups are mounted at {self._root}; mount them to have limits and throttling"
             )
         throttled = Family(
             "process_throttled_seconds",
@@ -88,9 +89,19 @@ def read_limits(pid: int, proc: Path = Path("/proc"), root: Path = Path("/sys/fs
         ValueError: A file is damaged.
     """
     try:
-        path = parse_membership(read(proc / str(pid) / "cgroup"))
+        membership = read(proc / str(pid) / "cgroup")
     except OSError:
         return Limits()
+    return _limits_v1(root, membership) if _is_split(root) else _limits(root, membership)
+
+
+def _is_split(root: Path) -> bool:
+    """Return whether each controller has a tree of its own, as in version 1."""
+    return not (root / "cgroup.controllers").exists() and (root / "cpu").exists()
+
+
+def _limits(root: Path, membership: str) -> Limits:
+    path = parse_membership(membership)
     if path is None:
         return Limits()
     groups = list(_groups(root, path))
@@ -103,16 +114,68 @@ def read_limits(pid: int, proc: Path = Path("/proc"), root: Path = Path("/sys/fs
     )
 
 
-def parse_membership(text: str) -> str | None:
+def _limits_v1(root: Path, membership: str) -> Limits:
+    """Return the limits in groups of version 1: a tree for each controller."""
+
+    def groups(controller: str) -> list[Path]:
+        path = parse_membership(membership, controller)
+        return [] if path is None else list(_groups(root / controller, path))
+
+    processors = groups("cpu")
+    return Limits(
+        cpu_cores=min(filter(None, map(_cores_v1, processors)), default=None),
+        memory_bytes=min(
+            _values(groups("memory"), "memory.limit_in_bytes", parse_memory_limit), default=None
+        ),
+        cpus=next(_values(groups("cpuset"), "cpuset.effective_cpus", parse_cpu_list), None),
+        throttled_seconds=max(_values(processors, "cpu.stat", parse_throttled), default=None),
+    )
+
+
+def _cores_v1(group: Path) -> float | None:
+    try:
+        return parse_cfs_quota(read(group / "cpu.cfs_quota_us"), read(group / "cpu.cfs_period_us"))
+    except OSError:
+        return None
+
+
+def parse_membership(text: str, controller: str = "") -> str | None:
     """Return the path of a process's group below the mount, from ``/proc/<pid>/cgroup``.
 
-    None when it is in no group of version 2, or in one outside what we can see.
+    None when it is in no such group, or in one outside what we can see.
+
+    Args:
+        text: The file.
+        controller: Whose tree of version 1; empty for the one of version 2.
     """
     for line in text.splitlines():
-        if line.startswith("0::/"):
-            path = line.removeprefix("0::/")
-            return None if ".." in path.split("/") else path
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(",") and path.startswith("/"):
+            return None if ".." in path.split("/") else path.lstrip("/")
     return None
+
+
+def parse_cfs_quota(quota: str, period: str) -> float | None:
+    """Return CPU seconds per second of ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``; None for no limit.
+
+    Raises:
+        ValueError: They are damaged.
+    """
+    if int(quota) < 0:
+        return None
+    if not int(period) > 0:
+        raise ValueError(f"{period!r} is no period of a CPU limit")
+    return int(quota) / int(period)
+
+
+def parse_memory_limit(text: str) -> int | None:
+    """Return the bytes of ``memory.limit_in_bytes``; None for no limit.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    return int(text) if int(text) < _NO_LIMIT else None
 
 
 def parse_cpu_max(text: str) -> float | None:
@@ -139,13 +202,16 @@ def parse_memory_max(text: str) -> int | None:
 
 
 def parse_throttled(text: str) -> float | None:
-    """Return the seconds throttled of ``cpu.stat``; None where the group has no such controller.
+    """Return the seconds throttled of ``cpu.stat``, of version 2 or 1; None without such a controller.
 
     Raises:
         ValueError: It is damaged.
     """
-    microseconds = parse_table(text, " ").get("throttled_usec")
-    return None if microseconds is None else int(microseconds) / 1e6
+    table = parse_table(text, " ")
+    for name, unit in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
+        if name in table:
+            return int(table[name]) / unit
+    return None
 
 
 def _groups(root: Path, path: str) -> Iterator[Path]:

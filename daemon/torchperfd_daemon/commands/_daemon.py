@@ -17,6 +17,8 @@ from torchperfd_daemon.errors import (
 )
 
 _CONNECT_TIMEOUT_S = 5.0
+# Of a fleet's ranks each takes more than a kilobyte.
+_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 * 2**20))
 
 
 @contextlib.contextmanager
@@ -33,7 +35,7 @@ def connect(socket: str | None) -> Iterator[control_pb2_grpc.ControlStub]:
     """
     paths = (socket,) if socket else contract.socket_candidates()
     for path in paths:
-        with grpc.insecure_channel(f"unix:{path}", options=[("grpc.enable_http_proxy", 0)]) as channel:
+        with grpc.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
             stub = control_pb2_grpc.ControlStub(channel)
             try:
                 info = stub.GetInfo(

@@ -47,7 +47,8 @@ class Frame:
     Attributes:
         clock: The time of day, for people.
         verdicts: By run.
-        trouble: Why nothing newer is known; empty while all is well.
+        trouble: Why nothing newer is known, or who does not answer; empty while all is well.
+        nodes: How many have answered for the fleet; 0 where only this one was asked.
     """
 
     node: str
@@ -56,6 +57,7 @@ class Frame:
     runs: Sequence[RunView]
     verdicts: Mapping[str, control_pb2.Verdict] = field(default_factory=dict)
     trouble: str = ""
+    nodes: int = 0
 
 
 def draw(frame: Frame, height: int | None = None) -> RenderableType:
@@ -69,7 +71,9 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
     head = Table.grid(expand=True)
     head.add_column(ratio=1)
     head.add_column(justify="right")
-    what = f"{len(frame.runs)} {_plural(len(frame.runs), 'run')}, {ranks} {_plural(ranks, 'rank')}"
+    what = f"{_table.count(len(frame.runs), 'run')}, {_table.count(ranks, 'rank')}"
+    if frame.nodes:
+        what += f" on {_table.count(frame.nodes, 'node')}"
     head.add_row(
         Text.assemble((" torchperfd ", "bold reverse"), f" {frame.node} · {what}"),
         Text(f"{frame.clock}  q quits ", style="dim"),
@@ -86,7 +90,7 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
         # two lines, and what to type next.
         fixed = len(parts) + min(_MOST_GPUS + 1, len(frame.view.gpus)) + 7 * len(frame.runs)
         room = max(1, (height - fixed) // len(frame.runs))
-    parts += [_run(run, frame.verdicts.get(run.run), room) for run in frame.runs]
+    parts += [_run(run, frame.verdicts.get(run.run), room, with_node=bool(frame.nodes)) for run in frame.runs]
     return Group(*parts)
 
 
@@ -194,27 +198,33 @@ def _bytes(used: float | None, total: float | None) -> Text:
     return Text(f"{used / _GIB:.1f} of {total / _GIB:.0f} GiB")
 
 
-def _run(run: RunView, verdict: control_pb2.Verdict | None, room: int | None) -> RenderableType:
+def _run(
+    run: RunView, verdict: control_pb2.Verdict | None, room: int | None, *, with_node: bool
+) -> RenderableType:
     colours = _colours(run)
     longest = run.step_seconds
     table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="bold dim")
-    for name, right in (("RANK", True), ("STATE", False), ("STEPS", True), ("STEP", True)):
+    table.add_column("RANK", justify="right", no_wrap=True)
+    if with_node:
+        table.add_column("NODE", no_wrap=True)
+    for name, right in (("STATE", False), ("STEPS", True), ("STEP", True)):
         table.add_column(name, justify="right" if right else "left", no_wrap=True)
     table.add_column("WHAT A STEP IS SPENT ON", ratio=1, no_wrap=True)
     for name in ("WAIT", "VS PEERS"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = _fitting(run.ranks, room)
     for rank in shown:
-        table.add_row(*_rank(rank, colours, longest), style="bold red" if rank.slow else "")
+        number, *cells = _rank(rank, colours, longest)
+        node = [rank.node] if with_node else []
+        table.add_row(number, *node, *cells, style="bold red" if rank.slow else "")
     parts: list[RenderableType] = [table]
     if len(shown) < len(run.ranks):
         parts.append(Text(f"{len(run.ranks) - len(shown)} more ranks, none of them slow", style="dim"))
     parts.append(_Legend(colours))
     if verdict is not None:
         parts += _verdict(verdict, run.step_seconds)
-    here = sum(rank.state != "gone" for rank in run.ranks)
     step = f" · {_table.duration(longest)} a step" if longest else ""
-    title = f"{run.run} · {here} of {run.world_size} {_plural(run.world_size, 'rank')}{step}"
+    title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}"
     return Panel(
         Group(*parts), title=Text(title, style="bold"), title_align="left", box=box.ROUNDED, padding=(0, 1)
     )
@@ -259,7 +269,3 @@ def _verdict(verdict: control_pb2.Verdict, step_seconds: float) -> list[Renderab
     if verdict.cost_seconds_per_step and step_seconds:
         words.append(f" · {verdict.cost_seconds_per_step / step_seconds:.0%} of the step", style="red")
     return [words, Text(f"  next: {verdict.next_command}", style="dim")]
-
-
-def _plural(count: int, noun: str) -> str:
-    return noun if count == 1 else f"{noun}s"

@@ -22,6 +22,11 @@ def lines(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[
     ]
 
 
+def count(number: int, noun: str) -> str:
+    """Return how many there are of something: ``1 node``, ``2 nodes``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def milliseconds(seconds: float) -> str:
     """Return a time with three digits that count: ``0.04``, ``12.3``, ``1234``."""
     value = seconds * 1e3

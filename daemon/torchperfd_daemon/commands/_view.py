@@ -8,8 +8,10 @@ import numpy as np
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
+from torchperfd_daemon.service.translate import rank_work
 
 WAIT: Final = "collective_wait"
+work = rank_work
 _ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
 
 
@@ -51,7 +53,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """One run's ranks on this node.
+    """One run's ranks, on this node or on all.
 
     Attributes:
         waits: Whether waiting for others is measured. Only then can a slow rank be told from one that waits.
@@ -69,19 +71,22 @@ class RunView:
         return max((rank.step_seconds for rank in self.ranks), default=0.0)
 
     @property
+    def here(self) -> int:
+        """How many of the ranks have not left."""
+        return sum(rank.state != "gone" for rank in self.ranks)
+
+    @property
+    def nodes(self) -> set[str]:
+        """Where those ranks are; where they were once all have left."""
+        here = {rank.node for rank in self.ranks if rank.state != "gone"}
+        return here or {rank.node for rank in self.ranks}
+
+    @property
     def phases(self) -> list[str]:
         """The phases that any rank has spent time in, in the order of a step, waiting for others left out."""
         there = {name for rank in self.ranks for name, seconds in rank.phase_seconds.items() if seconds > 0}
         users = sorted(there - {*_ORDER, WAIT, "other"})
         return [name for name in (*_ORDER, *users, "other") if name in there]
-
-
-def work(message: control_pb2.RankSteps) -> RankWork:
-    """Unpack a rank's phases: seconds, one array per phase with a column for each step."""
-    return RankWork(
-        message.status.identity.rank,
-        {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.phases},
-    )
 
 
 def spent(own: RankWork, phase: str) -> bool:
@@ -147,7 +152,7 @@ def _rank(message: control_pb2.RankSteps, own: dict[int, float], slow: dict[int,
         pid=status.identity.pid,
         state=state if status.connected else "gone",
         steps=status.steps,
-        window=message.count,
+        window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
         phase_seconds={
             name: float(column.mean()) for name, column in work(message).phase_seconds.items() if len(column)

@@ -7,6 +7,8 @@ from typing import Final
 
 import click
 
+from torchperfd_daemon.errors import PartialResultError
+
 _EVERY_S: Final = 1.0
 _HOME_AND_CLEAR: Final = "\x1b[H\x1b[2J"
 
@@ -15,27 +17,36 @@ NO_RUNS: Final = "no runs; start one with `torchperfd run train.py`"
 watch_option = click.option("--watch", is_flag=True, help="Again each second, until Ctrl-C.")
 
 
-def show(frame: Callable[[], str], *, watch: bool, as_json: bool) -> None:
-    """Print what there is to show; when watching, again each second.
+def show(frame: Callable[[], tuple[str, str]], *, watch: bool, as_json: bool) -> None:
+    """Print what there is to show, and what is missing; when watching, again each second.
 
     On a terminal a frame takes the place of the one before. Elsewhere a blank line lies between two, and
     documents are one line each.
 
     Args:
-        frame: Returns the text, or the document; empty when there is no run.
+        frame: Returns the text, or the document, and what is missing in it; empty when there is no run, or
+            nothing missing.
         watch: Whether to go on.
         as_json: Whether frames are documents.
+
+    Raises:
+        PartialResultError: Something is missing, and nobody watches.
     """
     if not watch:
-        _tell(frame())
+        text, missing = frame()
+        _tell(text)
+        if missing:
+            raise PartialResultError(missing)
         return
     redraw = not as_json and sys.stdout.isatty()
     try:
         while True:
-            text = frame()
+            text, missing = frame()
             if redraw:
                 click.echo(_HOME_AND_CLEAR, nl=False)
             _tell(text)
+            if missing:
+                click.echo(missing, err=True)
             if not redraw and not as_json:
                 click.echo()
             time.sleep(_EVERY_S)

@@ -13,6 +13,7 @@ from torchperfd_daemon.commands._capture_progress import conclude, state_of, wat
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
 from torchperfd_daemon.commands._every import repeat
 from torchperfd_daemon.commands._options import Age, Seconds, fleet_option, json_option, socket_option
+from torchperfd_daemon.commands._scope import job_option
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
     DeadlineError,
@@ -54,6 +55,7 @@ _DAY_S: Final = 86_400.0
     help=f"Seconds to wait for the steps.  [default: {_TIMEOUT_S:.0f}, and twice the duration]",
 )
 @click.option("--every", type=Age(), help="Again and again until Ctrl-C, so far apart, like 10m.")
+@job_option
 @fleet_option
 @socket_option
 @json_option
@@ -73,6 +75,7 @@ def command(
     queue: bool,
     timeout: float | None,
     every: float | None,
+    job: str,
     fleet: bool,
     socket: str | None,
     as_json: bool,
@@ -80,8 +83,9 @@ def command(
     """Profile the next steps of a running job; the job goes on meanwhile.
 
     All chosen ranks agree on the steps beforehand. The traces are Chrome traces, one per rank.
+    With --fleet or --job, the ranks on all nodes.
     """
-    _check(run, steps, duration, every, all_runs=all_runs)
+    _check(run or job, steps, duration, every, all_runs=all_runs)
     timeout = timeout or min(_DAY_S, _TIMEOUT_S + 2 * (duration or 0.0))
     request = control_pb2.CaptureRequest(
         run=run,
@@ -101,6 +105,7 @@ def command(
         queue=queue,
         all_runs=all_runs,
         fleet=fleet,
+        job=job,
     )
     if every is None:
         _capture(request, socket, as_json=as_json)
@@ -142,7 +147,7 @@ def parse_ranks(text: str) -> list[int]:
 
 
 def _check(
-    run: str, steps: int | None, duration: float | None, every: float | None, *, all_runs: bool
+    chosen: str, steps: int | None, duration: float | None, every: float | None, *, all_runs: bool
 ) -> None:
     if every is not None and every < 1:
         raise UsageError("captures cannot be less than a second apart", "write --every like 10m")
@@ -150,8 +155,8 @@ def _check(
         raise UsageError("--steps and --duration cannot both be meant", "leave one out")
     if duration is not None and not 0 < duration <= _DAY_S:
         raise UsageError("a capture's duration must be up to a day", "write it like 10s")
-    if all_runs and run:
-        raise UsageError("--run and --all cannot both be meant", "leave one out")
+    if all_runs and chosen:
+        raise UsageError("--all cannot be meant together with --run or --job", "leave one out")
 
 
 def _follow(

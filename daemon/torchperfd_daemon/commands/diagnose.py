@@ -1,7 +1,7 @@
 """``torchperfd diagnose``."""
 
 import json
-from typing import Any, Final
+from typing import Any
 
 import click
 
@@ -9,30 +9,30 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._scope import Scope, fleet_dict, missing, scope_options
 from torchperfd_daemon.commands._watch import show, watch_option
-
-_TIMEOUT_S: Final = 10.0
 
 
 @click.command("diagnose")
-@click.option("--run", default="", help="Which run; all by default.")
+@scope_options
 @watch_option
 @socket_option
 @json_option
-def command(run: str, watch: bool, socket: str | None, as_json: bool) -> None:
-    """Say why each run is slow: the cause, where it is, the evidence, its cost, and what to type next."""
+def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as_json: bool) -> None:
+    """Say why each run is slow: the cause, where it is, the evidence, its cost, and what to type next.
+
+    With --fleet or --job, one verdict on the ranks of all nodes; daemons that do not answer are named
+    (exit code 5).
+    """
+    scope = Scope(run, job, fleet)
     with connect(socket) as daemon:
 
-        def frame() -> str:
-            names = [run] if run else [each.run for each in _runs(daemon)]
-            verdicts = [
-                daemon.GetRun(control_pb2.GetRunRequest(run=name), timeout=_TIMEOUT_S).verdict
-                for name in names
-            ]
+        def frame() -> tuple[str, str]:
+            answer = scope.verdicts(daemon)
             if as_json:
-                told = [_dict(each) for each in verdicts]
-                return json.dumps({"schema": "torchperfd.diagnosis/1", "verdicts": told})
-            return "\n\n".join(map(text, verdicts))
+                told = {"verdicts": [_dict(each) for each in answer.verdicts], **fleet_dict(answer)}
+                return json.dumps({"schema": "torchperfd.diagnosis/1", **told}), missing(answer)
+            return "\n\n".join(map(text, answer.verdicts)), missing(answer)
 
         show(frame, watch=watch, as_json=as_json)
 
@@ -54,10 +54,6 @@ def where(verdict: control_pb2.Verdict) -> str:
     """Return the rank, node and phase that a verdict is about."""
     rank = f"rank {verdict.rank} on {verdict.node}" if verdict.rank >= 0 else "all ranks alike"
     return f"{rank}, {verdict.phase}" if verdict.phase else rank
-
-
-def _runs(daemon: Any) -> Any:
-    return daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=_TIMEOUT_S).runs
 
 
 def _dict(verdict: control_pb2.Verdict) -> dict[str, Any]:

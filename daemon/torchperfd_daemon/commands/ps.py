@@ -8,25 +8,28 @@ from typing import Any, Final
 import click
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.commands._daemon import connect, unreachable_text
+from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import fleet_option, json_option, socket_option
+from torchperfd_daemon.commands._scope import Scope, fleet_dict, job_option, missing
+from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.errors import PartialResultError
 
 _TIMEOUT_S: Final = 10.0
 
 
 @click.command("ps")
+@job_option
 @fleet_option
 @socket_option
 @json_option
-def command(fleet: bool, socket: str | None, as_json: bool) -> None:
+def command(job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
     """List the runs on this node and what each rank is doing.
 
-    With --fleet, those on all nodes; daemons that do not answer are named (exit code 5).
+    With --fleet or --job, those on all nodes; daemons that do not answer are named (exit code 5).
     """
     with connect(socket) as daemon:
-        info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=10)
-        listed = daemon.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), timeout=_TIMEOUT_S)
+        info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_TIMEOUT_S)
+        listed = Scope(job=job, fleet=fleet).runs(daemon)
     if as_json:
         document = {
             "schema": "torchperfd.ps/1",
@@ -34,20 +37,15 @@ def command(fleet: bool, socket: str | None, as_json: bool) -> None:
             "metrics_url": info.metrics_url,
             "captures_dir": info.captures_dir,
             "runs": [_run_dict(run) for run in listed.runs],
+            **fleet_dict(listed),
         }
-        if fleet:
-            document["nodes"] = [_node_dict(node) for node in listed.nodes]
-            document["unreachable"] = [
-                {"address": peer.address, "reason": peer.reason} for peer in listed.unreachable
-            ]
         click.echo(json.dumps(document))
     elif listed.runs:
-        _print_table(listed.runs, with_node=fleet)
+        _print_table(listed.runs, with_node=bool(listed.nodes))
     else:
-        click.echo("no runs; start one with `torchperfd run train.py`", err=True)
-    missing = unreachable_text(listed.unreachable)
-    if missing:
-        raise PartialResultError(missing)
+        click.echo(NO_RUNS, err=True)
+    if silent := missing(listed):
+        raise PartialResultError(silent)
 
 
 def _print_table(runs: Iterable[control_pb2.Run], *, with_node: bool) -> None:
@@ -61,15 +59,6 @@ def _print_table(runs: Iterable[control_pb2.Run], *, with_node: bool) -> None:
     width = max(len("NODE"), *(len(node) for node, _ in lines))
     for node, cells in (("NODE", heads), *lines):
         click.echo(f"{node:<{width}} {row.format(*cells)}")
-
-
-def _node_dict(node: control_pb2.FleetNode) -> dict[str, Any]:
-    return {
-        "node": node.node,
-        "address": node.address or None,
-        "version": node.version,
-        "connected_ranks": node.ranks,
-    }
 
 
 def _run_dict(run: control_pb2.Run) -> dict[str, Any]:

@@ -2,67 +2,62 @@
 
 import json
 from collections.abc import Sequence
-from typing import Final
 
 import click
 
-from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table, _view
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._scope import Scope, fleet_dict, last_option, missing, scope_options
 from torchperfd_daemon.commands._watch import show, watch_option
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
-from torchperfd_daemon.store import HISTORY_STEPS
-
-_TIMEOUT_S: Final = 10.0
 
 
 @click.command("ranks")
-@click.option("--run", default="", help="Which run; all by default.")
-@click.option(
-    "--last",
-    type=click.IntRange(1, HISTORY_STEPS),
-    default=128,
-    show_default=True,
-    help="How many of the newest steps the times are of.",
-)
+@scope_options
+@last_option(128)
 @watch_option
 @socket_option
 @json_option
-def command(run: str, last: int, watch: bool, socket: str | None, as_json: bool) -> None:
+def command(
+    run: str, job: str, fleet: bool, last: int, watch: bool, socket: str | None, as_json: bool
+) -> None:
     """Say what each rank spends its steps on, and which one the others wait for.
 
     Times are means of the newest training steps. VS PEERS compares a rank's own work, which is its step
     less the wait for others, with the median of the other ranks.
+    With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
     """
+    scope = Scope(run, job, fleet)
     with connect(socket) as daemon:
 
-        def frame() -> str:
-            request = control_pb2.GetStepsRequest(run=run, newest=last)
-            runs = _view.runs(daemon.GetSteps(request, timeout=_TIMEOUT_S).ranks)
+        def frame() -> tuple[str, str]:
+            answer = scope.steps(daemon, last)
+            runs = _view.runs(answer.ranks)
             if as_json:
-                document = {"schema": "torchperfd.ranks/1", "runs": [_view.run_dict(each) for each in runs]}
-                return json.dumps(document)
-            return "\n\n".join(map(text, runs))
+                told = {"runs": [_view.run_dict(each) for each in runs], **fleet_dict(answer)}
+                return json.dumps({"schema": "torchperfd.ranks/1", **told}), missing(answer)
+            tables = [text(each, fleet=bool(answer.nodes)) for each in runs]
+            return "\n\n".join(tables), missing(answer)
 
         show(frame, watch=watch, as_json=as_json)
 
 
-def text(view: _view.RunView) -> str:
-    """Return a run's table, and what can be said of it."""
+def text(view: _view.RunView, *, fleet: bool = False) -> str:
+    """Return a run's table, and what can be said of it; of the ranks here, or of those of all nodes."""
     phases = view.phases
     heads = ["RANK", "NODE", "STATE", "STEPS", "STEP", *map(str.upper, phases)]
     heads += ["WAIT", "VS PEERS", ""] if view.waits else ["VS PEERS", ""]
     rows = [_cells(rank, phases, waits=view.waits) for rank in view.ranks]
     # Node and state are words, the rest numbers.
     table = _table.lines(heads, rows, left=("NODE", "STATE", ""))
-    return "\n".join([_title(view), *table, *_remarks(view)])
+    return "\n".join([_title(view, fleet=fleet), *table, *_remarks(view)])
 
 
-def _title(view: _view.RunView) -> str:
-    here = sum(rank.state != "gone" for rank in view.ranks)
+def _title(view: _view.RunView, *, fleet: bool) -> str:
+    where = _table.count(len(view.nodes), "node") if fleet else "this node"
     step = f", a step takes {_table.duration(view.step_seconds)}" if view.step_seconds else ""
-    return f"run {view.run}: {here} of {view.world_size} ranks on this node{step}; milliseconds per step"
+    return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; milliseconds per step"
 
 
 def _cells(rank: _view.RankView, phases: Sequence[str], *, waits: bool) -> list[str]:

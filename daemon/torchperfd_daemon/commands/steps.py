@@ -2,7 +2,7 @@
 
 import json
 import time
-from typing import Any, Final
+from typing import Any
 
 import click
 import numpy as np
@@ -11,29 +11,20 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table, _view
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
+from torchperfd_daemon.commands._scope import Scope, last_option
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.store import HISTORY_STEPS
-
-_TIMEOUT_S: Final = 10.0
 
 
 @click.command("steps")
 @click.option("--rank", type=click.IntRange(0), required=True, help="Which rank.")
 @click.option("--run", default="", help="Which run; may be left out when only one has such a rank.")
-@click.option(
-    "--last",
-    type=click.IntRange(1, HISTORY_STEPS),
-    default=20,
-    show_default=True,
-    help="How many of the newest steps.",
-)
+@last_option(20)
 @socket_option
 @json_option
 def command(rank: int, run: str, last: int, socket: str | None, as_json: bool) -> None:
     """List a rank's newest training steps, oldest first, with the milliseconds of each phase."""
-    request = control_pb2.GetStepsRequest(run=run, ranks=[rank], newest=last)
     with connect(socket) as daemon:
-        ranks = daemon.GetSteps(request, timeout=_TIMEOUT_S).ranks
+        ranks = Scope(run).steps(daemon, last, [rank]).ranks
     if len(ranks) > 1:
         names = ", ".join(each.status.identity.run for each in ranks)
         raise NoSuchTargetError(f"{len(ranks)} runs have a rank {rank}: {names}", "choose one with --run")

@@ -13,8 +13,9 @@ from torchperfd_daemon.commands import _node_view, _view
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._keys import Keys
 from torchperfd_daemon.commands._options import socket_option
+from torchperfd_daemon.commands._scope import Scope, missing, scope_options
 from torchperfd_daemon.commands._screen import Frame, draw
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 
 _TIMEOUT_S: Final = 5.0
 _EVERY_S: Final = 0.5
@@ -23,33 +24,37 @@ _NEWEST_STEPS: Final = 64
 
 
 @click.command("top")
-@click.option("--run", default="", help="Which run; all by default.")
+@scope_options
 @socket_option
-def command(run: str, socket: str | None) -> None:
+def command(run: str, job: str, fleet: bool, socket: str | None) -> None:
     """Show runs, ranks, the node's GPUs and the verdict, twice a second, until q or Ctrl-C.
 
     Off a terminal, one frame is printed.
+    With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
     """
     console = Console()
+    scope = Scope(run, job, fleet)
     with connect(socket) as daemon:
-        frame = _ask(daemon, run)
+        frame = _ask(daemon, scope)
     if not console.is_terminal:
-        console.print(draw(frame))
+        console.print(draw(replace(frame, trouble="")))
+        if frame.trouble:
+            raise PartialResultError(frame.trouble)
         return
     try:
         with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
-            _follow(frame, run, socket, keys, live)
+            _follow(frame, scope, socket, keys, live)
     except KeyboardInterrupt:
         return
 
 
-def _follow(frame: Frame, run: str, socket: str | None, keys: Keys, live: Live) -> None:
+def _follow(frame: Frame, scope: Scope, socket: str | None, keys: Keys, live: Live) -> None:
     """Refresh until q is pressed; a daemon that has gone is waited for."""
     while True:
         try:
             with connect(socket) as daemon:
                 while True:
-                    frame = _ask(daemon, run)
+                    frame = _ask(daemon, scope)
                     live.update(draw(frame, live.console.height), refresh=True)
                     if keys.quit_within(_EVERY_S):
                         return
@@ -60,21 +65,20 @@ def _follow(frame: Frame, run: str, socket: str | None, keys: Keys, live: Live) 
                 return
 
 
-def _ask(daemon: Any, run: str) -> Frame:
+def _ask(daemon: Any, scope: Scope) -> Frame:
     node = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_TIMEOUT_S).node
-    steps = control_pb2.GetStepsRequest(run=run, newest=_NEWEST_STEPS)
-    runs = _view.runs(daemon.GetSteps(steps, timeout=_TIMEOUT_S).ranks)
+    steps = scope.steps(daemon, _NEWEST_STEPS)
+    judged = scope.verdicts(daemon)
     wanted = control_pb2.GetReadingsRequest(names=_node_view.READINGS)
     readings = daemon.GetReadings(wanted, timeout=_TIMEOUT_S).readings
     return Frame(
         node=node,
         clock=_clock(),
         view=_node_view.node(readings),
-        runs=runs,
-        verdicts={
-            each.run: daemon.GetRun(control_pb2.GetRunRequest(run=each.run), timeout=_TIMEOUT_S).verdict
-            for each in runs
-        },
+        runs=_view.runs(steps.ranks),
+        verdicts={each.run: each for each in judged.verdicts},
+        nodes=len(steps.nodes),
+        trouble=missing(steps) or missing(judged),
     )
 
 

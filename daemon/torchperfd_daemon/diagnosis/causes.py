@@ -16,6 +16,8 @@ EXPLAINED: Final = 0.5
 """A slowdown of which less than this share has a cause is unknown."""
 FULL_SOON_S: Final = 3600.0
 """Memory that grows is told once it will be full within so long."""
+FORESIGHT: Final = 100.0
+"""Growth is believed to go on for so many times as long as it was seen."""
 EVER_SINCE: Final[Mapping[Cause, float]] = {
     Cause.INPUT_BOUND: INPUT_BOUND_SHARE,
     Cause.SLOW_IO: INPUT_BOUND_SHARE,
@@ -28,8 +30,8 @@ _IDLE_DEVICE: Final = 0.5
 
 Measure = Callable[[RankEvidence], float]
 
-# Mechanisms that measure their own time. Their order is that of blame where two claim the same time: a
-# rank that is throttled also waits for the processor, and a loader that waits for the disk starves the loop.
+# Mechanisms that measure their own time. Their order is that of blame where two claim the same time: who is
+# throttled also waits for the processor, and so does who has more to do, such as collections.
 _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
     (
         Cause.CGROUP_THROTTLING,
@@ -37,16 +39,17 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
         "held back by the control group's CPU quota",
         lambda each: each.throttled_seconds,
     ),
+    (Cause.GARBAGE_COLLECTION, "", "in Python's garbage collector", lambda each: each.collected_seconds),
+    (Cause.RECOMPILATION, "", "compiling graphs again", lambda each: each.compiled_seconds),
+    (Cause.CHECKPOINT, "checkpoint", "writing checkpoints", lambda each: each.checkpoint_seconds),
+    (Cause.SLOW_IO, "data", "stalled for disk or network storage", lambda each: _stored(each)),
+    (Cause.MEMORY_PRESSURE, "", "stalled for memory", lambda each: each.reclaim_seconds),
     (
         Cause.CPU_CONTENTION,
         "",
         "ready to run without a processor",
         lambda each: each.queued_seconds - each.throttled_seconds,
     ),
-    (Cause.MEMORY_PRESSURE, "", "stalled for memory", lambda each: each.reclaim_seconds),
-    (Cause.GARBAGE_COLLECTION, "", "in Python's garbage collector", lambda each: each.collected_seconds),
-    (Cause.RECOMPILATION, "", "compiling graphs again", lambda each: each.compiled_seconds),
-    (Cause.CHECKPOINT, "checkpoint", "writing checkpoints", lambda each: each.checkpoint_seconds),
     (
         Cause.GPU_THROTTLING,
         "",
@@ -59,10 +62,14 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
         "lost to other processes on the device",
         lambda each: _work(each) * each.device_shared,
     ),
-    (Cause.SLOW_IO, "data", "stalled for disk or network storage", lambda each: each.disk_seconds),
 )
 # Checkpoints do not make the rank that writes them late for a collective: the others wait elsewhere.
 _BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT})
+# These hold back all threads of a rank: also those that exchange, once the last rank has arrived.
+_ALL_THREADS: Final = frozenset({Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION})
+
+# What a late rank's lateness is called, by the phase that most of it is in.
+_OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
 
 _NEXT: Final[Mapping[Cause, str]] = {
     Cause.CGROUP_THROTTLING: "torchperfd doctor",
@@ -78,9 +85,9 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
     """Return the causes of a run's lost time, the costliest first.
 
     A cause costs what it takes beyond the healthy share: beyond the same rank's own past where the run has
-    become slower, beyond the others' median where it is one rank's. A rank is named unless the median of the
-    others has half of it as well. Where ranks wait for each other, one rank's loss is the run's only as far
-    as the rank is late, and what none of the mechanisms claims of a rank's lateness is the rank's own.
+    become slower, else beyond the others' median where it is one rank's. A rank is named unless the median of
+    the others has half of it as well. Where ranks wait for each other, one rank's loss is the run's only as
+    far as the rank is late, and what none of the mechanisms claims of a rank's lateness is the rank's own.
 
     Mechanisms that measure their own time come first, and what they claim is taken from the phases. What all
     ranks have lost ever since they started is told from :data:`EVER_SINCE` on, and time in collectives not at
@@ -94,10 +101,10 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
     for cause, phase, words, measure in _MEASURED:
         court.try_cause(cause, phase, words, measure)
     court.try_cause(Cause.INPUT_BOUND, "data", "waiting for data", lambda each: court.left(each, "data"))
+    court.try_growth()
     court.try_lateness()
     court.try_exchange()
     court.try_cause(Cause.HOST_BOUND, "", "with the device idle while the host works", court.host_seconds)
-    court.try_growth()
     told = sorted(court.told, key=lambda verdict: -verdict.cost_seconds_per_step)
     unknown = _unknown(run, seen, court.step_seconds, told)
     if unknown is not None:
@@ -126,6 +133,7 @@ class _Court:
         self._seen = seen
         self._left = {id(rank): _Left(dict(rank.phase_seconds), rank.late_seconds) for rank in seen}
         self._since_start = not any(rank.before for rank in seen)
+        self._exchange = _exchange_growth(seen)
         self._together = len(seen) > 1 and any(rank.phase_seconds.get("collective_wait") for rank in seen)
 
     def left(self, rank: RankEvidence, phase: str) -> float:
@@ -157,18 +165,29 @@ class _Court:
         usual = statistics.median(beyond[:culprit] + beyond[culprit + 1 :]) if len(seen) > 1 else cost
         alike = usual >= cost / 2
         if not alike:
-            cost -= usual
+            if rank.before is None:
+                cost -= usual
             if self._together and cause not in _BESIDE_STEPS:
-                cost = min(cost, self._left[id(rank)].late)
+                threads = self._exchange if cause in _ALL_THREADS else 0.0
+                cost = min(cost, self._left[id(rank)].late + threads)
         least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
-        if cost >= least * self.step_seconds:
-            text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step {words}"
-            self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
-            if not alike:
-                self._left[id(rank)].late -= cost
-        for each, seconds in zip(seen, lost, strict=True):
-            if seconds > 0:
-                _take(self._left[id(each)].phases, phase, seconds)
+        if cost < least * self.step_seconds:
+            return
+        text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step {words}"
+        self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
+        if not alike:
+            self._claim(rank, cause, cost)
+        # What it has always taken is in the past's phases, too.
+        for each, seconds in zip(seen, beyond, strict=True):
+            _take(self._left[id(each)].phases, phase, seconds)
+
+    def _claim(self, rank: RankEvidence, cause: Cause, cost: float) -> None:
+        """Take what a mechanism costs out of what the rank is late by, and the rest out of the exchange."""
+        left = self._left[id(rank)]
+        if cause in _ALL_THREADS:
+            self._exchange -= max(0.0, cost - left.late)
+            cost = min(cost, left.late)
+        left.late -= cost
 
     def try_lateness(self) -> None:
         """Tell the rank whose work is longest above its peers', what mechanisms claim of it apart."""
@@ -186,44 +205,44 @@ class _Court:
             text += f", most of it in {phase}"
         if others:
             text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
-        cause = Cause.INPUT_BOUND if phase == "data" else Cause.SLOW_RANK
+        cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
         if all(verdict.cause is not cause for verdict in self.told):
             self._tell(cause, rank, rank.rank, phase, text, cost)
 
     def try_exchange(self) -> None:
         """Tell the time in collectives that even the last rank spends there, beyond what it was before.
 
-        Where all own work takes longer as well, the ranks have become slower, and not the network: exchanges
-        need processors, too.
+        Where main threads have come to wait for processors, so may have the threads that exchange: twice,
+        since they collect and then spread.
         """
-        pasts = [rank.before for rank in self._seen if rank.before]
-        if len(self._seen) < 2 or len(pasts) < len(self._seen):
-            return
-        slower = [
-            rank.own_seconds / past.own_seconds
-            for rank, past in zip(self._seen, pasts, strict=True)
-            if past.own_seconds > 0
-        ]
-        now = min(rank.phase_seconds.get("collective_wait", 0.0) for rank in self._seen)
-        before = min(past.phase_seconds.get("collective_wait", 0.0) for past in pasts)
-        cost = now - before * max(1.0, statistics.median(slower or [1.0]))
-        if cost >= LEAST_SHARE * self.step_seconds:
+        cost = self._exchange
+        starved = [max(0.0, r.queued_seconds - r.before.queued_seconds) for r in self._seen if r.before]
+        if cost > 0 and cost - 2 * statistics.median(starved) >= LEAST_SHARE * self.step_seconds:
             words = "in collectives after the last rank has arrived, more than before"
             text = f"{in_ms(cost)} of each {in_ms(self.step_seconds)} step {words}"
             self._tell(Cause.COLLECTIVE, self._seen[0], None, "collective_wait", text, cost)
 
     def try_growth(self) -> None:
-        """Tell memory that is about to be full. It has cost nothing yet."""
+        """Tell memory that is about to be full.
+
+        It costs what one rank that grows is late by without another reason: new pages have to be cleared.
+        """
         growing = [rank for rank in self._seen if rank.full_in_seconds is not None]
         rank = min(growing, key=lambda each: each.full_in_seconds or 0.0, default=None)
-        if rank is None or rank.full_in_seconds is None or rank.full_in_seconds > FULL_SOON_S:
+        if rank is None or rank.full_in_seconds is None:
+            return
+        if rank.full_in_seconds > min(FULL_SOON_S, FORESIGHT * rank.grows_for_seconds):
             return
         if any(verdict.cause is Cause.MEMORY_PRESSURE for verdict in self.told):
             return
         pace, minutes = rank.grows_by / 2**20, rank.full_in_seconds / 60
         text = f"memory grows by {pace:.3g} MiB/s and is full in {minutes:.0f} min"
         alike = 2 * len(growing) > len(self._seen) > 1
-        self._tell(Cause.MEMORY_PRESSURE, rank, None if alike else rank.rank, "", text, 0.0)
+        cost, left = 0.0, self._left[id(rank)]
+        if not alike and rank.late_phase not in _OF_PHASE and left.late >= LEAST_SHARE * self.step_seconds:
+            cost, left.late = left.late, 0.0
+            text += f"; {in_ms(cost)} of each {in_ms(rank.step_seconds)} step more than its peers need"
+        self._tell(Cause.MEMORY_PRESSURE, rank, None if alike else rank.rank, "", text, cost)
 
     def _tell(
         self, cause: Cause, where: RankEvidence, rank: int | None, phase: str, text: str, cost: float
@@ -233,9 +252,37 @@ class _Court:
         )
 
 
+def _exchange_growth(seen: Sequence[RankEvidence]) -> float:
+    """Return by how much the time has grown that even the last rank to arrive spends in collectives.
+
+    Where all own work takes longer as well, the ranks have become slower, and not the exchange: it needs
+    processors, too. 0 where there is no past.
+    """
+    pasts = [rank.before for rank in seen if rank.before]
+    if len(seen) < 2 or len(pasts) < len(seen):
+        return 0.0
+    slower = [
+        rank.own_seconds / past.own_seconds
+        for rank, past in zip(seen, pasts, strict=True)
+        if past.own_seconds > 0
+    ]
+    now = min(rank.phase_seconds.get("collective_wait", 0.0) for rank in seen)
+    before = min(past.phase_seconds.get("collective_wait", 0.0) for past in pasts)
+    return max(0.0, now - before * max(1.0, statistics.median(slower or [1.0])))
+
+
 def _work(rank: RankEvidence) -> float:
     """Return how long a rank's device works in a step."""
     return rank.step_seconds * rank.device_busy if rank.device_busy is not None else 0.0
+
+
+def _stored(rank: RankEvidence) -> float:
+    """Return the wait for data that is storage's.
+
+    Where most of it is, all of it is: what a loader does besides, such as copying, belongs to the same reads.
+    """
+    waited = rank.phase_seconds.get("data", 0.0)
+    return waited if rank.disk_seconds > EXPLAINED * waited else rank.disk_seconds
 
 
 def _take(left: dict[str, float], phase: str, seconds: float) -> None:
@@ -257,7 +304,7 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
     unexplained = slower - sum(each.cost_seconds_per_step for each in told)
     if slower < LEAST_SHARE * step or unexplained <= (1 - EXPLAINED) * slower:
         return None
-    if any(each.cause is Cause.CPU_CONTENTION and each.rank is None for each in told):
+    if any(each.cause is Cause.CPU_CONTENTION for each in told):
         # What other threads of the ranks wait for a processor is measured by nobody.
         return None
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}

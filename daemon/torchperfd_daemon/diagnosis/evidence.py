@@ -15,15 +15,16 @@ class RankEvidence:
         collected_seconds: Garbage collections.
         queued_seconds: Ready to run and without a processor (run-queue delay).
         throttled_seconds: Held back by the quota of its control group.
-        disk_seconds: Stalled for input or output (pressure of the control group, or block delay).
+        disk_seconds: Keeping storage busy or waiting for it, as far as it waits for data.
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
-        compiled_seconds: Compilations of graphs after the first steps.
+        compiled_seconds: Compilations of graphs by torch.compile after the first steps.
         checkpoint_seconds: Checkpoints within and between steps, spread over steps.
         device_busy: The share of the step, 0 to 1, in which the device worked; None without a device.
         device_throttled: The share of the step in which power or heat slowed the device's clock.
         device_slowdown: The part of its clock that the device lost while throttled, 0 to 1.
         device_shared: The share of the device's busy time that other processes used.
         grows_by: Bytes a second that its memory grows by, where that is certain.
+        grows_for_seconds: For how long it was seen to do so.
         full_in_seconds: When there is no memory left at this pace; None when it does not grow.
         before: The same rank before the run became slower; None when it did not.
         late_seconds: Own work above the peers' median, where that is beyond chance
@@ -47,6 +48,7 @@ class RankEvidence:
     device_slowdown: float = 0.0
     device_shared: float = 0.0
     grows_by: float = 0.0
+    grows_for_seconds: float = 0.0
     full_in_seconds: float | None = None
     before: "RankEvidence | None" = None
     late_seconds: float = 0.0

@@ -34,7 +34,7 @@ _OPTIONS: Final = (
 )
 _REASONS: Final = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
-    grpc.StatusCode.UNIMPLEMENTED: "its torchperfd is older and knows no fleet",
+    grpc.StatusCode.UNIMPLEMENTED: "its torchperfd is older and does not know the question",
 }
 
 

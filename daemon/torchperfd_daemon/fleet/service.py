@@ -16,6 +16,7 @@ from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.fleet.share import Share
 from torchperfd_daemon.fleet.view import INSTANCE_KEY
 from torchperfd_daemon.service import SessionService, translate, translate_stacks
+from torchperfd_daemon.service.survey import Held, survey
 from torchperfd_daemon.store import Store
 
 _LONGEST_STACKS_S: Final = 600.0
@@ -32,6 +33,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         catalog: Where traces and manifests go.
         instance: Of this daemon's process.
         node: This node's name.
+        verdict: Tells the verdict that holds on a run's ranks here.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         catalog: Catalog,
         instance: str,
         node: str,
+        verdict: Held = lambda _: None,
     ) -> None:
         self._store = store
         self._sessions = sessions
@@ -49,12 +52,22 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._catalog = catalog
         self._instance = instance
         self._node = node
+        self._verdict = verdict
 
     async def ListRuns(  # noqa: N802
         self, request: fleet_pb2.NodeRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.NodeRuns:
         """List the runs with their ranks on this node."""
         return self._here()
+
+    async def Survey(  # noqa: N802
+        self, request: fleet_pb2.NodeSurveyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> fleet_pb2.NodeSurvey:
+        """Tell of the steps of the ranks on this node, and of this node's verdicts if asked for."""
+        told = survey(self._store, self._verdict, request)
+        told.api.CopyFrom(fleet_translate.api_message())
+        told.version, told.instance, told.node = __version__, self._instance, self._node
+        return told
 
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"

@@ -1,12 +1,21 @@
 """Between the fleet's messages and the daemon's own types, as far as ``service.translate`` does not."""
 
+import math
+
 from torchperfd.v1 import contract, control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures.manifest import RankFacts
 from torchperfd_daemon.captures.turns import Ack, Result
+from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet.fanout import PeerError, Unreachable
 from torchperfd_daemon.service import translate
+from torchperfd_daemon.store import HISTORY_STEPS
 
+_CAUSES = {cause.value: cause for cause in Cause}
 _MOST_CHARACTERS = 200
+_MOST_EVIDENCE_CHARACTERS = 1000
+_MOST_PHASE_CHARACTERS = 64
+_MOST_PHASES = 64
+_IDENTITY_TEXTS = ("run", "job_name", "node", "script", "torch_version", "python_version")
 
 
 def api_message() -> session_pb2.ApiRange:
@@ -35,15 +44,62 @@ def unreachable_message(own: Unreachable) -> control_pb2.UnreachablePeer:
 def tidy(run: control_pb2.Run) -> control_pb2.Run:
     """Return a run as another node tells of it, with nothing in its text that could drive a terminal."""
     for rank in run.ranks:
-        for name in ("run", "job_name", "node", "script", "torch_version", "python_version"):
-            setattr(rank.identity, name, line(getattr(rank.identity, name)))
+        _tidy_status(rank)
     run.run, run.job_name = line(run.run), line(run.job_name)
     return run
+
+
+def tidy_survey(told: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
+    """Return what another node tells of its ranks' steps, with nothing in it that could not be.
+
+    Raises:
+        PeerError: Its columns are of different lengths.
+    """
+    told.node, told.version = line(told.node), line(told.version)
+    for rank in told.ranks:
+        _tidy_status(rank.status)
+        columns = (rank.end_ns, rank.duration_ns, *(phase.ns for phase in rank.phases))
+        if rank.count > HISTORY_STEPS or any(len(column) != 8 * rank.count for column in columns):
+            raise PeerError("the steps that it tells of cannot be read")
+        del rank.phases[_MOST_PHASES:]
+        for phase in rank.phases:
+            phase.phase = translate.one_line(phase.phase, _MOST_PHASE_CHARACTERS)
+        rank.block_steps = min(rank.block_steps, HISTORY_STEPS)
+    return told
+
+
+def verdict(message: control_pb2.Verdict) -> Verdict:
+    """Unpack a node's verdict on a run; a cause that this version has no name for is unknown."""
+    cost = message.cost_seconds_per_step
+    return Verdict(
+        cause=_CAUSES.get(message.cause, Cause.UNKNOWN),
+        run=line(message.run),
+        node=line(message.node),
+        rank=message.rank if message.rank >= 0 else None,
+        phase=translate.one_line(message.phase, _MOST_PHASE_CHARACTERS),
+        evidence=translate.one_line(message.evidence, _MOST_EVIDENCE_CHARACTERS),
+        cost_seconds_per_step=cost if 0 <= cost < math.inf else 0.0,
+        next_command="",
+    )
 
 
 def line(text: str) -> str:
     """Return another node's words as one short line."""
     return translate.one_line(text, _MOST_CHARACTERS)
+
+
+def _tidy_status(status: control_pb2.RankStatus) -> None:
+    for name in _IDENTITY_TEXTS:
+        setattr(status.identity, name, line(getattr(status.identity, name)))
+    if not math.isfinite(status.step_seconds):
+        status.step_seconds = 0.0
+    if not math.isfinite(status.last_step_unix_seconds):
+        status.last_step_unix_seconds = 0.0
+    for phase, seconds in status.phase_seconds.items():
+        if not math.isfinite(seconds):
+            status.phase_seconds[phase] = 0.0
+    if status.state not in session_pb2.RunState.values():
+        status.state = session_pb2.RUN_STATE_UNSPECIFIED
 
 
 def facts(status: control_pb2.RankStatus) -> RankFacts:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 
@@ -17,6 +17,8 @@ from torchperfd_daemon.fleet.address import Address
 from torchperfd_daemon.fleet.fanout import Answers, FanOut, Unreachable, unreachable_text
 from torchperfd_daemon.fleet.peers import Peers
 from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
+from torchperfd_daemon.fleet.surveys import each_once, judge_all
+from torchperfd_daemon.service import translate
 from torchperfd_daemon.service.others import Gathered
 
 log = logging.getLogger("torchperfd.fleet")
@@ -47,6 +49,15 @@ class _NodeStacks:
     ranks: list[control_pb2.RankStacks]
 
 
+@dataclass(frozen=True, slots=True)
+class _Surveyed:
+    """What all nodes that answer tell of their ranks, this one first."""
+
+    surveys: list[fleet_pb2.NodeSurvey]
+    nodes: list[control_pb2.FleetNode]
+    unreachable: list[control_pb2.UnreachablePeer]
+
+
 class FleetView:
     """Asks the fleet on behalf of this node's daemon.
 
@@ -67,19 +78,28 @@ class FleetView:
         self._instance = instance
         self._node = node
 
-    async def runs(self, own: Sequence[control_pb2.Run]) -> control_pb2.ListRunsResponse:
-        """Return the runs of all nodes, and which nodes did not answer.
+    @property
+    def known(self) -> bool:
+        """Whether this daemon was told of others."""
+        return self._peers is not None
+
+    async def runs(self, own: Sequence[control_pb2.Run], job: str = "") -> control_pb2.ListRunsResponse:
+        """Return the runs of all nodes, of all jobs or of one, and which nodes did not answer.
 
         Raises:
+            NoSuchTargetError: No node has a run of the job.
             UsageError: This daemon was told of no peers.
             TorchperfdError: They cannot be found.
         """
         answers = await self._list_runs()
-        nodes = [_node("", self._node, __version__, own)]
+        nodes = [_node("", self._node, __version__, _ranks_of(own))]
         found = [*own]
         for address, told in answers.by_peer.items():
-            nodes.append(_node(str(address), told.node, told.version, told.runs))
-            found.extend(map(fleet_translate.tidy, told.runs))
+            runs = [run for run in map(fleet_translate.tidy, told.runs) if job in ("", run.job_name)]
+            nodes.append(_node(str(address), told.node, told.version, _ranks_of(runs)))
+            found.extend(runs)
+        if job and not found:
+            raise _no_run("", answers.unreachable, job)
         return control_pb2.ListRunsResponse(
             runs=merge(found),
             nodes=nodes,
@@ -99,6 +119,47 @@ class FleetView:
         answers = await self._list_runs()
         there = [each.run for told in answers.by_peer.values() for each in told.runs if each.ranks]
         return _only({*own, *there}, answers.unreachable)
+
+    async def steps(
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
+    ) -> control_pb2.GetStepsResponse:
+        """Return the newest steps of ranks of all nodes, and which nodes did not answer.
+
+        Args:
+            asked: Which ranks and steps.
+            own: What this node answers.
+
+        Raises:
+            NoSuchTargetError: No node has a rank of the run or job asked for.
+            UsageError: This daemon was told of no peers.
+            TorchperfdError: They cannot be found.
+        """
+        told = await self._survey(asked, own)
+        by_rank = sorted(each_once(told.surveys).items())
+        return control_pb2.GetStepsResponse(
+            ranks=[steps for _, (steps, _) in by_rank], nodes=told.nodes, unreachable=told.unreachable
+        )
+
+    async def diagnose(
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
+    ) -> control_pb2.DiagnoseResponse:
+        """Return one verdict on each run of all nodes, and which nodes did not answer.
+
+        Args:
+            asked: Of which runs.
+            own: What this node answers.
+
+        Raises:
+            NoSuchTargetError: No node has a rank of the run or job asked for.
+            UsageError: This daemon was told of no peers.
+            TorchperfdError: They cannot be found.
+        """
+        told = await self._survey(asked, own)
+        # Thousands of ranks take a moment, and this loop has clients to answer.
+        verdicts = await asyncio.to_thread(judge_all, told.surveys)
+        return control_pb2.DiagnoseResponse(
+            verdicts=map(translate.verdict_message, verdicts), nodes=told.nodes, unreachable=told.unreachable
+        )
 
     async def stacks(self, request: control_pb2.StacksRequest) -> AsyncIterator[control_pb2.RankStacks]:
         """Yield the stacks of a run's ranks on other nodes, then the peers that do not answer.
@@ -123,14 +184,15 @@ class FleetView:
 
     @contextlib.asynccontextmanager
     async def gather(
-        self, run: str, ranks: Sequence[int], own: Callable[[], dict[str, list[Participant]]]
+        self, run: str, ranks: Sequence[int], own: Callable[[], dict[str, list[Participant]]], job: str = ""
     ) -> AsyncIterator[Gathered]:
         """Hold on to ranks of a run on all nodes, for one capture.
 
         Args:
             run: Its name; empty for the only one there is.
             ranks: Which; all when empty.
-            own: Returns the connected ranks on this node, by run.
+            own: Returns the connected ranks of the job on this node, by run.
+            job: That the run is of; empty for any.
 
         Raises:
             NoSuchTargetError: There is no such run or rank anywhere, or more than one run to choose from.
@@ -144,21 +206,22 @@ class FleetView:
                 distinct = self._distinct(answers)
                 here, carrying = own(), []
                 run = run or _only(
-                    {*here, *(name for relay in distinct.values() for name in _connected(relay.here))},
+                    {*here, *(name for relay in distinct.values() for name in _connected(relay.here, job))},
                     answers.unreachable,
+                    job,
                 )
                 found = {rank.rank: rank for rank in here.get(run, [])}
                 for relay in distinct.values():
                     wanted = [
                         status
-                        for status in _connected(relay.here).get(run, [])
+                        for status in _connected(relay.here, job).get(run, [])
                         if status.identity.rank not in found and status.identity.rank in (ranks or _ALL)
                     ]
                     if wanted:
                         found.update((rank.rank, rank) for rank in relay.carry(run, wanted))
                         carrying.append(relay)
                 if not found:
-                    raise _no_run(run, answers.unreachable)
+                    raise _no_run(run, answers.unreachable, job)
                 if carrying:
                     pinging = asyncio.create_task(keep_pinging(carrying))
                 yield Gathered(
@@ -204,6 +267,28 @@ class FleetView:
 
         return await self._ask(ask, _ASK_S)
 
+    async def _survey(self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey) -> "_Surveyed":
+        request = fleet_pb2.NodeSurveyRequest()
+        request.CopyFrom(asked)
+        request.api.CopyFrom(fleet_translate.api_message())
+
+        async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> fleet_pb2.NodeSurvey:
+            told = await stub.Survey(request, metadata=self._fan_out.metadata)
+            fleet_translate.check_version(told.api)
+            return fleet_translate.tidy_survey(told)
+
+        own.node = self._node
+        answers = await self._ask(ask, _ASK_S)
+        surveys = [own, *answers.by_peer.values()]
+        if (asked.run or asked.job) and not any(told.ranks for told in surveys):
+            raise _no_run(asked.run, answers.unreachable, asked.job)
+        nodes = [_node("", self._node, __version__, (steps.status for steps in own.ranks))]
+        nodes += [
+            _node(str(address), told.node, told.version, (steps.status for steps in told.ranks))
+            for address, told in answers.by_peer.items()
+        ]
+        return _Surveyed(surveys, nodes, [*map(fleet_translate.unreachable_message, answers.unreachable)])
+
     async def _begin(self, address: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> Relay:
         call = stub.Take(metadata=self._fan_out.metadata)  # type: ignore[call-arg] # written to, not iterated
         return await Relay(address, call, self._coordinator).begin()
@@ -245,35 +330,46 @@ def merge(runs: Iterable[control_pb2.Run]) -> list[control_pb2.Run]:
     return [merged[name] for name in sorted(merged)]
 
 
-def _node(address: str, node: str, version: str, runs: Iterable[control_pb2.Run]) -> control_pb2.FleetNode:
+def _ranks_of(runs: Iterable[control_pb2.Run]) -> Iterator[control_pb2.RankStatus]:
+    return (rank for run in runs for rank in run.ranks)
+
+
+def _node(
+    address: str, node: str, version: str, ranks: Iterable[control_pb2.RankStatus]
+) -> control_pb2.FleetNode:
     return control_pb2.FleetNode(
         address=address,
         node=fleet_translate.line(node),
         version=fleet_translate.line(version),
-        ranks=sum(rank.connected for run in runs for rank in run.ranks),
+        ranks=sum(rank.connected for rank in ranks),
     )
 
 
-def _connected(told: fleet_pb2.NodeRuns) -> dict[str, list[control_pb2.RankStatus]]:
-    """Return the connected ranks of a node, by run."""
-    runs = {run.run: [rank for rank in run.ranks if rank.connected] for run in told.runs if run.run}
+def _connected(told: fleet_pb2.NodeRuns, job: str) -> dict[str, list[control_pb2.RankStatus]]:
+    """Return the connected ranks of a node, of all jobs or of one, by run."""
+    runs = {
+        run.run: [rank for rank in run.ranks if rank.connected]
+        for run in told.runs
+        if run.run and job in ("", run.job_name)
+    }
     return {run: ranks for run, ranks in runs.items() if ranks}
 
 
-def _only(runs: Collection[str], unreachable: Sequence[Unreachable]) -> str:
+def _only(runs: Collection[str], unreachable: Sequence[Unreachable], job: str = "") -> str:
     if not runs:
-        raise _no_run("", unreachable)
+        raise _no_run("", unreachable, job)
     if len(runs) > 1:
+        of_job = f" of job {job[:80]}" if job else ""
         raise NoSuchTargetError(
-            f"the fleet has {len(runs)} runs: {', '.join(sorted(runs)[:_MOST_NAMED])}",
+            f"the fleet has {len(runs)} runs{of_job}: {', '.join(sorted(runs)[:_MOST_NAMED])}",
             "choose one with --run",
         )
     return next(iter(runs))
 
 
-def _no_run(run: str, unreachable: Sequence[Unreachable]) -> NoSuchTargetError:
+def _no_run(run: str, unreachable: Sequence[Unreachable], job: str = "") -> NoSuchTargetError:
     silent = f", and no answer from {unreachable_text(unreachable[:_MOST_NAMED])}" if unreachable else ""
-    name = f" {run[:80]}" if run else ""
+    name = (f" {run[:80]}" if run else "") + (f" of job {job[:80]}" if job else "")
     return NoSuchTargetError(
         f"no run{name} on any node of the fleet that answers{silent}",
         "`torchperfd ps --fleet` lists those there are",

@@ -26,11 +26,11 @@ class Held:
     def __init__(self) -> None:
         self._claims: dict[tuple[Cause, int | None], _Claim] = {}
         self.verdicts: tuple[Verdict, ...] = ()
-        """Those that hold, the first one first; empty before anything has held."""
+        """Those that hold, the first one first; empty where nothing does."""
 
     @property
     def first(self) -> Verdict | None:
-        """The verdict; None before anything has held."""
+        """The verdict; None where nothing holds."""
         return self.verdicts[0] if self.verdicts else None
 
     def update(self, found: Sequence[Verdict]) -> bool:
@@ -48,12 +48,12 @@ class Held:
         }
         before = self.first
         held = [claim.verdict for claim in self._claims.values() if claim.held]
-        if not held:
-            return False
         troubles = [verdict for verdict in held if verdict.cause is not Cause.NONE]
         self.verdicts = tuple(sorted(troubles or held, key=lambda each: -self._weight(each, before)))
-        first = self.verdicts[0]
-        return before is None or not _same(first, before)
+        first = self.first
+        if first is None or before is None:
+            return first is not before
+        return not _same(first, before)
 
     def _weight(self, verdict: Verdict, first: Verdict | None) -> float:
         sticks = first is not None and _same(verdict, first)

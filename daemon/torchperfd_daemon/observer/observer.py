@@ -11,7 +11,7 @@ from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.observer.hang import find_culprit
 from torchperfd_daemon.observer.run_watch import RunWatch
-from torchperfd_daemon.observer.surroundings import GpuState, Surroundings, survey
+from torchperfd_daemon.observer.surroundings import GpuState, Storage, Surroundings, survey
 from torchperfd_daemon.stacks import RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, Store
 
@@ -63,6 +63,7 @@ class Observer:
         self._clock = clock
         self._wall = wall
         self._runs: dict[str, RunWatch] = {}
+        self._storage: Storage | None = None
         self._asked: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._looked_at = clock()
@@ -90,7 +91,8 @@ class Observer:
         """Look at everything once; return the runs that stand still and whose stacks are due."""
         now, wall = self._clock(), self._wall()
         runs = self._store.runs()
-        around = survey(self._families(), self._gpus()) if runs else Surroundings()
+        around = survey(self._families(), self._gpus(), self._storage) if runs else Surroundings()
+        self._storage = around.storage if runs else None
         known, self._runs = self._runs, {}
         due = []
         for run, ranks in runs.items():
@@ -163,6 +165,9 @@ class Observer:
 
 
 def _say(watch: RunWatch) -> None:
+    if not watch.verdicts:
+        log.info("run %s: what was found does not hold any more", watch.run)
+        return
     verdict = watch.verdicts[0]
     quiet = verdict.cause is Cause.NONE
     log.log(logging.INFO if quiet else logging.WARNING, "run %s: %s", watch.run, verdict.summary)

@@ -1,6 +1,5 @@
 """One rank, watched: what its counters were at the newest looks, and what that makes of its steps."""
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
@@ -9,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis.causes import FULL_SOON_S
 from torchperfd_daemon.diagnosis.detect import (
     Doing,
     GrowthDetector,
@@ -17,9 +17,10 @@ from torchperfd_daemon.diagnosis.detect import (
     StallDetector,
     StepTimes,
 )
+from torchperfd_daemon.diagnosis.detect.growth import LEAST_SHARE, theil_sen
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
 
 Float64 = npt.NDArray[np.float64]
 
@@ -30,12 +31,13 @@ WARM_STEPS: Final = 20
 """The first steps are not like the others: so many, or those of ten seconds, are left out."""
 
 _WARM_S: Final = 10.0
-_KEPT: Final = 20
+_KEPT: Final = 18
 _READINGS: Final = 64
 _GROWTH_EVERY: Final = 10
 _LATEST_NEWS_S: Final = 2.0
 _PHASES: Final = 32
-_AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S, _FIXED = range(11)
+_AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
+_COMPILED_NS, _SAVES, _RESIDENT, _FIXED = range(10, 14)
 
 _DOING: Final = {
     State.STARTING: Doing.IDLE,
@@ -47,7 +49,7 @@ _DOING: Final = {
 
 
 class RankWatch:
-    """Keeps a rank's counters of the newest 20 looks that had a step in them, and follows its progress.
+    """Keeps a rank's counters of the newest 18 looks that had a step in them, and follows its progress.
 
     All figures are differences of cumulative counters, so that no step is missed however many there are.
 
@@ -66,16 +68,16 @@ class RankWatch:
         self._rows: Float64 = np.zeros((_KEPT, _FIXED))
         self._count = 0
         self._first: Float64 | None = None
+        self._turned: Float64 | None = None
         self._before: RankEvidence | None = None
         self._gpu = GpuState()
         self._top_clock = 0.0
         self._foreign = 0
         self._window = 0
-        self._ats = array("d")
         self._memory = GrowthDetector(readings=_READINGS)
         self._measured = 0
-        self._grows_by = 0.0
-        self._full_in: float | None = None
+        self._grows_by = self._grows_for = 0.0
+        self._room: float | None = None
 
     def look(
         self, now: float, wall: float, around: Surroundings, gpu: GpuState, ours: frozenset[int]
@@ -126,12 +128,20 @@ class RankWatch:
             since: Monotonic seconds: what lies before is of another regime.
         """
         most = min(WINDOW_LOOKS, self._count - 1)
-        while most > 0 and self._ats[-1 - most] < since:
+        while most > 0 and self._row(most)[_AT] < since:
             most -= 1
         if most < LEAST_LOOKS:
             return None
         self._window = most
-        return self._between(self._row(most), self._row(0), self._before)
+        first, last = self._row(most), self._row(0)
+        seen = self._between(first, last)
+        if seen is None:
+            return None
+        grows_by, grows_for = self._growth()
+        full_in = self._room / grows_by if grows_by and self._room is not None else None
+        return replace(
+            seen, grows_by=grows_by, grows_for_seconds=grows_for, full_in_seconds=full_in, before=self._before
+        )
 
     def remember(self, until: float) -> None:
         """Take the steps so far for the rank's healthy past.
@@ -139,15 +149,16 @@ class RankWatch:
         Args:
             until: Monotonic seconds: what came later is not part of it.
         """
-        newest = next((back for back in range(self._count) if self._ats[-1 - back] <= until), None)
+        newest = next((back for back in range(self._count) if self._row(back)[_AT] <= until), None)
         if self._first is not None and newest is not None:
             past = self._between(self._first, self._row(newest))
             self._before = past or self._before
+            self._turned = self._row(newest).copy()
 
     def forget(self, since: float) -> None:
         """Let the past begin anew, at a moment of monotonic seconds."""
-        self._before = None
-        later = [back for back in range(self._count) if self._ats[-1 - back] >= since]
+        self._before = self._turned = None
+        later = [back for back in range(self._count) if self._row(back)[_AT] >= since]
         self._first = self._row(max(later, default=0)).copy() if self._count else None
 
     def work(self, usual: Mapping[str, float]) -> RankWork:
@@ -169,8 +180,7 @@ class RankWatch:
     def _follow(self, now: float, wall: float) -> None:
         rank = self.rank
         totals = rank.totals
-        saves = totals.checkpoint.calls if totals.checkpoint else 0
-        made = (rank.history.seen, totals.train.steps, totals.validate.steps, saves)
+        made = (rank.history.seen, totals.train.steps, totals.validate.steps, _saves(totals))
         if made != self._made:
             # The step ended before we heard of it; how long before, the node's clock may be wrong about.
             late = wall - rank.last_step_unix_seconds if made[0] != self._made[0] else 0.0
@@ -183,13 +193,29 @@ class RankWatch:
         resident = around.resident.get(key)
         if resident is None:
             return
+        self._room = around.room(key)
         self._memory.observe(now, resident)
         self._measured += 1
         if self._measured % _GROWTH_EVERY == 0:
-            growth, room = self._memory.find(), around.room(key)
+            growth = self._memory.find()
             grows = growth is not None and growth.grows
             self._grows_by = growth.slope.per_second if growth is not None and grows else 0.0
-            self._full_in = room / self._grows_by if grows and room is not None else None
+            self._grows_for = growth.seconds if growth is not None and grows else 0.0
+
+    def _growth(self) -> tuple[float, float]:
+        """Return the pace at which memory grows, and for how long it was seen to; zeros where it does not.
+
+        The whole run tells slow growth, and the newest looks what is too fast to wait for.
+        """
+        # Memory grows whether steps are slow or not: all regimes count.
+        rows = self._rows[max(0, self._count - WINDOW_LOOKS) : self._count]
+        last, change = rows[-1], rows[-1] - rows[0]
+        gained, level, seconds = change[_RESIDENT], last[_RESIDENT], float(change[_AT])
+        soon = self._room is not None and self._room * seconds <= gained * FULL_SOON_S
+        if self._grows_by or not soon or gained < LEAST_SHARE * level:
+            return self._grows_by, self._grows_for
+        slope = theil_sen(rows[:, _AT], rows[:, _RESIDENT])
+        return (slope.per_second, seconds) if slope.low > 0 else (0.0, 0.0)
 
     def _note(self, now: float, around: Surroundings, gpu: GpuState) -> None:
         totals = self.rank.totals
@@ -212,14 +238,15 @@ class RankWatch:
             totals.checkpoint.ns if totals.checkpoint else 0,
             around.queued.get(key, 0.0),
             around.throttled.get(key, 0.0),
-            around.disk_seconds,
+            around.storage.seconds.get(key, 0.0),
             around.memory_seconds,
             gpu.throttled_seconds,
+            totals.compiled.ns if totals.compiled else 0,
+            _saves(totals),
+            around.resident.get(key, 0.0),
         )
         row[_FIXED:] = [phases[name].ns if name in phases else 0 for name in self._names]
         self._count = min(self._count + 1, _KEPT)
-        self._ats = self._ats[1 - _KEPT :]
-        self._ats.append(now)
         if self._first is None:
             self._first = row.copy()
 
@@ -233,9 +260,7 @@ class RankWatch:
         row: Float64 = self._rows[self._count - 1 - back]
         return row
 
-    def _between(
-        self, first: Float64, last: Float64, before: RankEvidence | None = None
-    ) -> RankEvidence | None:
+    def _between(self, first: Float64, last: Float64) -> RankEvidence | None:
         """Return the means per step between two looks; None when there was no step in between."""
         steps = last[_STEPS] - first[_STEPS]
         if steps <= 0:
@@ -264,25 +289,29 @@ class RankWatch:
             throttled_seconds=per_step(_THROTTLED_S),
             disk_seconds=min(per_step(_DISK_S), phases.get("data", 0.0)),
             reclaim_seconds=per_step(_MEMORY_S),
-            checkpoint_seconds=self._saved_per_step(last),
+            compiled_seconds=max(0.0, change[_COMPILED_NS]) / steps / 1e9,
+            checkpoint_seconds=self._saved_per_step(first, last),
             device_busy=self._gpu.utilization,
             device_throttled=min(1.0, max(0.0, change[_GPU_S]) / span),
             device_slowdown=max(0.0, slowdown),
-            grows_by=self._grows_by,
-            full_in_seconds=self._full_in,
-            before=before,
         )
 
-    def _saved_per_step(self, last: Float64) -> float:
-        """Return the time of checkpoints per step since the past began: they are too rare for a window."""
-        first = self._first
-        if first is None or last[_STEPS] <= first[_STEPS]:
+    def _saved_per_step(self, first: Float64, last: Float64) -> float:
+        """Return the time of checkpoints per step between two looks.
+
+        A window holds few of them, and by chance one more or less: how often they come is taken from the
+        whole regime, and how long one takes from the window, or where that has none from the regime, too.
+        """
+        whole = self._first if self._turned is None or last[_AT] <= self._turned[_AT] else self._turned
+        if whole is None or last[_STEPS] <= whole[_STEPS] or last[_SAVES] <= whole[_SAVES]:
             return 0.0
-        saved = last[_SAVED_NS] - first[_SAVED_NS]
+        since = first if last[_SAVES] > first[_SAVES] else whole
+        saved = last[_SAVED_NS] - since[_SAVED_NS]
         if "checkpoint" in self._names:
             column = _FIXED + self._names.index("checkpoint")
-            saved += last[column] - first[column]
-        return float(max(0.0, saved) / (last[_STEPS] - first[_STEPS]) / 1e9)
+            saved += last[column] - since[column]
+        each = max(0.0, saved) / (last[_SAVES] - since[_SAVES])
+        return float(each * (last[_SAVES] - whole[_SAVES]) / (last[_STEPS] - whole[_STEPS]) / 1e9)
 
     def shared(self, seen: RankEvidence) -> RankEvidence:
         """Return a late rank's evidence with its lateness laid to other processes on its device, if any."""
@@ -290,3 +319,9 @@ class RankWatch:
         if not self._foreign or work <= 0:
             return seen
         return replace(seen, device_shared=min(1.0, seen.late_seconds / work))
+
+
+def _saves(totals: Totals) -> int:
+    """Return how many checkpoints there were, within steps and between them."""
+    within = totals.train.phases.get("checkpoint")
+    return (within.calls if within else 0) + (totals.checkpoint.calls if totals.checkpoint else 0)

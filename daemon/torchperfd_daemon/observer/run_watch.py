@@ -117,7 +117,8 @@ class RunWatch:
             watch.look(now, wall, around, gpu_of(rank), ours)
         made = self._follow_steps(now, wall)
         self._look_for_stalls(now)
-        found = self._judge()
+        # Without a step there is nothing new to judge, however often one looks.
+        found = self._judge() if made else []
         changed = self._held.update(found) if found else False
         if made:
             self._charge(made)
@@ -219,7 +220,7 @@ class RunWatch:
             watch: evidence
             for watch in self._watches.values()
             if watch.rank.connected
-            and watch.rank.state is State.TRAINING
+            and watch.doing is not Doing.IDLE
             and (evidence := watch.evidence(self._since)) is not None
         }
         if not seen:

@@ -1,7 +1,7 @@
 """What the node's collectors say of the ranks' surroundings at one moment."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from torchperfd_daemon.collectors.base import Family
@@ -16,6 +16,9 @@ _OF_RANKS: Final = {
     "process_memory_limit_bytes": "limit",
 }
 _AVAILABLE: Final = "node_memory_available_bytes"
+_MOVED: Final = "node_disk_bytes"
+_BUSY: Final = "node_disk_busy_seconds"
+_READ: Final = "process_io_bytes"
 _PRESSURE: Final = "node_pressure_seconds"
 
 RankKey = tuple[str, int]
@@ -40,13 +43,55 @@ class GpuState:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """What is known of storage at one moment: totals since any time.
+
+    Attributes:
+        pressed_seconds: For how long some task of the node waited for storage (PSI).
+        busy_seconds: For how long the node's disks were at it.
+        moved_bytes: That the node's disks have read and written.
+        read: Bytes that storage has read for each rank.
+        seconds: For how long each rank kept storage busy, or had to wait for it: see :meth:`after`.
+    """
+
+    pressed_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    moved_bytes: float = 0.0
+    read: dict[RankKey, float] = field(default_factory=dict)
+    seconds: dict[RankKey, float] = field(default_factory=dict)
+
+    def after(self, last: "Storage") -> "Storage":
+        """Return it with each rank's time up to now.
+
+        Pressure is a mean over processors, weighted by how much each has to do: of one rank that waits for a
+        disk a node of many processors shows little. So a rank is also given its part of the time in which
+        disks were busy, by the bytes that they read for it, and of the two what is more.
+        """
+        waited = max(0.0, self.pressed_seconds - last.pressed_seconds)
+        busy = max(0.0, self.busy_seconds - last.busy_seconds)
+        moved = max(1.0, self.moved_bytes - last.moved_bytes)
+
+        def spent(rank: RankKey, read: float) -> float:
+            # What a disk had begun to move before counts when it is done: never more than all of its time.
+            return max(waited, min(busy, busy * max(0.0, read - last.read.get(rank, read)) / moved))
+
+        return replace(
+            self,
+            seconds={
+                rank: last.seconds.get(rank, 0.0) + spent(rank, self.read.get(rank, 0.0))
+                for rank in self.seconds
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Surroundings:
     """Counters in seconds since any time, and bytes; a rank that nothing is known of is absent.
 
     Attributes:
         queued: For how long each rank's main thread was ready and had no processor.
         throttled: For how long the quota of each rank's control group held it back.
-        disk_seconds: For how long some task of the node waited for a disk (PSI).
+        storage: What is known of storage.
         memory_seconds: For how long some task of the node waited for memory (PSI).
         gpus: By UUID.
         resident: Bytes that each rank and its workers hold.
@@ -56,7 +101,7 @@ class Surroundings:
 
     queued: dict[RankKey, float] = field(default_factory=dict)
     throttled: dict[RankKey, float] = field(default_factory=dict)
-    disk_seconds: float = 0.0
+    storage: Storage = field(default_factory=Storage)
     memory_seconds: float = 0.0
     gpus: dict[str, GpuState] = field(default_factory=dict)
     resident: dict[RankKey, float] = field(default_factory=dict)
@@ -70,24 +115,42 @@ class Surroundings:
         return min((each for each in (left, self.available_bytes) if each is not None), default=None)
 
 
-def survey(families: Iterable[Family], gpus: Sequence[GpuReading]) -> Surroundings:
-    """Return what matters of the collectors' newest samples."""
+def survey(
+    families: Iterable[Family], gpus: Sequence[GpuReading], last: Storage | None = None
+) -> Surroundings:
+    """Return what matters of the collectors' newest samples.
+
+    Args:
+        families: The samples.
+        gpus: The newest reading of each GPU.
+        last: Storage as it was before; None at first.
+    """
     ranks: dict[str, dict[RankKey, float]] = {name: {} for name in _OF_RANKS.values()}
+    read: dict[RankKey, float] = {}
     pressure: dict[str, float] = {}
+    moved = busy = 0.0
     available = None
     for family in families:
         if family.name in _OF_RANKS:
             known = ranks[_OF_RANKS[family.name]]
             for (run, rank), value in family.samples:
                 known[run, int(rank)] = value
+        elif family.name == _READ:
+            read = {(run, int(rank)): value for (run, rank, way), value in family.samples if way == "read"}
+        elif family.name == _MOVED:
+            moved = sum(value for _, value in family.samples)
+        elif family.name == _BUSY and family.samples:
+            busy = family.samples[0][1]
         elif family.name == _PRESSURE:
             pressure.update({labels[0]: value for labels, value in family.samples if labels[1] == "some"})
         elif family.name == _AVAILABLE and family.samples:
             available = family.samples[0][1]
+    nothing = dict.fromkeys(ranks["resident"] | read, 0.0)
+    storage = Storage(pressure.get("io", 0.0), busy, moved, read, nothing)
     return Surroundings(
         ranks["queued"],
         ranks["throttled"],
-        pressure.get("io", 0.0),
+        storage.after(last) if last is not None else storage,
         pressure.get("memory", 0.0),
         {reading.uuid: _gpu(reading) for reading in gpus if reading.uuid},
         ranks["resident"],

@@ -7,22 +7,30 @@ from typing import Any, Final
 import grpc
 
 from torchperfd._version import __version__
-from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2
+from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
+from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.service import download, live, translate, translate_goodput, translate_stacks
 from torchperfd_daemon.service.others import Others
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.service.stack_desk import choose
+from torchperfd_daemon.service.survey import ranks_of, survey, verdict_on, verdicts
 from torchperfd_daemon.service.targets import Targets
 from torchperfd_daemon.service.together import merged
-from torchperfd_daemon.store import Rank, Store
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
 _TIMEOUT_S: Final = 60.0
 _STACKS_TIMEOUT_S: Final = 5.0
+
+_Wide = (
+    control_pb2.ListRunsRequest
+    | control_pb2.GetStepsRequest
+    | control_pb2.DiagnoseRequest
+    | control_pb2.CaptureRequest
+)
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
@@ -70,14 +78,15 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.ListRunsResponse:
         """List runs with their ranks, on this node or on all."""
         self._store.forget_departed()
-        own = translate.runs(self._store.runs())
-        if not request.fleet:
-            return control_pb2.ListRunsResponse(runs=own)
+        own = [run for run in translate.runs(self._store.runs()) if request.job in ("", run.job_name)]
         try:
-            return await self._others.runs(own)
+            if self._is_of_fleet(request):
+                return await self._others.runs(own, request.job)
+            if not own:
+                live.check_found("", request.job)
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
-            raise AssertionError("abort raises") from error
+        return control_pb2.ListRunsResponse(runs=own)
 
     async def GetRun(  # noqa: N802
         self, request: control_pb2.GetRunRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -87,9 +96,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if not ranks:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run} on this node")
             raise AssertionError("abort raises")
-        verdict = self._verdict(request.run) or diagnose(
-            request.run, [_whole_profile(rank) for rank in ranks]
-        )
+        verdict = verdict_on(request.run, ranks, self._verdict)
         return control_pb2.GetRunResponse(
             run=request.run,
             ranks=[translate.rank_account(rank) for rank in ranks],
@@ -99,11 +106,31 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def GetSteps(  # noqa: N802
         self, request: control_pb2.GetStepsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.GetStepsResponse:
-        """Return the newest training steps of ranks on this node."""
+        """Return the newest training steps of ranks, on this node or on all."""
         try:
+            if self._is_of_fleet(request):
+                newest = request.newest or HISTORY_STEPS
+                asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, newest=newest)
+                return await self._others.steps(asked, survey(self._store, self._verdict, asked))
             return live.newest_steps(self._store, request)
-        except NoSuchTargetError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except TorchperfdError as error:
+            await context.abort(_status_of(error), str(error))
+            raise AssertionError("abort raises") from error
+
+    async def Diagnose(  # noqa: N802
+        self, request: control_pb2.DiagnoseRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> control_pb2.DiagnoseResponse:
+        """Return one verdict on each run, of its ranks on this node or on all."""
+        try:
+            if self._is_of_fleet(request):
+                asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
+                return await self._others.diagnose(asked, survey(self._store, self._verdict, asked))
+            ranks = ranks_of(self._store, request.run, request.job)
+            if not ranks:
+                live.check_found(request.run, request.job)
+            return control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
+        except TorchperfdError as error:
+            await context.abort(_status_of(error), str(error))
             raise AssertionError("abort raises") from error
 
     async def GetReadings(  # noqa: N802
@@ -125,7 +152,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """Capture steps of a run, or of all runs, telling each change."""
         try:
             translate.check_capture(request)
-            if request.fleet:
+            if self._is_of_fleet(request):
                 async for message in self._capture_fleet(request):
                     yield message
                 return
@@ -133,7 +160,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
                 async for message in merged(self._each_run(request)):
                     yield message
                 return
-            run = self._targets.run(request.run)
+            run = self._targets.run(request.run, request.job)
             async for message in self._capture(request, run, lambda: self._here(run, request)):
                 yield message
         except TorchperfdError as error:
@@ -175,6 +202,10 @@ class ControlService(control_pb2_grpc.ControlServicer):
         async for message in self._stacks(ranks, request.timeout_seconds):
             yield message
 
+    def _is_of_fleet(self, request: _Wide) -> bool:
+        """Return whether all nodes are meant: of a job they are where any others are known."""
+        return request.fleet or (bool(request.job) and self._others.known)
+
     async def _stacks(self, ranks: Sequence[Rank], seconds: float) -> AsyncIterator[control_pb2.RankStacks]:
         async for told in self._sessions.stacks_of(ranks, seconds):
             yield translate_stacks.rank_stacks_message(ranks[0].identity.run, told)
@@ -208,9 +239,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
             raise UsageError("the captures of all runs are of one node", "leave --all or --fleet out")
 
         def own() -> dict[str, list[Participant]]:
-            return {run: [*self._sessions.of_run(run)] for run in self._targets.runs()}
+            return {run: [*self._sessions.of_run(run)] for run in self._targets.runs(request.job)}
 
-        async with self._others.gather(request.run, request.ranks, own) as gathered:
+        async with self._others.gather(request.run, request.ranks, own, request.job) as gathered:
             async for message in self._capture(request, gathered.run, lambda: gathered.participants):
                 message.unreachable.extend(gathered.unreachable)
                 for rank in message.ranks:
@@ -273,16 +304,3 @@ def _status_of(error: TorchperfdError) -> grpc.StatusCode:
     if isinstance(error, UsageError):
         return grpc.StatusCode.INVALID_ARGUMENT
     return grpc.StatusCode.FAILED_PRECONDITION
-
-
-def _whole_profile(rank: Rank) -> RankProfile:
-    train = rank.totals.train
-    return RankProfile(
-        rank=rank.identity.rank,
-        node=rank.identity.node,
-        steps=train.steps,
-        step_seconds=train.ns / train.steps / 1e9 if train.steps else 0.0,
-        phase_seconds={
-            name: total.ns / train.steps / 1e9 for name, total in train.phases.items() if train.steps
-        },
-    )

@@ -8,6 +8,7 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service import translate
+from torchperfd_daemon.service.survey import ranks_of
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
 
@@ -17,11 +18,10 @@ def newest_steps(store: Store, request: control_pb2.GetStepsRequest) -> control_
     Raises:
         NoSuchTargetError: There is no such run, or it lacks one of the ranks.
     """
-    store.forget_departed()
     wanted = set(request.ranks)
-    there = [rank for rank in store.ranks() if request.run in ("", rank.identity.run)]
-    if request.run and not there:
-        raise NoSuchTargetError(f"no run {request.run} on this node", "`torchperfd ps` lists those there are")
+    there = ranks_of(store, request.run, request.job)
+    if not there:
+        check_found(request.run, request.job)
     if missing := sorted(wanted - {rank.identity.rank for rank in there}):
         raise NoSuchTargetError(
             f"no rank {', '.join(map(str, missing))} on this node", "`torchperfd ps` lists those there are"
@@ -29,6 +29,19 @@ def newest_steps(store: Store, request: control_pb2.GetStepsRequest) -> control_
     count = min(request.newest or HISTORY_STEPS, HISTORY_STEPS)
     chosen = [rank for rank in there if not wanted or rank.identity.rank in wanted]
     return control_pb2.GetStepsResponse(ranks=[_rank_steps(rank, count) for rank in chosen])
+
+
+def check_found(run: str, job: str) -> None:
+    """Refuse to say nothing of a run or job that was asked for and is not on this node.
+
+    Raises:
+        NoSuchTargetError: One was asked for.
+    """
+    asked = [f"{kind} {name[:80]}" for kind, name in (("run", run), ("job", job)) if name]
+    if asked:
+        raise NoSuchTargetError(
+            f"no {' of '.join(asked)} on this node", "`torchperfd ps` lists those there are"
+        )
 
 
 def readings(

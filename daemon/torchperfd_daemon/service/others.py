@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchperfd.v1 import control_pb2
+from torchperfd.v1 import control_pb2, fleet_pb2
 from torchperfd_daemon.captures import Participant
 
 
@@ -29,8 +29,34 @@ class Gathered:
 class Others(Protocol):
     """Asks the other nodes. Each method raises TorchperfdError when it is not known which there are."""
 
-    async def runs(self, own: Sequence[control_pb2.Run]) -> control_pb2.ListRunsResponse:
-        """Return the runs of all nodes, those of this one given."""
+    @property
+    def known(self) -> bool:
+        """Whether it is known which there are; a job is then looked for on all of them."""
+
+    async def runs(self, own: Sequence[control_pb2.Run], job: str = "") -> control_pb2.ListRunsResponse:
+        """Return the runs of all nodes, of all jobs or of one; those of this one are given.
+
+        Raises:
+            NoSuchTargetError: No node has a run of the job.
+        """
+
+    async def steps(
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
+    ) -> control_pb2.GetStepsResponse:
+        """Return the newest steps of ranks of all nodes, what this one answers given.
+
+        Raises:
+            NoSuchTargetError: No node has a rank of the run or job asked for.
+        """
+
+    async def diagnose(
+        self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
+    ) -> control_pb2.DiagnoseResponse:
+        """Return one verdict on each run of all nodes, what this one answers given.
+
+        Raises:
+            NoSuchTargetError: No node has a rank of the run or job asked for.
+        """
 
     async def choose(self, run: str, own: Sequence[str]) -> str:
         """Return a run's name; when it is empty, that of the only run there is on any node.
@@ -43,14 +69,15 @@ class Others(Protocol):
         """Yield the stacks of a run's ranks on other nodes, and the peers that do not answer."""
 
     def gather(
-        self, run: str, ranks: Sequence[int], own: Callable[[], dict[str, list[Participant]]]
+        self, run: str, ranks: Sequence[int], own: Callable[[], dict[str, list[Participant]]], job: str = ""
     ) -> AbstractAsyncContextManager[Gathered]:
         """Hold on to ranks of a run on all nodes, for one capture.
 
         Args:
             run: Its name; empty for the only one there is.
             ranks: Which; all when empty.
-            own: Returns the connected ranks on this node, by run.
+            own: Returns the connected ranks of the job on this node, by run.
+            job: That the run is of; empty for any.
 
         Raises:
             NoSuchTargetError: There is no such run or rank anywhere, or more than one run to choose from.

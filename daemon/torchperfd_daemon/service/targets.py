@@ -21,25 +21,37 @@ class Targets:
         self._store = store
         self._of_run = of_run
 
-    def runs(self) -> list[str]:
-        """Return the runs that have a connected rank."""
-        return [run for run in self._store.runs() if self._of_run(run)]
+    def runs(self, job: str = "") -> list[str]:
+        """Return the runs, of all jobs or of one, that have a connected rank."""
+        return [
+            run
+            for run, ranks in self._store.runs().items()
+            if job in ("", ranks[0].identity.job_name) and self._of_run(run)
+        ]
 
-    def run(self, name: str) -> str:
-        """Return the run of a name, or the only one there is when it is empty.
+    def run(self, name: str, job: str = "") -> str:
+        """Return the run of a name, or the only one there is, of all jobs or of one, when it is empty.
 
         Raises:
             NoSuchTargetError: There is none, or several.
         """
         if name:
+            if job and name not in self.runs(job):
+                raise NoSuchTargetError(
+                    f"this node has no run {name[:80]} of job {job[:80]}",
+                    "`torchperfd ps` lists those there are",
+                )
             return name
-        runs = self.runs()
+        runs = self.runs(job)
         if len(runs) == 1:
             return runs[0]
+        of_job = f" of job {job[:80]}" if job else ""
         if runs:
             raise NoSuchTargetError(
-                f"this node has {len(runs)} runs: {', '.join(runs)}", "choose one with --run"
+                f"this node has {len(runs)} runs{of_job}: {', '.join(runs)}", "choose one with --run"
             )
+        if job:
+            raise NoSuchTargetError(f"this node has no run{of_job}", "`torchperfd ps` lists those there are")
         raise NoSuchTargetError("this node has no run", "start one with `torchperfd run`")
 
     def ranks(self, run: str, chosen: Iterable[int]) -> list[Session]:

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
 from torchperfd_daemon.captures.schedule import MOST_STEPS
 from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.store import (
     ArrivalColumns,
@@ -125,6 +128,7 @@ def totals(message: session_pb2.Account) -> Totals:
         warmup=_kind(message.warmup),
         checkpoint=_phase(message.checkpoint) if message.HasField("checkpoint") else None,
         gc=tuple(GcTotal(pauses.calls, pauses.ns) for pauses in message.gc[:_MOST_GENERATIONS]),
+        compiled=_phase(message.compiled) if message.HasField("compiled") else None,
         loader_ready=message.loader_ready if message.HasField("loader_ready") else None,
         cuda=CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
         if message.HasField("cuda")
@@ -153,6 +157,7 @@ def account_message(own: Totals) -> session_pb2.Account:
         warmup=_kind_message(session_pb2.STEP_KIND_TRAIN, own.warmup) if own.warmup.steps else None,
         checkpoint=_phase_message("", own.checkpoint) if own.checkpoint is not None else None,
         gc=[session_pb2.GcAccount(calls=pauses.calls, ns=pauses.ns) for pauses in own.gc],
+        compiled=_phase_message("", own.compiled) if own.compiled is not None else None,
         loader_ready=own.loader_ready,
         cuda=session_pb2.CudaMemory(
             allocated_bytes=own.cuda.allocated, reserved_bytes=own.cuda.reserved, peak_bytes=own.cuda.peak
@@ -198,6 +203,14 @@ def runs(own: Mapping[str, Sequence[Rank]]) -> list[control_pb2.Run]:
     ]
 
 
+def rank_work(message: control_pb2.RankSteps) -> RankWork:
+    """Unpack a rank's phases: seconds, one array per phase with a column for each step."""
+    return RankWork(
+        message.status.identity.rank,
+        {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.phases},
+    )
+
+
 def rank_account(rank: Rank) -> control_pb2.RankAccount:
     """Pack a rank's whole account."""
     return control_pb2.RankAccount(
@@ -236,8 +249,8 @@ def check_capture(request: control_pb2.CaptureRequest) -> None:
         raise UsageError("the timeout must be up to a day")
     if request.at_step > _LAST_STEP:
         raise UsageError(f"no run makes {request.at_step} steps")
-    if request.all_runs and request.run:
-        raise UsageError("all runs and one run cannot both be meant")
+    if request.all_runs and (request.run or request.job):
+        raise UsageError("all runs and those of one name cannot both be meant")
 
 
 def when(request: control_pb2.CaptureRequest) -> When:

@@ -188,6 +188,89 @@ def test_what_a_mechanism_leaves_of_a_ranks_lateness_is_the_ranks_own() -> None:
     assert [verdict.cost_seconds_per_step for verdict in found] == pytest.approx([0.03, 0.02])
 
 
+def test_collections_are_blamed_before_the_processors_that_they_have_to_wait_for() -> None:
+    odd = replace(late(rank(2), "backward", 0.04), collected_seconds=0.04, queued_seconds=0.01)
+    (verdict,) = rank_causes("r", eight(odd))
+    assert (verdict.cause, verdict.rank) == (Cause.GARBAGE_COLLECTION, 2)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.04)
+
+
+def test_a_rank_that_is_late_by_its_checkpoints_has_slow_checkpoints() -> None:
+    writer = changed(rank(0), checkpoint=0.0)
+    (verdict,) = rank_causes("r", eight(late(writer, "checkpoint", 0.02)))
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.CHECKPOINT, 0, "checkpoint")
+
+
+def test_a_loader_that_mostly_waits_for_storage_waits_for_nothing_else() -> None:
+    mostly = eight(replace(late(rank(7), "data", 0.04), disk_seconds=0.03))
+    (verdict,) = rank_causes("r", mostly)
+    assert (verdict.cause, verdict.rank) == (Cause.SLOW_IO, 7)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.04)
+    partly = eight(replace(late(rank(7), "data", 0.04), disk_seconds=0.01))
+    assert [(each.cause, each.rank) for each in rank_causes("r", partly)] == [
+        (Cause.INPUT_BOUND, 7),
+        (Cause.SLOW_IO, 7),
+    ]
+
+
+def test_exchanges_that_wait_for_processors_are_not_the_networks_fault() -> None:
+    pasts = [rank(number) for number in range(8)]
+    slower = [since(past, changed(past, collective_wait=0.05)) for past in pasts]
+    assert rank_causes("r", slower)[0].cause is Cause.COLLECTIVE
+    starved = [replace(each, queued_seconds=0.022) for each in slower]
+    assert all(each.cause is not Cause.COLLECTIVE for each in rank_causes("r", starved))
+
+
+@pytest.mark.parametrize(("seen", "full_in", "told"), [(10, 900, True), (10, 1100, False), (300, 3500, True)])
+def test_growth_is_believed_to_go_on_for_a_hundred_times_as_long_as_it_was_seen(
+    seen: float, full_in: float, told: bool
+) -> None:
+    growing = replace(rank(5), grows_by=5e7, grows_for_seconds=seen, full_in_seconds=full_in)
+    (verdict,) = rank_causes("r", eight(growing))
+    assert (verdict.cause is Cause.MEMORY_PRESSURE, verdict.rank == 5) == (told, told)
+
+
+def test_a_quota_costs_what_it_holds_the_exchange_up_for_as_well() -> None:
+    pasts = [rank(number) for number in range(8)]
+    now = [since(past, changed(past, collective_wait=0.062)) for past in pasts]
+    held_back = replace(late(rank(3), "forward", 0.04), throttled_seconds=0.08)
+    now[3] = since(pasts[3], changed(held_back, collective_wait=0.022))
+    (verdict,) = rank_causes("r", now)
+    assert (verdict.cause, verdict.rank) == (Cause.CGROUP_THROTTLING, 3)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.06)
+
+
+def test_what_a_cause_has_always_taken_is_not_taken_out_of_what_has_grown() -> None:
+    pasts = [replace(rank(number), queued_seconds=0.01) for number in range(8)]
+    starving = [since(past, replace(changed(past, data=0.052), queued_seconds=0.01)) for past in pasts]
+    (verdict,) = rank_causes("r", starving)
+    assert (verdict.cause, verdict.rank) == (Cause.INPUT_BOUND, None)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.05)
+
+
+def test_what_one_rank_lacks_beyond_its_past_counts_whole_though_others_lack_some_of_it() -> None:
+    pasts = [rank(number) for number in range(8)]
+    now = [
+        since(past, changed(replace(past, queued_seconds=0.006), forward=0.036, collective_wait=0.036))
+        for past in pasts
+    ]
+    now[3] = since(pasts[3], replace(late(rank(3), "forward", 0.02), queued_seconds=0.02))
+    (verdict,) = rank_causes("r", now)
+    assert (verdict.cause, verdict.rank) == (Cause.CPU_CONTENTION, 3)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.02)
+
+
+def test_a_rank_that_grows_and_is_late_without_another_reason_is_late_by_its_growth() -> None:
+    def growing(of: RankEvidence) -> list[RankEvidence]:
+        return eight(replace(of, grows_by=5e7, grows_for_seconds=10, full_in_seconds=60))
+
+    (verdict,) = rank_causes("r", growing(late(rank(5), "optimizer", 0.02)))
+    assert (verdict.cause, verdict.rank) == (Cause.MEMORY_PRESSURE, 5)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.02)
+    slow_loader = rank_causes("r", growing(late(rank(5), "data", 0.02)))
+    assert [each.cause for each in slow_loader] == [Cause.INPUT_BOUND, Cause.MEMORY_PRESSURE]
+
+
 seconds = st.floats(0, 1e6)
 
 

@@ -43,6 +43,12 @@ def test_another_rank_is_another_verdict() -> None:
     assert played(looks) == [None] * 12
 
 
+def test_what_was_told_does_not_outlive_findings_that_keep_changing_their_rank() -> None:
+    slow = [verdict(Cause.SLOW_RANK, 0.03, 7)] * 3
+    looks = [[each] for each in slow] + [[verdict(Cause.CPU_CONTENTION, 0.01, n % 2)] for n in range(4)]
+    assert [each is None for each in played(looks)] == [True, True, False, False, False, True, True]
+
+
 def test_of_two_alike_the_first_stays_first() -> None:
     one, other = verdict(Cause.SLOW_RANK, 0.03, 1), verdict(Cause.INPUT_BOUND, 0.031)
     told = played([[one]] * 3 + [[one, other]] * 6 + [[one, verdict(Cause.INPUT_BOUND, 0.05)]])
@@ -74,9 +80,7 @@ def test_what_is_told_was_found_three_times_in_a_row_and_missed_less_since(
         names = {key(each) for old in looks[:number] for each in old}
         holding = {name for name in names if lasted(name, looks[:number])}
         troubles = {name for name in holding if name and name[0] is not Cause.NONE}
-        # Where nothing holds any more, what was told last stays.
-        if holding:
-            assert {key(each) for each in held.verdicts} == (troubles or holding)
+        assert {key(each) for each in held.verdicts} == (troubles or holding)
 
 
 def key(each: Verdict | None) -> tuple[Cause, int | None] | None:

@@ -59,8 +59,8 @@ def test_memory_is_in_bytes_and_what_an_old_kernel_does_not_know_is_absent(tree:
     assert values(MemoryCollector(tree.proc).sample()) == {"node_memory_total_bytes": {(): 2048 * 1024}}
 
 
-def disk_line(name: str, read: int, written: int) -> str:
-    return f" 259  0 {name} 10 0 {read} 5 20 0 {written} 6 0 7 8 0 0 0 0 1 2\n"
+def disk_line(name: str, read: int, written: int, busy_ms: int = 7) -> str:
+    return f" 259  0 {name} 10 0 {read} 5 20 0 {written} 6 0 {busy_ms} 8 0 0 0 0 1 2\n"
 
 
 def test_each_byte_of_a_disk_counts_once(tree: HostTree) -> None:
@@ -77,7 +77,8 @@ def test_each_byte_of_a_disk_counts_once(tree: HostTree) -> None:
         (tree.sys / "block" / name / "device").mkdir(parents=True)
     (tree.sys / "block" / "dm-0").mkdir()
     assert values(DiskCollector(tree.proc, tree.sys).sample()) == {
-        "node_disk_bytes": {("read",): 104 * 512, ("write",): 12 * 512}
+        "node_disk_bytes": {("read",): 104 * 512, ("write",): 12 * 512},
+        "node_disk_busy_seconds": {(): 0.014},
     }
 
 
@@ -157,6 +158,9 @@ PARSERS: list[Callable[[str], object]] = [
     procfs.parse_cpu_list,
     procfs.parse_table,
     cgroup.parse_membership,
+    lambda text: cgroup.parse_membership(text, "cpu"),
+    lambda text: cgroup.parse_cfs_quota(text, text),
+    cgroup.parse_memory_limit,
     cgroup.parse_cpu_max,
     cgroup.parse_memory_max,
     cgroup.parse_throttled,

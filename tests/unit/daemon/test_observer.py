@@ -127,6 +127,24 @@ def test_collections_on_one_rank_are_the_cause_of_its_lateness() -> None:
     assert verdict.cost_seconds_per_step == pytest.approx(0.025, rel=0.1)
 
 
+def test_a_rank_that_saves_whenever_it_is_looked_at_counts_all_the_same() -> None:
+    watched = Watched()
+    writer = next(watched.store.ranks())
+    for _ in range(12):
+        watched.job.train(1.0, lambda rank, _step: {"checkpoint": 0.02} if rank == 0 else {})
+        writer.state = State.CHECKPOINTING
+        watched.observer.look()
+    assert (watched.verdict.cause, watched.verdict.rank) == (Cause.CHECKPOINT, 0)
+
+
+def test_what_a_look_has_found_is_not_found_again_while_no_step_follows() -> None:
+    watched = Watched()
+    watched.train(20)
+    watched.train(4, lambda rank, _step: {"forward": 0.03} if rank == 5 else {})
+    watched.stand(5)
+    assert watched.verdict.cause is Cause.NONE
+
+
 def test_time_without_a_processor_is_contention() -> None:
     watched = Watched(ranks=4)
     delay = Family("process_run_delay_seconds", "", "counter", ("run", "rank"))

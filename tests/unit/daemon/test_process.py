@@ -182,6 +182,32 @@ def test_without_limits_there_are_no_such_series(tree: HostTree) -> None:
     assert [family.samples for family in families] == [[], [], []]
 
 
-def test_a_node_without_cgroups_of_version_two_is_told(tree: HostTree) -> None:
-    with pytest.raises(CollectorUnavailableError, match="unified_cgroup_hierarchy"):
+def test_groups_of_version_one_have_a_tree_for_each_controller(tree: HostTree) -> None:
+    for path, text in {
+        "cpu/pod/cpu.cfs_quota_us": "50000\n",
+        "cpu/pod/cpu.cfs_period_us": "100000\n",
+        "cpu/pod/cpu.stat": "nr_periods 9\nnr_throttled 3\nthrottled_time 2500000000\n",
+        "cpu/pod/box/cpu.cfs_quota_us": "-1\n",
+        "cpu/pod/box/cpu.cfs_period_us": "100000\n",
+        "cpu/pod/box/cpu.stat": "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n",
+        "memory/job/memory.limit_in_bytes": "1000\n",
+        "memory/memory.limit_in_bytes": f"{2**63 - 4096}\n",
+        "cpuset/job/cpuset.effective_cpus": "0-1\n",
+    }.items():
+        tree.write(f"sys/fs/cgroup/{path}", text)
+    tree.add_process(100)
+    tree.write("proc/100/cgroup", "5:cpuset:/job\n4:cpu,cpuacct:/pod/box\n3:memory:/job\n0::/\n")
+    tree.add_process(200)
+    root = tree.sys / "fs/cgroup"
+    assert read_limits(100, tree.proc, root) == Limits(0.5, 1000, frozenset({0, 1}), 2.5)
+    assert read_limits(200, tree.proc, root) == Limits()
+    assert values(CgroupCollector(lambda: [tree.rank(100)], tree.proc, root).sample()) == {
+        ("process_cpu_limit_cores",): 0.5,
+        ("process_memory_limit_bytes",): 1000,
+        ("process_throttled_seconds",): 2.5,
+    }
+
+
+def test_a_node_without_cgroups_is_told(tree: HostTree) -> None:
+    with pytest.raises(CollectorUnavailableError, match="no control groups are mounted"):
         CgroupCollector(lambda: [], tree.proc, tree.sys / "fs/cgroup").sample()

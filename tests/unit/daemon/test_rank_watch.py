@@ -1,6 +1,7 @@
 """What looks make of a rank's counters, by a second computation; and what its surroundings add."""
 
 from array import array
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import StepTimes
 from torchperfd_daemon.observer.rank_watch import LEAST_LOOKS, WINDOW_LOOKS, RankWatch
-from torchperfd_daemon.observer.surroundings import GpuState, Surroundings, survey
+from torchperfd_daemon.observer.surroundings import GpuState, Storage, Surroundings, survey
 from torchperfd_daemon.store import (
     GcTotal,
     KindTotal,
@@ -46,6 +47,8 @@ class Looked:
         gc_ns: int = 0,
         around: Surroundings = NOTHING,
         gpu: GpuState = GpuState(),  # noqa: B008 - it cannot change
+        checkpoint: PhaseTotal | None = None,
+        compiled: PhaseTotal | None = None,
     ) -> None:
         for phases in steps:
             for name, ns in phases.items():
@@ -61,6 +64,8 @@ class Looked:
                 phases={name: PhaseTotal(self.steps, ns) for name, ns in self.sums.items()},
             ),
             gc=(GcTotal(0, self.gc_ns),),
+            checkpoint=checkpoint,
+            compiled=compiled,
         )
         self.now += 1
         self.watch.look(self.now, self.now, around, gpu, frozenset({500}))
@@ -107,11 +112,18 @@ def test_what_the_kernel_counts_is_spread_over_the_steps() -> None:
     looked = Looked()
     full = [{"data": 10**8, "forward": 4 * 10**8}] * 2
     for second in range(12):
-        looked.look(full, around=Surroundings({KEY: 0.3 * second}, {KEY: 0.1 * second}, 0.2 * second))
+        around = Surroundings(
+            {KEY: 0.3 * second},
+            {KEY: 0.1 * second},
+            storage=Storage(seconds={KEY: 0.2 * second}),
+            memory_seconds=0.1 * second,
+        )
+        looked.look(full, around=around)
     evidence = looked.evidence()
     assert evidence.queued_seconds == pytest.approx(0.15)
     assert evidence.throttled_seconds == pytest.approx(0.05)
     assert evidence.disk_seconds == pytest.approx(0.1), "no more than the wait for data"
+    assert evidence.reclaim_seconds == pytest.approx(0.05)
 
 
 def test_a_gpu_that_heat_slows_down_and_one_that_is_shared() -> None:
@@ -157,5 +169,109 @@ def test_a_survey_takes_what_matters_of_all_samples() -> None:
     gpu.put("gpu_clock_hertz", 1e9, "sm")
     found = survey([delay, pressure, Family("other", "", "gauge")], [gpu, GpuReading("1", "")])
     assert found == Surroundings(
-        {KEY: 2.5}, {}, 7.0, 0.0, {"GPU-1": GpuState(4.0, 1e9, None, frozenset({77}))}
+        {KEY: 2.5}, {}, Storage(7.0), gpus={"GPU-1": GpuState(4.0, 1e9, None, frozenset({77}))}
     )
+
+
+def storage(pressed: float, busy: float, moved: int, **read: int) -> list[Family]:
+    """Return what collectors say of storage: seconds, and bytes by rank (``rank0=``)."""
+    pressure = Family("node_pressure_seconds", "", "counter", ("resource", "kind"))
+    pressure.add(pressed, "io", "some")
+    at_it = Family("node_disk_busy_seconds", "", "counter")
+    at_it.add(busy)
+    traffic = Family("node_disk_bytes", "", "counter", ("direction",))
+    traffic.add(moved // 2, "read")
+    traffic.add(moved - moved // 2, "write")
+    ranks = Family("process_io_bytes", "", "counter", ("run", "rank", "direction"))
+    for name, count in read.items():
+        ranks.add(count, "r", name.removeprefix("rank"), "read")
+        ranks.add(10**9, "r", name.removeprefix("rank"), "write")
+    return [pressure, at_it, traffic, ranks]
+
+
+def test_a_rank_has_its_part_of_the_disks_time_by_bytes_or_the_nodes_pressure_whichever_is_more() -> None:
+    first = survey(storage(5.0, 10.0, 1000, rank0=0, rank1=0), []).storage
+    assert first.seconds == {("r", 0): 0.0, ("r", 1): 0.0}
+    second = survey(storage(5.1, 10.8, 2000, rank0=750, rank1=0), [], first).storage
+    assert second.seconds == pytest.approx({("r", 0): 0.6, ("r", 1): 0.1})
+    # More than the disk has moved so far: never more than all of its time.
+    third = survey(storage(5.1, 11.8, 2100, rank0=9750, rank1=0, rank2=77), [], second).storage
+    assert third.seconds == pytest.approx({("r", 0): 1.6, ("r", 1): 0.1, ("r", 2): 0.0})
+
+
+class Saving(Looked):
+    """A rank that makes ten steps of 50 ms a look, and a checkpoint after every so many of them."""
+
+    def __init__(self, every: int, ns_of: Callable[[int], int]) -> None:
+        super().__init__()
+        self._every, self._ns_of = every, ns_of
+        self._made = self._saved_ns = 0
+
+    def second(self) -> None:
+        for _ in range(10):
+            self._made += 1
+            if self._made % self._every == 0:
+                self._saved_ns += self._ns_of(self._made)
+        self.look(
+            [{"forward": 5 * 10**7}] * 10,
+            checkpoint=PhaseTotal(self._made // self._every, self._saved_ns),
+        )
+
+
+@given(every=st.integers(1, 50), onset=st.integers(200, 300))
+def test_checkpoints_that_have_become_slow_cost_what_they_take_now(every: int, onset: int) -> None:
+    # Nobody has told an onset: long steps among short ones are no shift.
+    looked = Saving(every, lambda step: 10**8 if step > onset else 10**6)
+    for _ in range(onset // 10 + 30):
+        looked.second()
+    assert looked.evidence().checkpoint_seconds == pytest.approx(0.1 / every, rel=every / 300)
+
+
+def test_checkpoints_too_rare_for_a_window_cost_what_they_took_in_the_regime() -> None:
+    looked = Saving(250, lambda _: 10**9)
+    for _ in range(126):
+        looked.second()
+    assert looked.evidence().checkpoint_seconds == pytest.approx(1 / 250, rel=0.1)
+
+
+def test_the_past_has_its_own_checkpoints() -> None:
+    looked = Saving(10, lambda step: 10**8 if step > 100 else 10**7)
+    for second in range(20):
+        looked.second()
+        if second == 11:
+            looked.watch.remember(10.0)
+    evidence = looked.evidence()
+    assert evidence.before is not None
+    assert evidence.before.checkpoint_seconds == pytest.approx(0.001)
+    assert evidence.checkpoint_seconds == pytest.approx(0.01)
+
+
+def test_compilations_are_spread_over_the_steps_of_the_window() -> None:
+    looked = Looked()
+    for second in range(12):
+        looked.look([{"forward": 10**8}] * 4, compiled=PhaseTotal(second, second * 2 * 10**7))
+    assert looked.evidence().compiled_seconds == pytest.approx(0.005)
+
+
+def grown(pace: float, seconds: int, wobble: float = 0.0) -> RankEvidence:
+    """Return the evidence of a rank of a gigabyte that has begun to grow, with four gigabytes of room."""
+    looked = Looked()
+    for second in range(10 + seconds):
+        bytes_held = 1e9 + pace * max(0, second - 10) + wobble * (second % 2)
+        looked.look(
+            [{"forward": 10**8}] * 4, around=Surroundings(resident={KEY: bytes_held}, available_bytes=4e9)
+        )
+    return looked.evidence()
+
+
+def test_memory_that_grows_fast_is_seen_within_ten_looks() -> None:
+    evidence = grown(pace=5e7, seconds=12)
+    assert evidence.grows_by == pytest.approx(5e7)
+    assert evidence.grows_for_seconds == pytest.approx(9)
+    assert evidence.full_in_seconds == pytest.approx(80)
+
+
+@pytest.mark.parametrize(("pace", "wobble"), [(5e5, 0.0), (0.0, 5e7), (2e6, 5e7)])
+def test_memory_that_hardly_grows_or_only_wobbles_does_not_grow(pace: float, wobble: float) -> None:
+    evidence = grown(pace, seconds=12, wobble=wobble)
+    assert (evidence.grows_by, evidence.full_in_seconds) == (0.0, None)

@@ -42,11 +42,13 @@ class Growth:
 
     Attributes:
         slope: Of what is watched.
+        seconds: Of the time looked at.
         grows: Whether the growth is certain and worth telling.
         seconds_to_full: At this pace; None when it does not grow or no capacity is known.
     """
 
     slope: Slope
+    seconds: float
     grows: bool
     seconds_to_full: float | None
 
@@ -80,12 +82,13 @@ class GrowthDetector:
         if len(times) < LEAST_POINTS or times[0] == times[-1]:
             return None
         slope = theil_sen(times, values)
-        grown = slope.per_second * float(times[-1] - times[0])
+        seconds = float(times[-1] - times[0])
+        grown = slope.per_second * seconds
         grows = slope.low > 0 and grown >= LEAST_SHARE * abs(slope.level)
         left = None
         if grows and self._capacity is not None:
             left = max(0.0, self._capacity - slope.level) / slope.per_second
-        return Growth(slope, grows, left)
+        return Growth(slope, seconds, grows, left)
 
 
 def theil_sen(times: Float64, values: Float64) -> Slope:

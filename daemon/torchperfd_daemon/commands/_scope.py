@@ -1,0 +1,116 @@
+"""Which runs a live command is about: its options, its questions to the daemon, and who did not answer."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import click
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands._daemon import unreachable_text
+from torchperfd_daemon.commands._options import fleet_option
+from torchperfd_daemon.errors import IncompatibleVersionError
+from torchperfd_daemon.store import HISTORY_STEPS
+
+_TIMEOUT_S: Final = 10.0
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Answer = TypeVar(
+    "_Answer", control_pb2.ListRunsResponse, control_pb2.GetStepsResponse, control_pb2.DiagnoseResponse
+)
+
+run_option = click.option("--run", default="", help="Which run; all by default.")
+job_option = click.option("--job", default="", help="Of this job, on all nodes that the daemon knows.")
+
+
+def last_option(default: int) -> Callable[[_Function], _Function]:
+    """Return the option that says how many of the newest steps are meant."""
+    return click.option(
+        "--last",
+        type=click.IntRange(1, HISTORY_STEPS),
+        default=default,
+        show_default=True,
+        help="How many of the newest steps.",
+    )
+
+
+def scope_options(command: _Function) -> _Function:
+    """Add ``--run``, ``--job`` and ``--fleet``."""
+    return run_option(job_option(fleet_option(command)))
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which runs, and where.
+
+    Attributes:
+        run: Its name; empty for all.
+        job: Its name; empty for all. A job is looked for on all nodes that the daemon knows.
+        fleet: Whether all nodes are asked; a daemon that knows of no others then refuses.
+    """
+
+    run: str = ""
+    job: str = ""
+    fleet: bool = False
+
+    def runs(self, daemon: Any) -> control_pb2.ListRunsResponse:
+        """Ask which runs there are.
+
+        Raises:
+            IncompatibleVersionError: The daemon asks no others.
+        """
+        request = control_pb2.ListRunsRequest(job=self.job, fleet=self.fleet)
+        answer: control_pb2.ListRunsResponse = daemon.ListRuns(request, timeout=_TIMEOUT_S)
+        return self._checked(answer)
+
+    def steps(self, daemon: Any, newest: int, ranks: Sequence[int] = ()) -> control_pb2.GetStepsResponse:
+        """Ask for the newest steps of ranks, all by default.
+
+        Raises:
+            IncompatibleVersionError: The daemon asks no others.
+        """
+        request = control_pb2.GetStepsRequest(
+            run=self.run, ranks=ranks, newest=newest, job=self.job, fleet=self.fleet
+        )
+        answer: control_pb2.GetStepsResponse = daemon.GetSteps(request, timeout=_TIMEOUT_S)
+        return self._checked(answer)
+
+    def verdicts(self, daemon: Any) -> control_pb2.DiagnoseResponse:
+        """Ask for one verdict on each run.
+
+        Raises:
+            IncompatibleVersionError: The daemon asks no others.
+        """
+        request = control_pb2.DiagnoseRequest(run=self.run, job=self.job, fleet=self.fleet)
+        answer: control_pb2.DiagnoseResponse = daemon.Diagnose(request, timeout=_TIMEOUT_S)
+        return self._checked(answer)
+
+    def _checked(self, answer: _Answer) -> _Answer:
+        if self.fleet and not answer.nodes:
+            raise IncompatibleVersionError(
+                "the daemon is older than this command and tells of its own node only", "restart it"
+            )
+        return answer
+
+
+def fleet_dict(answer: _Answer) -> dict[str, Any]:
+    """Return who of the fleet has answered and who has not, for a document; nothing if nobody was asked."""
+    if not answer.nodes:
+        return {}
+    return {
+        "nodes": [
+            {
+                "node": node.node,
+                "address": node.address or None,
+                "version": node.version,
+                "connected_ranks": node.ranks,
+            }
+            for node in answer.nodes
+        ],
+        "unreachable": [{"address": peer.address, "reason": peer.reason} for peer in answer.unreachable],
+    }
+
+
+def missing(*answers: _Answer) -> str:
+    """Return which daemons have left one of the questions without an answer; empty when none has."""
+    return unreachable_text(peer for answer in answers for peer in answer.unreachable)

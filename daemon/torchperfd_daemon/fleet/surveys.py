@@ -1,0 +1,64 @@
+"""What the nodes tell of their ranks, put together: each rank once, one verdict on each run."""
+
+from collections.abc import Iterable, Sequence
+
+from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
+from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.fleet import translate as fleet_translate
+from torchperfd_daemon.fleet.verdict import NodePart, judge
+from torchperfd_daemon.service import translate
+
+
+def each_once(
+    surveys: Sequence[fleet_pb2.NodeSurvey],
+) -> dict[tuple[str, int], tuple[control_pb2.RankSteps, int]]:
+    """Return each rank's steps and the number of the survey they are in, by run and rank.
+
+    A rank that has moved is told of as gone by its old node.
+    """
+    found: dict[tuple[str, int], tuple[control_pb2.RankSteps, int]] = {}
+    for number, told in enumerate(surveys):
+        for steps in told.ranks:
+            key = steps.status.identity.run, steps.status.identity.rank
+            known = found.get(key)
+            if known is None or _newness(steps) > _newness(known[0]):
+                found[key] = steps, number
+    return found
+
+
+def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
+    """Return one verdict on each run, by name."""
+    there: dict[str, dict[int, list[control_pb2.RankSteps]]] = {}
+    for (run, _), (steps, number) in each_once(surveys).items():
+        there.setdefault(run, {}).setdefault(number, []).append(steps)
+    verdicts = [
+        {message.run: fleet_translate.verdict(message) for message in told.verdicts} for told in surveys
+    ]
+    judged = []
+    for run, nodes in sorted(there.items()):
+        # What a node says whose ranks have all left counts once all ranks of the run have.
+        training = {number for number, ranks in nodes.items() if any(each.status.connected for each in ranks)}
+        parts = [
+            NodePart(surveys[number].node, verdicts[number][run], _works(nodes[number]))
+            for number in sorted(training or nodes)
+            if run in verdicts[number]
+        ]
+        if parts:
+            told = [each for ranks in nodes.values() for each in ranks]
+            world = max(each.status.identity.world_size for each in told)
+            judged.append(judge(run, parts, max(0, world - len(told))))
+    return judged
+
+
+def _works(ranks: Iterable[control_pb2.RankSteps]) -> tuple[RankWork, ...]:
+    """Return what the ranks that train did."""
+    return tuple(
+        translate.rank_work(steps)
+        for steps in ranks
+        if steps.count and steps.status.connected and steps.status.state == session_pb2.RUN_STATE_TRAINING
+    )
+
+
+def _newness(steps: control_pb2.RankSteps) -> tuple[bool, float]:
+    return steps.status.connected, steps.status.last_step_unix_seconds

@@ -1,0 +1,225 @@
+"""One verdict on a run that several nodes have ranks of. Pure: data in, dataclass out.
+
+Each node's verdict compares that node's ranks only, so what it blames may be waiting itself for a rank of
+another node. Here the ranks of all nodes are compared by own work, and each node's verdict counts as far as
+the run really waits for what it blames.
+"""
+
+import shlex
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.causes import LEAST_SHARE
+from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING
+from torchperfd_daemon.diagnosis.verdict import in_ms
+
+_MOST_SUSPECTS: Final = 8
+_MOST_PEERS: Final = 56
+_MOST_NAMED: Final = 8
+_QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
+# Nobody waits for the rank that they are of: the others save as well, and memory has cost nothing yet.
+_BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT, Cause.MEMORY_PRESSURE})
+_OF_THE_NODE: Final = frozenset(
+    {Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION, Cause.GPU_THROTTLING, Cause.GPU_SHARED}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePart:
+    """What one node says of a run.
+
+    Attributes:
+        node: Its name.
+        verdict: Its own.
+        works: What its ranks that train did in the present.
+    """
+
+    node: str
+    verdict: Verdict
+    works: tuple[RankWork, ...]
+
+
+def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
+    """Return the verdict on a run from what its nodes say.
+
+    - A hang comes first. Where ranks hang, a node that has compared several of its ranks is believed before
+      one that has a single rank; nodes that disagree name nobody.
+    - Where ranks wait for each other, a cause costs what its rank is late by among the ranks of all nodes at
+      most, and time in collectives what the rank that waits least spends there. A cause that all ranks of
+      some nodes share, but not most of the run's, is that of the latest rank there.
+    - A rank that is late without its node knowing why is slow, or starved of data.
+
+    The costliest wins. What costs less than :data:`LEAST_SHARE` of the step is not told. Where nothing is,
+    that is no verdict on ranks that nobody tells of: then the cause is unknown.
+
+    Args:
+        run: Its name.
+        parts: What each node says, one at least.
+        missing: How many of the run's ranks no node tells of.
+    """
+    job = _Job(parts)
+    verdict = _next(_worst(run, parts, job))
+    if verdict.cause is not Cause.NONE or not missing:
+        return verdict
+    words = f"nothing is wrong with {len(job.all)} of its ranks, but {missing} are on no node that answers"
+    if job.least_wait:
+        words += f"; those that do wait for {in_ms(job.least_wait)} of each {in_ms(job.step_seconds)} step"
+    return _next(Verdict(Cause.UNKNOWN, run, "", None, "", words, 0.0, ""))
+
+
+def _worst(run: str, parts: Sequence[NodePart], job: "_Job") -> Verdict:
+    hangs = [part for part in parts if part.verdict.cause is Cause.HANG]
+    if hangs:
+        return _hang(run, hangs)
+    if len(parts) == 1:
+        return parts[0].verdict
+    told = [verdict for part in parts if (verdict := job.bounded(part)) is not None]
+    late = job.lateness(run, told)
+    if late is not None:
+        told.append(late)
+    # What nobody knows the cause of counts where nothing else is known; that some ranks' first steps are
+    # not there yet is no verdict on the others.
+    unknown = [part.verdict for part in parts if part.verdict.cause is Cause.UNKNOWN]
+    told = told or [verdict for verdict in unknown if verdict.cost_seconds_per_step or not job.all]
+    if told:
+        return max(told, key=lambda verdict: verdict.cost_seconds_per_step)
+    if not job.all:
+        return parts[0].verdict
+    words = (
+        f"nothing takes {LEAST_SHARE:.0%} of a {in_ms(job.step_seconds)} step without need,"
+        f" on {len(parts)} nodes"
+    )
+    return Verdict(Cause.NONE, run, "", None, "", words, 0.0, "")
+
+
+class _Job:
+    """The ranks of a run on all nodes, compared.
+
+    Args:
+        parts: What the nodes say.
+    """
+
+    def __init__(self, parts: Sequence[NodePart]) -> None:
+        self.all = [work for part in parts for work in part.works]
+        self.node_of = {work.rank: part.node for part in parts for work in part.works}
+        self._parts = parts
+        self._own = {work.rank: _mean(work, waiting=False) for work in self.all}
+        self._waits = [_mean(work, waiting=True) for work in self.all]
+        self.step_seconds = statistics.median(
+            [own + wait for own, wait in zip(self._own.values(), self._waits, strict=True)] or [0.0]
+        )
+        self._together = len(self.all) > 1 and any(self._waits)
+        self.least_wait = min(self._waits, default=0.0)
+
+    @cached_property
+    def stragglers(self) -> list[Straggler]:
+        """The ranks that the others wait for, the slowest first."""
+        if not self._together:
+            return []
+        slowest = sorted(self.all, key=lambda work: -self._own[work.rank])
+        # The slowest, and of the others some from all over: a thousand peers tell no more than fifty.
+        others = slowest[_MOST_SUSPECTS :: max(1, len(slowest) // _MOST_PEERS)]
+        return find_stragglers([*slowest[:_MOST_SUSPECTS], *others], len(slowest))
+
+    def bounded(self, part: NodePart) -> Verdict | None:
+        """Return a node's verdict with what it costs the whole run; None where that is nothing."""
+        verdict = part.verdict
+        if verdict.cause in _QUIET:
+            return None
+        if verdict.cause in _BESIDE_STEPS:
+            return verdict
+        if not self._together:
+            if verdict.rank is None and not self._is_of_most(verdict.cause):
+                verdict = replace(verdict, evidence=f"{verdict.evidence}, on {part.node}")
+            return verdict
+        most = None
+        if verdict.cause is Cause.COLLECTIVE:
+            most = self.least_wait
+        elif verdict.rank is not None:
+            most = self._excess(verdict.rank)
+        elif self._is_of_most(verdict.cause):
+            verdict = replace(verdict, node="")
+        elif part.works:
+            latest = max(part.works, key=lambda work: self._own[work.rank]).rank
+            most = self._excess(latest)
+            alike = f", as on all {len(part.works)} ranks of the node" if len(part.works) > 1 else ""
+            verdict = replace(verdict, node=part.node, rank=latest, evidence=f"{verdict.evidence}{alike}")
+        if most is not None and most < verdict.cost_seconds_per_step:
+            verdict = replace(verdict, cost_seconds_per_step=most)
+        return verdict if verdict.cost_seconds_per_step >= LEAST_SHARE * self.step_seconds else None
+
+    def lateness(self, run: str, told: Sequence[Verdict]) -> Verdict | None:
+        """Return the verdict on the latest rank that no other verdict explains for the most part."""
+        explained = {verdict.rank: verdict.cost_seconds_per_step for verdict in told}
+        unexplained = [
+            each for each in self.stragglers if explained.get(each.rank, 0.0) < each.excess_seconds / 2
+        ]
+        if not unexplained or unexplained[0].excess_seconds < LEAST_SHARE * self.step_seconds:
+            return None
+        worst, others = unexplained[0], sorted(each.rank for each in unexplained[1:])
+        words = (
+            f"{in_ms(worst.excess_seconds)} of each {in_ms(self.step_seconds)} step more than its peers"
+            f" on {len(self._parts)} nodes need, most of it in {worst.phase}"
+        )
+        if others:
+            named = ", ".join(map(str, others[:_MOST_NAMED]))
+            words += f"; so {'do' if len(others) > 1 else 'does'} rank {named}"
+        cause = Cause.INPUT_BOUND if worst.phase == "data" else Cause.SLOW_RANK
+        node = self.node_of[worst.rank]
+        return Verdict(cause, run, node, worst.rank, worst.phase, words, worst.excess_seconds, "")
+
+    def _excess(self, rank: int) -> float | None:
+        """Return by how much a rank's own work is above its peers' median; None where it is not known."""
+        if rank not in self._own:
+            return None
+        peers = [own for other, own in self._own.items() if other != rank]
+        return max(0.0, self._own[rank] - float(np.median(peers)))
+
+    def _is_of_most(self, cause: Cause) -> bool:
+        """Return whether the nodes on which all ranks share a cause have more than half of the ranks."""
+        sharing = [part for part in self._parts if part.verdict.cause is cause and part.verdict.rank is None]
+        return 2 * sum(len(part.works) for part in sharing) > len(self.all)
+
+
+def _hang(run: str, hangs: Sequence[NodePart]) -> Verdict:
+    longest = max(hangs, key=lambda part: part.verdict.cost_seconds_per_step).verdict
+    naming = [part for part in hangs if part.verdict.rank is not None]
+    naming = [part for part in naming if len(part.works) > 1] or naming
+    if len(naming) == 1:
+        return naming[0].verdict
+    if not naming:
+        return longest
+    ranks = sorted({part.verdict.rank for part in naming if part.verdict.rank is not None})
+    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    words = f"no step for {longest.cost_seconds_per_step:.0f} s; {len(naming)} nodes blame ranks {named}"
+    return Verdict(
+        Cause.HANG, run, "", None, "", f"{words}: compare all stacks", longest.cost_seconds_per_step, ""
+    )
+
+
+def _mean(work: RankWork, *, waiting: bool) -> float:
+    """Return a rank's wait, or its own work, per step."""
+    columns = [column for name, column in work.phase_seconds.items() if (name in WAITING) is waiting]
+    return float(sum(column.mean() for column in columns)) if columns else 0.0
+
+
+def _next(verdict: Verdict) -> Verdict:
+    """Return a verdict with what to type next, in words of our own: people type what they are told to."""
+    run = shlex.quote(verdict.run)
+    command = f"torchperfd capture --run {run} --fleet --steps 5"
+    if verdict.cause is Cause.HANG:
+        command = f"torchperfd stacks --run {run} --fleet"
+    elif verdict.cause in _OF_THE_NODE:
+        command = "torchperfd doctor"
+    elif verdict.cause is Cause.MEMORY_PRESSURE:
+        command = f"torchperfd capture --run {run} --fleet --kind memory"
+    elif verdict.cause is Cause.UNKNOWN and not verdict.cost_seconds_per_step:
+        command = "torchperfd ps --fleet"
+    return replace(verdict, next_command=command)

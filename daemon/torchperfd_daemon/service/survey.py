@@ -1,0 +1,104 @@
+"""What this node's daemon tells of its ranks where all nodes are asked: steps in blocks, and verdicts."""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
+from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
+from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
+from torchperfd_daemon.service import translate
+from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns, Store
+
+PRESENT_S: Final = 10.0
+"""Where nobody says how many steps, those of so many seconds: what a verdict is on."""
+
+Held = Callable[[str], Verdict | None]
+"""Tells the verdict that holds on a run; None before one does."""
+
+
+def ranks_of(store: Store, run: str, job: str) -> list[Rank]:
+    """Return the ranks of a run and of a job on this node; an empty name stands for all."""
+    store.forget_departed()
+    return [
+        rank
+        for rank in store.ranks()
+        if run in ("", rank.identity.run) and job in ("", rank.identity.job_name)
+    ]
+
+
+def survey(store: Store, held: Held, request: fleet_pb2.NodeSurveyRequest) -> fleet_pb2.NodeSurvey:
+    """Return what is known of the ranks asked for; that there is none is no error."""
+    ranks = ranks_of(store, request.run, request.job)
+    told = fleet_pb2.NodeSurvey(ranks=[blocks(rank, request.newest) for rank in ranks])
+    if request.verdicts:
+        told.verdicts.extend(verdicts(ranks, held))
+    return told
+
+
+def verdicts(ranks: Sequence[Rank], held: Held) -> list[control_pb2.Verdict]:
+    """Return the verdict on each run that the ranks are of, by name."""
+    runs: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        runs.setdefault(rank.identity.run, []).append(rank)
+    return [translate.verdict_message(verdict_on(run, runs[run], held)) for run in sorted(runs)]
+
+
+def verdict_on(run: str, ranks: Sequence[Rank], held: Held) -> Verdict:
+    """Return the verdict that holds on a run; before one does, that on its mean step."""
+    return held(run) or diagnose(run, [_whole_profile(rank) for rank in ranks])
+
+
+def blocks(rank: Rank, newest: int) -> control_pb2.RankSteps:
+    """Return a rank's newest steps as the means of at most two dozen blocks of equal length.
+
+    The comparison of ranks takes means over as many blocks anyway (``find_stragglers``), so that it finds
+    the same in them; a rank with nine phases takes 1.4 KiB.
+
+    Args:
+        rank: Whose.
+        newest: How many steps; 0 for those of the newest :data:`PRESENT_S`.
+    """
+    steps = rank.history.newest(min(newest or HISTORY_STEPS, HISTORY_STEPS))
+    held = len(steps.duration_ns) if newest else _present(steps)
+    length = max(1, held // LEAST_STEPS)
+    count = held if length == 1 else LEAST_STEPS
+
+    def means(column: Sequence[int]) -> bytes:
+        newest_of_all = np.asarray(column, dtype=np.int64)[len(column) - count * length :]
+        packed: bytes = newest_of_all.reshape(count, length).mean(axis=1).astype("<i8").tobytes()
+        return packed
+
+    ends = np.asarray(steps.end_unix_ns, dtype=np.int64)[len(steps.end_unix_ns) - count * length :]
+    return control_pb2.RankSteps(
+        status=translate.rank_status(rank),
+        first_step=max(0, rank.totals.train.steps - count * length),
+        count=count,
+        end_ns=ends[length - 1 :: length].astype("<i8").tobytes(),
+        duration_ns=means(steps.duration_ns),
+        phases=[
+            session_pb2.PhaseColumn(phase=name, ns=means(column)) for name, column in steps.phases.items()
+        ],
+        block_steps=length,
+    )
+
+
+def _present(steps: StepColumns) -> int:
+    """Return how many of the newest steps lie in the present, as many as can be compared at least."""
+    ends = np.asarray(steps.end_unix_ns, dtype=np.int64)
+    recent = int((ends >= ends[-1] - int(PRESENT_S * 1e9)).sum()) if len(ends) else 0
+    return min(len(ends), max(recent, LEAST_STEPS))
+
+
+def _whole_profile(rank: Rank) -> RankProfile:
+    train = rank.totals.train
+    return RankProfile(
+        rank=rank.identity.rank,
+        node=rank.identity.node,
+        steps=train.steps,
+        step_seconds=train.ns / train.steps / 1e9 if train.steps else 0.0,
+        phase_seconds={
+            name: total.ns / train.steps / 1e9 for name, total in train.phases.items() if train.steps
+        },
+    )

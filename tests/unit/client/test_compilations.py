@@ -1,0 +1,99 @@
+"""Compilations are counted once the script has the compiler, which is never imported for that."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from torchperfd.account import Account, PhaseAccount
+from torchperfd.compilations import Compilations
+from torchperfd.phases import PhaseNames
+from torchperfd.wire import account_message, read_account
+
+MODULE = "torch._dynamo.callback"
+Callbacks = list[Callable[..., None]]
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return a compiler that calls back when it is told to."""
+    handler = SimpleNamespace(start_callbacks=[], end_callbacks=[])
+    monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(callback_handler=handler))
+    return handler
+
+
+def compiles(callbacks: Callbacks, *arguments: object) -> None:
+    for callback in callbacks:
+        callback(*arguments)
+
+
+def ticking(*times: int) -> Callable[[], int]:
+    left: Iterator[int] = iter(times)
+    return lambda: next(left)
+
+
+def test_compilations_are_counted_with_and_without_arguments(compiler: SimpleNamespace) -> None:
+    compilations = Compilations(ticking(100, 150, 1000, 1007))
+    compilations.follow()
+    compilations.follow()
+    compiles(compiler.start_callbacks)
+    compiles(compiler.end_callbacks)
+    compiles(compiler.start_callbacks, "why")
+    compiles(compiler.end_callbacks, "why")
+    assert (compilations.calls, compilations.ns) == (2, 57)
+
+
+def test_one_that_was_under_way_when_we_came_is_not_counted(compiler: SimpleNamespace) -> None:
+    compilations = Compilations(ticking(5))
+    compilations.follow()
+    compiles(compiler.end_callbacks)
+    assert (compilations.calls, compilations.ns) == (0, 0)
+
+
+def test_what_a_reset_forgets_is_brought_back_and_nothing_stays_behind(compiler: SimpleNamespace) -> None:
+    compilations = Compilations()
+    theirs: Callbacks = [lambda: None]
+    compiler.start_callbacks += theirs
+    compilations.follow()
+    assert (len(compiler.start_callbacks), len(compiler.end_callbacks)) == (2, 1)
+    compiler.start_callbacks[1:], compiler.end_callbacks[:] = [], []
+    compilations.follow()
+    assert (len(compiler.start_callbacks), len(compiler.end_callbacks)) == (2, 1)
+    compilations.uninstall()
+    compilations.follow()
+    assert (compiler.start_callbacks, compiler.end_callbacks) == (theirs, [])
+
+
+def test_without_a_compiler_or_with_another_kind_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (None, SimpleNamespace(), SimpleNamespace(callback_handler=SimpleNamespace())):
+        monkeypatch.setitem(sys.modules, MODULE, module)
+        compilations = Compilations()
+        compilations.follow()
+        compilations.uninstall()
+        assert compilations.calls == 0
+
+
+def test_the_real_compiler_calls_back_at_every_new_shape() -> None:
+    script = """
+import sys, torch
+from torchperfd.compilations import Compilations
+compilations = Compilations()
+compilations.follow()
+assert "torch._dynamo" not in sys.modules
+square = torch.compile(lambda x: x * x, backend="eager", dynamic=False)
+compilations.follow()
+for size in (2, 3, 3, 4):
+    square(torch.ones(size))
+print(compilations.calls, compilations.ns > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["3", "True"], done.stderr
+
+
+def test_the_account_carries_them() -> None:
+    account, names = Account(compiled=PhaseAccount(4, 9_000)), PhaseNames()
+    packed = account_message(account, names, 0, {}).account
+    assert read_account(packed, names).compiled == PhaseAccount(4, 9_000)
+    assert not account_message(Account(), names, 0, {}).account.HasField("compiled")

@@ -1,0 +1,282 @@
+"""Steps and verdicts of all nodes: blocks of steps, each rank once, and what peers say is not trusted."""
+
+import contextlib
+import math
+from array import array
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.node import free_port
+from tests.unit.daemon.fleet_nodes import PlayedSessions, asking, play
+from tests.unit.daemon.live_runs import STEPS, train
+
+from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
+from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.detect import find_stragglers
+from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.fleet import Address, Credentials, FleetService, listen
+from torchperfd_daemon.fleet import translate as fleet_translate
+from torchperfd_daemon.fleet.fanout import PeerError
+from torchperfd_daemon.service import SessionService, live, survey, translate
+from torchperfd_daemon.store import HISTORY_STEPS, RankIdentity, StepColumns, Store
+
+RUN = "bert-17"
+
+
+def store_of(*ranks: int, case: str = "one straggler") -> Store:
+    """Return what a node knows that has some of the run's ranks."""
+    store = Store()
+    train(store, case)
+    for record in list(store.ranks()):
+        if record.identity.rank not in ranks:
+            del store._ranks[record.identity.run, record.identity.rank]
+    return store
+
+
+@dataclass
+class Node:
+    """A node whose fleet service answers."""
+
+    address: Address
+    store: Store
+
+
+class Lying(FleetService):
+    """A node whose columns are of different lengths."""
+
+    async def Survey(  # noqa: N802
+        self, request: fleet_pb2.NodeSurveyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> fleet_pb2.NodeSurvey:
+        """Answer more than there is."""
+        told = await super().Survey(request, context)
+        told.ranks[0].phases[0].ns += bytes(8)
+        return told
+
+
+@contextlib.asynccontextmanager
+async def node(
+    directory: Path,
+    name: str,
+    store: Store,
+    verdict: Callable[[str], Verdict | None] = lambda _: None,
+    service: type[FleetService] = FleetService,
+) -> AsyncIterator[Node]:
+    """Serve a node for as long as the block lasts."""
+    catalog = Catalog(directory / name)
+    sessions = cast("SessionService", PlayedSessions([]))
+    answers = service(store, sessions, Coordinator(catalog), catalog, f"i-{name}", name, verdict)
+    server, address = await listen(Address("127.0.0.1", 0), Credentials(), answers)
+    try:
+        yield Node(address, store)
+    finally:
+        await server.stop(None)
+
+
+def scenario(
+    test: Callable[[Path], Coroutine[None, None, None]],
+) -> Callable[[Path], None]:
+    """Run a coroutine as a test."""
+
+    def run(tmp_path: Path) -> None:
+        play(lambda: test(tmp_path))
+
+    run.__name__ = test.__name__
+    return run
+
+
+def ask(**fields: object) -> tuple[fleet_pb2.NodeSurveyRequest, fleet_pb2.NodeSurvey]:
+    """Return a question, and the answer of an asking daemon that has no ranks."""
+    return fleet_pb2.NodeSurveyRequest(**fields), fleet_pb2.NodeSurvey()  # type: ignore[arg-type]
+
+
+@scenario
+async def test_ranks_of_all_nodes_are_one_list(tmp_path: Path) -> None:
+    dead = Address("127.0.0.1", free_port())
+    async with (
+        node(tmp_path, "a", store_of(0, 2)) as one,
+        node(tmp_path, "b", store_of(1, 3)) as two,
+        # A node may be known by two names.
+        asking(tmp_path, [one.address, dead, two.address, Address("localhost", one.address.port)]) as (
+            view,
+            _,
+        ),
+    ):
+        told = await view.steps(*ask(newest=64))
+        assert [each.status.identity.rank for each in told.ranks] == [0, 1, 2, 3]
+        assert [(each.node, each.ranks) for each in told.nodes] == [("asking", 0), ("a", 2), ("b", 2)]
+        assert [peer.address for peer in told.unreachable] == [str(dead)]
+        [slow] = find_stragglers([translate.rank_work(each) for each in told.ranks])
+        assert (slow.rank, slow.phase) == (2, "forward")
+
+
+@scenario
+async def test_one_verdict_is_on_the_ranks_of_all_nodes(tmp_path: Path) -> None:
+    def blames_a_victim(run: str) -> Verdict:
+        return Verdict(Cause.SLOW_RANK, run, "a", 1, "other", "wrong", 0.02, "rm -rf /")
+
+    async with (
+        node(tmp_path, "a", store_of(0, 1), blames_a_victim) as one,
+        node(tmp_path, "b", store_of(2, 3)) as two,
+        asking(tmp_path, [one.address, two.address]) as (view, _),
+    ):
+        told = await view.diagnose(*ask(verdicts=True))
+        [verdict] = told.verdicts
+        assert (verdict.run, verdict.cause, verdict.rank, verdict.node) == (RUN, "slow rank", 2, "b")
+        assert verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.05)
+        assert not told.unreachable
+
+
+@scenario
+async def test_ranks_of_a_node_that_is_gone_are_not_called_healthy(tmp_path: Path) -> None:
+    dead = Address("127.0.0.1", free_port())
+    async with node(tmp_path, "a", store_of(0, 1)) as one, asking(tmp_path, [one.address, dead]) as (view, _):
+        [verdict] = (await view.diagnose(*ask(verdicts=True))).verdicts
+        assert verdict.cause == "unknown"
+        assert "but 2 are on no node that answers" in verdict.evidence
+
+
+@scenario
+async def test_a_run_and_a_job_are_looked_for_everywhere(tmp_path: Path) -> None:
+    dead = Address("127.0.0.1", free_port())
+    other = store_of(1)
+    other.join(RankIdentity("other", 0, 1, job_name="gpt"))
+    async with (
+        node(tmp_path, "a", store_of(0)) as one,
+        node(tmp_path, "b", other) as two,
+        asking(tmp_path, [one.address, two.address, dead]) as (view, _),
+    ):
+        for field, name, found in (("job", "bert", [0, 1]), ("run", "other", [0]), ("job", "gpt", [0])):
+            told = await view.steps(*ask(**{field: name}))
+            assert [each.status.identity.rank for each in told.ranks] == found
+        assert [each.run for each in (await view.runs([], "gpt")).runs] == ["other"]
+        for question in (
+            view.steps(*ask(run="gone")),
+            view.diagnose(*ask(job="gone", verdicts=True)),
+            view.runs([], "gone"),
+        ):
+            with pytest.raises(NoSuchTargetError, match=f"gone on any node.*no answer from {dead}"):
+                await question
+
+
+@scenario
+async def test_a_rank_that_has_moved_is_told_of_once(tmp_path: Path) -> None:
+    left = store_of(0, 1)
+    for record in left.ranks():
+        if record.identity.rank == 1:
+            left.leave(record)
+    async with (
+        node(tmp_path, "old", left, lambda run: Verdict(Cause.NONE, run, "", None, "", "", 0.0, "")) as one,
+        node(tmp_path, "new", store_of(1)) as two,
+        asking(tmp_path, [two.address, one.address]) as (view, _),
+    ):
+        told = await view.steps(*ask())
+        assert [(each.status.identity.rank, each.status.connected) for each in told.ranks] == [
+            (0, True),
+            (1, True),
+        ]
+
+
+@scenario
+async def test_a_node_that_tells_nonsense_is_named(tmp_path: Path) -> None:
+    async with (
+        node(tmp_path, "a", store_of(0), service=Lying) as one,
+        node(tmp_path, "b", store_of(1)) as two,
+        asking(tmp_path, [one.address, two.address]) as (view, _),
+    ):
+        told = await view.steps(*ask())
+        assert [each.status.identity.rank for each in told.ranks] == [1]
+        [peer] = told.unreachable
+        assert (peer.address, peer.reason) == (
+            str(one.address),
+            "the steps that it tells of cannot be read",
+        )
+
+
+numbers = st.floats() | st.just(math.nan)
+
+
+@given(st.text(max_size=300), numbers, st.integers(0, 9), st.integers(0, 300), st.integers(0, 5000))
+def test_what_a_peer_says_cannot_drive_a_terminal_or_a_sum(
+    text: str, number: float, state: int, count: int, block: int
+) -> None:
+    status = control_pb2.RankStatus(
+        identity=session_pb2.RankIdentity(run=text, node=text, job_name=text),
+        state=state,  # type: ignore[arg-type] # what no version of ours sends
+        step_seconds=number,
+        last_step_unix_seconds=number,
+        phase_seconds={"data": number},
+    )
+    column = bytes(8 * count)
+    steps = control_pb2.RankSteps(
+        status=status,
+        count=count,
+        block_steps=block,
+        end_ns=column,
+        duration_ns=column,
+        phases=[session_pb2.PhaseColumn(phase=text, ns=column)] * 70,
+    )
+    told = fleet_pb2.NodeSurvey(node=text, ranks=[steps])
+    if count > HISTORY_STEPS:
+        with pytest.raises(PeerError):
+            fleet_translate.tidy_survey(told)
+        return
+    [tidied] = fleet_translate.tidy_survey(told).ranks
+    words = [told.node, tidied.status.identity.run, *(phase.phase for phase in tidied.phases)]
+    assert all(word.isprintable() and len(word) <= 200 for word in words)
+    assert len(tidied.phases) == 64
+    assert tidied.block_steps <= HISTORY_STEPS
+    assert session_pb2.RunState.Name(tidied.status.state)
+    own = tidied.status
+    assert all(map(math.isfinite, [own.step_seconds, own.last_step_unix_seconds, own.phase_seconds["data"]]))
+    message = control_pb2.Verdict(cause=text, run=text, rank=-1, cost_seconds_per_step=number)
+    verdict = fleet_translate.verdict(message)
+    assert 0 <= verdict.cost_seconds_per_step < math.inf
+    assert verdict.summary.isprintable()
+
+
+@given(
+    st.lists(st.integers(1, 10**10), min_size=0, max_size=60),
+    st.integers(0, 70),
+)
+def test_blocks_are_the_means_of_the_newest_steps(durations: list[int], newest: int) -> None:
+    store = Store()
+    rank = store.join(RankIdentity(RUN, 0))
+    ends = [10**18 + sum(durations[: place + 1]) for place in range(len(durations))]
+    columns = array("q", durations)
+    store.add_steps(rank, StepColumns(array("q", ends), columns, {"data": columns}))
+    told = survey.blocks(rank, newest)
+    if newest:
+        wanted = len(durations[-newest:])
+    else:
+        recent = [end for end in ends if end >= ends[-1] - 10 * 10**9]
+        wanted = min(len(ends), max(len(recent), 12))
+    length = max(1, wanted // 12)
+    count = wanted if length == 1 else 12
+    kept = durations[len(durations) - count * length :]
+    assert (told.count, told.block_steps) == (count, length)
+    expected = [fmean(kept[place : place + length]) for place in range(0, count * length, length)]
+    for blob in (told.duration_ns, *(phase.ns for phase in told.phases)):
+        assert np.frombuffer(blob, "<i8").tolist() == pytest.approx(expected, abs=1)
+    assert (
+        np.frombuffer(told.end_ns, "<i8").tolist() == ends[len(ends) - count * length :][length - 1 :: length]
+    )
+    fleet_translate.tidy_survey(fleet_pb2.NodeSurvey(ranks=[told]))
+
+
+def test_blocks_tell_the_same_rank_from_its_peers_as_all_steps_do() -> None:
+    store = store_of(0, 1, 2, 3)
+    assert STEPS % 12, "there are steps that no block has"
+    whole = live.newest_steps(store, control_pb2.GetStepsRequest()).ranks
+    parts = [survey.blocks(rank, STEPS) for rank in store.ranks()]
+    [slow], [again] = (find_stragglers(list(map(translate.rank_work, told))) for told in (whole, parts))
+    assert (again.rank, again.phase) == (slow.rank, slow.phase) == (2, "forward")
+    assert again.excess_seconds == pytest.approx(slow.excess_seconds, rel=0.01)

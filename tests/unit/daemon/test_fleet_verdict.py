@@ -1,0 +1,194 @@
+"""One verdict on a run of several nodes: who is blamed, and what it costs the whole run."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchperfd_daemon.commands import diagnose
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.fleet.verdict import NodePart, judge
+from torchperfd_daemon.service import translate
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "fleet_diagnose.txt"
+RUN = "bert 17"
+STEPS = 48
+USUAL = {"data": 0.001, "forward": 0.012, "backward": 0.025, "other": 0.002}
+
+
+def job(ranks: int, more: Mapping[int, tuple[str, float]] | None = None, seed: int = 7) -> list[RankWork]:
+    """Return ranks in step, some of them with more of a phase; all wait for the latest in each step."""
+    chance = np.random.default_rng(seed)
+    own = []
+    for rank in range(ranks):
+        slow, seconds = (more or {}).get(rank, ("", 0.0))
+        own.append(
+            {
+                name: (usual + (seconds if name == slow else 0.0)) * chance.normal(1, 0.01, STEPS)
+                for name, usual in USUAL.items()
+            }
+        )
+    totals = [np.sum(list(phases.values()), axis=0) for phases in own]
+    latest = np.max(totals, axis=0)
+    return [
+        RankWork(rank, {**phases, "collective_wait": latest - total + 0.002})
+        for rank, (phases, total) in enumerate(zip(own, totals, strict=True))
+    ]
+
+
+def says(
+    cause: Cause, cost: float = 0.0, node: str = "", rank: int | None = None, evidence: str = "words"
+) -> Verdict:
+    return Verdict(cause, RUN, node, rank, "", evidence, cost, "rm -rf")
+
+
+def parts(works: Sequence[RankWork], *verdicts: Verdict) -> list[NodePart]:
+    """Return the ranks spread over as many nodes as there are verdicts, in order."""
+    each = len(works) // len(verdicts)
+    return [
+        NodePart(f"node-{number + 1}", verdict, tuple(works[number * each : (number + 1) * each]))
+        for number, verdict in enumerate(verdicts)
+    ]
+
+
+NONE = says(Cause.NONE, evidence="nothing stands out")
+CASES = {
+    "healthy": parts(job(4), NONE, NONE),
+    "a whole node is slow and does not know": parts(
+        job(4, {2: ("forward", 0.02), 3: ("forward", 0.022)}), NONE, NONE
+    ),
+    "starved of data, one node": parts(
+        job(4, {2: ("data", 0.02), 3: ("data", 0.022)}), NONE, says(Cause.INPUT_BOUND, 0.022)
+    ),
+    "a victim is blamed by its own node": parts(
+        job(4, {1: ("other", 0.005), 3: ("forward", 0.03)}),
+        says(Cause.SLOW_RANK, 0.005, "node-1", 1),
+        says(Cause.GARBAGE_COLLECTION, 0.03, "node-2", 3),
+    ),
+    "an exchange that is only a wait": parts(
+        job(4, {3: ("forward", 0.02)}),
+        says(Cause.COLLECTIVE, 0.02, "node-1"),
+        says(Cause.SLOW_RANK, 0.02, "node-2", 3),
+    ),
+    "all nodes alike": parts(job(4), says(Cause.INPUT_BOUND, 0.01), says(Cause.INPUT_BOUND, 0.012)),
+    "one node hangs and names the rank": parts(
+        job(4), says(Cause.HANG, 40.0, "node-1"), says(Cause.HANG, 39.0, "node-2", 2)
+    ),
+    "two nodes hang and name themselves": parts(
+        job(2), says(Cause.HANG, 40.0, "node-1", 0), says(Cause.HANG, 39.0, "node-2", 1)
+    ),
+    "memory grows": parts(job(4), NONE, says(Cause.MEMORY_PRESSURE, 0.0, "node-2", 2)),
+}
+
+
+def test_the_verdicts_are_the_golden_file() -> None:
+    told = [
+        f"# {name}\n{diagnose.text(translate.verdict_message(judge(RUN, case)))}"
+        for name, case in CASES.items()
+    ]
+    text = "\n\n".join(told) + "\n"
+    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_order_of_nodes_says_nothing_and_no_command_is_theirs(name: str) -> None:
+    case = CASES[name]
+    assert judge(RUN, case[::-1]) == judge(RUN, case)
+    assert judge(RUN, case).next_command.startswith("torchperfd ")
+
+
+@given(st.integers(2, 4), st.integers(1, 4), st.data())
+def test_the_slow_rank_is_found_on_whichever_node_it_is(nodes: int, each: int, data: st.DataObject) -> None:
+    ranks = nodes * each
+    slow = data.draw(st.integers(0, ranks - 1))
+    phase = data.draw(st.sampled_from([name for name in USUAL if name != "other"]))
+    works = job(ranks, {slow: (phase, 0.03)}, seed=data.draw(st.integers(0, 1000)))
+    # What the nodes say of themselves is wrong: that of the culprit nothing, another a rank that waits.
+    verdicts = [
+        says(Cause.NONE)
+        if slow // each == number
+        else says(Cause.SLOW_RANK, 0.01, f"node-{number + 1}", number * each)
+        for number in range(nodes)
+    ]
+    verdict = judge(RUN, parts(works, *verdicts))
+    own = [
+        sum(float(column.mean()) for name, column in work.phase_seconds.items() if name != "collective_wait")
+        for work in works
+    ]
+    excess = own[slow] - float(np.median(own[:slow] + own[slow + 1 :]))
+    assert verdict.cause is (Cause.INPUT_BOUND if phase == "data" else Cause.SLOW_RANK)
+    assert (verdict.rank, verdict.node, verdict.phase) == (slow, f"node-{slow // each + 1}", phase)
+    assert verdict.cost_seconds_per_step == pytest.approx(excess)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 1000))
+def test_healthy_ranks_are_not_blamed(nodes: int, each: int, seed: int) -> None:
+    blamed = [says(Cause.SLOW_RANK, 0.02, f"node-{number + 1}", number * each) for number in range(nodes)]
+    verdict = judge(RUN, parts(job(nodes * each, seed=seed), *blamed))
+    assert verdict.cause is (Cause.SLOW_RANK if nodes == 1 else Cause.NONE), "one node knows all its ranks"
+
+
+def test_where_nobody_waits_each_node_is_taken_at_its_word() -> None:
+    alone = [
+        RankWork(work.rank, {name: c for name, c in work.phase_seconds.items() if name != "collective_wait"})
+        for work in job(4, {3: ("forward", 0.05)})
+    ]
+    verdict = judge(RUN, parts(alone, says(Cause.CPU_CONTENTION, 0.01), NONE))
+    assert (verdict.cause, verdict.rank, verdict.evidence) == (
+        Cause.CPU_CONTENTION,
+        None,
+        "words, on node-1",
+    )
+
+
+def test_a_cause_costs_no_more_than_its_rank_is_late_by() -> None:
+    works = job(4, {3: ("forward", 0.02)})
+    verdict = judge(RUN, parts(works, NONE, says(Cause.CPU_CONTENTION, 0.5, "node-2", 3)))
+    assert verdict.cause is Cause.CPU_CONTENTION
+    assert verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.05)
+
+
+def test_saving_costs_the_run_what_its_node_says() -> None:
+    works = job(4)
+    saving = says(Cause.CHECKPOINT, 0.004, "node-2", 2)
+    assert replace(judge(RUN, parts(works, NONE, saving)), next_command="rm -rf") == saving
+
+
+def test_ranks_that_nobody_tells_of_are_not_called_healthy() -> None:
+    here = job(4, {3: ("forward", 0.02)})[:2]
+    verdict = judge(RUN, parts(here, NONE), missing=2)
+    assert (verdict.cause, verdict.rank, verdict.next_command) == (
+        Cause.UNKNOWN,
+        None,
+        "torchperfd ps --fleet",
+    )
+    assert re.fullmatch(
+        r"nothing is wrong with 2 of its ranks, but 2 are on no node that answers;"
+        r" those that do wait for 2[12]\.?\d? ms of each 6[12]\.?\d? ms step",
+        verdict.evidence,
+    )
+    blamed = says(Cause.GARBAGE_COLLECTION, 0.02, "node-1", 1)
+    assert judge(RUN, parts(here, blamed), missing=2).cause is Cause.GARBAGE_COLLECTION
+
+
+def test_before_and_after_training_the_nodes_are_believed() -> None:
+    unseen = says(Cause.UNKNOWN, evidence="no training step was seen")
+    assert judge(RUN, [NodePart("node-1", unseen, ()), NodePart("node-2", unseen, ())]).evidence == (
+        "no training step was seen"
+    )
+    over = [NodePart("node-1", NONE, ()), NodePart("node-2", says(Cause.HANG, 9.0), ())]
+    assert judge(RUN, over).cause is Cause.HANG
+    assert judge(RUN, [NodePart("node-1", NONE, ()), NodePart("node-2", NONE, ())]).evidence == (
+        "nothing stands out"
+    )
+    works = tuple(job(2))
+    assert judge(RUN, [NodePart("node-1", NONE, works), NodePart("node-2", unseen, ())]).cause is Cause.NONE
