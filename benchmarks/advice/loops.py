@@ -3,10 +3,12 @@
 import ctypes.util
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -20,12 +22,25 @@ from torchperfd_daemon import analysis
 # profiler keeps leaves the heap in pieces. jemalloc keeps the small from the large, and here all that it has.
 _JEMALLOC: Final = ctypes.util.find_library("jemalloc")
 _KEEP_PAGES: Final = (
-    {"LD_PRELOAD": _JEMALLOC, "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}
+    {"LD_PRELOAD": _JEMALLOC, "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"}
     if _JEMALLOC
     else {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 )
 ALLOCATOR: Final = "jemalloc" if _JEMALLOC else "glibc, which is unsteady here: install libjemalloc2"
 """What gives the loops their memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Some steps as the profiler saw them.
+
+    Attributes:
+        step_ns: The first rank's mean step, with what recording cost.
+        said: The advice, most time saved first.
+    """
+
+    step_ns: float
+    said: Sequence[analysis.Advice]
 
 
 class Loop:
@@ -79,14 +94,15 @@ class Loop:
         times: list[int] = self._ask([f"steps {count}"] * len(self._processes))[0]
         return times
 
-    def advice(self) -> Sequence[analysis.Advice]:
+    def record(self) -> Recording:
         """Record some steps; return what the analyser says about them."""
         folder = Path(self._folder.name)
         files = [folder / f"rank{rank}.json" for rank in range(len(self._processes))]
-        self._ask([f"capture {file}" for file in files])
-        return analysis.gather(
+        times = self._ask([f"capture {file}" for file in files])[0]
+        said = analysis.gather(
             [(rank, analysis.summarise(analysis.load(file)).advice) for rank, file in enumerate(files)]
         )
+        return Recording(statistics.fmean(times), said)
 
     def _ask(self, commands: Sequence[str]) -> list[Any]:
         for process, command in zip(self._processes, commands, strict=True):

@@ -99,7 +99,7 @@ def loader_mlp(tuned: bool) -> Step:
 
 def loader_lstm(tuned: bool) -> Step:
     """Wait longer than the step computes, so that several workers are needed."""
-    batch = _loaded(_Items(models.tokens(1, 24)[0], 0.002), 20, 14 if tuned else 0)
+    batch = _loaded(_Items(models.tokens(1, 24)[0], 0.001), 20, 8 if tuned else 0)
     model = models.lstm(64)
     return _train(model, torch.optim.AdamW(model.parameters(), fused=True), batch)
 
@@ -164,7 +164,8 @@ def zero_grad_lstm(tuned: bool) -> Step:
 
 def zero_grad_transformer(tuned: bool) -> Step:
     """The same with two micro-batches, of which the second must add in any case."""
-    model, x = models.transformer(384, 3), models.tokens(1, 8)
+    # Gradients of 50 MB: where they just fit into a cache, no two processes take the same time.
+    model, x = models.transformer(512, 4), models.tokens(1, 8)
     return _train(model, _sgd(model), lambda: x, to_none=tuned, micro_batches=2)
 
 

@@ -18,7 +18,7 @@ import torch
 from benchmarks.advice import scripts
 from torch.profiler import ProfilerActivity, profile, schedule
 
-WARM_UP: Final = 3
+WARM_UP: Final = 5
 CAPTURED: Final = 8
 # The first recordings need memory that nobody has touched yet.
 REHEARSALS: Final = 2
@@ -69,6 +69,8 @@ def _timed(step: scripts.Step, count: int) -> list[int]:
 
 def _captured(step: scripts.Step, file: str) -> list[int]:
     """Record steps into ``file``; their times include the profiler's."""
+    # Steps after a pause find nothing of theirs in the caches.
+    _timed(step, WARM_UP)
     profiler, times = _recorded(step)
     profiler.export_chrome_trace(file)
     return times

@@ -40,7 +40,7 @@ class Heard:
                     loop.steps(1)  # answered once it is ready
                 for each, loop in loops.items():
                     loop.steps(4)  # what its loader has fetched ahead while it rested is used up
-                    self._advice[each] = loop.advice()
+                    self._advice[each] = loop.record().said
         return self._advice[name, variant]
 
 

@@ -23,9 +23,9 @@ Float64 = npt.NDArray[np.float64]
 
 # What recording one event costs, as benchmarks/advice measures it: steps with the profiler on, less those
 # with it off, by the number of events.
-EVENT_NS: Final = 350
-SHAPES_NS: Final = 250
-AFTER_NS: Final = 100
+EVENT_NS: Final = 330
+SHAPES_NS: Final = 220
+AFTER_NS: Final = 150
 FRAME_NS: Final = 250
 MEMORY_NS: Final = 100
 # So much of an operator's own time is dispatch, whatever its inputs' size.

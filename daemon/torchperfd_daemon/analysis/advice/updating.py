@@ -20,9 +20,6 @@ _FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad", "SGD"})
 # any case.
 _PASS: Final = {"Adam": 1.4, "AdamW": 1.4, "Adagrad": 1.05}
 _LAST: Final = "aten::addcdiv_"
-# Gradients that are filled and added to push other arrays out of the caches: steps got shorter by 1.1 to 1.3
-# times what the filling and adding took.
-_EVICTED: Final = 1.2
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 
 
@@ -71,8 +68,7 @@ def fused_optimizer(scene: Scene) -> Iterator[Finding]:
 def zero_grad(scene: Scene) -> Iterator[Finding]:
     """Gradients are filled with zeros, and then added to, where dropping the old ones would do.
 
-    What is saved is the filling, as many of the additions into gradients as there were fills, and on the CPU
-    what others wait for memory because of them.
+    What is saved is the filling, and as many of the additions into gradients as there were fills.
     """
     spans = scene.annotated(ZERO_GRAD)
     if not len(spans):
@@ -89,12 +85,11 @@ def zero_grad(scene: Scene) -> Iterator[Finding]:
         filled, added = (_device_ns(scene, each) for each in (_with_children(scene, fills), adds))
     else:
         filled, added = (int((trace.end[each] - trace.start[each]).sum()) for each in (fills, adds))
-    rewritten = filled + added * ours
     yield Finding(
         "zero-grad",
         f"zero_grad fills {len(fills) / scene.count:,.0f} gradients a step with zeros, to which backward "
         f"then adds: {ms(scene.per_step(filled))} and {ms(scene.per_step(added * ours))}",
-        scene.per_step(rewritten if scene.on_device else rewritten * _EVICTED),
+        scene.per_step(filled + added * ours),
         "drop the old gradients, so that the new ones take their place",
         "optimizer.zero_grad(set_to_none=True)",
     )
