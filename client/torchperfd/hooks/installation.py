@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchperfd.arrivals import ArrivalBook
+from torchperfd.compilations import Compilations
 from torchperfd.device import DeviceTimes
 from torchperfd.faults import Faults
 from torchperfd.hooks.context import HookContext
@@ -48,7 +49,7 @@ class Hooks:
         # The training thread reads the tape along, at times, inside of what dynamo watches.
         frames.keep_classes_out_of_graphs(
             *(Loop, Recorder, ArrivalBook, Replay, Passes, Overhead, DeviceTimes, HookContext),
-            *(Patches, models.RootModels, collectives.Collectives),
+            *(Patches, models.RootModels, collectives.Collectives, Compilations),
         )
         context, patches = self._context, self._patches
         self._models = roots = models.RootModels(context, patches)
