@@ -19,6 +19,7 @@ from torchperfd_daemon.analysis.advice.scene import (
     EVENT_NS,
     FRAME_NS,
     MEMORY_NS,
+    OUTERMOST_NS,
     SHAPES_NS,
     Scene,
     ms,
@@ -120,7 +121,7 @@ def test_an_update_of_one_parameter_after_the_other_is_fused() -> None:
     assert advice.rule == "fused-optimizer"
     assert advice.setting == "torch.optim.AdamW(..., fused=True)"
     # All of each operator's 4 µs is saved but for one pass, 1.4 times each seventh; and Python between.
-    between = 69 * (5 * US - EVENT_NS)
+    between = 69 * (5 * US - EVENT_NS - OUTERMOST_NS)
     assert advice.saves_ns_per_step == pytest.approx(70 * 4 * US - 1.4 * 10 * 4 * US + between)
 
 
@@ -167,7 +168,7 @@ def loop(times: int) -> list[str]:
 def test_a_loop_over_samples_is_one_operator() -> None:
     advice = alone(loop(256))
     assert advice.rule == "small-operators"
-    gaps = 255 * (2 * US - EVENT_NS - SHAPES_NS)
+    gaps = 255 * (2 * US - EVENT_NS - SHAPES_NS - OUTERMOST_NS)
     assert advice.saves_ns_per_step == pytest.approx((256 * 2 * US + gaps) * 255 / 256)
     assert "most of all aten::mul on [[64]], 256 times" in advice.evidence
 
@@ -177,7 +178,7 @@ def test_one_call_that_was_interrupted_is_dispatch_like_the_others() -> None:
     dims = {"Input Dims": [[64]], "Input type": ["float"]}
     # It lasts 256 µs more, so that the mean is above what counts as dispatch; Python is as before.
     events[-1] = traces.event("aten::mul", 1020 * US, 1278 * US, args=dims)
-    gaps = 255 * (2 * US - EVENT_NS - SHAPES_NS)
+    gaps = 255 * (2 * US - EVENT_NS - SHAPES_NS - OUTERMOST_NS)
     assert alone(events).saves_ns_per_step == pytest.approx((256 * DISPATCH_NS + gaps) * 255 / 256)
 
 
