@@ -7,9 +7,10 @@ import shutil
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
@@ -21,6 +22,8 @@ from torchperfd_daemon.server import _start_rpc
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
+
+T = TypeVar("T")
 
 GIVE_UP_S = 20
 """How long a test waits for what must come; reached by failing tests only."""
@@ -86,15 +89,15 @@ def play(scenario: Scenario) -> None:
 
 
 @contextlib.contextmanager
-def serving_from_a_thread() -> Iterator[Served]:
-    """Serve from another thread, for commands, whose calls block this one."""
-    loops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, Served]] = []
+def from_a_thread(opened: Callable[[Path], AbstractAsyncContextManager[T]]) -> Iterator[T]:
+    """Keep open in another thread what is served, for commands, whose calls block this one."""
+    told: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, T]] = []
     started = threading.Event()
 
     async def serve(directory: Path) -> None:
-        async with serving(directory) as served:
+        async with opened(directory) as there:
             stop = asyncio.Event()
-            loops.append((asyncio.get_running_loop(), stop, served))
+            told.append((asyncio.get_running_loop(), stop, there))
             started.set()
             await stop.wait()
 
@@ -102,12 +105,17 @@ def serving_from_a_thread() -> Iterator[Served]:
         thread = threading.Thread(target=lambda: asyncio.run(serve(directory)))
         thread.start()
         assert started.wait(GIVE_UP_S)
-        loop, stop, served = loops[0]
+        loop, stop, there = told[0]
         try:
-            yield served
+            yield there
         finally:
             loop.call_soon_threadsafe(stop.set)
             thread.join()
+
+
+def serving_from_a_thread() -> AbstractContextManager[Served]:
+    """Serve from another thread, for commands, whose calls block this one."""
+    return from_a_thread(serving)
 
 
 def hello(run: str = "bert-17", rank: int = 0, **more: Any) -> session_pb2.ClientMessage:

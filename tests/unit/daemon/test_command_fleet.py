@@ -5,8 +5,8 @@ import contextlib
 import json
 import os
 import re
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from tests.unit.daemon.fleet_nodes import PlayedSessions
 from tests.unit.daemon.live_runs import train
-from tests.unit.daemon.served import GIVE_UP_S, short_directory
+from tests.unit.daemon.served import GIVE_UP_S, from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import Catalog, Coordinator
@@ -82,29 +82,9 @@ async def serving(directory: Path, *, knows: bool) -> AsyncIterator[Pair]:
         running.clear()  # gRPC's poller thread ends with its last object, and tests keep the pair
 
 
-@contextlib.contextmanager
-def pair_of(*, knows: bool) -> Iterator[Pair]:
+def pair_of(*, knows: bool) -> AbstractContextManager[Pair]:
     """Serve from another thread, for commands, whose calls block this one."""
-    told: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, Pair]] = []
-    started = threading.Event()
-
-    async def serve(directory: Path) -> None:
-        async with serving(directory, knows=knows) as pair:
-            stop = asyncio.Event()
-            told.append((asyncio.get_running_loop(), stop, pair))
-            started.set()
-            await stop.wait()
-
-    with short_directory() as directory:
-        thread = threading.Thread(target=lambda: asyncio.run(serve(directory)))
-        thread.start()
-        assert started.wait(GIVE_UP_S)
-        loop, stop, pair = told[0]
-        try:
-            yield pair
-        finally:
-            loop.call_soon_threadsafe(stop.set)
-            thread.join()
+    return from_a_thread(lambda directory: serving(directory, knows=knows))
 
 
 @pytest.fixture

@@ -134,8 +134,7 @@ def _slowed(scene: Scene, copying: Cover) -> float:
     spans = scene.annotated(_GLOO)
     exchange = Cover(spans.start, spans.end)
     beside = exchange.up_to(trace.end[rows]) > exchange.up_to(trace.start[rows])
-    keys = trace.name[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
-    groups, kind = np.unique(keys, return_inverse=True)
+    groups, kind = np.unique(scene.kinds(rows), return_inverse=True)
     (times_beside, sum_beside), (times_alone, sum_alone) = (
         (
             np.bincount(kind[each], minlength=len(groups)),

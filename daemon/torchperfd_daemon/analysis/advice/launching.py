@@ -41,8 +41,7 @@ def small_operators(scene: Scene) -> Iterator[Finding]:
     free = ~scene.during(calls.row, scene.annotated(STEP, ZERO_GRAD, _DRAW, _ACCUMULATE))
     if not free.any():
         return
-    keys = trace.name[calls.row].astype(np.int64) * len(trace.shapes) + trace.shape[calls.row]
-    groups, group = np.unique(keys, return_inverse=True)
+    groups, group = np.unique(scene.kinds(calls.row), return_inverse=True)
     times = np.bincount(group[free], minlength=len(groups))
     often = times / scene.count >= _LOOP
     if not often.any():
@@ -52,9 +51,10 @@ def small_operators(scene: Scene) -> Iterator[Finding]:
         for each in (calls.own_ns, calls.between_ns)
     )
     # A call that was interrupted says nothing about the others, so it is their mean that is judged.
-    dispatch = np.where(
-        _is_engine(scene)[groups // len(trace.shapes)], own, np.minimum(own, times * DISPATCH_NS)
-    )
+    # Of the autograd engine's own frames all is dispatch.
+    engine = np.zeros(len(groups), dtype=np.bool_)
+    engine[group] = scene.named(_ENGINE)[calls.row]
+    dispatch = np.where(engine, own, np.minimum(own, times * DISPATCH_NS))
     overhead = dispatch + between
     repeated = free & often[group]
     saved = float((overhead[often] * (1 - scene.count / times[often])).sum())
@@ -72,11 +72,6 @@ def small_operators(scene: Scene) -> Iterator[Finding]:
         "make one operator on a whole batch of the loop, or let the compiler fuse it",
         "torch.vmap(f)(batch), or torch.compile(f)",
     )
-
-
-def _is_engine(scene: Scene) -> Flags:
-    """Return which names are of the autograd engine's own frames, whose own time is all dispatch."""
-    return np.fromiter((name.startswith(_ENGINE) for name in scene.trace.names), np.bool_)
 
 
 def _around(scene: Scene, repeated: Flags) -> Flags:

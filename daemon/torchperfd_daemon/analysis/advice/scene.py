@@ -199,6 +199,12 @@ class Scene:
         found: Flags = wanted[self.trace.name]
         return found
 
+    def kinds(self, rows: Int64) -> Int64:
+        """Return one number for each name and shape of inputs: the name times the shapes, plus the shape."""
+        trace = self.trace
+        kinds: Int64 = trace.name[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
+        return kinds
+
     def during(self, rows: Int64, spans: Spans) -> Flags:
         """Return which events begin within one of the spans and on its thread."""
         trace = self.trace
