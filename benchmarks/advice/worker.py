@@ -9,6 +9,7 @@ the steps' times in ns.
 import contextlib
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -42,9 +43,14 @@ def main() -> int:
     )
     _timed(step, WARM_UP)
     for _ in range(REHEARSALS):
-        _recorded(step)
+        _recorded(step, 0)
+    unrecorded_ns = 0
     for command, argument in map(str.split, sys.stdin):
-        times = _timed(step, int(argument)) if command == "steps" else _captured(step, argument)
+        if command == "steps":
+            times = _timed(step, int(argument))
+            unrecorded_ns = round(statistics.fmean(times))
+        else:
+            times = _captured(step, argument, unrecorded_ns)
         os.write(answers, f"{json.dumps(times)}\n".encode())
     if place:
         torch.distributed.destroy_process_group()
@@ -67,22 +73,24 @@ def _timed(step: scripts.Step, count: int) -> list[int]:
     return times
 
 
-def _captured(step: scripts.Step, file: str) -> list[int]:
+def _captured(step: scripts.Step, file: str, unrecorded_ns: int) -> list[int]:
     """Record steps into ``file``; their times include the profiler's."""
     # Steps after a pause find nothing of theirs in the caches.
     _timed(step, WARM_UP)
-    profiler, times = _recorded(step)
+    profiler, times = _recorded(step, unrecorded_ns)
     profiler.export_chrome_trace(file)
     return times
 
 
-def _recorded(step: scripts.Step) -> tuple[profile, list[int]]:
+def _recorded(step: scripts.Step, unrecorded_ns: int) -> tuple[profile, list[int]]:
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=0, warmup=1, active=CAPTURED, repeat=1),
         record_shapes=True,
     ) as profiler:
         times = list(_stepping(step, profiler))
+        # As torchperfd's client does.
+        profiler.add_metadata_json("torchperfd", json.dumps({"unrecorded_step_ns": unrecorded_ns}))
     return profiler, times[1:]
 
 

@@ -110,6 +110,7 @@ class RankCapture:
         capture_id: Name of the capture, the same on all ranks.
         directory: Where its files go; made when missing.
         options: What to record.
+        step_seconds: Returns how long training steps take lately, 0 before the first.
         on_outcome: Called once, when the capture has ended, from one of several threads.
         phase_name: Returns the name of a phase's slot.
         max_bytes: Of what is written; more is not kept. 0 for any.
@@ -124,6 +125,7 @@ class RankCapture:
         capture_id: str,
         directory: Path,
         options: CaptureOptions,
+        step_seconds: Callable[[], float],
         on_outcome: Callable[["RankCapture", CaptureOutcome], None],
         phase_name: Callable[[int], str],
         max_bytes: int = 0,
@@ -141,6 +143,8 @@ class RankCapture:
         self._replay = replay
         self._loop = replay.loop
         self._identity = identity
+        self._step_seconds = step_seconds
+        self._unrecorded_step_ns = 0
         self._on_outcome = on_outcome
         self._max_bytes = max_bytes
         self._trigger = trigger
@@ -188,6 +192,8 @@ class RankCapture:
                 tracer.prepare()
             # Here, as starting a thread would be too much at an edge.
             self._worker.start()
+            # Of steps before this capture costs them anything.
+            self._unrecorded_step_ns = round(self._step_seconds() * 1e9)
             # From here on the number of the newest step must be exact, not a pump's turn old.
             self._replay.go_live()
             self.stage = CaptureStage.READY
@@ -303,7 +309,8 @@ class RankCapture:
                 profile_memory=options.profile_memory,
                 with_flops=options.with_flops,
                 with_modules=options.with_modules,
-            )
+            ),
+            self._unrecorded_step_ns,
         )
 
     def _stop(self) -> None:

@@ -32,7 +32,7 @@ class CaptureDesk:
         replay: Reads the tape of the loop whose steps are captured.
         identity: This process.
         outbox: Where acknowledgements and results go.
-        mean_step_seconds: Returns how long a training step takes, 0 before the first.
+        step_seconds: Returns how long training steps take lately, 0 before the first.
         phase_name: Returns the name of a phase's slot.
     """
 
@@ -41,14 +41,14 @@ class CaptureDesk:
         replay: Replay,
         identity: Identity,
         outbox: "Outbox[session_pb2.ClientMessage]",
-        mean_step_seconds: Callable[[], float],
+        step_seconds: Callable[[], float],
         phase_name: Callable[[int], str],
     ) -> None:
         self._replay = replay
         self._loop = replay.loop
         self._identity = identity
         self._outbox = outbox
-        self._mean_step_seconds = mean_step_seconds
+        self._step_seconds = step_seconds
         self._phase_name = phase_name
         self._capture: RankCapture | None = None
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class CaptureDesk:
             ready=not reason,
             reason=reason,
             next_step=self._loop.train_steps,
-            step_seconds=self._mean_step_seconds(),
+            step_seconds=self._step_seconds(),
         )
         self._outbox.put(session_pb2.ClientMessage(capture_ack=ack))
 
@@ -161,6 +161,7 @@ class CaptureDesk:
                 capture_id=capture_id,
                 directory=directory,
                 options=options,
+                step_seconds=self._step_seconds,
                 on_outcome=self._report_outcome,
                 phase_name=self._phase_name,
                 max_bytes=max_bytes,

@@ -179,7 +179,7 @@ class Client:
         self._recorder = self._replay.recorder
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
         self._captures = CaptureDesk(
-            self._replay, self._identity, self._outbox, self._mean_step_seconds, self._names.name
+            self._replay, self._identity, self._outbox, self._step_seconds, self._names.name
         )
         self._stacks = StackTeller(self._tape, self._replay, self._names, self._outbox, self._faults)
         self._pauses = GcPauses()
@@ -510,8 +510,8 @@ class Client:
         else:
             self._captures.obey(message)
 
-    def _mean_step_seconds(self) -> float:
-        return self._pump.account.train.mean_seconds
+    def _step_seconds(self) -> float:
+        return self._pump.step_seconds()
 
     def _say_goodbye(self) -> None:
         from torchperfd.v1 import session_pb2

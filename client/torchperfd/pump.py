@@ -9,6 +9,7 @@ from torchperfd.account import Account
 from torchperfd.faults import Faults
 from torchperfd.framework import framework_around
 from torchperfd.outbox import Outbox
+from torchperfd.pace import Pace
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import KIND, TRAIN, Rows
 from torchperfd.replay import Replay
@@ -48,6 +49,7 @@ class Pump:
         self._outbox = outbox
         self._faults = faults
         self._tallies = tallies
+        self._pace = Pace()
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
@@ -86,6 +88,7 @@ class Pump:
             self._tallies.fill(self.account)
             if rows.count:
                 self.account.fold(rows)
+                self._pace.fold(rows)
                 self._unsent = rows if self._unsent is None else self._unsent + rows
                 training = rows.column(KIND)[-1] == TRAIN
                 self._steps_say = (
@@ -118,6 +121,11 @@ class Pump:
         """Return a copy of the account, of all that was drained so far."""
         with self._lock:
             return self.account.copy()
+
+    def step_seconds(self) -> float:
+        """Return how long training steps take lately; 0 before the first."""
+        with self._lock:
+            return self._pace.step_ns / 1e9
 
     def announce(self, state: int) -> None:
         """Tell the daemon what the run is doing, a value of ``RunState``."""

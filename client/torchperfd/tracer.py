@@ -108,13 +108,18 @@ class Recorded:
         return {**asdict(self), "with_stack": self.with_stack or self.with_modules}
 
 
-def make(recorded: Recorded) -> Tracer:
-    """Return the tracer that holds training up least."""
+def make(recorded: Recorded, unrecorded_step_ns: int = 0) -> Tracer:
+    """Return the tracer that holds training up least.
+
+    Args:
+        recorded: What is recorded.
+        unrecorded_step_ns: What a step takes when nothing is, for who reads the trace; 0 when not known.
+    """
     library = libtorch.load()
     # Kineto's own daemon mode keeps a profiler of all threads, too, and there can be but one.
     if library is None or "KINETO_USE_DAEMON" in os.environ:
-        return HandTracer(recorded)
-    return OffLockTracer(library, recorded)
+        return HandTracer(recorded, unrecorded_step_ns)
+    return OffLockTracer(library, recorded, unrecorded_step_ns)
 
 
 class HandTracer:
@@ -122,12 +127,14 @@ class HandTracer:
 
     Args:
         recorded: What is recorded.
+        unrecorded_step_ns: What a step takes when nothing is; 0 when not known.
     """
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recorded, unrecorded_step_ns: int = 0) -> None:
         import torch
 
         self.lost = False
+        self._unrecorded_step_ns = unrecorded_step_ns
         self._thread = 0
         self._compiled = "torch._inductor" in sys.modules
         cuda = torch.cuda.is_available()
@@ -152,6 +159,7 @@ class HandTracer:
             else:
                 self._profiler.__enter__()
                 _add_job_facts()
+            _add_own_facts(self._unrecorded_step_ns)
         self._thread = threading.get_ident()
         PRECEDENCE.begin(self._give_way)
 
@@ -202,13 +210,15 @@ class OffLockTracer:
     Args:
         library: The functions that do it.
         recorded: What is recorded.
+        unrecorded_step_ns: What a step takes when nothing is; 0 when not known.
     """
 
-    def __init__(self, library: libtorch.Libtorch, recorded: Recorded) -> None:
+    def __init__(self, library: libtorch.Libtorch, recorded: Recorded, unrecorded_step_ns: int = 0) -> None:
         from torch._C._profiler import _ExperimentalConfig
         from torch.autograd import profiler
 
         self._library = library
+        self._unrecorded_step_ns = unrecorded_step_ns
         self._everywhere = not recorded.profile_memory
         arguments = recorded.arguments()
         self._profiler: Any = profiler.profile(
@@ -237,6 +247,7 @@ class OffLockTracer:
         _running = self
         PRECEDENCE.begin(self._give_way)
         _add_job_facts()
+        _add_own_facts(self._unrecorded_step_ns)
 
     def stop(self) -> None:
         """End recording."""
@@ -325,11 +336,8 @@ def _watch_forks() -> None:
 
 def _add_job_facts() -> None:
     """Write the rank into the trace under the key that trace readers look for."""
-    import torch
-
     distributed = sys.modules.get("torch.distributed")
-    add = getattr(torch.autograd, "_add_metadata_json", None)
-    if add is None or distributed is None or not distributed.is_available():
+    if distributed is None or not distributed.is_available():
         return
     if distributed.is_initialized():
         facts = {
@@ -337,4 +345,18 @@ def _add_job_facts() -> None:
             "rank": distributed.get_rank(),
             "world_size": distributed.get_world_size(),
         }
-        add("distributedInfo", json.dumps(facts))
+        _add("distributedInfo", facts)
+
+
+def _add_own_facts(unrecorded_step_ns: int) -> None:
+    """Write into the trace what a step takes without the profiler, from which its cost can be told."""
+    if unrecorded_step_ns:
+        _add("torchperfd", {"unrecorded_step_ns": unrecorded_step_ns})
+
+
+def _add(key: str, facts: dict[str, Any]) -> None:
+    import torch
+
+    add = getattr(torch.autograd, "_add_metadata_json", None)
+    if add is not None:
+        add(key, json.dumps(facts))

@@ -91,6 +91,12 @@ class Device(msgspec.Struct):
     memory: int = msgspec.field(name="totalGlobalMem", default=0)
 
 
+class Capture(msgspec.Struct):
+    """What torchperfd's client knew when it captured the trace."""
+
+    unrecorded_step_ns: int = 0
+
+
 class Header(msgspec.Struct):
     """What stands around the events.
 
@@ -98,11 +104,13 @@ class Header(msgspec.Struct):
         base_ns: What all times are counted from, in ns since 1970; 0 when they are absolute.
         distributed: Rank and world size; None for a run of one process.
         devices: The accelerators of the machine.
+        capture: What the client wrote into it; None for a trace of another origin.
     """
 
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[Device] = msgspec.field(name="deviceProperties", default_factory=list)
+    capture: Capture | None = msgspec.field(name="torchperfd", default=None)
 
 
 _EVENTS: Final = msgspec.json.Decoder(list[Event])
@@ -301,3 +309,4 @@ class Events:
         self.header.base_ns = found.base_ns or self.header.base_ns
         self.header.distributed = found.distributed or self.header.distributed
         self.header.devices = found.devices or self.header.devices
+        self.header.capture = found.capture or self.header.capture

@@ -115,6 +115,7 @@ class Trace:
         memory: What was allocated and freed; empty unless ``profile_memory`` was on.
         collective_args: What arguments say of collectives, for the events that have such.
         device_memory: Bytes of the smallest accelerator on record; 0 when the file does not say.
+        unrecorded_step_ns: What a step took before it was recorded; 0 when the file does not say.
     """
 
     path: str
@@ -145,6 +146,7 @@ class Trace:
     memory: Memory
     collective_args: CollectiveArgs
     device_memory: int
+    unrecorded_step_ns: int
 
     def __len__(self) -> int:
         return len(self.name)
@@ -315,6 +317,7 @@ class _Columns:
         start -= origin
         end -= origin
         distributed = events.header.distributed or kineto.Distributed()
+        capture = events.header.capture or kineto.Capture()
         return Trace(
             path=path,
             size=file.size,
@@ -349,6 +352,7 @@ class _Columns:
                 np.frombuffer(self._reserved, np.int64),
             ),
             device_memory=min((each.memory for each in events.header.devices if each.memory > 0), default=0),
+            unrecorded_step_ns=max(capture.unrecorded_step_ns, 0),
         )
 
 

@@ -64,6 +64,7 @@ class Prepared:
             capture_id="one",
             directory=directory,
             options=CaptureOptions(steps=2),
+            step_seconds=lambda: 0.0,
             on_outcome=lambda _, outcome: self.outcomes.append(outcome),
             phase_name=PhaseNames().name,
         )
@@ -95,15 +96,19 @@ def test_a_capture_that_is_armed_in_time_has_no_deadline(tmp_path: Path) -> None
 
 
 def test_captures_follow_one_another_each_whole(client: torchperfd.Client) -> None:
-    step()
+    for _ in range(5):
+        step()
+    client._pump.turn()
     for _ in range(3):
         capture = client.capture(steps=2)
         train_until(capture, "complete", "failed")
-        events = json.loads(capture.wait().read_bytes())["traceEvents"]
+        document = json.loads(capture.wait().read_bytes())
+        events = document["traceEvents"]
         first, after = capture.step_range
         steps = {event["name"] for event in events if event["name"].startswith("ProfilerStep#")}
         assert steps == {f"ProfilerStep#{index}" for index in range(first, after)}
         assert sum(event["name"] == "aten::linear" for event in events) == 2
+        assert 1e3 < document["torchperfd"]["unrecorded_step_ns"] < 1e9
         assert tracer.unusable() == ""
 
 

@@ -13,17 +13,15 @@ from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice.item import LEAST_NS, LEAST_SHARE, Advice, Finding, gather, weigh
-from torchperfd_daemon.analysis.advice.scene import (
+from torchperfd_daemon.analysis.advice.recording import (
     AFTER_NS,
-    DISPATCH_NS,
     EVENT_NS,
     FRAME_NS,
     MEMORY_NS,
     OUTERMOST_NS,
     SHAPES_NS,
-    Scene,
-    ms,
 )
+from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, Scene, ms
 
 US, MS = 1_000, 1_000_000
 
@@ -514,6 +512,55 @@ def test_the_recording_is_taken_off_by_kind() -> None:
     recorded = 2 * (EVENT_NS + SHAPES_NS + AFTER_NS) + FRAME_NS + MEMORY_NS
     assert scene.recording(np.array([0]), np.array([MS])).tolist() == [recorded]
     assert scene.step_ns == MS - recorded
+
+
+def scaled(*events: str, unrecorded_ns: object, steps: int = 1) -> Scene:
+    """The scene of steps of 1 ms, each with 400 operators."""
+    operators = [
+        traces.event("aten::mm", at * MS + number * US, at * MS + number * US + 500)
+        for at in range(steps)
+        for number in range(400)
+    ]
+    marks = [step(at, at * MS, (at + 1) * MS) for at in range(steps)]
+    trace = traces.trace_of([*marks, *operators, *events], torchperfd={"unrecorded_step_ns": unrecorded_ns})
+    found = analysis.steps(trace)
+    spans = [(each.start_ns, each.start_ns + each.duration_ns) for each in found]
+    return Scene(trace, found, analysis.DeviceTime(trace).within(spans), None)
+
+
+EXPECTED_NS = 401 * (EVENT_NS + AFTER_NS)
+"""What recording one of these steps is expected to cost."""
+
+
+@pytest.mark.parametrize("times", [0.6, 1.0, 2.0])
+def test_what_steps_took_before_tells_how_fast_the_machine_records(times: float) -> None:
+    scene = scaled(unrecorded_ns=round(MS - times * EXPECTED_NS), steps=2)
+    weight = 0.25 / (0.25 + (0.03 * MS / EXPECTED_NS) ** 2)
+    assert scene.step_ns == pytest.approx(MS - (1 + weight * (times - 1)) * EXPECTED_NS, abs=1)
+    assert scene.step_ns == pytest.approx(MS - times * EXPECTED_NS, rel=0.05)
+
+
+def test_steps_that_were_shorter_before_by_far_more_are_not_believed() -> None:
+    assert scaled(unrecorded_ns=1).step_ns >= MS - 3 * EXPECTED_NS
+    assert scaled(unrecorded_ns=10 * MS).step_ns == pytest.approx(MS - EXPECTED_NS / 3, abs=1)
+
+
+@pytest.mark.parametrize("unrecorded_ns", [0, -5])
+def test_without_such_a_time_the_usual_cost_is_taken_off(unrecorded_ns: int) -> None:
+    assert scaled(unrecorded_ns=unrecorded_ns).step_ns == MS - EXPECTED_NS
+
+
+def test_a_time_that_is_no_number_costs_the_trace_nothing() -> None:
+    assert scaled(unrecorded_ns="soon").step_ns == MS - EXPECTED_NS
+
+
+def test_recording_may_hide_beside_a_device_and_in_waiting_for_workers() -> None:
+    fast = round(MS - 2 * EXPECTED_NS)
+    assert scaled(kernel("k", 0, US), unrecorded_ns=fast).step_ns == MS - EXPECTED_NS
+    wait = annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 900 * US)
+    waiting = scaled(wait, unrecorded_ns=fast)
+    expected = EXPECTED_NS + EVENT_NS + AFTER_NS
+    assert MS - 1.1 * expected < waiting.step_ns < MS - expected
 
 
 def test_text_and_dictionary_say_the_same() -> None:

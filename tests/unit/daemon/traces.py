@@ -24,14 +24,15 @@ def event(name: str, start: int, end: int, *, cat: str = "cpu_op", thread: Any =
     return json.dumps(fields)[:-1] + times
 
 
-def document(events: Iterable[str]) -> str:
-    """Return a whole trace's JSON."""
-    return '{"schemaVersion": 1, "traceEvents": [\n' + ",\n".join(events) + '\n], "traceName": "t"}'
+def document(events: Iterable[str], **facts: Any) -> str:
+    """Return a whole trace's JSON; ``facts`` stand before the events."""
+    before = "".join(f"{json.dumps(key)}: {json.dumps(value)}, " for key, value in facts.items())
+    return f'{{"schemaVersion": 1, {before}"traceEvents": [\n' + ",\n".join(events) + '\n], "traceName": "t"}'
 
 
-def trace_of(events: Iterable[str]) -> analysis.Trace:
-    """Return the trace that has these events."""
+def trace_of(events: Iterable[str], **facts: Any) -> analysis.Trace:
+    """Return the trace that has these events, and ``facts`` around them."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "t.json"
-        file.write_text(document(events))
+        file.write_text(document(events, **facts))
         return analysis.load(file)

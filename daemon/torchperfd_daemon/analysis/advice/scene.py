@@ -1,10 +1,4 @@
-"""One trace as the rules see it: its steps, the calls within them, and what the recording itself cost.
-
-The profiler's own cost stands between its events, mostly outside the spans that it measures: leaf operators
-show nearly their true time, while whatever contains other events is too long by some `EVENT_NS` for each of
-them. So every span that the rules judge is corrected for the events in it. A little more, `AFTER_NS`, is lost
-somewhere in the step: events are written to new memory, and push the model's out of the caches.
-"""
+"""One trace as the rules see it: its steps, and the calls within them, without what recording them cost."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,23 +7,14 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd_daemon.analysis.advice.recording import RecordingCost
 from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown
-from torchperfd_daemon.analysis.callers import PYTHON
 from torchperfd_daemon.analysis.idle import Cause, Idle
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 Float64 = npt.NDArray[np.float64]
 
-# What recording one event costs, as benchmarks/advice measures it: steps with the profiler on, less those
-# with it off, by the number of events.
-EVENT_NS: Final = 230
-SHAPES_NS: Final = 220
-AFTER_NS: Final = 250
-# More of an operator that Python has called: nothing of the profiler's is in the caches any more.
-OUTERMOST_NS: Final = 300
-FRAME_NS: Final = 250
-MEMORY_NS: Final = 100
 # So much of an operator's own time is dispatch, whatever its inputs' size.
 DISPATCH_NS: Final = 2_000
 # More time than this between two operators is something else than the Python around them.
@@ -124,12 +109,18 @@ class Scene:
         self._starts = np.array([step.start_ns for step in steps], dtype=np.int64)
         self._ends = self._starts + np.array([step.duration_ns for step in steps], dtype=np.int64)
         self._operators = trace.of_categories({OPERATOR})
-        self._recorded = self._costs()
+        self.breakdowns = breakdowns
+        self._recording = RecordingCost(
+            trace,
+            self._starts,
+            self._ends,
+            self._operators | trace.of_categories({ANNOTATION}),
+            on_device=self.on_device,
+        )
         busy = np.array([each.busy_ns for each in breakdowns], dtype=np.int64)
         lengths = np.maximum(self._ends - self._starts - self.recording(self._starts, self._ends), busy)
         self.step_ns: float = float(lengths.mean())
         self._recording_ns = float((self._ends - self._starts).mean()) - self.step_ns
-        self.breakdowns = breakdowns
 
     @property
     def on_device(self) -> bool:
@@ -172,10 +163,7 @@ class Scene:
 
     def recording(self, starts: Int64, ends: Int64) -> Int64:
         """Return what recording cost within each span, in ns."""
-        total = np.zeros(len(starts), dtype=np.int64)
-        for times, cost in self._recorded:
-            total += cost * (np.searchsorted(times, ends) - np.searchsorted(times, starts))
-        return total
+        return self._recording.within(starts, ends)
 
     def lasted(self, spans: Spans) -> float:
         """Return how long the spans lasted, per step and without the recording's cost."""
@@ -238,14 +226,14 @@ class Scene:
             above, here = levels[edges[level - 1] : edges[level]], levels[edges[level] : edges[level + 1]]
             at = np.searchsorted(above, here) - 1
             parents, children = above[at[at >= 0]], here[at >= 0]
-            np.subtract.at(own, parents, lengths[children] + self._event_ns)
+            np.subtract.at(own, parents, lengths[children] + round(self._recording.event_ns))
         outer = np.flatnonzero(depth == 0)
         gaps = np.append(starts[outer][1:], 0) - ends[outer]
         same = np.append(trace.thread[rows[outer]][1:] == trace.thread[rows[outer]][:-1], [False])[
             : len(outer)
         ]
         between = np.zeros(len(rows), dtype=np.int64)
-        recorded = self._event_ns + OUTERMOST_NS
+        recorded = round(self._recording.outermost_ns)
         between[outer] = np.where(same, np.clip(gaps, recorded, _BETWEEN_NS) - recorded, 0)
         return Calls(rows, depth, own, between)
 
@@ -272,22 +260,6 @@ class Scene:
         ids = external[operators]
         chosen: Int64 = self.device_rows[np.isin(external[self.device_rows], ids[ids > 0])]
         return chosen
-
-    @property
-    def _event_ns(self) -> int:
-        return EVENT_NS + (SHAPES_NS if len(self.trace.shapes) > 1 else 0)
-
-    def _costs(self) -> list[tuple[Int64, int]]:
-        """Return the sorted times of what was recorded on the host, kind by kind, and the cost of each."""
-        trace = self.trace
-        host = self._operators | trace.of_categories({ANNOTATION})
-        frames = trace.of_categories({PYTHON})
-        kinds = [
-            (trace.start[host], self._event_ns + AFTER_NS),
-            (trace.start[frames], FRAME_NS),
-            (trace.memory.time, MEMORY_NS),
-        ]
-        return [(np.sort(times), cost) for times, cost in kinds if len(times)]
 
 
 def ms(ns: float) -> str:

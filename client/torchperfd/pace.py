@@ -1,0 +1,32 @@
+"""The pace: how long training steps take lately. Pure."""
+
+from collections import deque
+from statistics import fmean, median
+from typing import Final
+
+from torchperfd.recorder import DURATION, KIND, TRAIN, Rows
+
+_REMEMBERED: Final = 64
+_RARE: Final = 3
+"""Steps so many times as long as the median had something else in them: a checkpoint, a compilation."""
+
+
+class Pace:
+    """The latest training steps."""
+
+    def __init__(self) -> None:
+        self._recent: deque[int] = deque(maxlen=_REMEMBERED)
+
+    def fold(self, rows: Rows) -> None:
+        """Add drained steps, whatever their kinds."""
+        last = rows.part(max(0, rows.count - _REMEMBERED), rows.count)
+        kinds, durations = last.column(KIND), last.column(DURATION)
+        self._recent.extend(ns for kind, ns in zip(kinds, durations, strict=True) if kind == TRAIN)
+
+    @property
+    def step_ns(self) -> float:
+        """Mean of these steps, without rare long ones; 0 before the first."""
+        if not self._recent:
+            return 0.0
+        longest = _RARE * median(self._recent)
+        return fmean(ns for ns in self._recent if ns <= longest)

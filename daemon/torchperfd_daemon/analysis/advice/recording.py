@@ -1,0 +1,111 @@
+"""What the recording itself cost, so that the rules can judge the steps of a run that nobody records.
+
+The profiler's own cost stands between its events, mostly outside the spans that it measures: leaf operators
+show nearly their true time, while whatever contains other events is too long by some `EVENT_NS` for each of
+them. So every span that the rules judge is corrected for the events in it. A little more, `AFTER_NS`, is lost
+somewhere in the step: events are written to new memory, and push the model's out of the caches.
+
+How fast the machine is tells the trace itself, where torchperfd's client has written into it what steps took
+before: all these costs are scaled so that the steps come out as long as those.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.analysis.callers import PYTHON
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+
+# What recording one event costs, as benchmarks/advice measures it: steps with the profiler on, less those
+# with it off, by the number of events.
+EVENT_NS: Final = 230
+SHAPES_NS: Final = 220
+AFTER_NS: Final = 250
+# More of an operator that Python has called: nothing of the profiler's is in the caches any more.
+OUTERMOST_NS: Final = 300
+FRAME_NS: Final = 250
+MEMORY_NS: Final = 100
+
+# Machines differ by so much, as a standard deviation of the scale; more than the other nobody believes.
+_MACHINES: Final = 0.5
+_MOST: Final = 3.0
+# The means of a few steps before and of a few that were recorded differ by so much anyway.
+_UNEVEN: Final = 0.03
+_WAITS_FOR_WORKERS: Final = "enumerate(DataLoader)#_MultiProcessing"
+
+
+class RecordingCost:
+    """What recording cost in the steps of one trace.
+
+    Args:
+        trace: The loaded trace.
+        starts: When its steps began, in ns.
+        ends: When they ended.
+        host: Which events are the host's operators and annotations.
+        on_device: Whether anything ran on a device, beside which the host's cost may not show.
+
+    Attributes:
+        scale: How many times what is written above an event costs here.
+    """
+
+    def __init__(self, trace: Trace, starts: Int64, ends: Int64, host: Flags, *, on_device: bool) -> None:
+        self._event_ns = EVENT_NS + (SHAPES_NS if len(trace.shapes) > 1 else 0)
+        kinds = [
+            (trace.start[host], self._event_ns + AFTER_NS),
+            (trace.start[trace.of_categories({PYTHON})], FRAME_NS),
+            (trace.memory.time, MEMORY_NS),
+        ]
+        self._kinds = [(np.sort(times), cost) for times, cost in kinds if len(times)]
+        self.scale = 1.0
+        if trace.unrecorded_step_ns and not on_device:
+            self.scale = _scale(
+                trace.unrecorded_step_ns,
+                float((ends - starts).mean()),
+                float(self.within(starts, ends).mean()),
+                _waits(trace, starts, ends),
+            )
+
+    @property
+    def event_ns(self) -> float:
+        """Of an event within another."""
+        return self.scale * self._event_ns
+
+    @property
+    def outermost_ns(self) -> float:
+        """Of an operator within no other."""
+        return self.scale * (self._event_ns + OUTERMOST_NS)
+
+    def within(self, starts: Int64, ends: Int64) -> Int64:
+        """Return the cost within each span, in ns."""
+        total = np.zeros(len(starts), dtype=np.int64)
+        for times, cost in self._kinds:
+            total += cost * (np.searchsorted(times, ends) - np.searchsorted(times, starts))
+        scaled: Int64 = np.rint(self.scale * total).astype(np.int64)
+        return scaled
+
+
+def _scale(unrecorded: float, recorded: float, cost: float, waited: float) -> float:
+    """Return how many times as much as expected recording cost, between what was measured and 1.
+
+    Of two uncertain values for the same thing each counts by its inverse variance. All times are of one step.
+
+    Args:
+        unrecorded: What it takes when nothing is recorded.
+        recorded: What it took.
+        cost: What was expected of recording.
+        waited: What it waited for workers, who went on meanwhile: cost may be hidden in there.
+    """
+    if cost <= 0:
+        return 1.0
+    measured = (recorded - unrecorded) / cost
+    uncertainty = (_UNEVEN * recorded + waited) / cost
+    weight = _MACHINES**2 / (_MACHINES**2 + uncertainty**2)
+    return min(max(1 + weight * (measured - 1), 1 / _MOST), _MOST)
+
+
+def _waits(trace: Trace, starts: Int64, ends: Int64) -> float:
+    """Return how long a step waited for workers, as recorded, in ns."""
+    wanted = np.fromiter((name.startswith(_WAITS_FOR_WORKERS) for name in trace.names), np.bool_)
+    rows = np.flatnonzero(wanted[trace.name])
+    inside = (trace.start[rows] >= starts.min()) & (trace.start[rows] < ends.max())
+    return float((trace.end[rows] - trace.start[rows])[inside].sum()) / len(starts)
