@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,8 @@ from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, own_namespace
 _RANK: Final = ("run", "rank")
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _DIRECTIONS: Final = {"read": "read_bytes", "write": "write_bytes"}
+# Gloo's and NCCL's threads, by the names that they and torch give them.
+_EXCHANGES: Final = re.compile("gloo|nccl", re.IGNORECASE)
 
 Readings = dict[tuple[str, ...], float]
 """Values by the family's name and the labels that follow the rank's."""
@@ -39,6 +42,7 @@ class ProcessCollector:
         self._numa_cpus: dict[str, frozenset[int]] | None = None
         self._parents: dict[int, int] = {}
         self._counted: dict[RankProcess, Readings] = {}
+        self._exchangers: dict[int, dict[str, bool]] = {}
 
     def sample(self) -> Sequence[Family]:
         """Return the families of all ranks.
@@ -51,6 +55,7 @@ class ProcessCollector:
         ranks = list(self._ranks())
         # A rank that has ended keeps its totals for as long as it is named, for a last scrape.
         self._counted = {rank: self._counted.get(rank, {}) for rank in ranks}
+        self._exchangers = {rank.pid: self._exchangers.get(rank.pid, {}) for rank in ranks}
         children = self._children() if ranks else {}
         if self._numa_cpus is None:
             self._numa_cpus = self._numa_nodes()
@@ -88,6 +93,7 @@ class ProcessCollector:
         with contextlib.suppress(FileNotFoundError):  # a kernel without scheduler statistics
             delay_ns = read(f"{directory}/schedstat").split()[1]
             now["process_run_delay_seconds",] = int(delay_ns) / 1e9
+            now["process_collective_run_delay_seconds",] = self._exchange_delay(rank.pid)
         # Some kernels do not count I/O, and that of another user's process is for root only.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             for direction, count in self._transferred(rank.pid, members).items():
@@ -102,6 +108,35 @@ class ProcessCollector:
             if allowed & cpus
         }
         return {("process_resident_memory_bytes",): resident, **shares}
+
+    def _exchange_delay(self, pid: int) -> float:
+        """Return for how long a rank's threads that carry out collectives had no CPU, all of them together.
+
+        What a thread is called is asked once: there may be hundreds.
+
+        Raises:
+            FileNotFoundError: The rank is gone, or the kernel has no scheduler statistics.
+        """
+        threads = f"{self._proc}/{pid}/task"
+        present = os.listdir(threads)  # noqa: PTH208
+        known = self._exchangers[pid]
+        self._exchangers[pid] = {
+            thread: known[thread] if thread in known else self._exchanges(f"{threads}/{thread}")
+            for thread in present
+        }
+        delay_ns = 0
+        for thread, exchanges in self._exchangers[pid].items():
+            if exchanges:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    delay_ns += int(read(f"{threads}/{thread}/schedstat").split()[1])
+        return delay_ns / 1e9
+
+    @staticmethod
+    def _exchanges(thread: str) -> bool:
+        try:
+            return _EXCHANGES.search(read(f"{thread}/comm")) is not None
+        except (FileNotFoundError, ProcessLookupError):
+            return False
 
     def _transferred(self, pid: int, members: Iterable[int]) -> dict[str, int]:
         """Return bytes that storage moved for a rank and its workers, by direction.
@@ -177,6 +212,12 @@ def _families() -> Iterator[Family]:
     yield Family(
         "process_run_delay_seconds",
         "Time that the rank's main thread was ready to run and had no CPU.",
+        "counter",
+        _RANK,
+    )
+    yield Family(
+        "process_collective_run_delay_seconds",
+        "Time that the rank's threads which carry out collectives were ready to run and had no CPU, summed.",
         "counter",
         _RANK,
     )

@@ -16,7 +16,7 @@ EXPLAINED: Final = 0.5
 """A slowdown of which less than this share has a cause is unknown."""
 FULL_SOON_S: Final = 3600.0
 """Memory that grows is told once it will be full within so long."""
-FORESIGHT: Final = 100.0
+FORESIGHT: Final = 150.0
 """Growth is believed to go on for so many times as long as it was seen."""
 EVER_SINCE: Final[Mapping[Cause, float]] = {
     Cause.INPUT_BOUND: INPUT_BOUND_SHARE,
@@ -48,7 +48,7 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
         Cause.CPU_CONTENTION,
         "",
         "ready to run without a processor",
-        lambda each: each.queued_seconds - each.throttled_seconds,
+        lambda each: each.queued_seconds + each.exchange_queued_seconds - each.throttled_seconds,
     ),
     (
         Cause.GPU_THROTTLING,
@@ -67,6 +67,11 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
 _BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT})
 # These hold back all threads of a rank: also those that exchange, once the last rank has arrived.
 _ALL_THREADS: Final = frozenset({Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION})
+
+# These come with work that nobody times: guards to be checked, graphs that run for the first time.
+_TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION})
+# As much of a rank's lateness, and the mechanism has all of it.
+_MOST_OF: Final = 0.75
 
 # What a late rank's lateness is called, by the phase that most of it is in.
 _OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
@@ -168,8 +173,10 @@ class _Court:
             if rank.before is None:
                 cost -= usual
             if self._together and cause not in _BESIDE_STEPS:
-                threads = self._exchange if cause in _ALL_THREADS else 0.0
-                cost = min(cost, self._left[id(rank)].late + threads)
+                late = self._left[id(rank)].late
+                if cause in _TIMED_IN_PART and cost >= _MOST_OF * late:
+                    cost = late
+                cost = min(cost, late + (self._exchange if cause in _ALL_THREADS else 0.0))
         least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
         if cost < least * self.step_seconds:
             return

@@ -14,6 +14,7 @@ class RankEvidence:
         phase_seconds: Exclusive host time by phase, which sums to the step.
         collected_seconds: Garbage collections.
         queued_seconds: Ready to run and without a processor (run-queue delay).
+        exchange_queued_seconds: The same of its threads that carry out collectives, summed.
         throttled_seconds: Held back by the quota of its control group.
         disk_seconds: Keeping storage busy or waiting for it, as far as it waits for data.
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
@@ -38,6 +39,7 @@ class RankEvidence:
     phase_seconds: dict[str, float] = field(default_factory=dict)
     collected_seconds: float = 0.0
     queued_seconds: float = 0.0
+    exchange_queued_seconds: float = 0.0
     throttled_seconds: float = 0.0
     disk_seconds: float = 0.0
     reclaim_seconds: float = 0.0

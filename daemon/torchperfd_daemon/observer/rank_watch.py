@@ -1,6 +1,6 @@
 """One rank, watched: what its counters were at the newest looks, and what that makes of its steps."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -35,9 +35,11 @@ _KEPT: Final = 18
 _READINGS: Final = 64
 _GROWTH_EVERY: Final = 10
 _LATEST_NEWS_S: Final = 2.0
+_LEAST_PAST: Final = 0.5
+_ALIKE: Final = 1.02
 _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
-_COMPILED_NS, _SAVES, _RESIDENT, _FIXED = range(10, 14)
+_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _FIXED = range(10, 15)
 
 _DOING: Final = {
     State.STARTING: Doing.IDLE,
@@ -149,11 +151,11 @@ class RankWatch:
         Args:
             until: Monotonic seconds: what came later is not part of it.
         """
-        newest = next((back for back in range(self._count) if self._row(back)[_AT] <= until), None)
-        if self._first is not None and newest is not None:
-            past = self._between(self._first, self._row(newest))
-            self._before = past or self._before
-            self._turned = self._row(newest).copy()
+        rows = [row for back in range(self._count) if (row := self._row(back))[_AT] <= until]
+        if self._first is not None and rows:
+            end = _healthy_until(self._first, rows)
+            self._before = self._between(self._first, end) or self._before
+            self._turned = end.copy()
 
     def forget(self, since: float) -> None:
         """Let the past begin anew, at a moment of monotonic seconds."""
@@ -244,6 +246,7 @@ class RankWatch:
             totals.compiled.ns if totals.compiled else 0,
             _saves(totals),
             around.resident.get(key, 0.0),
+            around.exchange_queued.get(key, 0.0),
         )
         row[_FIXED:] = [phases[name].ns if name in phases else 0 for name in self._names]
         self._count = min(self._count + 1, _KEPT)
@@ -286,6 +289,7 @@ class RankWatch:
             phase_seconds=phases,
             collected_seconds=max(0.0, change[_GC_NS]) / steps / 1e9,
             queued_seconds=per_step(_QUEUED_S),
+            exchange_queued_seconds=per_step(_EXCHANGE_S),
             throttled_seconds=per_step(_THROTTLED_S),
             disk_seconds=min(per_step(_DISK_S), phases.get("data", 0.0)),
             reclaim_seconds=per_step(_MEMORY_S),
@@ -319,6 +323,22 @@ class RankWatch:
         if not self._foreign or work <= 0:
             return seen
         return replace(seen, device_shared=min(1.0, seen.late_seconds / work))
+
+
+def _healthy_until(first: Float64, rows: Sequence[Float64]) -> Float64:
+    """Return the newest look up to which steps were about as short as up to any; ``rows`` descend in time.
+
+    A slowdown of every tenth step is noticed late, and is not to have been usual before.
+    """
+    steps = rows[0][_STEPS] - first[_STEPS]
+    means = [
+        (row[_NS] - first[_NS]) / (row[_STEPS] - first[_STEPS])
+        if row[_STEPS] - first[_STEPS] > steps * _LEAST_PAST
+        else np.inf
+        for row in rows
+    ]
+    least = min(means)
+    return next(row for row, mean in zip(rows, means, strict=True) if mean <= least * _ALIKE)
 
 
 def _saves(totals: Totals) -> int:

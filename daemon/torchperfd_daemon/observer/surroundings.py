@@ -11,6 +11,7 @@ from torchperfd_daemon.collectors.gpu_base import GpuReading
 _HELD_DOWN: Final = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 _OF_RANKS: Final = {
     "process_run_delay_seconds": "queued",
+    "process_collective_run_delay_seconds": "exchange_queued",
     "process_throttled_seconds": "throttled",
     "process_resident_memory_bytes": "resident",
     "process_memory_limit_bytes": "limit",
@@ -90,6 +91,7 @@ class Surroundings:
 
     Attributes:
         queued: For how long each rank's main thread was ready and had no processor.
+        exchange_queued: The same of its threads that carry out collectives, summed.
         throttled: For how long the quota of each rank's control group held it back.
         storage: What is known of storage.
         memory_seconds: For how long some task of the node waited for memory (PSI).
@@ -100,6 +102,7 @@ class Surroundings:
     """
 
     queued: dict[RankKey, float] = field(default_factory=dict)
+    exchange_queued: dict[RankKey, float] = field(default_factory=dict)
     throttled: dict[RankKey, float] = field(default_factory=dict)
     storage: Storage = field(default_factory=Storage)
     memory_seconds: float = 0.0
@@ -149,6 +152,7 @@ def survey(
     storage = Storage(pressure.get("io", 0.0), busy, moved, read, nothing)
     return Surroundings(
         ranks["queued"],
+        ranks["exchange_queued"],
         ranks["throttled"],
         storage.after(last) if last is not None else storage,
         pressure.get("memory", 0.0),

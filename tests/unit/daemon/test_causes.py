@@ -221,13 +221,31 @@ def test_exchanges_that_wait_for_processors_are_not_the_networks_fault() -> None
     assert all(each.cause is not Cause.COLLECTIVE for each in rank_causes("r", starved))
 
 
-@pytest.mark.parametrize(("seen", "full_in", "told"), [(10, 900, True), (10, 1100, False), (300, 3500, True)])
-def test_growth_is_believed_to_go_on_for_a_hundred_times_as_long_as_it_was_seen(
+@pytest.mark.parametrize(("seen", "full_in", "told"), [(10, 1400, True), (10, 1600, False), (300, 3500, True)])
+def test_growth_is_believed_to_go_on_for_so_many_times_as_long_as_it_was_seen(
     seen: float, full_in: float, told: bool
 ) -> None:
     growing = replace(rank(5), grows_by=5e7, grows_for_seconds=seen, full_in_seconds=full_in)
     (verdict,) = rank_causes("r", eight(growing))
     assert (verdict.cause is Cause.MEMORY_PRESSURE, verdict.rank == 5) == (told, told)
+
+
+def test_threads_of_collectives_that_wait_for_processors_name_their_rank() -> None:
+    def now(number: int) -> RankEvidence:
+        return since(rank(number), changed(rank(number), collective_wait=0.032))
+
+    starved = replace(now(5), exchange_queued_seconds=0.028)
+    first = rank_causes("bert", [starved if number == 5 else now(number) for number in range(8)])[0]
+    assert (first.cause, first.rank) == (Cause.CPU_CONTENTION, 5)
+    assert first.cost_seconds_per_step == pytest.approx(0.028)
+
+
+@pytest.mark.parametrize(("compiled", "cost"), [(0.031, 0.04), (0.029, 0.029)])
+def test_compilations_that_are_most_of_a_ranks_lateness_are_all_of_it(compiled: float, cost: float) -> None:
+    slow = replace(late(rank(3), "forward", 0.04), compiled_seconds=compiled)
+    first = rank_causes("bert", eight(slow))[0]
+    assert (first.cause, first.rank) == (Cause.RECOMPILATION, 3)
+    assert first.cost_seconds_per_step == pytest.approx(cost)
 
 
 def test_a_quota_costs_what_it_holds_the_exchange_up_for_as_well() -> None:

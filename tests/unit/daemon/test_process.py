@@ -68,6 +68,21 @@ def test_a_rank_and_its_workers_in_base_units(tree: HostTree) -> None:
     assert ("process_allowed_cpus", "0") not in values(families, "1")
 
 
+def test_threads_of_collectives_are_known_by_their_names(tree: HostTree) -> None:
+    tree.add_process(100, delay_ns=7)
+    names = {100: "python", 101: "pt_gloo_runloop", 102: "gloo_tcp_loop", 103: "NCCL Progress 0", 104: "grpc"}
+    for thread, name in names.items():
+        tree.write(f"proc/100/task/{thread}/comm", f"{name}\n")
+        tree.write(f"proc/100/task/{thread}/schedstat", f"5 {10**9 * (thread - 99)} 3\n")
+    collector = ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys)
+    delay = ("process_collective_run_delay_seconds",)
+    assert values(collector.sample())[delay] == 2 + 3 + 4
+    (tree.proc / "100" / "task" / "103" / "schedstat").unlink()
+    tree.write("proc/100/task/105/comm", "pt_nccl_watchdg\n")
+    tree.write("proc/100/task/105/schedstat", f"5 {10**10} 3\n")
+    assert values(collector.sample())[delay] == 2 + 3 + 10
+
+
 def test_what_the_kernel_does_not_tell_is_absent(tree: HostTree) -> None:
     tree.add_process(100, moved=None, delay_ns=None)
     found = values(ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys / "none").sample())

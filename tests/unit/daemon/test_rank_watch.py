@@ -114,6 +114,7 @@ def test_what_the_kernel_counts_is_spread_over_the_steps() -> None:
     for second in range(12):
         around = Surroundings(
             {KEY: 0.3 * second},
+            {KEY: 0.4 * second},
             {KEY: 0.1 * second},
             storage=Storage(seconds={KEY: 0.2 * second}),
             memory_seconds=0.1 * second,
@@ -121,6 +122,7 @@ def test_what_the_kernel_counts_is_spread_over_the_steps() -> None:
         looked.look(full, around=around)
     evidence = looked.evidence()
     assert evidence.queued_seconds == pytest.approx(0.15)
+    assert evidence.exchange_queued_seconds == pytest.approx(0.2)
     assert evidence.throttled_seconds == pytest.approx(0.05)
     assert evidence.disk_seconds == pytest.approx(0.1), "no more than the wait for data"
     assert evidence.reclaim_seconds == pytest.approx(0.05)
@@ -157,9 +159,22 @@ def test_the_past_is_what_was_before_a_moment_and_begins_anew_when_it_is_over() 
     assert looked.watch.evidence(since=18.0) is None
 
 
+def test_a_slowdown_of_some_steps_that_is_dated_late_is_no_part_of_the_past() -> None:
+    looked = Looked()
+    for second in range(16):
+        # From the eighth second on every tenth step takes five times as long.
+        looked.look([{"forward": 10**8}] * 9 + [{"forward": 10**8 * (5 if second >= 8 else 1)}])
+    looked.watch.remember(12.0)
+    before = looked.evidence().before
+    assert before is not None
+    assert before.step_seconds == pytest.approx(0.1, rel=0.03)
+
+
 def test_a_survey_takes_what_matters_of_all_samples() -> None:
     delay = Family("process_run_delay_seconds", "", "counter", ("run", "rank"))
     delay.add(2.5, *("r", "0"))
+    exchange = Family("process_collective_run_delay_seconds", "", "counter", ("run", "rank"))
+    exchange.add(1.25, *("r", "0"))
     pressure = Family("node_pressure_seconds", "", "counter", ("resource", "kind"))
     pressure.add(7.0, "io", "some")
     pressure.add(3.0, "io", "full")
@@ -167,9 +182,9 @@ def test_a_survey_takes_what_matters_of_all_samples() -> None:
     gpu.put("gpu_throttle_seconds", 4.0, "hw_thermal_slowdown")
     gpu.put("gpu_throttle_seconds", 900.0, "sw_power_cap")
     gpu.put("gpu_clock_hertz", 1e9, "sm")
-    found = survey([delay, pressure, Family("other", "", "gauge")], [gpu, GpuReading("1", "")])
+    found = survey([delay, exchange, pressure, Family("other", "", "gauge")], [gpu, GpuReading("1", "")])
     assert found == Surroundings(
-        {KEY: 2.5}, {}, Storage(7.0), gpus={"GPU-1": GpuState(4.0, 1e9, None, frozenset({77}))}
+        {KEY: 2.5}, {KEY: 1.25}, {}, Storage(7.0), gpus={"GPU-1": GpuState(4.0, 1e9, None, frozenset({77}))}
     )
 
 
