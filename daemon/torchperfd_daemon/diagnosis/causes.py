@@ -68,6 +68,10 @@ _BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT})
 # These hold back all threads of a rank: also those that exchange, once the last rank has arrived.
 _ALL_THREADS: Final = frozenset({Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION})
 
+# A rank is named unless the median of the others has this share of it, where it is not half: ranks that
+# wait for processors make the others wait for those that are left.
+_ALIKE: Final[Mapping[Cause, float]] = {Cause.CPU_CONTENTION: 0.7}
+
 # These come with work that nobody times: guards to be checked, graphs that run for the first time.
 _TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION})
 # As much of a rank's lateness, and the mechanism has all of it.
@@ -91,7 +95,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
 
     A cause costs what it takes beyond the healthy share: beyond the same rank's own past where the run has
     become slower, else beyond the others' median where it is one rank's. A rank is named unless the median of
-    the others has half of it as well. Where ranks wait for each other, one rank's loss is the run's only as
+    the others has half of it as well, or 0.7 of a wait for processors. Where ranks wait for each other, one rank's loss is the run's only as
     far as the rank is late, and what none of the mechanisms claims of a rank's lateness is the rank's own.
 
     Mechanisms that measure their own time come first, and what they claim is taken from the phases. What all
@@ -168,7 +172,7 @@ class _Court:
         culprit = max(range(len(seen)), key=lambda index: beyond[index])
         rank, cost = seen[culprit], beyond[culprit]
         usual = statistics.median(beyond[:culprit] + beyond[culprit + 1 :]) if len(seen) > 1 else cost
-        alike = usual >= cost / 2
+        alike = usual >= cost * _ALIKE.get(cause, 0.5)
         if not alike:
             if rank.before is None:
                 cost -= usual
@@ -177,6 +181,8 @@ class _Court:
                 if cause in _TIMED_IN_PART and cost >= _MOST_OF * late:
                     cost = late
                 cost = min(cost, late + (self._exchange if cause in _ALL_THREADS else 0.0))
+        if cause is Cause.CPU_CONTENTION:
+            cost = self._starved(beyond[culprit], cost)
         least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
         if cost < least * self.step_seconds:
             return
@@ -184,9 +190,26 @@ class _Court:
         self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
         if not alike:
             self._claim(rank, cause, cost)
+        elif cause in _ALL_THREADS:
+            self._exchange = max(0.0, self._exchange - cost)
         # What it has always taken is in the past's phases, too.
         for each, seconds in zip(seen, beyond, strict=True):
             _take(self._left[id(each)].phases, phase, seconds)
+
+    def _starved(self, waited: float, cost: float) -> float:
+        """Return what a lack of processors costs: all that steps have grown by, if the wait may be most of it.
+
+        A rank has more threads than those whose wait is measured, and the ranks wait for each other.
+
+        Args:
+            waited: By how much more the threads measured wait, of the rank where that is most.
+            cost: What that costs by itself.
+        """
+        growth = max(
+            (each.step_seconds - each.before.step_seconds for each in self._seen if each.before), default=0.0
+        )
+        growth -= sum(verdict.cost_seconds_per_step for verdict in self.told)
+        return growth if growth > 0 and waited >= EXPLAINED * growth else cost
 
     def _claim(self, rank: RankEvidence, cause: Cause, cost: float) -> None:
         """Take what a mechanism costs out of what the rank is late by, and the rest out of the exchange."""

@@ -237,7 +237,7 @@ def test_threads_of_collectives_that_wait_for_processors_name_their_rank() -> No
     starved = replace(now(5), exchange_queued_seconds=0.028)
     first = rank_causes("bert", [starved if number == 5 else now(number) for number in range(8)])[0]
     assert (first.cause, first.rank) == (Cause.CPU_CONTENTION, 5)
-    assert first.cost_seconds_per_step == pytest.approx(0.028)
+    assert first.cost_seconds_per_step == pytest.approx(0.03), "all that steps have grown by"
 
 
 @pytest.mark.parametrize(("compiled", "cost"), [(0.031, 0.04), (0.029, 0.029)])
