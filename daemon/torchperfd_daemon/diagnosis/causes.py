@@ -48,7 +48,7 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
         Cause.CPU_CONTENTION,
         "",
         "ready to run without a processor",
-        lambda each: each.queued_seconds + each.exchange_queued_seconds - each.throttled_seconds,
+        lambda each: _unserved(each),
     ),
     (
         Cause.GPU_THROTTLING,
@@ -304,6 +304,15 @@ def _exchange_growth(seen: Sequence[RankEvidence]) -> float:
 def _work(rank: RankEvidence) -> float:
     """Return how long a rank's device works in a step."""
     return rank.step_seconds * rank.device_busy if rank.device_busy is not None else 0.0
+
+
+def _unserved(rank: RankEvidence) -> float:
+    """Return the wait for a processor, beyond the past's where that is of the threads that exchange.
+
+    Of them several wait one after the other and beside the step's own work: in every run, a part of it.
+    """
+    grown = rank.exchange_queued_seconds - rank.before.exchange_queued_seconds if rank.before else 0.0
+    return rank.queued_seconds - rank.throttled_seconds + max(0.0, grown)
 
 
 def _stored(rank: RankEvidence) -> float:

@@ -240,6 +240,12 @@ def test_threads_of_collectives_that_wait_for_processors_name_their_rank() -> No
     assert first.cost_seconds_per_step == pytest.approx(0.03), "all that steps have grown by"
 
 
+def test_threads_of_collectives_that_have_always_waited_are_no_cause() -> None:
+    waiting = [replace(rank(number), exchange_queued_seconds=0.06) for number in range(8)]
+    assert rank_causes("bert", waiting)[0].cause is Cause.NONE
+    assert rank_causes("bert", [since(each, each) for each in waiting])[0].cause is Cause.NONE
+
+
 @pytest.mark.parametrize(("compiled", "cost"), [(0.031, 0.04), (0.029, 0.029)])
 def test_compilations_that_are_most_of_a_ranks_lateness_are_all_of_it(compiled: float, cost: float) -> None:
     slow = replace(late(rank(3), "forward", 0.04), compiled_seconds=compiled)
