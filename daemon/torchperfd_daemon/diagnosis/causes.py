@@ -95,8 +95,9 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
 
     A cause costs what it takes beyond the healthy share: beyond the same rank's own past where the run has
     become slower, else beyond the others' median where it is one rank's. A rank is named unless the median of
-    the others has half of it as well, or 0.7 of a wait for processors. Where ranks wait for each other, one rank's loss is the run's only as
-    far as the rank is late, and what none of the mechanisms claims of a rank's lateness is the rank's own.
+    the others has half of it as well, or :data:`_ALIKE` says otherwise. Where ranks wait for each other, one
+    rank's loss is the run's only as far as the rank is late, and what none of the mechanisms claims of a
+    rank's lateness is the rank's own.
 
     Mechanisms that measure their own time come first, and what they claim is taken from the phases. What all
     ranks have lost ever since they started is told from :data:`EVER_SINCE` on, and time in collectives not at
@@ -197,7 +198,7 @@ class _Court:
             _take(self._left[id(each)].phases, phase, seconds)
 
     def _starved(self, waited: float, cost: float) -> float:
-        """Return what a lack of processors costs: all that steps have grown by, if the wait may be most of it.
+        """Return what a lack of processors costs: all that steps have grown by, if the wait is half of it.
 
         A rank has more threads than those whose wait is measured, and the ranks wait for each other.
 
