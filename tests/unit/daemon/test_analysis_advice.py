@@ -563,6 +563,21 @@ def test_recording_may_hide_beside_a_device_and_in_waiting_for_workers() -> None
     assert MS - 1.1 * expected < waiting.step_ns < MS - expected
 
 
+@pytest.mark.parametrize("unrecorded_us", [0, 4_000, 8_000, 16_000, 30_000])
+def test_what_is_saved_is_of_steps_that_are_not_recorded(unrecorded_us: int) -> None:
+    trace = traces.trace_of(
+        doubles("double", "[64, 64]"), torchperfd={"unrecorded_step_ns": unrecorded_us * US}
+    )
+    found = analysis.steps(trace)
+    scene = Scene(trace, found, analysis.DeviceTime(trace).within([(0, 10 * MS)]), None)
+    (advice,) = analysis.summarise(trace).advice
+    longer = scene.step_ns / (unrecorded_us * US) if unrecorded_us else 1.0
+    inflation = min(max(longer, 0.5), 2.0)
+    work = 9 * MS - 2 * DISPATCH_NS - scene.recording(np.array([0]), np.array([9 * MS]))[0]
+    assert advice.saves_ns_per_step == pytest.approx(work / 2 / inflation, rel=2e-3)
+    assert advice.share_of_step == pytest.approx(work / 2 / scene.step_ns, rel=2e-3)
+
+
 def test_text_and_dictionary_say_the_same() -> None:
     advice = [
         Advice("a", "what \x1b shows", 1_500_000, 0.25, "do this", "f(x)", (0, 3)),

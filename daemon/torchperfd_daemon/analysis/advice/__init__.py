@@ -5,6 +5,7 @@ what is worth saying. docs/advice.md has a paragraph on each.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from torchperfd_daemon.analysis.advice import communication, launching, loading, memory, precision, updating
@@ -50,4 +51,5 @@ def advise(
         return ()
     scene = Scene(trace, list(steps), list(breakdowns), idle)
     found = [finding for rule in _RULES for finding in rule(scene)]
-    return weigh(found, scene.step_ns, scene.idle_ns)
+    found = [replace(finding, saves_ns=finding.saves_ns / scene.inflation) for finding in found]
+    return weigh(found, scene.step_ns / scene.inflation, scene.idle_ns)

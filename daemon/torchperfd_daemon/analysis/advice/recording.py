@@ -6,7 +6,8 @@ them. So every span that the rules judge is corrected for the events in it. A li
 somewhere in the step: events are written to new memory, and push the model's out of the caches.
 
 How fast the machine is tells the trace itself, where torchperfd's client has written into it what steps took
-before: all these costs are scaled so that the steps come out as long as those.
+before: all these costs are scaled so that the steps come out as long as those. What then is left is time that
+operators themselves took longer, with what the profiler keeps between their own data and the caches.
 """
 
 from typing import Final
@@ -31,6 +32,9 @@ _MACHINES: Final = 0.5
 _MOST: Final = 3.0
 # The means of a few steps before and of a few that were recorded differ by so much anyway.
 _UNEVEN: Final = 0.03
+# A step that waits this share of it for workers is as long as they take.
+_WORKERS_DECIDE: Final = 0.2
+_MOST_INFLATED: Final = 2.0
 _WAITS_FOR_WORKERS: Final = "enumerate(DataLoader)#_MultiProcessing"
 
 
@@ -57,13 +61,11 @@ class RecordingCost:
         ]
         self._kinds = [(np.sort(times), cost) for times, cost in kinds if len(times)]
         self.scale = 1.0
-        if trace.unrecorded_step_ns and not on_device:
-            self.scale = _scale(
-                trace.unrecorded_step_ns,
-                float((ends - starts).mean()),
-                float(self.within(starts, ends).mean()),
-                _waits(trace, starts, ends),
-            )
+        self._unrecorded = 0 if on_device else trace.unrecorded_step_ns
+        if self._unrecorded:
+            self._waited = _waits(trace, starts, ends)
+            recorded, cost = float((ends - starts).mean()), float(self.within(starts, ends).mean())
+            self.scale = _scale(self._unrecorded, recorded, cost, self._waited)
 
     @property
     def event_ns(self) -> float:
@@ -74,6 +76,16 @@ class RecordingCost:
     def outermost_ns(self) -> float:
         """Of an operator within no other."""
         return self.scale * (self._event_ns + OUTERMOST_NS)
+
+    def inflation(self, step_ns: float) -> float:
+        """Return how many times as long as otherwise operators take while they are recorded.
+
+        Args:
+            step_ns: A recorded step without what recording cost.
+        """
+        if not self._unrecorded or self._waited > _WORKERS_DECIDE * step_ns:
+            return 1.0
+        return min(max(step_ns / self._unrecorded, 1 / _MOST_INFLATED), _MOST_INFLATED)
 
     def within(self, starts: Int64, ends: Int64) -> Int64:
         """Return the cost within each span, in ns."""

@@ -120,6 +120,7 @@ class Scene:
         busy = np.array([each.busy_ns for each in breakdowns], dtype=np.int64)
         lengths = np.maximum(self._ends - self._starts - self.recording(self._starts, self._ends), busy)
         self.step_ns: float = float(lengths.mean())
+        self.inflation: float = self._recording.inflation(self.step_ns)
         self._recording_ns = float((self._ends - self._starts).mean()) - self.step_ns
 
     @property
