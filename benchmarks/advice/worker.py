@@ -88,16 +88,17 @@ def _recorded(step: scripts.Step, unrecorded_ns: int) -> tuple[profile, list[int
         schedule=schedule(wait=0, warmup=1, active=CAPTURED, repeat=1),
         record_shapes=True,
     ) as profiler:
-        times = list(_stepping(step, profiler))
-        # As torchperfd's client does.
-        profiler.add_metadata_json("torchperfd", json.dumps({"unrecorded_step_ns": unrecorded_ns}))
+        times = list(_stepping(step, profiler, unrecorded_ns))
     return profiler, times[1:]
 
 
-def _stepping(step: scripts.Step, profiler: profile) -> Iterator[int]:
-    for _ in range(1 + CAPTURED):
+def _stepping(step: scripts.Step, profiler: profile, unrecorded_ns: int) -> Iterator[int]:
+    for number in range(1 + CAPTURED):
         yield from _timed(step, 1)
         profiler.step()
+        if number == 0:
+            # As torchperfd's client does; not before the recording, which would forget it, nor after.
+            profiler.add_metadata_json("torchperfd", json.dumps({"unrecorded_step_ns": unrecorded_ns}))
 
 
 if __name__ == "__main__":

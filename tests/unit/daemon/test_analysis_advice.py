@@ -157,6 +157,30 @@ def test_of_accumulated_gradients_only_the_first_addition_is_saved() -> None:
     assert advice_on(zeroed(8))["zero-grad"].saves_ns_per_step == pytest.approx(8 * MS, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("fills", "dims", "length", "more"),
+    [
+        (1, "[9, 9]", 3 * MS, 2 * MS),
+        (6, "[9, 9]", 2 * MS, 4 * MS),
+        (1, "[9, 8]", 3 * MS, 0),
+        (1, "[9, 9]", MS, 0),
+    ],
+)
+def test_what_backward_fills_itself_gets_the_memory_that_was_dropped(
+    fills: int, dims: str, length: int, more: int
+) -> None:
+    events = [step(1, 0, 40 * MS), annotation("Optimizer.zero_grad#SGD.zero_grad", 0, 5 * MS)]
+    args = {"Input Dims": [[9, 9]]}
+    events += [traces.event("aten::zero_", at * MS, (at + 1) * MS, args=args) for at in range(4)]
+    events.append(traces.event("autograd::engine::evaluate_function: E", 6 * MS, 30 * MS))
+    for number in range(fills):
+        start = (7 + 3 * number) * MS
+        shape = {"Input Dims": [json.loads(dims)]}
+        events.append(traces.event("aten::zero_", start, start + length, args=shape))
+    saved = advice_on(events)["zero-grad"].saves_ns_per_step
+    assert saved == pytest.approx(4 * MS + more, rel=1e-3)
+
+
 def loop(times: int) -> list[str]:
     dims = {"Input Dims": [[64]], "Input type": ["float"]}
     each = [traces.event("aten::mul", at * 4 * US, at * 4 * US + 2 * US, args=dims) for at in range(times)]

@@ -21,6 +21,7 @@ _FUSED_ON_CPU: Final = frozenset({"Adam", "AdamW", "Adagrad", "SGD"})
 _PASS: Final = {"Adam": 1.4, "AdamW": 1.4, "Adagrad": 1.05}
 _LAST: Final = "aten::addcdiv_"
 _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
+_BACKWARD: Final = "autograd::engine::evaluate_function"
 
 
 def fused_optimizer(scene: Scene) -> Iterator[Finding]:
@@ -68,7 +69,9 @@ def fused_optimizer(scene: Scene) -> Iterator[Finding]:
 def zero_grad(scene: Scene) -> Iterator[Finding]:
     """Gradients are filled with zeros, and then added to, where dropping the old ones would do.
 
-    What is saved is the filling, and as many of the additions into gradients as there were fills.
+    What is saved is the filling, and as many of the additions into gradients as there were fills. Where
+    backward, too, fills its result with zeros before it writes there, as that of an embedding does, it then
+    has the memory that was just dropped, which is as warm as the old gradients are.
     """
     spans = scene.annotated(ZERO_GRAD)
     if not len(spans):
@@ -85,6 +88,7 @@ def zero_grad(scene: Scene) -> Iterator[Finding]:
         filled, added = (_device_ns(scene, each) for each in (_with_children(scene, fills), adds))
     else:
         filled, added = (int((trace.end[each] - trace.start[each]).sum()) for each in (fills, adds))
+        filled += _colder(scene, fills)
     yield Finding(
         "zero-grad",
         f"zero_grad fills {len(fills) / scene.count:,.0f} gradients a step with zeros, to which backward "
@@ -93,6 +97,20 @@ def zero_grad(scene: Scene) -> Iterator[Finding]:
         "drop the old gradients, so that the new ones take their place",
         "optimizer.zero_grad(set_to_none=True)",
     )
+
+
+def _colder(scene: Scene, fills: Int64) -> int:
+    """Return by how much backward's fills are longer than those in ``fills`` of the same shapes, in ns."""
+    trace, rows = scene.trace, scene.calls.row
+    others = rows[scene.named("aten::zero_")[rows] & scene.during(rows, scene.annotated(_BACKWARD))]
+    longer = 0.0
+    for shape in set(trace.shape[fills].tolist()) - {0}:
+        ours, theirs = (
+            (trace.end - trace.start)[each[trace.shape[each] == shape]] for each in (fills, others)
+        )
+        if len(theirs):
+            longer += min(len(ours), len(theirs)) * max(0.0, float(theirs.mean() - ours.mean()))
+    return round(longer)
 
 
 def _device_ns(scene: Scene, operators: Int64) -> int:
