@@ -51,5 +51,8 @@ def advise(
         return ()
     scene = Scene(trace, list(steps), list(breakdowns), idle)
     found = [finding for rule in _RULES for finding in rule(scene)]
-    found = [replace(finding, saves_ns=finding.saves_ns / scene.inflation) for finding in found]
+    found = [
+        finding if finding.waits else replace(finding, saves_ns=finding.saves_ns / scene.inflation)
+        for finding in found
+    ]
     return weigh(found, scene.step_ns / scene.inflation, scene.idle_ns)

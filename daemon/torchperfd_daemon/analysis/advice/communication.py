@@ -48,6 +48,7 @@ def gradient_exchange(scene: Scene) -> Iterator[Finding]:
             (exposed + _on_the_host(scene)) * (1 - 1 / rounds),
             "exchange gradients only after the last of the accumulated backward passes",
             "with model.no_sync(): loss.backward()  # for all micro-batches but the last",
+            waits=True,
         )
         return
     if not scene.on_device:

@@ -47,6 +47,7 @@ class Finding:
         setting: As in `Advice`.
         of_idle: It saves time in which the device idles, of which there is only so much.
         risk: It is worth saying though it saves nothing.
+        waits: What it saves is waiting for others, which being recorded makes no longer.
     """
 
     rule: str
@@ -56,6 +57,7 @@ class Finding:
     setting: str
     of_idle: bool = False
     risk: bool = False
+    waits: bool = False
 
 
 def weigh(findings: Iterable[Finding], step_ns: float, idle_ns: float) -> tuple[Advice, ...]:

@@ -54,6 +54,7 @@ def loader_workers(scene: Scene) -> Iterator[Finding]:
         min(waited, scene.step_ns / 2),
         "use twice as many workers, or make an item cheaper to read and to transform",
         "DataLoader(..., num_workers=2 * num_workers, persistent_workers=True, prefetch_factor=4)",
+        waits=True,
     )
 
 
