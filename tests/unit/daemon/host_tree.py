@@ -1,5 +1,6 @@
 """A small fake procfs and sysfs for collectors: real files in a temporary directory."""
 
+import shutil
 from pathlib import Path
 
 from torchperfd_daemon.collectors.ranks import RankProcess
@@ -48,15 +49,15 @@ class HostTree:
         )
         if delay_ns is not None:
             self.write(f"proc/{pid}/schedstat", f"123 {delay_ns} 9\n")
+            self.write(f"proc/{pid}/task/{pid}/schedstat", f"123 {delay_ns} 9\n")
+            self.write(f"proc/{pid}/task/{pid}/comm", "python\n")
         if moved is not None:
             self.write(
                 f"proc/{pid}/io", f"rchar: 1\nwchar: 2\nread_bytes: {moved[0]}\nwrite_bytes: {moved[1]}\n"
             )
 
     def end_process(self, pid: int) -> None:
-        for file in (self.proc / str(pid)).iterdir():
-            file.unlink()
-        (self.proc / str(pid)).rmdir()
+        shutil.rmtree(self.proc / str(pid))
 
     def rank(self, pid: int, rank: int = 0, *, start: int = 500, namespace: int | None = None) -> RankProcess:
         """Return a rank that is one of these processes, as the store knows it."""
