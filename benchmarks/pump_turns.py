@@ -45,7 +45,7 @@ class Turns:
             turn(pump, **options)
             self.times.append((began, time.perf_counter_ns(), bool(options.get("report"))))
 
-        Pump.turn = timed  # type: ignore[method-assign]
+        Pump.turn = timed  # type: ignore[method-assign, assignment]
 
 
 def train(seconds: float) -> None:
