@@ -70,9 +70,7 @@ def train(seconds: float) -> None:
     began, ended, reports = (np.array(column) for column in zip(*turns.times, strict=True))
     lasted = (ended - began) / 1e3
     print(f"{len(wall_us):,} steps, median {np.median(wall_us):.0f} µs; {len(began)} turns")
-    print(
-        f"{'':<22} {'turn':>8}  steps from the {-SHOWN[0]}nd before: longer by the clock (of it CPU), µs"
-    )
+    print(f"{'':<22} {'turn':>8}  steps from the {-SHOWN[0]}nd before: longer by the clock (of it CPU), µs")
     for name, kind in (("turns", ~reports), ("turns that report", reports)):
         at = np.searchsorted(stops, began[kind])
         at = at[(at + SHOWN[0] >= 0) & (at + SHOWN[-1] < len(stops))]
