@@ -68,8 +68,8 @@ _BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT})
 # These hold back all threads of a rank: also those that exchange, once the last rank has arrived.
 _ALL_THREADS: Final = frozenset({Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION})
 
-# A rank is named unless the median of the others has this share of it, where it is not half: ranks that
-# wait for processors make the others wait for those that are left.
+# After a slowdown a rank is named unless the median of the others has this share of it, where it is not half:
+# ranks that wait for processors make the others wait for those that are left.
 _ALIKE: Final[Mapping[Cause, float]] = {Cause.CPU_CONTENTION: 0.7}
 
 # These come with work that nobody times: guards to be checked, graphs that run for the first time.
@@ -173,7 +173,7 @@ class _Court:
         culprit = max(range(len(seen)), key=lambda index: beyond[index])
         rank, cost = seen[culprit], beyond[culprit]
         usual = statistics.median(beyond[:culprit] + beyond[culprit + 1 :]) if len(seen) > 1 else cost
-        alike = usual >= cost * _ALIKE.get(cause, 0.5)
+        alike = usual >= cost * (0.5 if self._since_start else _ALIKE.get(cause, 0.5))
         if not alike:
             if rank.before is None:
                 cost -= usual

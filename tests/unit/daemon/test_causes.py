@@ -240,6 +240,18 @@ def test_threads_of_collectives_that_wait_for_processors_name_their_rank() -> No
     assert first.cost_seconds_per_step == pytest.approx(0.03), "all that steps have grown by"
 
 
+@pytest.mark.parametrize(("past", "named"), [(True, 5), (False, None)])
+def test_who_lacks_processors_most_is_named_after_a_slowdown(past: bool, named: int | None) -> None:
+    def now(number: int) -> RankEvidence:
+        slow = replace(changed(rank(number), forward=0.09), queued_seconds=0.06 if number == 5 else 0.036)
+        return since(rank(number), slow) if past else slow
+
+    first = rank_causes("bert", [now(number) for number in range(8)])[0]
+    if past:
+        assert (first.cause, first.rank) == (Cause.CPU_CONTENTION, named)
+    assert first.rank == named
+
+
 def test_threads_of_collectives_that_have_always_waited_are_no_cause() -> None:
     waiting = [replace(rank(number), exchange_queued_seconds=0.06) for number in range(8)]
     assert rank_causes("bert", waiting)[0].cause is Cause.NONE
