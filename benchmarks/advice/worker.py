@@ -9,7 +9,6 @@ the steps' times in ns.
 import contextlib
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -18,6 +17,8 @@ from typing import Final
 import torch
 from benchmarks.advice import scripts
 from torch.profiler import ProfilerActivity, profile, schedule
+
+from torchperfd.pace import usual_ns
 
 WARM_UP: Final = 5
 CAPTURED: Final = 8
@@ -48,7 +49,7 @@ def main() -> int:
     for command, argument in map(str.split, sys.stdin):
         if command == "steps":
             times = _timed(step, int(argument))
-            unrecorded_ns = _usual(times)
+            unrecorded_ns = round(usual_ns(times))
         else:
             times = _captured(step, argument, unrecorded_ns)
         os.write(answers, f"{json.dumps(times)}\n".encode())
@@ -71,12 +72,6 @@ def _timed(step: scripts.Step, count: int) -> list[int]:
         step()
         times.append(time.perf_counter_ns() - began)
     return times
-
-
-def _usual(times: list[int]) -> int:
-    """Return what a step takes, as torchperfd's client reckons it: without rare long ones."""
-    longest = 3 * statistics.median(times)
-    return round(statistics.fmean(each for each in times if each <= longest))
 
 
 def _captured(step: scripts.Step, file: str, unrecorded_ns: int) -> list[int]:

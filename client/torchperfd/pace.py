@@ -1,6 +1,7 @@
 """The pace: how long training steps take lately. Pure."""
 
 from collections import deque
+from collections.abc import Collection
 from statistics import fmean, median
 from typing import Final
 
@@ -26,7 +27,10 @@ class Pace:
     @property
     def step_ns(self) -> float:
         """Mean of these steps, without rare long ones; 0 before the first."""
-        if not self._recent:
-            return 0.0
-        longest = _RARE * median(self._recent)
-        return fmean(ns for ns in self._recent if ns <= longest)
+        return usual_ns(self._recent) if self._recent else 0.0
+
+
+def usual_ns(durations: Collection[int]) -> float:
+    """Return the mean of some durations, at least one, without rare long ones."""
+    longest = _RARE * median(durations)
+    return fmean(ns for ns in durations if ns <= longest)

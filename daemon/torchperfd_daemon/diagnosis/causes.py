@@ -173,7 +173,8 @@ class _Court:
         culprit = max(range(len(seen)), key=lambda index: beyond[index])
         rank, cost = seen[culprit], beyond[culprit]
         usual = statistics.median(beyond[:culprit] + beyond[culprit + 1 :]) if len(seen) > 1 else cost
-        alike = usual >= cost * (0.5 if self._since_start else _ALIKE.get(cause, 0.5))
+        shares = {} if self._since_start else _ALIKE
+        alike = usual >= cost * shares.get(cause, 0.5)
         if not alike:
             if rank.before is None:
                 cost -= usual

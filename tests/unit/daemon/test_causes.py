@@ -221,7 +221,9 @@ def test_exchanges_that_wait_for_processors_are_not_the_networks_fault() -> None
     assert all(each.cause is not Cause.COLLECTIVE for each in rank_causes("r", starved))
 
 
-@pytest.mark.parametrize(("seen", "full_in", "told"), [(10, 1400, True), (10, 1600, False), (99, 3500, True)])
+@pytest.mark.parametrize(
+    ("seen", "full_in", "told"), [(10, 1400, True), (10, 1600, False), (300, 3500, True)]
+)
 def test_growth_is_believed_to_go_on_for_so_many_times_as_long_as_it_was_seen(
     seen: float, full_in: float, told: bool
 ) -> None:

@@ -6,12 +6,11 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, Scene, ms
+from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, DRAW, Scene, ms
 from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.trace import Flags
 
-_DRAW: Final = "enumerate(DataLoader)#"
 _ACCUMULATE: Final = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 # From so many calls a step, an operator on inputs of one shape is taken for a loop over samples or time:
 # models of more layers than this are too large for overhead to matter.
@@ -38,7 +37,7 @@ def small_operators(scene: Scene) -> Iterator[Finding]:
     if scene.on_device:
         return
     trace, calls = scene.trace, scene.calls
-    free = ~scene.during(calls.row, scene.annotated(STEP, ZERO_GRAD, _DRAW, _ACCUMULATE))
+    free = ~scene.during(calls.row, scene.annotated(STEP, ZERO_GRAD, DRAW, _ACCUMULATE))
     if not free.any():
         return
     groups, group = np.unique(scene.kinds(calls.row), return_inverse=True)

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, ms
+from torchperfd_daemon.analysis.advice.scene import DRAW, Scene, ms
 
-_DRAW: Final = "enumerate(DataLoader)#"
 _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
 # To take over a batch that a worker has ready takes so long in any case.
 _HAND_OVER_NS: Final = 1_000_000
@@ -25,7 +24,7 @@ def loader_workers(scene: Scene) -> Iterator[Finding]:
     max(c, d / w). Where there are workers already their number is not on record: they now deliver one batch
     a step, and twice as many deliver two. To take over a batch that is ready is no waiting.
     """
-    draws = scene.annotated(_DRAW)
+    draws = scene.annotated(DRAW)
     waited = scene.lasted(draws)
     if not len(draws) or waited <= 0:
         return

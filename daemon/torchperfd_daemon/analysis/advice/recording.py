@@ -35,7 +35,6 @@ _UNEVEN: Final = 0.03
 # A step that waits this share of it for workers is as long as they take.
 _WORKERS_DECIDE: Final = 0.2
 _MOST_INFLATED: Final = 2.0
-_WAITS_FOR_WORKERS: Final = "enumerate(DataLoader)#_MultiProcessing"
 
 
 class RecordingCost:
@@ -46,13 +45,16 @@ class RecordingCost:
         starts: When its steps began, in ns.
         ends: When they ended.
         host: Which events are the host's operators and annotations.
+        waited: What a step waited for workers of a loader, as recorded, in ns.
         on_device: Whether anything ran on a device, beside which the host's cost may not show.
 
     Attributes:
         scale: How many times what is written above an event costs here.
     """
 
-    def __init__(self, trace: Trace, starts: Int64, ends: Int64, host: Flags, *, on_device: bool) -> None:
+    def __init__(
+        self, trace: Trace, starts: Int64, ends: Int64, host: Flags, waited: float, *, on_device: bool
+    ) -> None:
         self._event_ns = EVENT_NS + (SHAPES_NS if len(trace.shapes) > 1 else 0)
         kinds = [
             (trace.start[host], self._event_ns + AFTER_NS),
@@ -61,11 +63,11 @@ class RecordingCost:
         ]
         self._kinds = [(np.sort(times), cost) for times, cost in kinds if len(times)]
         self.scale = 1.0
+        self._waited = waited
         self._unrecorded = 0 if on_device else trace.unrecorded_step_ns
         if self._unrecorded:
-            self._waited = _waits(trace, starts, ends)
             recorded, cost = float((ends - starts).mean()), float(self.within(starts, ends).mean())
-            self.scale = _scale(self._unrecorded, recorded, cost, self._waited)
+            self.scale = _scale(self._unrecorded, recorded, cost, waited)
 
     @property
     def event_ns(self) -> float:
@@ -113,11 +115,3 @@ def _scale(unrecorded: float, recorded: float, cost: float, waited: float) -> fl
     uncertainty = (_UNEVEN * recorded + waited) / cost
     weight = _MACHINES**2 / (_MACHINES**2 + uncertainty**2)
     return min(max(1 + weight * (measured - 1), 1 / _MOST), _MOST)
-
-
-def _waits(trace: Trace, starts: Int64, ends: Int64) -> float:
-    """Return how long a step waited for workers, as recorded, in ns."""
-    wanted = np.fromiter((name.startswith(_WAITS_FOR_WORKERS) for name in trace.names), np.bool_)
-    rows = np.flatnonzero(wanted[trace.name])
-    inside = (trace.start[rows] >= starts.min()) & (trace.start[rows] < ends.max())
-    return float((trace.end[rows] - trace.start[rows])[inside].sum()) / len(starts)

@@ -21,6 +21,8 @@ DISPATCH_NS: Final = 2_000
 _BETWEEN_NS: Final = 20_000
 
 OPERATOR: Final = "cpu_op"
+DRAW: Final = "enumerate(DataLoader)#"
+_FROM_WORKERS: Final = f"{DRAW}_MultiProcessing"
 ANNOTATION: Final = "user_annotation"
 
 
@@ -110,11 +112,13 @@ class Scene:
         self._ends = self._starts + np.array([step.duration_ns for step in steps], dtype=np.int64)
         self._operators = trace.of_categories({OPERATOR})
         self.breakdowns = breakdowns
+        waits = self.annotated(_FROM_WORKERS)
         self._recording = RecordingCost(
             trace,
             self._starts,
             self._ends,
             self._operators | trace.of_categories({ANNOTATION}),
+            self.per_step(int((waits.end - waits.start).sum())),
             on_device=self.on_device,
         )
         busy = np.array([each.busy_ns for each in breakdowns], dtype=np.int64)
