@@ -6,7 +6,7 @@
 Prints one row per contestant: the CPU time of the training thread that it adds to a step
 (median and deciles over rounds), how many times ours that is, and by how much the median
 of the steps' wall times changes. The first row, nobody, is the noise of the measurement.
-Then, in blocks of many steps, by how much the 99th percentile changes. Exits 1 when
+Then, in blocks of a few steps, by how much the 99th percentile changes. Exits 1 when
 torchperfd adds more than 8 µs, raises the 99th percentile by 1 % or more, or is not 15
 times cheaper than TraceML, or not 2.5 times cheaper than Lightning's SimpleProfiler.
 """
@@ -24,15 +24,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 import torch
 from benchmarks.overhead import peers
-from benchmarks.overhead.contestants import CONTESTANTS
-from benchmarks.overhead.worker import Round
+from benchmarks.overhead.contestants import CONTESTANTS, Contestant
+from benchmarks.overhead.tail import measure_tail
+from benchmarks.overhead.worker import Round, measure
 from tests.node import ROOT, Node, free_port
 
 LIMIT_US: Final = 8.0
@@ -42,7 +44,7 @@ OURS: Final = "torchperfd"
 NOBODY: Final = "nothing (A/A)"
 _PROCESSES: Final = 3  # Where the memory of a process happens to lie is worth a microsecond or two.
 _TAIL_STEPS: Final = 1500
-_TAIL_ALTERNATIONS: Final = 2
+_TAIL_S: Final = 10.0
 _START_S: Final = 120.0
 _ANSWER_S: Final = 60.0
 
@@ -82,11 +84,11 @@ class Worker:
         if isinstance(version, str):
             self.version = version
 
-    def measure(self, alternations: int) -> Round | None:
+    def measure(self, work: Callable[[Contestant], Round]) -> Round | None:
         """Measure one round; None once it has failed."""
         if self.failure or self._connection is None:
             return None
-        self._connection.send(alternations)
+        self._connection.send(work)
         answer = self._receive(_ANSWER_S)
         return answer if isinstance(answer, Round) else None
 
@@ -130,8 +132,8 @@ class Contest:
     Args:
         names: Who competes.
         rounds: Times that everybody attaches and detaches.
-        alternations: Off-on-on-off per round.
-        steps: Steps per block, of which an alternation has four.
+        work: Measures a round.
+        steps: Steps per pass over the data.
 
     Attributes:
         measured: Rounds by contestant.
@@ -139,12 +141,14 @@ class Contest:
         versions: What was measured, for the table's foot.
     """
 
-    def __init__(self, names: Iterable[str], rounds: int, alternations: int, steps: int) -> None:
+    def __init__(
+        self, names: Iterable[str], rounds: int, work: Callable[[Contestant], Round], steps: int
+    ) -> None:
         self.measured: dict[str, list[Round]] = {name: [] for name in names}
         self.failures: dict[str, str] = {}
         self.versions: list[str] = []
         self._rounds = rounds
-        self._alternations = alternations
+        self._work = work
         self._steps = steps
         self._done = 0
 
@@ -178,7 +182,7 @@ class Contest:
             self._done += 1
             _progress(f"round {self._done} of {self._rounds}")
             for name, worker in workers.items():
-                answer = worker.measure(self._alternations)
+                answer = worker.measure(self._work)
                 if answer is not None:
                     self.measured[name].append(answer)
         self.failures |= {name: worker.failure for name, worker in workers.items() if worker.failure}
@@ -266,7 +270,8 @@ def main() -> int:
     complaints = []
     if not options.tail_only:
         rounds = 2 if options.quick else max(2, options.rounds)
-        contest = Contest(CONTESTANTS, rounds, options.alternations, options.steps)
+        work = partial(measure, alternations=options.alternations)
+        contest = Contest(CONTESTANTS, rounds, work, options.steps)
         contest.look_for(may_install=not options.quick)
         contest.run()
         print_table(contest.measured, contest.failures)
@@ -275,13 +280,13 @@ def main() -> int:
             return 1 if OURS in contest.failures else 0
         complaints += judge(contest.measured, contest.failures)
         print()
-    tail = Contest((NOBODY, OURS), max(2, options.tail_rounds), _TAIL_ALTERNATIONS, _TAIL_STEPS)
+    work = partial(measure_tail, seconds=_TAIL_S)
+    tail = Contest((NOBODY, OURS), max(2, options.tail_rounds), work, _TAIL_STEPS)
     tail.run()
     print_tail(tail.measured)
     print(
-        f"in blocks of {_TAIL_STEPS:,} steps, so that what our threads do a few times a second falls into"
-        f"\nthe blocks that cause it; {_TAIL_ALTERNATIONS} x (off, on, on, off) in each of"
-        f" {max(2, options.tail_rounds)} rounds."
+        f"a few steps off, a few on, by turns, {max(2, options.tail_rounds)} rounds of {_TAIL_S:.0f} s; what"
+        "\nour threads do once a second falls on steps that are on, once in as many as fit into a second."
     )
     complaints += judge_tail(tail.measured)
     for complaint in complaints:

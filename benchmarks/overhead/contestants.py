@@ -84,7 +84,7 @@ class _Patching(Contestant):
         self._switch.off()
 
 
-class _Torchperfd(_Patching):
+class Torchperfd(_Patching):
     """All automatic phases, connected to a daemon; attached and detached in every round."""
 
     package = "torchperfd"
@@ -96,20 +96,20 @@ class _Torchperfd(_Patching):
         import torchperfd
 
         self._untouched = torch.autograd.backward
-        self._client = torchperfd.attach(job="overhead")
+        self.client = torchperfd.attach(job="overhead")
         deadline = time.monotonic() + _CONNECT_S
-        while not self._client.connected:
+        while not self.client.connected:
             if time.monotonic() > deadline:
                 raise NotInEffectError("torchperfd found no daemon")
             time.sleep(0.01)
 
     def detach(self) -> None:
-        self._client.detach()
+        self.client.detach()
         if torch.autograd.backward is not self._untouched:
             raise NotInEffectError("torchperfd left a hook behind")
 
     def check(self, steps: int) -> None:
-        seen = self._client.report().to_dict()["train"]
+        seen = self.client.report().to_dict()["train"]
         calls = {phase: seen["phases"].get(phase, {}).get("calls") for phase in ACTIONS[1:]}
         steps += WARM_STEPS
         if seen["steps"] != steps or set(calls.values()) != {steps}:
@@ -282,7 +282,7 @@ _libraries: list[torch.library.Library] = []  # an operator lives as long as its
 
 CONTESTANTS: Final[dict[str, type[Contestant]]] = {
     "nothing (A/A)": Contestant,
-    "torchperfd": _Torchperfd,
+    "torchperfd": Torchperfd,
     "TraceML": _TraceMl,
     "Lightning SimpleProfiler": _LightningSimple,
     "fastxtend-style callbacks": _Callbacks,

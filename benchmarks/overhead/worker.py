@@ -2,8 +2,8 @@
 
     python worker.py SOCKET CONTESTANT STEPS
 
-Answers every number on the socket with a :class:`Round` of as many alternations, and
-anything that goes wrong with its text.
+What comes over the socket is called with the contestant, and its answer, a :class:`Round`, sent back; of
+anything that goes wrong, its text.
 """
 
 import gc
@@ -118,8 +118,8 @@ def main(address: str, name: str, steps: int) -> None:
             contestant = CONTESTANTS[name](Workload(steps))
             measure(contestant, 1)  # what it imports and looks for once is no step's cost
             benchmark.send(contestant.version())
-            while alternations := benchmark.recv():
-                benchmark.send(measure(contestant, alternations))
+            while True:
+                benchmark.send(benchmark.recv()(contestant))
         except EOFError:
             pass
         except Exception as error:  # noqa: BLE001 - becomes a line of the table

@@ -1,7 +1,7 @@
 """The training that everybody does: a small MLP on a DataLoader, on one CPU thread."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -56,13 +56,18 @@ class Workload:
 
     def plain(self, loader: DataLoader[Any]) -> None:
         """Train as a script does that knows of no profiler."""
+        for _ in self.steps(loader):
+            self.ends.append(now())
+
+    def steps(self, loader: DataLoader[Any]) -> Iterator[None]:
+        """Train in the same way, a step for each that is asked for."""
         for inputs, targets in loader:
             self.optimizer.zero_grad()
             outputs = self.model(inputs)
             loss = self.loss(outputs, targets)
             loss.backward()
             self.optimizer.step()
-            self.ends.append(now())
+            yield
 
     def in_steps(
         self, loader: DataLoader[Any], step: Callable[[nn.Module], AbstractContextManager[Any]]

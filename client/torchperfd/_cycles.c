@@ -12,7 +12,7 @@
 #define MAX_SLOTS 64
 
 enum { DONE, ENTER, EXIT, NAME_GAP, COUNT, CLOSE }; /* what cycles.py writes, each with an operand */
-enum { INDEX, KIND, START, DURATION, SAMPLES, NS }; /* a row, as in recorder.py; then ns and calls */
+enum { START, DURATION, SAMPLES, FIXED }; /* columns; then ns and calls of each phase */
 
 typedef struct {
     int64_t time;
@@ -28,7 +28,8 @@ typedef struct {
 typedef struct {
     int64_t ns[MAX_SLOTS], calls[MAX_SLOTS];
     __int128 squares[MAX_SLOTS];
-    int64_t samples;
+    int64_t duration, samples;
+    __int128 duration_squares; /* of a sum alone */
 } Row;
 
 static void
@@ -90,29 +91,49 @@ close_step(State *state, Row *row, int64_t now, int other)
     state->stack[0] = other;
 }
 
+/* Write a step into its place of every column, and add it to the sum of all. */
 static void
-write_row(const Row *row, int slots, int64_t *values, double *squares)
+write_step(const Row *row, int64_t start, const uint8_t *phases, Py_ssize_t count, int64_t *place, Py_ssize_t stride,
+           Row *sum)
 {
-    memcpy(values + NS, row->ns, (size_t)slots * sizeof(int64_t));
-    memcpy(values + NS + slots, row->calls, (size_t)slots * sizeof(int64_t));
-    for (int slot = 0; slot < slots; slot++)
-        squares[slot] = (double)row->squares[slot];
+    place[START * stride] = start;
+    place[DURATION * stride] = row->duration;
+    place[SAMPLES * stride] = row->samples;
+    sum->duration += row->duration;
+    sum->samples += row->samples;
+    sum->duration_squares += (__int128)row->duration * row->duration;
+    place += FIXED * stride;
+    for (Py_ssize_t number = 0; number < count; number++) {
+        int slot = phases[number];
+        place[2 * number * stride] = row->ns[slot];
+        place[(2 * number + 1) * stride] = row->calls[slot];
+        sum->ns[slot] += row->ns[slot];
+        sum->calls[slot] += row->calls[slot];
+        sum->squares[slot] += row->squares[slot];
+    }
 }
 
-/* Whether what is to be done keeps within the stack, ends every event, and closes one step. */
+/* Whether what is to be done keeps to the phases and within the stack, ends every event, and closes one step. */
 static int
-is_sound(const uint8_t *deeds, Py_ssize_t size, Py_ssize_t length, const State *state, int slots)
+is_sound(const uint8_t *deeds, Py_ssize_t size, Py_ssize_t length, const State *state, const uint8_t *phases,
+         Py_ssize_t count, int other)
 {
+    char known[256] = {0};
     Py_ssize_t events = 0, closes = 0;
     int64_t depth = state->depth;
-    if (size % 2 || depth < 0 || depth > MAX_DEPTH)
+    for (Py_ssize_t number = 0; number < count; number++) {
+        if (phases[number] >= MAX_SLOTS)
+            return 0;
+        known[phases[number]] = 1;
+    }
+    if (other < 0 || other >= MAX_SLOTS || !known[other] || size % 2 || depth < 0 || depth > MAX_DEPTH)
         return 0;
     for (int64_t inner = 0; inner <= depth; inner++)
-        if (state->stack[inner] < 0 || state->stack[inner] >= slots)
+        if (state->stack[inner] < 0 || state->stack[inner] >= MAX_SLOTS || !known[state->stack[inner]])
             return 0;
     for (Py_ssize_t at = 0; at < size; at += 2) {
         int deed = deeds[at], operand = deeds[at + 1];
-        if (deed > CLOSE || ((deed == ENTER || deed == NAME_GAP) && operand >= slots))
+        if (deed > CLOSE || ((deed == ENTER || deed == NAME_GAP) && !known[operand]))
             return 0;
         events += deed == DONE;
         closes += deed == CLOSE;
@@ -123,22 +144,26 @@ is_sound(const uint8_t *deeds, Py_ssize_t size, Py_ssize_t length, const State *
     return events == length && closes == 1 && depth == state->depth && size > 0 && deeds[size - 2] == DONE;
 }
 
+/* How many cycles the events begin with; and whether what comes then is the beginning of another. */
 static Py_ssize_t
-count_alike(const Event *events, Py_ssize_t there, const int64_t *words, const int64_t *masks, Py_ssize_t length)
+count_alike(const Event *events, Py_ssize_t there, const int64_t *words, const int64_t *masks, Py_ssize_t length,
+            int *begun)
 {
-    Py_ssize_t cycles = 0;
-    for (; (cycles + 1) * length <= there; cycles++)
-        for (Py_ssize_t event = 0; event < length; event++)
-            if ((events[cycles * length + event].word & masks[event]) != words[event])
-                return cycles;
-    return cycles;
+    for (Py_ssize_t at = 0; at < there; at++) {
+        Py_ssize_t event = at % length;
+        if ((events[at].word & masks[event]) != words[event]) {
+            *begun = 0;
+            return at / length;
+        }
+    }
+    *begun = 1;
+    return there / length;
 }
 
 static void
-work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t size, State *state, int slots,
-     int other, int64_t index, int64_t ahead, int64_t *values, double *squares)
+work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t size, State *state,
+     const uint8_t *phases, Py_ssize_t count, int other, int64_t ahead, int64_t *columns, Py_ssize_t stride, Row *sum)
 {
-    Py_ssize_t width = NS + 2 * (Py_ssize_t)slots;
     Row row;
     memset(&row, 0, sizeof(row));
     for (Py_ssize_t cycle = 0; cycle < cycles; cycle++) {
@@ -161,16 +186,10 @@ work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t si
                 break;
             case CLOSE:
                 close_step(state, &row, now, other);
-                values[INDEX] = index++;
-                values[KIND] = operand;
-                values[START] = state->start + ahead;
-                values[DURATION] = now - state->start;
-                values[SAMPLES] = row.samples;
-                write_row(&row, slots, values, squares);
+                row.duration = now - state->start;
+                write_step(&row, state->start + ahead, phases, count, columns + cycle, stride, sum);
                 memset(&row, 0, sizeof(row));
                 state->last = state->start = now;
-                values += width;
-                squares += slots;
                 break;
             default:
                 events++;
@@ -180,47 +199,66 @@ work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t si
 }
 
 static PyObject *
+sums(const Row *sum, const uint8_t *phases, Py_ssize_t count)
+{
+    PyObject *all = PyTuple_New(count + 1);
+    if (all == NULL)
+        return NULL;
+    for (Py_ssize_t number = 0; number <= count; number++) {
+        int slot = number < count ? phases[number] : 0;
+        PyObject *one = number < count ? Py_BuildValue("LLd", (long long)sum->ns[slot], (long long)sum->calls[slot],
+                                                       (double)sum->squares[slot])
+                                       : Py_BuildValue("LLd", (long long)sum->duration, (long long)sum->samples,
+                                                       (double)sum->duration_squares);
+        if (one == NULL) {
+            Py_DECREF(all);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(all, number, one);
+    }
+    return all;
+}
+
+static PyObject *
 repeat(PyObject *module, PyObject *args)
 {
-    Py_buffer events, words, masks, deeds, state;
-    Py_ssize_t most;
-    int slots, other;
-    long long index, ahead;
+    Py_buffer events, words, masks, deeds, state, phases;
+    int other;
+    long long ahead;
     PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*w*iiLLn", &events, &words, &masks, &deeds, &state, &slots, &other,
-                          &index, &ahead, &most))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*iL", &events, &words, &masks, &deeds, &state, &phases, &other, &ahead))
         return NULL;
     Py_ssize_t length = words.len / (Py_ssize_t)sizeof(int64_t);
     Py_ssize_t there = events.len / (Py_ssize_t)sizeof(Event);
-    if (slots < 1 || slots > MAX_SLOTS || other < 0 || other >= slots || length < 1 || masks.len != words.len
-        || state.len != (Py_ssize_t)sizeof(State) || most < 0
-        || !is_sound(deeds.buf, deeds.len, length, state.buf, slots)) {
+    if (length < 1 || masks.len != words.len || state.len != (Py_ssize_t)sizeof(State)
+        || !is_sound(deeds.buf, deeds.len, length, state.buf, phases.buf, phases.len, other)) {
         PyErr_SetString(PyExc_ValueError, "no cycle of events that can be repeated");
         goto done;
     }
-    const Event *from = events.buf;
-    Py_ssize_t cycles;
-    Py_BEGIN_ALLOW_THREADS
-    cycles = count_alike(from, there, words.buf, masks.buf, length);
-    Py_END_ALLOW_THREADS
-    cycles = cycles < most ? cycles : most;
-    PyObject *values = PyBytes_FromStringAndSize(NULL, cycles * (NS + 2 * slots) * (Py_ssize_t)sizeof(int64_t));
-    PyObject *squares = PyBytes_FromStringAndSize(NULL, cycles * slots * (Py_ssize_t)sizeof(double));
-    if (values != NULL && squares != NULL) {
+    Py_ssize_t stride = there / length, cycles;
+    PyObject *columns = PyBytes_FromStringAndSize(NULL, stride * (FIXED + 2 * phases.len) * (Py_ssize_t)sizeof(int64_t));
+    if (columns != NULL) {
+        Row sum;
+        int begun;
+        memset(&sum, 0, sizeof(sum));
         Py_BEGIN_ALLOW_THREADS
-        work(from, cycles, deeds.buf, deeds.len, state.buf, slots, other, index, ahead,
-             (int64_t *)PyBytes_AS_STRING(values), (double *)PyBytes_AS_STRING(squares));
+        cycles = count_alike(events.buf, there, words.buf, masks.buf, length, &begun);
+        work(events.buf, cycles, deeds.buf, deeds.len, state.buf, phases.buf, phases.len, other, ahead,
+             (int64_t *)PyBytes_AS_STRING(columns), stride, &sum);
         Py_END_ALLOW_THREADS
-        answer = Py_BuildValue("nOO", cycles, values, squares);
+        PyObject *totals = sums(&sum, phases.buf, phases.len);
+        if (totals != NULL)
+            answer = Py_BuildValue("nOnOO", cycles, begun ? Py_True : Py_False, stride, columns, totals);
+        Py_XDECREF(totals);
+        Py_DECREF(columns);
     }
-    Py_XDECREF(values);
-    Py_XDECREF(squares);
 done:
     PyBuffer_Release(&events);
     PyBuffer_Release(&words);
     PyBuffer_Release(&masks);
     PyBuffer_Release(&deeds);
     PyBuffer_Release(&state);
+    PyBuffer_Release(&phases);
     return answer;
 }
 

@@ -8,30 +8,29 @@ def repeat(
     masks: array[int],
     deeds: bytes,
     state: array[int],
-    slots: int,
+    phases: bytes,
     other: int,
-    index: int,
     ahead: int,
-    most: int,
     /,
-) -> tuple[int, bytes, bytes]:
+) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...]]:
     """Repeat ``deeds`` on the cycles that ``events`` begin with, whose words, masked, are ``words``.
 
     Args:
-        events: Of a drained tape, from the first of a cycle on.
+        events: Of a tape, from the first of a cycle on.
         words: int64 per event of a cycle: what its word is, after masking.
         masks: int64 per event: which bits of the word count.
         deeds: Pairs of a deed and its operand, as :mod:`torchperfd.cycles` names them.
         state: The recorder's at the edge: last, start, depth, then exclusive nanoseconds and phase by
             depth. It is that after the last cycle upon return.
-        slots: Phases of a row.
+        phases: Slots of all phases that occur, ``other`` among them.
         other: The phase of no phase.
-        index: The first step's.
         ahead: Nanoseconds by which the wall clock is ahead of the tape's.
-        most: How many cycles at most.
 
     Returns:
-        How many cycles; their rows, int64; their sums of squares, double, ``slots`` a row.
+        How many cycles; whether the events end there or within what begins like another; the places in a
+        column; columns of int64, of which the first places are taken: start, duration, samples, then
+        nanoseconds and calls of each phase; sums of nanoseconds, calls and squared nanoseconds of each
+        phase, and at last of duration, samples and squared duration.
 
     Raises:
         ValueError: What is to be repeated makes no sense.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Accelerator:
-    """Device times, memory and FLOPs of one process; asked a few times per second by the pump.
+    """Device times, memory and FLOPs of one process; asked with every turn by the pump.
 
     Args:
         replay: The loop's.

@@ -1,21 +1,11 @@
 """The account: what drained steps add up to, per kind of step and phase. Pure."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from operator import mul
 
-from torchperfd.recorder import (
-    CALLS,
-    DURATION,
-    KIND,
-    NS,
-    PHASE_SLOTS,
-    SAMPLES,
-    START,
-    TRAIN,
-    VALIDATE,
-    Rows,
-)
+from torchperfd.recorder import PHASE_SLOTS, TRAIN, VALIDATE
+from torchperfd.stretch import Stretch
 
 
 @dataclass(slots=True)
@@ -122,19 +112,17 @@ class KindAccount:
             tokens=self.tokens - part.tokens,
         )
 
-    def fold(self, rows: Rows) -> None:
-        """Add steps of this kind. A few C-level sums per phase, however many the steps."""
-        durations = rows.column(DURATION)
-        self.steps += rows.count
-        self.ns += sum(durations)
-        self.squares += sum(map(mul, durations, durations))
-        self.samples += sum(rows.column(SAMPLES))
-        for slot, phase in enumerate(self.phases):
-            calls = sum(rows.column(CALLS + slot))
-            if calls:
-                phase.calls += calls
-                phase.ns += sum(rows.column(NS + slot))
-                phase.squares += sum(rows.squares[slot::PHASE_SLOTS])
+    def fold(self, stretch: Stretch) -> None:
+        """Add steps of this kind."""
+        self.steps += stretch.count
+        self.ns += stretch.total_ns
+        self.squares += stretch.squares
+        self.samples += stretch.total_samples
+        for slot, columns in stretch.phases.items():
+            phase = self.phases[slot]
+            phase.calls += columns.total_calls
+            phase.ns += columns.total_ns
+            phase.squares += columns.squares
 
 
 @dataclass(slots=True)
@@ -202,23 +190,14 @@ class Account:
     overhead: float | None = None
     shed: int = 0
 
-    def fold(self, rows: Rows) -> None:
-        """Add drained steps, whatever their kinds."""
-        if not rows.count:
-            return
-        kinds, starts = rows.column(KIND), rows.column(START)
-        self.began_ns = self.began_ns or starts[0]
-        self.ended_ns = starts[-1] + rows.column(DURATION)[-1]
-        start = 0
-        while start < rows.count:
-            kind = kinds[start]
-            stop = start + 1
-            while stop < rows.count and kinds[stop] == kind:
-                stop += 1
-            if kind == TRAIN and not self.train.steps:
-                self.warmup.fold(rows.part(start, start + 1))
-            self.of(kind).fold(rows.part(start, stop))
-            start = stop
+    def fold(self, drained: Iterable[Stretch]) -> None:
+        """Add drained steps, in the order of time."""
+        for stretch in drained:
+            self.began_ns = self.began_ns or stretch.start[0]
+            self.ended_ns = stretch.start[-1] + stretch.duration[-1]
+            if stretch.kind == TRAIN and stretch.first == 0:
+                self.warmup.fold(stretch)
+            self.of(stretch.kind).fold(stretch)
 
     def copy(self) -> "Account":
         """Return the account as it is now."""

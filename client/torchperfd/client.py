@@ -187,6 +187,7 @@ class Client:
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
         tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator)
         self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies)
+        self._tape.on_half = self._pump.wake
         self._stream = Stream(
             sockets=contract.socket_candidates(),
             hello=self._hello,
@@ -504,6 +505,7 @@ class Client:
 
     def _obey(self, message: "session_pb2.DaemonMessage") -> None:
         if message.HasField("dump_stacks"):
+            self._pump.turn()  # it tells which phase the step is in
             self._stacks.tell(message.dump_stacks)
         elif message.HasField("capture_order_result"):
             self._job_captures.hear(message.capture_order_result)

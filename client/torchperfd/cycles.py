@@ -15,7 +15,8 @@ from struct import calcsize, unpack_from
 from typing import Any, Final
 
 from torchperfd.loop import Loop
-from torchperfd.recorder import MAX_DEPTH, OTHER, PHASE_SLOTS, TRAIN, Recorder, Rows
+from torchperfd.recorder import MAX_DEPTH, OTHER, TRAIN, Recorder
+from torchperfd.stretch import PhaseColumns, Stretch
 from torchperfd.tape import events as on_tape
 
 try:
@@ -39,7 +40,7 @@ _REPEATABLE: Final = frozenset(
         *(on_tape.FORWARD, on_tape.EVALUATE, on_tape.FORWARD_END),
         *(on_tape.BACKWARD, on_tape.BACKWARD_END, on_tape.ZERO, on_tape.ZERO_END),
         *(on_tape.OPTIMIZER, on_tape.OPTIMIZER_END, on_tape.SCALER, on_tape.SCALER_END),
-        *(on_tape.ENTER, on_tape.EXIT, on_tape.STEP),
+        *(on_tape.ENTER, on_tape.EXIT, on_tape.STEP, on_tape.SHADOW),
     )
 )
 
@@ -145,10 +146,17 @@ class Cycle:
     Args:
         scribe: What was written down of it.
         counted: By how much each of the loop's counts grew.
+        around: Phases that it began in.
     """
 
-    def __init__(self, scribe: Scribe, counted: dict[str, int]) -> None:
+    def __init__(self, scribe: Scribe, counted: dict[str, int], around: tuple[int, ...]) -> None:
         words = scribe.words
+        entered = (
+            operand
+            for deed, operand in zip(scribe.deeds[::2], scribe.deeds[1::2], strict=True)
+            if deed in (_ENTER, _NAME_GAP)
+        )
+        self.phases = bytes(sorted({OTHER, *around, *entered}))
         self.counted = counted
         self.kind = scribe.kind
         self.deeds = bytes(scribe.deeds)
@@ -158,8 +166,9 @@ class Cycle:
         self.words = array("q", words)
         self.masks = array("q", [_ALL_BITS]) * len(words)
         for number, word in enumerate(words):
-            if word & on_tape.CODE_MASK in (on_tape.DRAWN, on_tape.READY):
-                # How many samples, how many batches wait: the loop does the same with any number.
+            if word & on_tape.CODE_MASK in (on_tape.DRAWN, on_tape.READY, on_tape.SHADOW):
+                # How many samples, how many batches wait: the loop does the same with any number, and
+                # nothing at all with what was written twice.
                 self.masks[number] = on_tape.CODE_MASK
                 self.words[number] = word & on_tape.CODE_MASK
 
@@ -167,6 +176,31 @@ class Cycle:
     def draws_from_one(self) -> bool:
         """Whether all its batches come from one iterator; which one makes no difference then."""
         return len({self.words[number] for number in self.draws}) == 1
+
+    def stretch(
+        self, first: int, count: int, places: int, columns: bytes, sums: tuple[tuple[int, int, float], ...]
+    ) -> Stretch:
+        """Return so many steps like this one, as C gives them; ``first`` is the first one's number."""
+        all_places = memoryview(columns).cast("q")
+        start, duration, samples, *phases = (
+            all_places[at : at + count] for at in range(0, len(all_places), places)
+        )
+        total_ns, total_samples, squares = sums[-1]
+        return Stretch(
+            kind=self.kind,
+            first=first,
+            start=start,
+            duration=duration,
+            samples=samples,
+            phases={
+                slot: PhaseColumns(phases[2 * number], phases[2 * number + 1], *sums[number])
+                for number, slot in enumerate(self.phases)
+                if sums[number][1]
+            },
+            total_ns=total_ns,
+            squares=squares,
+            total_samples=total_samples,
+        )
 
     def redraw(self, draw: int) -> None:
         """From now on its batches come from the iterator of that event."""
@@ -193,8 +227,8 @@ class Cycles:
 
         Gives None where it cannot be one.
         """
-        state = self._standing()
-        if state is None:
+        around, state = self._recorder.standing(), self._standing()
+        if around is None:
             yield None
             return
         before = self._loop.counts()
@@ -205,46 +239,49 @@ class Cycles:
         finally:
             self._loop.recorder = self._recorder
         scribe.end()
-        if scribe.plain and scribe.kind and self._standing() == state:
+        if state is not None and scribe.plain and scribe.kind and self._standing() == state:
             counts = self._loop.counts()
-            self._known[state] = Cycle(scribe, {name: counts[name] - before[name] for name in counts})
+            counted = {name: counts[name] - before[name] for name in counts}
+            self._known[state] = Cycle(scribe, counted, around)
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
 
-    def repeat(self, events: memoryview, before: int) -> int:
-        """Take in the steps that are known, if they come now; return how many bytes of events they are.
+    def repeat(self, events: memoryview, before: int) -> tuple[int, bool]:
+        """Take in the steps that are known, if they come now.
 
         Args:
             events: What comes.
             before: Word of the event before it.
+
+        Returns:
+            How many bytes of events they are; whether nothing comes then but what begins like another.
         """
         state = self._standing()
         cycle = self._known.get(state) if state is not None else None
         if cycle is None:
-            return 0
+            return 0, False
         if cycle.draws_from_one and before & on_tape.CODE_MASK == on_tape.DRAW:
             cycle.redraw(before)
         recorder, loop = self._recorder, self._loop
         standing = recorder.stand()
-        count, values, squares = _cycles.repeat(
+        count, begun, places, columns, sums = _cycles.repeat(
             events,
             cycle.words,
             cycle.masks,
             cycle.deeds,
             standing,
-            PHASE_SLOTS,
+            cycle.phases,
             OTHER,
-            loop.train_steps if cycle.kind == TRAIN else loop.validate_steps,
             recorder.wall_offset,
-            recorder.room,
         )
         if count:
-            recorder.stand_at(standing, Rows(count, array("q", values), array("d", squares)))
+            first = loop.train_steps if cycle.kind == TRAIN else loop.validate_steps
+            recorder.stand_at(standing, cycle.stretch(first, count, places, columns, sums))
             loop.count_on(cycle.counted, count)
             if cycle.ready:
                 at = ((count - 1) * cycle.length + cycle.ready[-1]) * _EVENT_BYTES
                 loop.ready = (unpack_from("=8xq", events, at)[0] >> on_tape.ARGUMENT_SHIFT) - 1
-        return count * cycle.length * _EVENT_BYTES
+        return count * cycle.length * _EVENT_BYTES, begun
 
     def _standing(self) -> tuple[object, ...] | None:
         standing = self._recorder.standing()

@@ -10,6 +10,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from struct import iter_unpack
 from typing import Final
 
 from torchperfd.tape import Tape
@@ -74,16 +75,19 @@ class Overhead:
         """Whether a campaign is on, so that every step must be told of."""
         return self._blocks_left > 0
 
-    # What is read off the tape.
-
-    def shadow(self) -> None:
-        """An event was written twice."""
-        self._shadows += 1
-
-    def optimizer_step(self, optimizer: int, now: int) -> None:
-        """An optimizer begins to step, at ``now`` nanoseconds: so long after its last time is a step."""
+    def read(self, events: "bytes | memoryview[int]") -> None:
+        """Learn how long steps take from events that were taken off the tape, in the order of time."""
         if not self._blocks_left:
             return
+        for now, word in iter_unpack(on_tape.EVENT_FORMAT, events):
+            code = word & on_tape.CODE_MASK
+            if code == on_tape.SHADOW:
+                self._shadows += 1
+            elif code == on_tape.OPTIMIZER:
+                self._optimizer_step(word >> on_tape.ARGUMENT_SHIFT, now)
+
+    def _optimizer_step(self, optimizer: int, now: int) -> None:
+        """An optimizer begins to step, at ``now`` nanoseconds: so long after its last time is a step."""
         self._optimizer = self._optimizer or optimizer
         if optimizer != self._optimizer:
             return
@@ -95,8 +99,6 @@ class Overhead:
             if len(steps) < _MOST_STEPS_KEPT:
                 steps.append(spent)
         self._shadows_before = shadows
-
-    # What the pump does a few times per second.
 
     def turn(self, step_seconds: float) -> None:
         """Go on with the campaign, or begin one; a step takes about ``step_seconds``."""

@@ -1,11 +1,12 @@
 """The pace: how long training steps take lately. Pure."""
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from statistics import fmean, median
 from typing import Final
 
-from torchperfd.recorder import DURATION, KIND, TRAIN, Rows
+from torchperfd.recorder import TRAIN
+from torchperfd.stretch import Stretch
 
 _REMEMBERED: Final = 64
 _RARE: Final = 3
@@ -18,11 +19,11 @@ class Pace:
     def __init__(self) -> None:
         self._recent: deque[int] = deque(maxlen=_REMEMBERED)
 
-    def fold(self, rows: Rows) -> None:
+    def fold(self, drained: Iterable[Stretch]) -> None:
         """Add drained steps, whatever their kinds."""
-        last = rows.part(max(0, rows.count - _REMEMBERED), rows.count)
-        kinds, durations = last.column(KIND), last.column(DURATION)
-        self._recent.extend(ns for kind, ns in zip(kinds, durations, strict=True) if kind == TRAIN)
+        for stretch in drained:
+            if stretch.kind == TRAIN:
+                self._recent.extend(stretch.duration[-_REMEMBERED:])
 
     @property
     def step_ns(self) -> float:

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.account import Account
@@ -11,24 +12,27 @@ from torchperfd.framework import framework_around
 from torchperfd.outbox import Outbox
 from torchperfd.pace import Pace
 from torchperfd.phases import PhaseNames
-from torchperfd.recorder import KIND, TRAIN, Rows
+from torchperfd.recorder import TRAIN
 from torchperfd.replay import Replay
+from torchperfd.stretch import Stretch
 from torchperfd.tallies import Tallies
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
 _TURNS_PER_SECOND: Final = 4
+"""While something is to be looked at more often than the daemon hears of it; one otherwise."""
 _STEPS_PER_REPORT: Final = 2000
 """The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
 
 
 class Pump:
-    """Drains, adds up and packs, a few times per second, and reports with the first turn of each.
+    """Drains, adds up, packs and reports, once per second.
 
     By the wall clock: the pumps of all ranks turn at the same moments. What a turn takes from the
     training threads they then lose together, where the ranks of a synchronous job would otherwise
-    wait for each in turn; and the daemon wakes up once for all their reports.
+    wait for each in turn; and the daemon wakes up once for all their reports. There are turns in
+    between while our own cost is measured or a device is timed, and where the tape fills up sooner.
 
     The account is true whether or not a daemon listens; steps that a full ring or outbox
     threw away are counted by where that happened.
@@ -51,9 +55,10 @@ class Pump:
         self._tallies = tallies
         self._pace = Pace()
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        # Its put() may come from anywhere: it takes no lock that who is interrupted could hold.
+        self._wake: SimpleQueue[None] = SimpleQueue()
         self._stopping = False
-        self._unsent: Rows | None = None
+        self._unsent: list[Stretch] = []
         self._state = 0
         self._steps_say = 0
         self._framework = ""
@@ -72,25 +77,26 @@ class Pump:
         """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
         return {"ring": self._recorder.dropped, "outbox": self._outbox.dropped}
 
-    def turn(self, *, report: bool = False, send: bool = False) -> None:
+    def turn(self, *, report: bool = False, send: bool = False, again: bool = False) -> None:
         """Drain once, now, on the calling thread.
 
         Args:
             report: Report what steps there were since the last report.
             send: Report, whether there were steps or not.
+            again: Another turn comes by itself: a step that has begun may wait for it.
         """
         from torchperfd import wire
         from torchperfd.v1 import session_pb2
 
         with self._lock:
-            self._replay.catch_up(drains=True)
-            rows = self._recorder.drain()
+            self._replay.catch_up(drains=True, again=again)
+            drained = self._recorder.drain()
             self._tallies.fill(self.account)
-            if rows.count:
-                self.account.fold(rows)
-                self._pace.fold(rows)
-                self._unsent = rows if self._unsent is None else self._unsent + rows
-                training = rows.column(KIND)[-1] == TRAIN
+            self.account.fold(drained)
+            self._pace.fold(drained)
+            self._unsent += drained
+            if drained:
+                training = drained[-1].kind == TRAIN
                 self._steps_say = (
                     session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
                 )
@@ -99,7 +105,7 @@ class Pump:
                 self._state = state
                 self.announce(state)
             unsent = self._unsent
-            due = report or (unsent is not None and unsent.count >= _STEPS_PER_REPORT)
+            due = report or sum(stretch.count for stretch in unsent) >= _STEPS_PER_REPORT
             if not send and not (unsent and due):
                 return
             try:
@@ -112,9 +118,9 @@ class Pump:
                 self._faults.note("report", error)
                 return
             # One right after the other, so that they leave together.
-            if unsent and batch:
-                self._outbox.put(batch, weight=unsent.count)
-                self._unsent = None
+            if batch:
+                self._outbox.put(batch, weight=batch.steps.count)
+                self._unsent = []
             self._outbox.put_newest("account", account)
 
     def snapshot(self) -> Account:
@@ -145,22 +151,33 @@ class Pump:
                 self.announce(self._state)
         self.turn(send=True)
 
+    def wake(self) -> None:
+        """Turn now, and not only when it is time to."""
+        self._wake.put(None)
+
     def stop(self, timeout: float) -> None:
         """End the thread; what is still in the recorder is drained by a last :meth:`turn`."""
         self._stopping = True
-        self._wake.set()
+        self.wake()
         if self._thread.is_alive():
             self._thread.join(timeout)
 
     def _run(self) -> None:
+        replay = self._replay
         while not self._stopping:
-            turns = time.time() * _TURNS_PER_SECOND
+            busy = replay.overhead.measuring or replay.recorder.device is not None
+            per_second = _TURNS_PER_SECOND if busy else 1
+            turns = time.time() * per_second
             following = math.floor(turns) + 1
-            self._wake.wait((following - turns) / _TURNS_PER_SECOND)
-            if self._faults.spent("pump"):
+            try:
+                self._wake.get(timeout=(following - turns) / per_second)
+                in_time = False
+            except Empty:
+                in_time = following % per_second == 0
+            if self._stopping or self._faults.spent("pump"):
                 return
             try:
-                self.turn(report=following % _TURNS_PER_SECOND == 0)
-                self._replay.overhead.turn(self.account.train.mean_seconds)
+                self.turn(report=in_time, again=True)
+                replay.overhead.turn(self.account.train.mean_seconds)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("pump", error)

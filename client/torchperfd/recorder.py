@@ -10,10 +10,11 @@ phase, so that a step's phases always sum to its duration exactly.
 """
 
 from array import array
-from dataclasses import dataclass
+from operator import mul
 from typing import Final, Protocol
 
 from torchperfd.arrivals import ArrivalBook
+from torchperfd.stretch import PhaseColumns, Stretch
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 PHASE_SLOTS: Final = len(PHASES) + MAX_USER_PHASES
@@ -30,47 +31,16 @@ OTHER: Final = PHASES.index("other")
 TRAIN: Final = 1
 VALIDATE: Final = 2
 
-# Columns of a row: a header, then exclusive nanoseconds and calls per phase slot.
-INDEX, KIND, START, DURATION, SAMPLES, NS = range(6)
-CALLS: Final = NS + PHASE_SLOTS
-ROW_WIDTH: Final = CALLS + PHASE_SLOTS
-# Behind them in a live row, but a column of its own once drained: it outgrows 64 bits.
-_SQUARES: Final = ROW_WIDTH
+# Columns of a row: a header, then per phase slot exclusive nanoseconds, calls, and squares of the calls'
+# nanoseconds, which outgrow 64 bits.
+_INDEX, _KIND, _START, _DURATION, _SAMPLES, _NS = range(6)
+_CALLS: Final = _NS + PHASE_SLOTS
+_SQUARES: Final = _CALLS + PHASE_SLOTS
 
 _HOOKED: Final = frozenset((DATA, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD))
 
 MAX_DEPTH: Final = 64
 _ZERO_ROW: Final = (0,) * (_SQUARES + PHASE_SLOTS)
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Drained steps, row after row.
-
-    Attributes:
-        count: Number of rows.
-        values: ``count * ROW_WIDTH`` integers; nanoseconds and calls.
-        squares: ``count * PHASE_SLOTS`` sums over calls of squared nanoseconds.
-    """
-
-    count: int
-    values: "array[int]"
-    squares: "array[float]"
-
-    def column(self, offset: int) -> "array[int]":
-        """Return one column, one integer per step."""
-        return self.values[offset::ROW_WIDTH]
-
-    def __add__(self, later: "Rows") -> "Rows":
-        return Rows(self.count + later.count, self.values + later.values, self.squares + later.squares)
-
-    def part(self, start: int, stop: int) -> "Rows":
-        """Return the rows [start, stop)."""
-        return Rows(
-            stop - start,
-            self.values[start * ROW_WIDTH : stop * ROW_WIDTH],
-            self.squares[start * PHASE_SLOTS : stop * PHASE_SLOTS],
-        )
 
 
 class DeviceClock(Protocol):
@@ -167,7 +137,7 @@ class Recorder:
         self._exclusive = [0] * (MAX_DEPTH + 1)
         self._written = 0
         self._read = 0
-        self._taken: list[Rows] = []
+        self._taken: list[Stretch] = []
         # Steps that may be written until somebody drains.
         self._bound = capacity
         self.wall_offset = 0
@@ -249,8 +219,8 @@ class Recorder:
             self._exclusive[outer] += spent
             return
         row = self._row
-        row[NS + phase] += spent
-        row[CALLS + phase] += 1
+        row[_NS + phase] += spent
+        row[_CALLS + phase] += 1
         row[_SQUARES + phase] += spent * spent
         if self.device is not None:
             self.device.call(phase)
@@ -292,14 +262,14 @@ class Recorder:
         if depth:
             self._charge_open_phases(depth)
         self._charge_gap()
-        other = row[NS + OTHER]
-        row[CALLS + OTHER] = 1
+        other = row[_NS + OTHER]
+        row[_CALLS + OTHER] = 1
         row[_SQUARES + OTHER] = other * other
-        row[INDEX] = index
-        row[KIND] = kind
-        row[START] = self._start + self.wall_offset
-        row[DURATION] = now - self._start
-        row[SAMPLES] = self.samples
+        row[_INDEX] = index
+        row[_KIND] = kind
+        row[_START] = self._start + self.wall_offset
+        row[_DURATION] = now - self._start
+        row[_SAMPLES] = self.samples
         if kind == TRAIN:
             self.arrivals.close(index)
         else:
@@ -336,9 +306,9 @@ class Recorder:
         self._charge_gap()
         self._stack[0] = OTHER
         held[:] = self._row
-        held[START] = self._start + self.wall_offset
-        held[DURATION] = now - self._start
-        held[SAMPLES] = self.samples
+        held[_START] = self._start + self.wall_offset
+        held[_DURATION] = now - self._start
+        held[_SAMPLES] = self.samples
         self.arrivals.hold()
         self._held_within = True
         self._held_phases = [*zip(self._stack[1 : depth + 1], exclusive[1:], strict=False)] if depth else []
@@ -353,9 +323,9 @@ class Recorder:
             return
         self.open()
         held, row = self._held, self._row
-        self._start -= held[DURATION]
-        self.samples += held[SAMPLES]
-        for column in range(NS, len(row)):
+        self._start -= held[_DURATION]
+        self.samples += held[_SAMPLES]
+        for column in range(_NS, len(row)):
             row[column] += held[column]
 
     def release(self, kind: int, index: int) -> None:
@@ -365,9 +335,9 @@ class Recorder:
         if self.device is not None:
             self.device.release(kind)
         held, ring, written = self._held, self._ring, self._written
-        held[KIND], held[INDEX] = kind, index
-        other = held[NS + OTHER]
-        held[CALLS + OTHER] = 1
+        held[_KIND], held[_INDEX] = kind, index
+        other = held[_NS + OTHER]
+        held[_CALLS + OTHER] = 1
         held[_SQUARES + OTHER] = other * other
         self.recorded += 1
         if written < self._bound:
@@ -392,18 +362,18 @@ class Recorder:
             return
         self._held_within = False
         held, row, exclusive = self._held, self._row, self._exclusive
-        for column in range(NS, len(row)):
+        for column in range(_NS, len(row)):
             row[column] -= held[column]
-        self._start += held[DURATION]
-        self.samples -= held[SAMPLES]
+        self._start += held[_DURATION]
+        self.samples -= held[_SAMPLES]
         # A phase of the script's own around the edge is one call on either side.
         for depth, (phase, spent) in enumerate(self._held_phases, start=1):
             if depth <= self.depth and self._stack[depth] == phase:
                 exclusive[depth] -= spent
             else:
-                row[NS + phase] -= spent
-            held[NS + phase] += spent
-            held[CALLS + phase] += 1
+                row[_NS + phase] -= spent
+            held[_NS + phase] += spent
+            held[_CALLS + phase] += 1
             held[_SQUARES + phase] += spent * spent
 
     def abandon(self) -> None:
@@ -434,7 +404,7 @@ class Recorder:
 
     # Steps that were recorded elsewhere; for who drains, too, and nobody else.
 
-    def standing(self) -> tuple[object, ...] | None:
+    def standing(self) -> tuple[int, ...] | None:
         """At an edge, return what is open, beyond times: alike means that alike will follow.
 
         None where it cannot be told: no step is open, or there is more to it than phases.
@@ -450,18 +420,18 @@ class Recorder:
         """Return where it stands at an edge: last, start, depth; exclusive ns, phase by depth."""
         return array("q", (self.last, self._start, self.depth, *self._exclusive, *self._stack))
 
-    def stand_at(self, standing: "array[int]", rows: Rows) -> None:
-        """Go on from the edge after ``rows``, which come after all that was recorded so far."""
+    def stand_at(self, standing: "array[int]", stretch: Stretch) -> None:
+        """Go on from the edge after a stretch, which comes after all that was recorded so far."""
         self.last, self._start, depth = standing[:3]
         self._exclusive[: depth + 1] = standing[3 : 4 + depth]
-        self.recorded += rows.count
-        self._taken += (self._take(), rows)
-        self._bound -= rows.count
+        self.recorded += stretch.count
+        self.make_room()
+        self._taken.append(stretch)
 
-    @property
-    def room(self) -> int:
-        """How many steps more there is room for."""
-        return self._bound - self._written
+    def make_room(self) -> None:
+        """Put aside what was recorded so far, to be drained."""
+        self._taken += self._take()
+        self._bound = self._read + self.capacity
 
     def _charge_open_phases(self, depth: int) -> None:
         """Count a phase that is open across an edge as one call on either side."""
@@ -472,8 +442,8 @@ class Recorder:
             if stack[inner - 1] == phase:
                 exclusive[inner - 1] += spent
                 continue
-            row[NS + phase] += spent
-            row[CALLS + phase] += 1
+            row[_NS + phase] += spent
+            row[_CALLS + phase] += 1
             row[_SQUARES + phase] += spent * spent
 
     def _charge_gap(self) -> None:
@@ -481,9 +451,9 @@ class Recorder:
         self._exclusive[0] = 0
         phase = self._stack[0]
         row = self._row
-        row[NS + phase] += spent
+        row[_NS + phase] += spent
         if phase != OTHER:
-            row[CALLS + phase] += 1
+            row[_CALLS + phase] += 1
             row[_SQUARES + phase] += spent * spent
             if self.device is not None:
                 self.device.call(phase)
@@ -496,23 +466,62 @@ class Recorder:
 
     # The draining side.
 
-    def drain(self) -> Rows:
+    def drain(self) -> list[Stretch]:
         """Take the finished steps, oldest first."""
+        self.make_room()
         taken, self._taken = self._taken, []
-        newest = self._take()
-        self._bound = self._read + self.capacity
-        for rows in reversed(taken):
-            newest = rows + newest if newest.count else rows
-        return newest
+        return taken
 
-    def _take(self) -> Rows:
+    def _take(self) -> list[Stretch]:
         read, written = self._read, self._written
-        values, squares = array("q"), array("d")
-        for number in range(read, written):
-            row = self._ring[number % (self.capacity + 1)]
-            values.extend(row[:ROW_WIDTH])
-            squares.extend(row[ROW_WIDTH:])
+        rows = [self._ring[number % (self.capacity + 1)] for number in range(read, written)]
+        stretches, start = [], 0
+        for stop in range(1, len(rows) + 1):
+            if stop == len(rows) or not _follows(rows[stop - 1], rows[stop]):
+                stretches.append(_stretch(rows[start:stop]))
+                start = stop
+        for row in rows:
             row[:] = _ZERO_ROW
         # Only now may these rows be used again.
         self._read = written
-        return Rows(written - read, values, squares)
+        return stretches
+
+
+def _follows(row: list[int], following: list[int]) -> bool:
+    """Return whether two rows belong to one stretch."""
+    kind, index = row[_KIND], row[_INDEX]
+    if (following[_KIND], following[_INDEX]) != (kind, index + 1):
+        return False
+    return index > 0 or kind != TRAIN
+
+
+def _stretch(rows: list[list[int]]) -> Stretch:
+    columns = [*zip(*rows, strict=True)]
+    duration = columns[_DURATION]
+    phases = {}
+    for slot in range(PHASE_SLOTS):
+        calls = columns[_CALLS + slot]
+        if any(calls):
+            ns = columns[_NS + slot]
+            phases[slot] = PhaseColumns(
+                ns=_column(ns),
+                calls=_column(calls),
+                total_ns=sum(ns),
+                total_calls=sum(calls),
+                squares=float(sum(columns[_SQUARES + slot])),
+            )
+    return Stretch(
+        kind=rows[0][_KIND],
+        first=rows[0][_INDEX],
+        start=_column(columns[_START]),
+        duration=_column(duration),
+        samples=_column(columns[_SAMPLES]),
+        phases=phases,
+        total_ns=sum(duration),
+        squares=float(sum(map(mul, duration, duration))),
+        total_samples=sum(columns[_SAMPLES]),
+    )
+
+
+def _column(values: tuple[int, ...]) -> "memoryview[int]":
+    return memoryview(array("q", values))

@@ -1,13 +1,13 @@
 """The replay: reads the tape and tells the loop what happened, event by event.
 
-In general it is the pump that reads, a few times per second, far from the training thread.
+In general it is the pump that reads, once per second, far from the training thread.
 While a watcher must act at step edges, the training thread reads along as it writes.
 """
 
 import threading
 import time
 from collections.abc import Callable
-from struct import calcsize, iter_unpack
+from struct import calcsize, iter_unpack, unpack_from
 from typing import Final
 
 from torchperfd import cycles
@@ -59,6 +59,8 @@ class Replay:
         self._given_up = False
         self._lost = 0
         self._newest = 0
+        # So many events were left on the tape, as the beginning of a step.
+        self._left = 0
         # Of the calls that are under way, how deep phases were nested before, and optimizer calls.
         self._calls: list[tuple[int, int, int]] = []
         self._handlers = self._make_handlers()
@@ -75,15 +77,17 @@ class Replay:
         """The thread that trains; 0 for none."""
         return self._tape.thread
 
-    def catch_up(self, *, drains: bool = False) -> None:
+    def catch_up(self, *, drains: bool = False, again: bool = False) -> None:
         """Read what is on the tape; leaves it to the training thread where that reads along.
 
         Args:
             drains: Who calls is who drains the recorder, so that steps may come to it all at once.
+            again: The same soon calls again: what seems to be the beginning of a step like those before it
+                may stay on the tape until then, unless it already has and nothing came after it.
         """
         with self._lock:
             if not self.live or self._tape.here():
-                self._read(drains and not self.live)
+                self._read(drains and not self.live, again)
 
     def watch(self, watcher: StepWatcher) -> None:
         """Have ``watcher`` told of step edges, on the training thread, from now on."""
@@ -136,50 +140,61 @@ class Replay:
         if follower is not None:
             follower()
 
-    def _read(self, in_cycles: bool = False) -> None:
+    def _read(self, in_cycles: bool = False, again: bool = False) -> None:
         if self._reading:
             return  # an event that was written while one is being told; it comes next
         self._reading = True
         try:
-            while len(self._tape) and not self._given_up:
+            while (there := len(self._tape)) and not self._given_up:
+                left, self._left = self._left, 0
                 self.recorder.wall_offset = time.time_ns() - time.perf_counter_ns()
                 if self._tape.lost != self._lost:
                     # Of what happened in between nothing is known.
                     self._lost = self._tape.lost
                     self.abandon()
-                drained = self._tape.drain()
-                known = self._read_cycles(drained) if in_cycles and cycles.AVAILABLE else 0
-                for start in range(known, len(drained), _SLICE):
+                events = memoryview(self._tape.peek())
+                told, begun = 0, False
+                if in_cycles and cycles.AVAILABLE:
+                    told, begun = self._read_cycles(events)
+                if begun and again and there != left:
+                    self._left = (len(events) - told) // _EVENT_BYTES
+                    events = events[:told]
+                self._tape.skip(len(events) // _EVENT_BYTES)
+                self.overhead.read(events)
+                for start in range(told, len(events), _SLICE):
                     if self._given_up:
                         return
+                    if in_cycles:
+                        self.recorder.make_room()
                     if start and not self.live:
                         # The training thread wants the interpreter: let it go on, every half millisecond.
                         time.sleep(0)
-                    self._tell(drained[start : start + _SLICE])
+                    self._tell(events[start : start + _SLICE])
+                if self._left:
+                    return
         finally:
             self._reading = False
 
-    def _read_cycles(self, drained: bytes) -> int:
-        """Read while steps go as those before them; return up to where, in bytes."""
+    def _read_cycles(self, events: "memoryview[int]") -> tuple[int, bool]:
+        """Read while steps go as those before them; return up to where, and whether another has begun there."""
         position, patience = 0, _PATIENCE
-        if self.overhead.measuring:
-            return 0
-        events = memoryview(drained)
-        while position < len(drained) and patience and not self._given_up:
-            repeated = self._cycles.repeat(events[position:], self._newest)
+        while position < len(events) and patience and not self._given_up:
+            repeated, begun = self._cycles.repeat(events[position:], self._newest)
             if repeated:
-                # What comes is another step, or only the beginning of one.
                 position, patience = position + repeated, _PATIENCE
+                self._newest = unpack_from("=8xq", events, position - _EVENT_BYTES)[0]
+            if begun:
+                return position, True
+            self.recorder.make_room()
+            if repeated:
                 position += self._tell(events[position:], to_edge=True)
             else:
                 patience -= 1
                 with self._cycles.lesson() as lesson:
                     position += self._tell(events[position:], lesson, to_edge=True)
-        return position
+        return position, False
 
-    def _tell(
-        self, events: bytes | memoryview, lesson: Scribe | None = None, *, to_edge: bool = False
-    ) -> int:
+    def _tell(self, events: "memoryview[int]", lesson: Scribe | None = None, *, to_edge: bool = False) -> int:
         """Tell the loop event by event, ``to_edge`` until a step ends; return how many bytes that were."""
         handlers, recorder = self._handlers, self.recorder
         recorded, told, word = recorder.recorded, 0, self._newest
@@ -225,7 +240,7 @@ class Replay:
             on_tape.BACKWARD_END: lambda _: loop.backward_end(self._depth_before()),
             on_tape.ZERO: self._zero,
             on_tape.ZERO_END: lambda _: loop.leave(self._depth_before()),
-            on_tape.OPTIMIZER: self._optimizer,
+            on_tape.OPTIMIZER: lambda optimizer: loop.optimizer_begin(optimizer),
             on_tape.OPTIMIZER_END: lambda optimizer: loop.optimizer_end(optimizer),
             on_tape.STALE: lambda _: recorder.unwind(),
             on_tape.ELSEWHERE: lambda optimizer: loop.stepped_elsewhere(optimizer),
@@ -244,7 +259,7 @@ class Replay:
             on_tape.ADOPT: self._adopt,
             on_tape.ABANDON: lambda _: self.abandon(),
             on_tape.TICKET: self._ticket,
-            on_tape.SHADOW: lambda _: self.overhead.shadow(),
+            on_tape.SHADOW: lambda _: None,
             on_tape.READY: self._ready,
             on_tape.TOKENS: self._tokens,
             on_tape.COLLECTIVE: self._collective,
@@ -262,10 +277,6 @@ class Replay:
         loop = self.loop
         loop.draw_stop()
         self.passes.exhausted(iterator, self.now, loop.train_steps, loop.validate_steps)
-
-    def _optimizer(self, optimizer: int) -> None:
-        self.overhead.optimizer_step(optimizer, self.now)
-        self.loop.optimizer_begin(optimizer)
 
     def _ready(self, following: int) -> None:
         self.loop.ready = following - 1

@@ -7,7 +7,7 @@ finds that file among the process's descriptors, and reads from its first line w
 thread: the pump's, so that no system call of the script is interrupted.
 
 Such a handler reads the frames of all threads as they are. While one of them runs Python that can crash the
-process, so the daemon first makes sure that none does: the pump wants the interpreter within a quarter of a
+process, so the daemon first makes sure that none does: the pump wants the interpreter within a
 second, and who waits for it looks again every 5 ms, which the kernel counts as switches.
 
 ``TORCHPERFD_STACK_SIGNAL`` chooses another signal, ``off`` none.
@@ -79,7 +79,7 @@ class StackTeller:
         Does nothing where the platform cannot, no signal is free, or the environment says ``off``.
 
         Args:
-            thread: The kernel's id of a thread of ours that runs Python several times per second.
+            thread: The kernel's id of a thread of ours that runs Python once per second and more.
         """
         try:
             self._arm(thread)

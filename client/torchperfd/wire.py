@@ -2,14 +2,15 @@
 
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torchperfd._version import __version__
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.arrivals import Arrivals
 from torchperfd.identity import Identity
 from torchperfd.phases import PhaseNames
-from torchperfd.recorder import CALLS, DURATION, INDEX, KIND, NS, SAMPLES, START, TRAIN, VALIDATE, Rows
+from torchperfd.recorder import TRAIN, VALIDATE
+from torchperfd.stretch import Stretch
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -41,24 +42,29 @@ def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
     )
 
 
-def step_batch(rows: Rows, names: PhaseNames, arrivals: Arrivals | None = None) -> session_pb2.ClientMessage:
+def step_batch(
+    stretches: Sequence[Stretch], names: PhaseNames, arrivals: Arrivals | None = None
+) -> session_pb2.ClientMessage:
     """Pack drained steps; phases that never occur in them take no room, nor do arrivals."""
     batch = session_pb2.StepBatch(
-        count=rows.count,
-        index=_bytes(rows.column(INDEX)),
-        kind=_bytes(rows.column(KIND)),
-        start_ns=_bytes(rows.column(START)),
-        duration_ns=_bytes(rows.column(DURATION)),
-        samples=_bytes(rows.column(SAMPLES)),
+        count=sum(stretch.count for stretch in stretches),
+        index=_join(array("q", range(each.first, each.first + each.count)) for each in stretches),
+        kind=_join(array("q", (each.kind,)) * each.count for each in stretches),
+        start_ns=_join(each.start for each in stretches),
+        duration_ns=_join(each.duration for each in stretches),
+        samples=_join(each.samples for each in stretches),
     )
-    for slot in range(len(names)):
-        calls = rows.column(CALLS + slot)
-        if any(calls):
-            batch.phases.add(phase=names.name(slot), ns=_bytes(rows.column(NS + slot)), calls=_bytes(calls))
+    for slot in sorted({slot for each in stretches for slot in each.phases}):
+        columns = [each.phases.get(slot) or each.count for each in stretches]
+        batch.phases.add(
+            phase=names.name(slot),
+            ns=_join(_zeros(each) if isinstance(each, int) else each.ns for each in columns),
+            calls=_join(_zeros(each) if isinstance(each, int) else each.calls for each in columns),
+        )
     if arrivals is not None and arrivals.step:
-        batch.arrivals.step = _bytes(arrivals.step)
-        batch.arrivals.first_ns = _bytes(arrivals.first_ns)
-        batch.arrivals.last_ns = _bytes(arrivals.last_ns)
+        batch.arrivals.step = _join([arrivals.step])
+        batch.arrivals.first_ns = _join([arrivals.first_ns])
+        batch.arrivals.last_ns = _join([arrivals.last_ns])
     return session_pb2.ClientMessage(steps=batch)
 
 
@@ -165,8 +171,14 @@ def _read_phase(packed: session_pb2.PhaseAccount) -> PhaseAccount:
     )
 
 
-def _bytes(column: "array[int]") -> bytes:
-    if sys.byteorder == "big":
-        column = array("q", column)
-        column.byteswap()
-    return column.tobytes()
+def _zeros(count: int) -> "array[int]":
+    return array("q", bytes(8 * count))
+
+
+def _join(columns: "Iterable[array[int] | memoryview[int]]") -> bytes:
+    """Return columns, one behind the other, as the protocol has them: little-endian."""
+    if sys.byteorder == "little":
+        return b"".join(columns)
+    joined = array("q", b"".join(columns))
+    joined.byteswap()
+    return joined.tobytes()

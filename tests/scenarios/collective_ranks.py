@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchperfd
 from torchperfd.arrivals import ArrivalBook, Arrivals
-from torchperfd.recorder import COLLECTIVE_WAIT, LOSS, NS, Recorder, Rows
+from torchperfd.recorder import COLLECTIVE_WAIT, LOSS, Recorder
+from torchperfd.stretch import Stretch
 
 LATE_S = 0.03
 STEPS = 8
@@ -125,29 +126,31 @@ class Drained:
     """All that the pump has taken from the recorder, step by step."""
 
     def __init__(self) -> None:
-        self.rows: list[Rows] = []
+        self.stretches: list[Stretch] = []
         self.arrivals: list[Arrivals] = []
-        drain_rows, drain_arrivals = Recorder.drain, ArrivalBook.drain
+        drain_steps, drain_arrivals = Recorder.drain, ArrivalBook.drain
 
-        def rows(recorder: Recorder) -> Rows:
-            self.rows.append(drain_rows(recorder))
-            return self.rows[-1]
+        def steps(recorder: Recorder) -> list[Stretch]:
+            drained = drain_steps(recorder)
+            self.stretches += drained
+            return drained
 
         def arrivals(book: ArrivalBook) -> Arrivals:
             self.arrivals.append(drain_arrivals(book))
             return self.arrivals[-1]
 
-        Recorder.drain = rows  # type: ignore[method-assign,assignment]
+        Recorder.drain = steps  # type: ignore[method-assign,assignment]
         ArrivalBook.drain = arrivals  # type: ignore[method-assign,assignment]
 
     def clear(self) -> None:
         """Forget all so far."""
-        self.rows.clear()
+        self.stretches.clear()
         self.arrivals.clear()
 
     def milliseconds(self, phase: int) -> list[float]:
         """Return what each step has spent in a phase."""
-        return [ns / 1e6 for rows in self.rows for ns in rows.column(NS + phase)]
+        columns = ((each, each.phases.get(phase)) for each in self.stretches)
+        return [ns / 1e6 for each, column in columns for ns in (column.ns if column else [0] * each.count)]
 
 
 def measure(client: torchperfd.Client, drained: Drained) -> Iterator[tuple[str, dict[str, Any]]]:

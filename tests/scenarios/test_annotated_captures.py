@@ -20,7 +20,8 @@ import torchperfd
 from torchperfd import annotations, libtorch
 from torchperfd.capture_desk import Capture
 from torchperfd.precedence import PRECEDENCE
-from torchperfd.recorder import INDEX, KIND, NS, TRAIN, Recorder, Rows
+from torchperfd.recorder import TRAIN, Recorder
+from torchperfd.stretch import Stretch
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon import analysis
 
@@ -49,15 +50,15 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def drained(monkeypatch: pytest.MonkeyPatch) -> list[Rows]:
-    """All rows that the pump takes from recorders, before the client attaches."""
-    taken: list[Rows] = []
+def drained(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
+    """All steps that the pump takes from recorders, before the client attaches."""
+    taken: list[Stretch] = []
     honest = Recorder.drain
 
-    def drain(recorder: Recorder) -> Rows:
-        rows = honest(recorder)
-        taken.append(rows)
-        return rows
+    def drain(recorder: Recorder) -> list[Stretch]:
+        stretches = honest(recorder)
+        taken.extend(stretches)
+        return stretches
 
     monkeypatch.setattr(Recorder, "drain", drain)
     return taken
@@ -145,7 +146,7 @@ def forever(batches: Any) -> Iterator[Any]:
 
 
 def test_the_traces_phases_are_the_recorders_to_a_few_percent(
-    way: None, drained: list[Rows], client: torchperfd.Client
+    way: None, drained: list[Stretch], client: torchperfd.Client
 ) -> None:
     model = SleepyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -167,10 +168,13 @@ def test_the_traces_phases_are_the_recorders_to_a_few_percent(
     client.report()
     first, after = capture.step_range
     recorded = {
-        row[INDEX]: dict(zip(PHASES, row[NS:], strict=False))
-        for rows in drained
-        for row in (rows.part(at, at + 1).values for at in range(rows.count))
-        if row[KIND] == TRAIN
+        stretch.first + number: {
+            phase: stretch.phases[slot].ns[number] if slot in stretch.phases else 0
+            for slot, phase in enumerate(PHASES)
+        }
+        for stretch in drained
+        for number in range(stretch.count)
+        if stretch.kind == TRAIN
     }
     assert all(ns >= 0 for phases in recorded.values() for ns in phases.values())
     trace = analysis.load(path)

@@ -18,6 +18,7 @@
 #define MAX_PLAIN_ARGUMENTS 8
 #define ARGUMENT_SHIFT 8
 #define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
+#define FEW_EVENTS 512
 
 typedef struct {
     int64_t time;
@@ -29,6 +30,7 @@ typedef struct {
     /* What every event needs, side by side. */
     Event *events;
     uint64_t written, read, mask;
+    uint64_t quiet; /* with so many events on it, or more, there is something to look at */
     unsigned long thread;
     unsigned long long muted;
     PyObject *on_event, *ticket;
@@ -37,7 +39,7 @@ typedef struct {
     int ticket_code, shadow_code;
     long steps_open;
     unsigned long long lost;
-    PyObject *on_full;
+    PyObject *on_half, *on_full;
 } Tape;
 
 static PyObject *name_call_impl, *name_qualname, *name_shape, *name_training;
@@ -113,22 +115,33 @@ is_full(const Tape *tape)
     return tape->written - tape->read + MAX_PER_EVENT > tape->mask + 1;
 }
 
+/* The tape is half full, or more: say so, once, and have room made when there is none; whether there is then. */
+static int
+look_for_room(Tape *tape, int *raised)
+{
+    if (!is_full(tape)) {
+        tape->quiet = tape->mask + 1;
+        *raised = notify(tape->on_half);
+        return 1;
+    }
+    *raised = notify(tape->on_full);
+    if (!is_full(tape))
+        return 1;
+    tape->lost++;
+    return 0;
+}
+
 /* Write an event; -1 with an error set where a signal handler raised meanwhile. */
 HOT static int
 put(Tape *tape, int code, int64_t argument)
 {
     int64_t time = now();
     int raised = 0;
-    if (is_full(tape)) {
-        raised = notify(tape->on_full);
-        if (is_full(tape)) {
-            tape->lost++;
-            return raised;
-        }
-    }
+    if (tape->written - tape->read + MAX_PER_EVENT > tape->quiet && !look_for_room(tape, &raised))
+        return raised;
     if (tape->doubled) {
         /* As if it were an event of its own, but for what reads along. */
-        raised = write_ticket(tape, time);
+        raised |= write_ticket(tape, time);
         append(tape, time, tape->shadow_code, argument);
         time = now();
     }
@@ -176,6 +189,7 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_NoMemory();
     }
     tape->mask = capacity - 1;
+    tape->quiet = capacity / 2;
     tape->ticket_code = ticket_code;
     tape->shadow_code = shadow_code;
     tape->thread = PyThread_get_thread_ident();
@@ -187,6 +201,7 @@ tape_traverse(Tape *tape, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(tape));
     Py_VISIT(tape->on_event);
+    Py_VISIT(tape->on_half);
     Py_VISIT(tape->on_full);
     Py_VISIT(tape->ticket);
     return 0;
@@ -196,6 +211,7 @@ static int
 tape_clear(Tape *tape)
 {
     Py_CLEAR(tape->on_event);
+    Py_CLEAR(tape->on_half);
     Py_CLEAR(tape->on_full);
     Py_CLEAR(tape->ticket);
     return 0;
@@ -263,23 +279,36 @@ tape_here(Tape *tape, PyObject *Py_UNUSED(none))
 }
 
 static PyObject *
-tape_drain(Tape *tape, PyObject *Py_UNUSED(none))
+tape_peek(Tape *tape, PyObject *Py_UNUSED(none))
 {
     uint64_t count = tape->written - tape->read, first = tape->read & tape->mask;
-    uint64_t until_end = tape->mask + 1 - first;
-    PyObject *drained = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(Event)));
-    if (drained == NULL)
+    uint64_t until_end = tape->mask + 1 - first, ahead = count < until_end ? count : until_end;
+    PyObject *events = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * sizeof(Event)));
+    if (events == NULL)
         return NULL;
-    Event *target = (Event *)PyBytes_AS_STRING(drained);
-    if (count <= until_end) {
-        memcpy(target, tape->events + first, count * sizeof(Event));
+    Event *target = (Event *)PyBytes_AS_STRING(events);
+    /* What is written meanwhile is written behind them, and few are copied sooner than a lock is had again. */
+    PyThreadState *state = count > FEW_EVENTS ? PyEval_SaveThread() : NULL;
+    memcpy(target, tape->events + first, ahead * sizeof(Event));
+    memcpy(target + ahead, tape->events, (count - ahead) * sizeof(Event));
+    if (state != NULL)
+        PyEval_RestoreThread(state);
+    return events;
+}
+
+static PyObject *
+tape_skip(Tape *tape, PyObject *argument)
+{
+    uint64_t count = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    if (count > tape->written - tape->read) {
+        PyErr_SetString(PyExc_ValueError, "there are not so many events on the tape");
+        return NULL;
     }
-    else {
-        memcpy(target, tape->events + first, until_end * sizeof(Event));
-        memcpy(target + until_end, tape->events, (count - until_end) * sizeof(Event));
-    }
-    tape->read = tape->written;
-    return drained;
+    tape->read += count;
+    tape->quiet = (tape->mask + 1) / 2;
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef tape_methods[] = {
@@ -288,8 +317,9 @@ static PyMethodDef tape_methods[] = {
     {"write", (PyCFunction)(void (*)(void))tape_write, METH_FASTCALL,
      "Write an event, whatever the thread."},
     {"here", (PyCFunction)tape_here, METH_NOARGS, "Return whether this is the thread that is followed."},
-    {"drain", (PyCFunction)tape_drain, METH_NOARGS,
-     "Take all events off the tape: pairs of native int64, a time and argument << 8 | code."},
+    {"peek", (PyCFunction)tape_peek, METH_NOARGS,
+     "Return all events on the tape: pairs of native int64, a time and argument << 8 | code."},
+    {"skip", (PyCFunction)tape_skip, METH_O, "Take so many events off the tape, the oldest."},
     {NULL, NULL, 0, NULL}};
 
 static PyMemberDef tape_members[] = {
@@ -299,6 +329,7 @@ static PyMemberDef tape_members[] = {
     {"doubled", T_BOOL, offsetof(Tape, doubled), 0, "Whether every event is written twice."},
     {"lost", T_ULONGLONG, offsetof(Tape, lost), READONLY, "Events for which there was no room."},
     {"on_event", T_OBJECT, offsetof(Tape, on_event), 0, "Called after every event, unless None."},
+    {"on_half", T_OBJECT, offsetof(Tape, on_half), 0, "Called when half of the tape is full, unless None."},
     {"on_full", T_OBJECT, offsetof(Tape, on_full), 0, "Called to make room, unless None."},
     {"ticket", T_OBJECT, offsetof(Tape, ticket), 0, "Called for a number that precedes each event."},
     {NULL, 0, 0, 0, NULL}};

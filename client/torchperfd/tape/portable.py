@@ -28,6 +28,7 @@ class Tape:
         doubled: Whether every event is written twice.
         lost: Events for which there was no room.
         on_event: Called after every event, unless None.
+        on_half: Called when half of it is full, once until events are taken off, unless None.
         on_full: Called to make room, unless None.
         ticket: Called for a number that precedes each event, -1 for none, unless None.
     """
@@ -35,6 +36,7 @@ class Tape:
     __slots__ = (
         "_capacity",
         "_events",
+        "_quiet",
         "_shadow_code",
         "_ticket_code",
         "doubled",
@@ -42,6 +44,7 @@ class Tape:
         "muted",
         "on_event",
         "on_full",
+        "on_half",
         "steps_open",
         "thread",
         "ticket",
@@ -58,9 +61,12 @@ class Tape:
         self.doubled = False
         self.lost = 0
         self.on_event: Callable[[], object] | None = None
+        self.on_half: Callable[[], object] | None = None
         self.on_full: Callable[[], object] | None = None
         self.ticket: Callable[[], int] | None = None
+        # In numbers, of which an event has two.
         self._capacity = 2 * capacity
+        self._quiet = capacity
         self._ticket_code = ticket_code
         self._shadow_code = shadow_code
         self._events = array("q")
@@ -76,11 +82,8 @@ class Tape:
         """Write an event, whatever the thread."""
         now = time.perf_counter_ns()
         events = self._events
-        if len(events) > self._capacity - 2 * _MAX_PER_EVENT:
-            _quietly(self.on_full)
-            if len(events) > self._capacity - 2 * _MAX_PER_EVENT:
-                self.lost += 1
-                return
+        if len(events) > self._quiet - 2 * _MAX_PER_EVENT and not self._look_for_room():
+            return
         if self.doubled:
             # As if it were an event of its own, but for what reads along.
             self._write_ticket(now)
@@ -94,16 +97,32 @@ class Tape:
         """Return whether this is the thread that is followed."""
         return get_ident() == self.thread
 
-    def drain(self) -> bytes:
-        """Take all events off the tape: pairs of native int64, a time and argument << 8 | code."""
-        events = self._events
+    def peek(self) -> bytes:
+        """Return all events on the tape: pairs of native int64, a time and argument << 8 | code."""
         # Whoever writes meanwhile writes behind them.
-        taken = events[: len(events)]
-        del events[: len(taken)]
-        return taken.tobytes()
+        return self._events[: len(self._events)].tobytes()
+
+    def skip(self, count: int) -> None:
+        """Take so many events off the tape, the oldest."""
+        if not 0 <= count <= len(self):
+            raise ValueError("there are not so many events on the tape")
+        del self._events[: 2 * count]
+        self._quiet = self._capacity // 2
 
     def __len__(self) -> int:
         return len(self._events) // 2
+
+    def _look_for_room(self) -> bool:
+        full = self._capacity - 2 * _MAX_PER_EVENT
+        if len(self._events) <= full:
+            self._quiet = self._capacity
+            _quietly(self.on_half)
+            return True
+        _quietly(self.on_full)
+        if len(self._events) <= full:
+            return True
+        self.lost += 1
+        return False
 
     def _write_ticket(self, now: int) -> None:
         if self.ticket is not None:

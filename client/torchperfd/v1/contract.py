@@ -49,7 +49,7 @@ STACKS_FILE: Final = "torchperfd-stacks"
 """Name of the file in memory that a training process's stacks are written into upon a signal.
 
 Its first line is a JSON object: ``signal`` to send to ``thread`` (the kernel's id of one that runs Python
-several times per second), ``training`` (the training thread's ident) and ``package`` (directory of the
+once per second and more), ``training`` (the training thread's ident) and ``package`` (directory of the
 client's own code). To be sent only while that thread waits for the interpreter.
 """
 

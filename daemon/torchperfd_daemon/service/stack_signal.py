@@ -28,8 +28,8 @@ _LINK: Final = f"/memfd:{contract.STACKS_FILE} (deleted)"
 _MOST_FIRST_LINE: Final = 4096
 _MOST_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.005
-# As long as the pump may sleep. A thread that waits for the interpreter looks again 200 times per second,
-# fewer when the node is busy; the pump wakes up otherwise four times per second.
+# A thread that waits for the interpreter looks again 200 times per second, fewer when the node is busy; the
+# pump wakes up otherwise once per second, four times at most.
 _SAMPLE_S: Final = 0.25
 _WAITING_SWITCHES_PER_S: Final = 100
 # The C library has a function for it only since glibc 2.30.

@@ -1,29 +1,26 @@
 """A clock that only moves when told, and a loop that is played by hand against it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchperfd.loop import Loop
 from torchperfd.phases import PhaseNames
-from torchperfd.recorder import (
-    CALLS,
-    DURATION,
-    INDEX,
-    KIND,
-    NS,
-    PHASE_SLOTS,
-    ROW_WIDTH,
-    SAMPLES,
-    START,
-    TRAIN,
-    VALIDATE,
-    Recorder,
-    Rows,
-)
+from torchperfd.recorder import TRAIN, VALIDATE, Recorder
+from torchperfd.stretch import Stretch
+from torchperfd.v1.contract import MAX_USER_PHASES
 
 WALL_AHEAD = 1_700_000_000_000_000_000
 """How far the scripted wall clock is ahead of the monotonic one."""
 
 NAMES = PhaseNames()
+
+
+def all_names() -> PhaseNames:
+    """Return names of which every slot is taken."""
+    names = PhaseNames()
+    for number in range(MAX_USER_PHASES):
+        names.slot(f"mine {number} ✓")
+    return names
 
 
 class Clock:
@@ -52,26 +49,24 @@ class Step:
     start: int = field(default=0, compare=False)
 
 
-def unpack(rows: Rows, names: PhaseNames = NAMES) -> list[Step]:
-    """Return drained rows as steps, without the phases that did not occur."""
-    steps = []
-    for number in range(rows.count):
-        row = rows.values[number * ROW_WIDTH : (number + 1) * ROW_WIDTH]
-        steps.append(
-            Step(
-                kind={TRAIN: "train", VALIDATE: "validate"}[row[KIND]],
-                index=row[INDEX],
-                duration=row[DURATION],
-                phases={
-                    names.name(slot): (row[CALLS + slot], row[NS + slot])
-                    for slot in range(PHASE_SLOTS)
-                    if row[CALLS + slot] or row[NS + slot]
-                },
-                samples=row[SAMPLES],
-                start=row[START] - WALL_AHEAD,
-            )
+def unpack(drained: Iterable[Stretch], names: PhaseNames = NAMES) -> list[Step]:
+    """Return drained steps one by one, without the phases that did not occur."""
+    return [
+        Step(
+            kind={TRAIN: "train", VALIDATE: "validate"}[stretch.kind],
+            index=stretch.first + number,
+            duration=stretch.duration[number],
+            phases={
+                names.name(slot): (columns.calls[number], columns.ns[number])
+                for slot, columns in stretch.phases.items()
+                if columns.calls[number] or columns.ns[number]
+            },
+            samples=stretch.samples[number],
+            start=stretch.start[number] - WALL_AHEAD,
         )
-    return steps
+        for stretch in drained
+        for number in range(stretch.count)
+    ]
 
 
 class ScriptedLoop:

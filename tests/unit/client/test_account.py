@@ -8,22 +8,25 @@ from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock
 
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
-from torchperfd.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder, Rows
+from torchperfd.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
+from torchperfd.stretch import Stretch
 
 
-def record(steps: list[tuple[int, int, dict[int, int]]], capacity: int = 64) -> Rows:
-    """Return drained steps of (kind, samples, nanoseconds by phase)."""
+def record(steps: list[tuple[int, int, dict[int, int]]], before: int = 0) -> list[Stretch]:
+    """Return drained steps of (kind, samples, nanoseconds by phase), after so many of each kind."""
     clock = Clock()
-    recorder = Recorder(clock, capacity=capacity)
+    recorder = Recorder(clock, capacity=64)
+    indices = {TRAIN: before, VALIDATE: before}
     recorder.wall_offset = WALL_AHEAD
     recorder.open()
-    for index, (kind, samples, phases) in enumerate(steps):
+    for kind, samples, phases in steps:
         recorder.samples = samples
         for phase, ns in phases.items():
             recorder.enter(phase)
             clock.advance(ns)
             recorder.exit()
-        recorder.close(kind, index)
+        recorder.close(kind, indices[kind])
+        indices[kind] += 1
     return recorder.drain()
 
 
@@ -58,7 +61,7 @@ def test_folding_nothing_changes_nothing() -> None:
 def test_the_first_training_step_is_also_kept_by_itself() -> None:
     account = Account()
     account.fold(record([(VALIDATE, 8, {FORWARD: 7}), (TRAIN, 4, {FORWARD: 1000, DATA: 5})]))
-    account.fold(record([(TRAIN, 4, {FORWARD: 10}), (TRAIN, 4, {FORWARD: 30}), (TRAIN, 4, {})]))
+    account.fold(record([(TRAIN, 4, {FORWARD: 10}), (TRAIN, 4, {FORWARD: 30}), (TRAIN, 4, {})], before=1))
     assert (account.train.steps, account.train.ns, account.train.samples) == (4, 1045, 16)
     assert (account.warmup.steps, account.warmup.ns, account.warmup.samples) == (1, 1005, 4)
     assert account.warmup.phases[FORWARD] == PhaseAccount(1, 1000, 1e6)
@@ -98,7 +101,7 @@ def test_a_copy_does_not_change_with_the_account() -> None:
     account.fold(record([(TRAIN, 1, {DATA: 5})]))
     copy = account.copy()
     assert copy == account
-    account.fold(record([(TRAIN, 1, {DATA: 5})]))
+    account.fold(record([(TRAIN, 1, {DATA: 5})], before=1))
     assert (copy.train.steps, copy.train.phases[DATA].ns, copy.warmup.steps) == (1, 5, 1)
 
 

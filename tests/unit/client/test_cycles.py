@@ -12,20 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.unit.client.scripted import all_names, unpack
+
 from torchperfd import cycles, replay
+from torchperfd.account import Account, KindAccount
 from torchperfd.faults import Faults
-from torchperfd.recorder import (
-    DURATION,
-    INDEX,
-    MAX_DEPTH,
-    NS,
-    OTHER,
-    PHASE_SLOTS,
-    ROW_WIDTH,
-    SAMPLES,
-    Rows,
-)
+from torchperfd.recorder import MAX_DEPTH, OTHER, PHASE_SLOTS
 from torchperfd.replay import Replay
+from torchperfd.stretch import Stretch
 from torchperfd.tape import events as on_tape
 
 if cycles.AVAILABLE or os.environ.get("CI"):
@@ -37,7 +31,7 @@ Event = tuple[int, int]  # a code, an argument; times come later
 
 
 class ReadyTape:
-    """A tape on which everything is written already; ``take`` says how many events the next drain gives."""
+    """A tape on which everything is written already; ``there`` says up to where it has been."""
 
     def __init__(self, events: bytes) -> None:
         self.thread = 1
@@ -46,19 +40,20 @@ class ReadyTape:
         self.on_event = None
         self._events = events
         self._taken = 0
-        self.take = 0
+        self.there = 0
 
     def here(self) -> bool:
         return False
 
     def __len__(self) -> int:
-        return self.take
+        return self.there - self._taken
 
-    def drain(self) -> bytes:
-        events = self._events[16 * self._taken : 16 * (self._taken + self.take)]
-        self._taken += self.take
-        self.take = 0
-        return events
+    def peek(self) -> bytes:
+        return self._events[16 * self._taken : 16 * self.there]
+
+    def skip(self, count: int) -> None:
+        assert 0 <= count <= len(self)
+        self._taken += count
 
     def __getattr__(self, name: str) -> Any:
         return None
@@ -68,13 +63,13 @@ class ReadyTape:
 class Read:
     """What a replay has made of a tape."""
 
-    rows: Rows
+    stretches: list[Stretch]
     state: dict[str, Any]
     told: int
 
 
-def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool) -> Read:
-    """Read a tape in turns of so many events, draining at each."""
+def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again: bool = False) -> Read:
+    """Read a tape in turns of so many events, draining at each; ``again``: but for steps that have only begun."""
     tape = ReadyTape(events)
     reader = Replay(tape, capacity, Faults())  # type: ignore[arg-type]
     told = 0
@@ -89,17 +84,17 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool) -> Re
 
     reader._handlers = [counted(handler) for handler in reader._handlers]
     clock = SimpleNamespace(time_ns=lambda: 5_000, perf_counter_ns=lambda: 3_000, sleep=lambda _: None)
-    rows = reader.recorder.drain()
+    stretches: list[Stretch] = []
     with mock.patch.object(replay, "time", clock):
         for turn in turns:
-            tape.take = turn
-            reader.catch_up(drains=at_once)
-            rows = rows + reader.recorder.drain()
-        tape.take = len(events) // 16 - sum(turns)
+            tape.there += turn
+            reader.catch_up(drains=at_once, again=again)
+            stretches += reader.recorder.drain()
+        tape.there = len(events) // 16
         reader.catch_up(drains=at_once)
-        rows = rows + reader.recorder.drain()
+        stretches += reader.recorder.drain()
         reader.finish()
-    rows = rows + reader.recorder.drain()
+    stretches += reader.recorder.drain()
     loop, passes, recorder = reader.loop, reader.passes, reader.recorder
     state = {
         **loop.counts(),
@@ -111,7 +106,7 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool) -> Re
         "recorded": (recorder.recorded, recorder.dropped, recorder.depth, recorder.is_open, recorder.last),
         "faults": reader._faults.counts(),
     }
-    return Read(rows, state, told)
+    return Read(stretches, state, told)
 
 
 def written(events: list[Event], gaps: list[int]) -> bytes:
@@ -123,21 +118,43 @@ def written(events: list[Event], gaps: list[int]) -> bytes:
     return packed
 
 
-def check_alike(
-    events: list[Event], gaps: list[int], turns: list[int], capacity: int = 4096
-) -> tuple[int, int]:
+def check_alike(events: list[Event], gaps: list[int], turns: list[int]) -> tuple[int, int]:
     """Read both ways and compare; return how many events were told, one by one and at once."""
-    tape = written(events, gaps)
+    tape, names = written(events, gaps), all_names()
     bounded: list[int] = []
     for turn in turns:
         bounded.append(min(turn, len(events) - sum(bounded)))
-    slow = read(tape, bounded, capacity, at_once=False)
-    fast = read(tape, bounded, capacity, at_once=True)
-    assert fast.state == slow.state
-    assert fast.rows.count == slow.rows.count
-    assert fast.rows.values == slow.rows.values
-    assert fast.rows.squares == slow.rows.squares
+    slow = read(tape, bounded, 4096, at_once=False)
+    for again in (True, False):
+        fast = read(tape, bounded, 4096, at_once=True, again=again)
+        assert fast.state == slow.state
+        assert unpack(fast.stretches, names) == unpack(slow.stretches, names)
+        assert [step.start for step in unpack(fast.stretches, names)] == [
+            step.start for step in unpack(slow.stretches, names)
+        ]
+        check_sums(fast.stretches, slow.stretches)
     return slow.told, fast.told
+
+
+def check_sums(stretches: list[Stretch], expected: list[Stretch]) -> None:
+    """Check that they add up to the same, however they are cut."""
+    account, other = Account(), Account()
+    account.fold(stretches)
+    other.fold(expected)
+    for one, two in zip(kinds(account), kinds(other), strict=True):
+        # Sums of squares are rounded once in each stretch.
+        assert [one.squares, *(phase.squares for phase in one.phases)] == pytest.approx(
+            [two.squares, *(phase.squares for phase in two.phases)], rel=1e-12
+        )
+        for totals in (one, two):
+            totals.squares = 0.0
+            for phase in totals.phases:
+                phase.squares = 0.0
+    assert account == other
+
+
+def kinds(account: Account) -> list[KindAccount]:
+    return [account.train, account.validate, account.warmup]
 
 
 def called(begin: int, end: int, argument: int = 0) -> list[Event]:
@@ -212,8 +229,17 @@ def test_a_phase_of_the_scripts_own_around_the_whole_loop() -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 5, 64])
-def test_what_finds_no_room_is_dropped_either_way(capacity: int) -> None:
-    check_alike(epoch([PLAIN] * 300, 7), [10, 400, 3], [1000, 1000, 500], capacity)
+def test_only_who_does_not_drain_finds_no_room(capacity: int) -> None:
+    events = epoch([PLAIN] * 300, 7)
+    tape = written(events, [10, 400, 3])
+    turns = [1000, 1000, 500]
+    slow = read(tape, turns, capacity, at_once=False)
+    recorded, dropped, *_ = slow.state["recorded"]
+    assert (recorded, dropped) == (300, 300 - sum(stretch.count for stretch in slow.stretches))
+    assert dropped > 0
+    fast = read(tape, turns, capacity, at_once=True)
+    assert fast.state["recorded"][:2] == (300, 0)
+    assert [step.index for step in unpack(fast.stretches)] == [*range(300)]
 
 
 _STEP = st.sampled_from(
@@ -250,22 +276,20 @@ _NOISE = st.lists(
     _NOISE,
     st.lists(st.integers(0, 10**6), min_size=1, max_size=9),
     st.lists(st.integers(0, 150), max_size=6),
-    st.sampled_from([2, 16, 4096]),
 )
-@example([([(PLAIN, 12)], 7, False)], [(40, (on_tape.EXIT, 0))], [5], [], 4096)
+@example([([(PLAIN, 12)], 7, False)], [(40, (on_tape.EXIT, 0))], [5], [])
 def test_whatever_is_on_the_tape_the_same_steps_come_of_it(
     epochs: list[tuple[list[tuple[list[Event], int]], int, bool]],
     noise: list[tuple[int, Event]],
     gaps: list[int],
     turns: list[int],
-    capacity: int,
 ) -> None:
     events: list[Event] = []
     for parts, iterator, ready in epochs:
         events += epoch([step for step, times in parts for _ in range(times)], iterator, ready=ready)
     for place, event in noise:
         events.insert(place % len(events), event)
-    check_alike(events, gaps, turns, capacity)
+    check_alike(events, gaps, turns)
 
 
 def test_times_beyond_what_a_double_holds_are_squared_exactly() -> None:
@@ -297,18 +321,53 @@ def test_too_deep_a_start_is_refused() -> None:
         repeat(b"\5\1\0\0", MAX_DEPTH + 1)
 
 
-def repeat(deeds: bytes, depth: int) -> tuple[int, bytes, bytes]:
+def repeat(deeds: bytes, depth: int) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...]]:
     standing = Replay(ReadyTape(b""), 4, Faults()).recorder.stand()  # type: ignore[arg-type]
     standing[2] = depth
     words = array("q", [0])
-    return _cycles.repeat(memoryview(b""), words, words, deeds, standing, PHASE_SLOTS, OTHER, 0, 0, 9)
+    phases = bytes(range(PHASE_SLOTS))
+    return _cycles.repeat(memoryview(b""), words, words, deeds, standing, phases, OTHER, 0)
 
 
-def test_rows_say_what_the_step_was() -> None:
-    tape = written(epoch([PLAIN] * 20, 7), [100])
-    rows = read(tape, [], 64, at_once=True).rows
-    assert rows.column(INDEX).tolist() == list(range(20))
-    assert rows.column(SAMPLES).tolist() == [32] * 19 + [7]
-    for number in range(rows.count):
-        row = rows.values[number * ROW_WIDTH : (number + 1) * ROW_WIDTH]
-        assert sum(row[NS : NS + PHASE_SLOTS]) == row[DURATION]
+def test_a_phase_that_was_not_announced_is_refused() -> None:
+    standing = Replay(ReadyTape(b""), 4, Faults()).recorder.stand()  # type: ignore[arg-type]
+    words = array("q", [0])
+    for deeds, phases in (
+        (b"\1\2\5\1\2\0\0\0", bytes([OTHER])),
+        (b"\5\1\0\0", b"\2"),
+        (b"\5\1\0\0", b"\xff"),
+    ):
+        with pytest.raises(ValueError, match="no cycle"):
+            _cycles.repeat(memoryview(b""), words, words, deeds, standing, phases, OTHER, 0)
+
+
+def test_steps_say_what_they_were() -> None:
+    stretches = read(written(epoch([PLAIN] * 20, 7), [100]), [], 64, at_once=True).stretches
+    steps = unpack(stretches)
+    assert [step.index for step in steps] == [*range(20)]
+    assert [step.samples for step in steps] == [32] * 19 + [7]
+    for step in steps:
+        assert sum(ns for _, ns in step.phases.values()) == step.duration
+    assert max(stretch.count for stretch in stretches) > 10
+
+
+def test_what_has_begun_waits_for_the_rest_but_not_for_ever() -> None:
+    tape = ReadyTape(written([*epoch([PLAIN] * 20, 7)], [100]))
+    reader = Replay(tape, 64, Faults())  # type: ignore[arg-type]
+    tape.there = 10 * len(PLAIN) + 10 * 2 + 5  # within the eleventh step
+    reader.catch_up(drains=True, again=True)
+    left = len(tape)
+    assert 0 < left <= len(PLAIN) + 2
+    assert reader.loop.train_steps == 10
+    tape.there += 1
+    reader.catch_up(drains=True, again=True)
+    assert len(tape) == left + 1, "there was more of it"
+    reader.catch_up(drains=True, again=True)
+    assert len(tape) == 0, "there was not"
+    assert reader.recorder.is_open
+    tape.there += 3 * (len(PLAIN) + 2)
+    reader.catch_up(drains=True, again=True)
+    tape.there += 1
+    reader.catch_up(drains=True)
+    assert len(tape) == 0, "who does not come again is told all"
+    assert reader.loop.train_steps == 13

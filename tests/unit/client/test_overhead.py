@@ -2,6 +2,7 @@
 
 import random
 import time
+from struct import pack
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torchperfd.overhead import SHED, Overhead
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
 
-SGD = 42
+SGD, ADAM = 42, 43
 
 
 class Training:
@@ -36,14 +37,18 @@ class Training:
         until, turn = self.now_ns + round(seconds * 1e9), self.now_ns
         while self.now_ns < until:
             if self.tape.doubled:
-                for _ in range(10):
-                    self.overhead.shadow()
+                self._happens(on_tape.SHADOW, times=10)
             self.now_ns += round(self._step_ns * (1 + noise * self._random.random()))
             self.now_ns += self._cost_ns * self.tape.doubled
-            self.overhead.optimizer_step(SGD, self.now_ns)
+            self._happens(on_tape.OPTIMIZER)
+            self._happens(on_tape.OPTIMIZER, optimizer=ADAM)  # of another model, in the same steps
             while turn <= self.now_ns:
                 self.overhead.turn(self._step_ns / 1e9)
                 turn += 250_000_000
+
+    def _happens(self, code: int, *, optimizer: int = SGD, times: int = 1) -> None:
+        word = optimizer << on_tape.ARGUMENT_SHIFT | code
+        self.overhead.read(pack(on_tape.EVENT_FORMAT, self.now_ns, word) * times)
 
 
 @pytest.mark.parametrize("step_ns", [1_000_000, 30_000_000, 400_000_000])

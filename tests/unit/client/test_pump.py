@@ -1,5 +1,9 @@
 """When the pump turns and reports: on the wall clock's grid, as the pumps of all ranks do."""
 
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,46 +12,101 @@ from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
 from torchperfd import pump
+from torchperfd.account import Account
 from torchperfd.faults import Faults
 from torchperfd.pump import Pump
+from torchperfd.tape import events as on_tape
 
 
 class WallClock:
-    """The time, for the pump; and the event it waits on, whose waits end a little late."""
+    """The time, for the pump; and the queue it waits on, whose waits end a little late."""
 
-    def __init__(self, now: float, late: float, turns: int) -> None:
-        self.now, self._late, self._turns = now, late, turns
-        self.reports: list[tuple[float, bool]] = []
+    def __init__(self, now: float, late: float, turns: int, woken: frozenset[int] = frozenset()) -> None:
+        self.now, self._late, self._turns, self._woken = now, late, turns, woken
+        self.turns: list[tuple[float, bool]] = []
 
     def time(self) -> float:
         return self.now
 
-    def wait(self, seconds: float) -> None:
-        assert 0 < seconds <= 0.25
-        self.now += seconds + self._late
+    def get(self, timeout: float) -> None:
+        assert 0 < timeout <= 1
+        if len(self.turns) in self._woken:
+            self.now += timeout / 2
+            self._woken = self._woken - {len(self.turns)}
+            return
+        self.now += timeout + self._late
+        raise Empty
 
-    def turn(self, *, report: bool) -> None:
-        self.reports.append((self.now - self._late, report))
-        if len(self.reports) == self._turns:
+    def turn(self, *, report: bool, again: bool) -> None:
+        assert again
+        self.turns.append((self.now, report))
+        if len(self.turns) == self._turns:
             raise KeyboardInterrupt
 
 
-@given(st.floats(1_700_000_000, 1_800_000_000), st.floats(0, 0.2))
-def test_turns_lie_on_quarters_of_a_second_and_whole_ones_report(now: float, late: float) -> None:
-    clock = WallClock(now, late, 9)
+def turns(clock: WallClock, *, measuring: bool = False, device: object = None) -> list[tuple[float, bool]]:
+    """Have a pump turn by that clock; return when it did, and whether it reported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pump, "time", clock)
         turning = object.__new__(Pump)
         turning._stopping = False
         turning._wake = clock  # type: ignore[assignment]
         turning._faults = Faults()
+        turning.account = Account()
+        overhead = SimpleNamespace(measuring=measuring, turn=lambda _: None)
+        recorder = SimpleNamespace(device=device)
+        turning._replay = SimpleNamespace(overhead=overhead, recorder=recorder)  # type: ignore[assignment]
         patch.setattr(turning, "turn", clock.turn)
         with pytest.raises(KeyboardInterrupt):
             turning._run()
-    quarters = [moment * 4 for moment, _ in clock.reports]
+    return clock.turns
+
+
+_NOW = st.floats(1_700_000_000, 1_800_000_000)
+
+
+@given(_NOW, st.floats(0, 0.2))
+def test_it_turns_and_reports_on_whole_seconds(now: float, late: float) -> None:
+    done = turns(WallClock(now, late, 5))
+    seconds = [moment - late for moment, _ in done]
+    first = round(seconds[0])
+    assert seconds == pytest.approx([*range(first, first + 5)], abs=1e-4, rel=0)
+    assert all(report for _, report in done)
+
+
+@pytest.mark.parametrize("busy", [{"measuring": True}, {"device": object()}])
+@given(_NOW, st.floats(0, 0.2))
+def test_while_there_is_more_to_look_at_it_turns_on_quarters_and_reports_on_whole_ones(
+    busy: dict[str, Any], now: float, late: float
+) -> None:
+    done = turns(WallClock(now, late, 9), **busy)
+    quarters = [(moment - late) * 4 for moment, _ in done]
     first = round(quarters[0])
     assert quarters == pytest.approx([*range(first, first + 9)], abs=1e-4, rel=0)
-    assert [report for _, report in clock.reports] == [round(quarter) % 4 == 0 for quarter in quarters]
+    assert [report for _, report in done] == [round(quarter) % 4 == 0 for quarter in quarters]
+
+
+@given(_NOW)
+def test_who_is_woken_up_turns_at_once_and_reports_when_it_is_time(now: float) -> None:
+    done = turns(WallClock(now, 0.0, 4, woken=frozenset({1, 2})))
+    assert [report for _, report in done] == [True, False, False, True]
+    assert done[3][0] - done[0][0] == pytest.approx(1, abs=1e-4)
+    assert done[0][0] < done[1][0] < done[2][0] < done[3][0]
+
+
+def test_a_tape_that_fills_up_wakes_the_pump(client: torchperfd.Client) -> None:
+    client._pump.stop(5)
+    while not client._pump._wake.empty():
+        client._pump._wake.get()
+    for _ in range(20_000):
+        client._tape.mark(on_tape.ENTER, 14)
+        client._tape.mark(on_tape.EXIT)
+        if not client._pump._wake.empty():
+            break
+    assert client._pump._wake.qsize() == 1
+    assert 10_000 < len(client._tape) < 20_000
+    client._pump.turn()
+    assert len(client._tape) == 0
 
 
 def test_steps_are_reported_with_the_turn_that_reports_and_not_before(client: torchperfd.Client) -> None:

@@ -8,26 +8,18 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.client.scripted import WALL_AHEAD, Clock, unpack
+from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import (
     BACKWARD,
-    CALLS,
     DATA,
-    DURATION,
     FORWARD,
-    INDEX,
-    KIND,
     LOSS,
     MAX_DEPTH,
-    NS,
     OPTIMIZER,
     OTHER,
     PHASE_SLOTS,
-    ROW_WIDTH,
-    SAMPLES,
-    START,
     TRAIN,
     VALIDATE,
     ZERO_GRAD,
@@ -87,9 +79,9 @@ def test_a_phase_directly_inside_itself_is_one_call() -> None:
     clock.advance(1000)
     recorder.exit()
     recorder.close(TRAIN, 0)
-    rows = recorder.drain()
-    assert unpack(rows)[0].phases == {"optimizer": (1, 1111), "other": (1, 0)}
-    assert rows.squares[OPTIMIZER] == 1111.0**2
+    (stretch,) = recorder.drain()
+    assert unpack([stretch])[0].phases == {"optimizer": (1, 1111), "other": (1, 0)}
+    assert stretch.phases[OPTIMIZER].squares == 1111.0**2
 
 
 def test_a_phase_inside_itself_with_another_between_is_two_calls() -> None:
@@ -109,10 +101,10 @@ def test_squares_are_of_each_call() -> None:
         spend(recorder, clock, DATA, ns)
         clock.advance(10)
     recorder.close(TRAIN, 0)
-    squares = recorder.drain().squares
-    assert squares[DATA] == 9 + 16 + 25
-    assert squares[OTHER] == 30.0**2
-    assert sum(squares) == squares[DATA] + squares[OTHER]
+    (stretch,) = recorder.drain()
+    squares = {slot: columns.squares for slot, columns in stretch.phases.items()}
+    assert squares == {DATA: 9.0 + 16 + 25, OTHER: 30.0**2}
+    assert stretch.squares == (12 + 30) ** 2
 
 
 def test_a_step_starts_where_the_one_before_has_ended() -> None:
@@ -136,7 +128,8 @@ def test_starts_are_told_in_wall_time_as_last_read() -> None:
     recorder.close(TRAIN, 1)
     recorder.wall_offset = 2_000_000
     recorder.close(TRAIN, 2)
-    assert list(recorder.drain().column(START)) == [1_000_050, 1_000_050, 2_000_050]
+    starts = [start for stretch in recorder.drain() for start in stretch.start]
+    assert starts == [1_000_050, 1_000_050, 2_000_050]
 
 
 def test_opening_inside_a_step_changes_nothing() -> None:
@@ -163,14 +156,14 @@ def test_a_named_gap_counts_from_the_newest_boundary_and_only_until_it_is_named_
     recorder.exit()
     clock.advance(50_000)
     recorder.close(TRAIN, 0)
-    rows = recorder.drain()
-    assert unpack(rows)[0].phases == {
+    (stretch,) = recorder.drain()
+    assert unpack([stretch])[0].phases == {
         "forward": (1, 100),
         "loss": (1, 320),
         "backward": (1, 4000),
         "other": (1, 50_001),
     }
-    assert rows.squares[LOSS] == 320.0**2
+    assert stretch.phases[LOSS].squares == 320.0**2
 
 
 def test_a_gap_that_is_still_named_when_the_step_ends_is_charged_and_forgotten() -> None:
@@ -208,12 +201,11 @@ def test_a_phase_open_at_an_edge_is_one_call_on_either_side() -> None:
     clock.advance(11)
     recorder.exit()
     recorder.close(TRAIN, 1)
-    rows = recorder.drain()
-    first, second = unpack(rows)
+    stretches = recorder.drain()
+    first, second = unpack(stretches)
     assert first.phases == {"forward": (1, 5), "data": (1, 30), "other": (1, 0)}
     assert second.phases == {"forward": (1, 11), "data": (1, 700), "other": (1, 0)}
-    assert rows.squares[DATA] == 30.0**2
-    assert rows.squares[PHASE_SLOTS + DATA] == 700.0**2
+    assert [stretch.phases[DATA].squares for stretch in stretches] == [30.0**2, 700.0**2]
 
 
 def test_a_step_may_end_at_its_newest_boundary() -> None:
@@ -338,15 +330,37 @@ def test_steps_are_drained_once_and_in_order_across_the_end_of_the_ring() -> Non
             spend(recorder, clock, DATA, written + 1)
             recorder.close(TRAIN, written)
             written += 1
-        rows = recorder.drain()
+        stretches = recorder.drain()
         expected = range(drained, written)
-        assert rows.count == burst
-        assert list(rows.column(INDEX)) == list(expected)
-        assert list(rows.column(SAMPLES)) == [100 + number for number in expected]
-        assert list(rows.squares[DATA::PHASE_SLOTS]) == [(number + 1) ** 2 for number in expected]
+        steps = unpack(stretches)
+        assert [step.index for step in steps] == list(expected)
+        assert [step.samples for step in steps] == [100 + number for number in expected]
+        assert [step.phases["data"] for step in steps] == [(1, number + 1) for number in expected]
+        squares = [(number + 1) ** 2 for number in expected]
+        assert sum(stretch.phases[DATA].squares for stretch in stretches) == sum(squares)
         drained = written
     assert (recorder.recorded, recorder.dropped) == (20, 0)
-    assert recorder.drain().count == 0
+    assert recorder.drain() == []
+
+
+def test_a_stretch_is_of_one_kind_and_of_steps_that_follow_one_another_and_the_first_stands_alone() -> None:
+    recorder, clock = make(capacity=16)
+    recorder.open()
+    kinds = [(TRAIN, 0), (TRAIN, 1), (TRAIN, 2), (VALIDATE, 0), (VALIDATE, 1), (TRAIN, 3), (TRAIN, 5)]
+    for number, (kind, index) in enumerate(kinds):
+        recorder.samples = number
+        clock.advance(10**number)
+        recorder.close(kind, index)
+    stretches = recorder.drain()
+    assert [(each.kind, each.first, each.count) for each in stretches] == [
+        *((TRAIN, 0, 1), (TRAIN, 1, 2), (VALIDATE, 0, 2), (TRAIN, 3, 1), (TRAIN, 5, 1))
+    ]
+    assert [(each.total_ns, each.total_samples, each.squares) for each in stretches] == [
+        *((1, 0, 1.0), (110, 3, 10.0**2 + 10.0**4), (11_000, 7, 10.0**6 + 10.0**8)),
+        *((10**5, 5, 10.0**10), (10**6, 6, 10.0**12)),
+    ]
+    assert all(each.phases[OTHER].total_ns == each.total_ns for each in stretches)
+    assert all(each.phases[OTHER].total_calls == each.count for each in stretches)
 
 
 def test_a_full_ring_keeps_the_oldest_and_counts_what_it_drops() -> None:
@@ -356,11 +370,11 @@ def test_a_full_ring_keeps_the_oldest_and_counts_what_it_drops() -> None:
         clock.advance(1)
         recorder.close(TRAIN, number)
     assert (recorder.recorded, recorder.dropped) == (10, 7)
-    assert list(recorder.drain().column(INDEX)) == [0, 1, 2]
+    assert [step.index for step in unpack(recorder.drain())] == [0, 1, 2]
     clock.advance(1)
     recorder.close(TRAIN, 10)
     assert recorder.dropped == 7
-    assert list(recorder.drain().column(INDEX)) == [10]
+    assert [step.index for step in unpack(recorder.drain())] == [10]
 
 
 def test_a_dropped_step_leaves_no_mark_on_the_next() -> None:
@@ -419,7 +433,7 @@ def test_what_is_held_and_what_follows_are_together_what_there_was(
         recorder.unwind()
         recorder.close(TRAIN, 1)
         assert recorder.recorded == (2 if outcome == "two" else 1)
-        return unpack(recorder.drain(), every_slot())
+        return unpack(recorder.drain(), all_names())
 
     for steps in map(play, ("one", "two", "the second")):
         for step in steps:
@@ -433,13 +447,6 @@ def test_what_is_held_and_what_follows_are_together_what_there_was(
     if not pause:
         assert second.start == first.start + first.duration
         assert play("uninterrupted") == [one]
-
-
-def every_slot() -> PhaseNames:
-    names = PhaseNames()
-    for number in range(PHASE_SLOTS - len(names)):
-        names.slot(f"own {number}")
-    return names
 
 
 def test_a_held_step_that_finds_the_ring_full_is_dropped_and_leaves_no_mark() -> None:
@@ -651,20 +658,26 @@ def test_any_sequence_of_calls_comes_to_what_the_model_says(
 
 
 def check_drain(recorder: Recorder, model: Model) -> None:
-    rows = recorder.drain()
     expected, model.waiting = model.waiting, []
-    assert rows.count == len(expected)
-    for number, step in enumerate(expected):
-        row = rows.values[number * ROW_WIDTH : (number + 1) * ROW_WIDTH]
-        ns, calls = list(row[NS:CALLS]), list(row[CALLS:])
-        assert sum(ns) == row[DURATION]
-        assert min(ns) >= 0
-        assert ns == step["ns"]
-        assert calls == step["calls"]
-        assert (row[KIND], row[INDEX]) == (step["kind"], step["index"])
-        assert (row[DURATION], row[SAMPLES]) == (step["duration"], step["samples"])
+    for stretch in recorder.drain():
+        least, most = dict.fromkeys(stretch.phases, 0.0), dict.fromkeys(stretch.phases, 0.0)
+        for number in range(stretch.count):
+            step = expected.pop(0)
+            assert (stretch.kind, stretch.first + number) == (step["kind"], step["index"])
+            assert stretch.duration[number] == step["duration"] == sum(step["ns"])
+            assert stretch.samples[number] == step["samples"]
+            for slot in range(PHASE_SLOTS):
+                ns, calls = step["ns"][slot], step["calls"][slot]
+                if slot not in stretch.phases:
+                    assert ns == calls == 0
+                    continue
+                columns = stretch.phases[slot]
+                assert (columns.ns[number], columns.calls[number]) == (ns, calls)
+                assert ns >= 0
+                most[slot] += float(ns) ** 2
+                least[slot] += float(ns) ** 2 / calls if calls else 0.0
         # The sum of squares is between that of equal calls and that of one call doing it all.
-        for slot in range(PHASE_SLOTS):
-            squares = rows.squares[number * PHASE_SLOTS + slot]
-            assert squares <= float(ns[slot]) ** 2 * 1.000001
-            assert squares * calls[slot] >= float(ns[slot]) ** 2 * 0.999999
+        for slot, columns in stretch.phases.items():
+            assert 0.999999 * least[slot] <= columns.squares <= 1.000001 * most[slot]
+            assert (columns.total_ns, columns.total_calls) == (sum(columns.ns), sum(columns.calls))
+    assert expected == []

@@ -37,7 +37,8 @@ Written = list[tuple[int, int]]
 
 def written(tape: Any) -> Written:
     """Take codes and arguments off a tape; check that times never run backwards."""
-    events = list(struct.iter_unpack(on_tape.EVENT_FORMAT, tape.drain()))
+    events = list(struct.iter_unpack(on_tape.EVENT_FORMAT, tape.peek()))
+    tape.skip(len(events))
     times = [time for time, _ in events]
     assert times == sorted(times)
     return [(word & on_tape.CODE_MASK, word >> on_tape.ARGUMENT_SHIFT) for _, word in events]
@@ -62,7 +63,7 @@ def test_what_is_marked_is_read_once_and_in_order(kind: Any) -> None:
     assert len(tape) == 4
     assert written(tape) == [(3, 42), (5, 0), (7, -1), (1, 2**54)]
     assert len(tape) == 0
-    assert tape.drain() == b""
+    assert tape.peek() == b""
 
 
 @both
@@ -105,6 +106,48 @@ def test_a_full_tape_asks_for_room_and_counts_what_finds_none(kind: Any) -> None
         tape.write(code)
     assert [code for code, _ in read + written(tape)] == list(range(30))
     assert tape.lost == 20 - kept
+
+
+@both
+def test_what_is_not_skipped_stays(kind: Any) -> None:
+    tape = kind.Tape(8)
+    for round_ in range(9):
+        for code in (1, 2, 3):
+            tape.write(code, round_)
+        before = tape.peek()
+        assert tape.peek() == before
+        tape.skip(2)
+        assert tape.peek() == before[-16:]
+        assert written(tape) == [(3, round_)]
+    for count in (1, -1):
+        with pytest.raises((ValueError, OverflowError)):
+            tape.skip(count)
+
+
+@both
+def test_many_events_are_the_same_as_few(kind: Any) -> None:
+    tape = kind.Tape(4096)
+    for number in range(3000):
+        tape.write(number % 30, number)
+    assert written(tape) == [(number % 30, number) for number in range(3000)]
+
+
+@both
+def test_a_tape_that_is_half_full_says_so_once_until_it_is_read(kind: Any) -> None:
+    tape = kind.Tape(64)
+    calls: list[int] = []
+    tape.on_half = lambda: calls.append(len(tape))
+    for _ in range(2):
+        for code in range(50):
+            tape.write(code % 30)
+        assert len(calls) == 1
+        assert 28 <= calls.pop() <= 32
+        tape.skip(len(tape))
+    assert tape.lost == 0
+    tape.on_half = lambda: 1 / 0
+    for _ in range(200):
+        tape.write(1)
+    assert len(tape) == 61
 
 
 def test_a_ring_reads_around_its_end() -> None:
@@ -569,7 +612,7 @@ def test_the_compiled_half_loses_no_reference() -> None:
         lambda _: 1,
     )
     inputs = torch.ones(1, 2)
-    tape.on_full = tape.drain
+    tape.on_full = tape.on_half = lambda: tape.skip(len(tape))
     tape.ticket = lambda: 10**6
     watched = [optimizer, result, argument, timed, forward, steps, draws, tape, module, inputs]
 

@@ -8,13 +8,14 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.client.scripted import WALL_AHEAD, Clock, unpack
+from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
 from torchperfd import __version__, wire
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.identity import read_identity
 from torchperfd.phases import PhaseNames
-from torchperfd.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder, Rows
+from torchperfd.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
+from torchperfd.stretch import Stretch
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate
 
@@ -22,13 +23,6 @@ from torchperfd_daemon.service import translate
 def sent(message: session_pb2.ClientMessage) -> session_pb2.ClientMessage:
     """Return a message as the other side reads it."""
     return session_pb2.ClientMessage.FromString(message.SerializeToString())
-
-
-def all_names() -> PhaseNames:
-    names = PhaseNames()
-    for number in range(contract.MAX_USER_PHASES):
-        names.slot(f"mine {number} ✓")
-    return names
 
 
 def test_hello_says_who_we_are_in_the_daemons_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +56,7 @@ _STEPS = st.lists(
 )
 
 
-def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> Rows:
+def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> list[Stretch]:
     clock = Clock()
     recorder = Recorder(clock, capacity=max(1, len(steps)))
     recorder.wall_offset = WALL_AHEAD
@@ -83,9 +77,9 @@ def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> Rows:
 @settings(max_examples=60, deadline=None)
 @given(_STEPS)
 def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int, list[int]]]]) -> None:
-    rows, names = record(steps), all_names()
-    batch = sent(wire.step_batch(rows, names)).steps
-    ours = unpack(rows, names)
+    drained, names = record(steps), all_names()
+    batch = sent(wire.step_batch(drained, names)).steps
+    ours = unpack(drained, names)
 
     assert batch.count == len(steps)
     assert integers(batch.index) == [step.index for step in ours]
@@ -279,11 +273,11 @@ def test_user_phases_of_another_rank_get_slots_by_name() -> None:
 def test_columns_are_little_endian_whatever_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     column = array("q", [1, -2])
     expected = bytes([1, *[0] * 7, 0xFE, *[0xFF] * 7])
-    assert wire._bytes(column) == expected
+    assert wire._join([column]) == expected
     swapped = array("q", column)
     swapped.byteswap()
     monkeypatch.setattr("sys.byteorder", "big")  # where memory holds the bytes the other way around
-    assert wire._bytes(swapped) == expected
+    assert wire._join([swapped]) == expected
     assert swapped[0] != 1  # the caller's column is as it was
 
 

@@ -272,6 +272,24 @@ def test_all_before_a_bucket_is_emptied_is_waiting_and_so_is_the_emptying() -> N
     assert alone(events).saves_ns_per_step == pytest.approx(3 * 4.75 * MS, rel=1e-3)
 
 
+def test_buffers_are_sent_ahead_of_a_forward_only_where_gradients_were_exchanged() -> None:
+    events = gloo(1, 1)
+    for number in range(1, 4):
+        at = number * 20 * MS
+        events.append(annotation("DistributedDataParallel.forward", at, at + 5 * MS))
+        events.append(traces.event("aten::flatten_dense_tensors", at + MS, at + 2 * MS))
+        events.append(traces.event("c10d::broadcast_", at + 2 * MS, at + 3 * MS))
+        # While it is sent there is no computing: that is exposed, and counted once.
+        events.append(annotation("gloo:broadcast", at + 2 * MS, at + 3 * MS, thread=9))
+        events.append(traces.event("aten::copy_", at + 3 * MS, at + 4 * MS))
+        events.append(traces.event("aten::mm", at + 4 * MS, at + 9 * MS))
+        # Copied by the module, and so no part of sending.
+        events.append(traces.event("aten::copy_", at + 9 * MS, at + 10 * MS))
+        events.append(annotation("gloo:all_reduce", at + 10 * MS, at + 11 * MS, thread=9))
+    # The first exchange exposes 3 ms and fills for 1; the others expose 1, and send for 4 what they had.
+    assert alone(events).saves_ns_per_step == pytest.approx(3 / 4 * (4 + 3 * 5) * MS, rel=5e-3)
+
+
 @pytest.mark.parametrize("shaped", [True, False])
 def test_computing_is_slower_beside_an_exchange_than_alone(shaped: bool) -> None:
     args = {"Input Dims": [[8, 8]], "Input type": ["float"]} if shaped else {}

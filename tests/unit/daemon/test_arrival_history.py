@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from torchperfd import wire
 from torchperfd.arrivals import Arrivals
 from torchperfd.phases import PhaseNames
-from torchperfd.recorder import PHASE_SLOTS, ROW_WIDTH, TRAIN, Rows
+from torchperfd.recorder import TRAIN
+from torchperfd.stretch import Stretch
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Arrival, ArrivalColumns, ArrivalHistory, RankIdentity, Store
 
-STEP = Rows(1, array("q", [7, TRAIN, 1000, 50] + [0] * (ROW_WIDTH - 4)), array("d", bytes(8 * PHASE_SLOTS)))
+START, DURATION, SAMPLES = (memoryview(array("q", [value])) for value in (1000, 50, 0))
+STEP = Stretch(TRAIN, 7, START, DURATION, SAMPLES, {}, 50, 2500.0, 0)
 
 
 def columns(steps: list[int]) -> ArrivalColumns:
@@ -44,7 +46,9 @@ def test_the_newest_steps_are_kept(batches: list[list[int]]) -> None:
 
 
 def test_from_the_client_to_the_store() -> None:
-    sent = wire.step_batch(STEP, PhaseNames(), Arrivals(array("q", [7]), array("q", [11]), array("q", [12])))
+    sent = wire.step_batch(
+        [STEP], PhaseNames(), Arrivals(array("q", [7]), array("q", [11]), array("q", [12]))
+    )
     store = Store()
     rank = store.join(RankIdentity("run", 0))
     store.add_steps(rank, translate.training_steps(sent.steps))
@@ -53,7 +57,7 @@ def test_from_the_client_to_the_store() -> None:
 
 def test_steps_without_collectives_send_no_arrivals() -> None:
     none = Arrivals(array("q"), array("q"), array("q"))
-    assert not wire.step_batch(STEP, PhaseNames(), none).steps.HasField("arrivals")
+    assert not wire.step_batch([STEP], PhaseNames(), none).steps.HasField("arrivals")
 
 
 @given(st.lists(st.binary(max_size=24) | st.binary(min_size=16, max_size=16), min_size=3, max_size=3))

@@ -9,6 +9,7 @@ from torchperfd_daemon.analysis.advice.item import Finding
 from torchperfd_daemon.analysis.advice.scene import Scene, ms
 from torchperfd_daemon.analysis.advice.updating import STEP
 from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.trace import Int64
 
 _DDP_FORWARD: Final = "DistributedDataParallel.forward"
 _GLOO: Final = "gloo:"
@@ -19,6 +20,11 @@ _REDUCE: Final = ("c10d::allreduce_", "gloo:all_reduce", "nccl:all_reduce")
 _FILL: Final = "torch::distributed::reducer::"
 _EMPTY: Final = "torch.distributed.ddp.reducer::"
 _START: Final = "c10d::allreduce_"
+# What DDP does with a module's buffers ahead of the module's forward, where the backward before it exchanged.
+_BROADCAST: Final = "c10d::broadcast_"
+_SEND_BUFFERS: Final = (
+    *(_BROADCAST, "aten::flatten_dense_tensors", "aten::unflatten_dense_tensors", "aten::copy_"),
+)
 _PARALLEL: Final = "DataParallel.forward"
 _REPLICATE: Final = ("Broadcast", "Scatter", "Gather", "ReduceAddCoalesced", "aten::_broadcast_coalesced")
 # NCCL moves a tensor between devices at least this much faster than gloo does by way of the host.
@@ -32,8 +38,9 @@ def gradient_exchange(scene: Scene) -> Iterator[Finding]:
 
     Where gradients are exchanged after k > 1 of DDP's forwards for one step of the optimizer, all exchanges
     but the last are needless: (k - 1) / k of the exposed time is saved. On the CPU also of what DDP takes to
-    fill and empty its buckets, and of what computing beside an exchange, which takes cores and memory
-    bandwidth, lasts longer than the same operators alone. Elsewhere the bytes can be halved.
+    fill and empty its buckets and to send the module's buffers, and of what computing beside an exchange,
+    which takes cores and memory bandwidth, lasts longer than the same operators alone. Elsewhere the bytes
+    can be halved.
     """
     exposed = _exposed(scene)
     if not exposed:
@@ -115,22 +122,46 @@ def _on_the_host(scene: Scene) -> float:
     # What starts an exchange in no other operator is not taken for computing, so `_exposed` has it.
     chosen = scene.named(_FILL, _EMPTY)[calls.row] | (scene.named(_START)[calls.row] & (calls.depth > 0))
     rows = calls.row[chosen]
-    copying = Cover(trace.start[rows], trace.end[rows])
-    return scene.per_step(copying.length) + _slowed(scene, copying)
+    handling = Cover(trace.start[rows], trace.end[rows]) | _sending_buffers(scene)
+    exchanging, computed = _exchanging(scene)
+    either = exchanging | computed
+    # What is exposed is counted already: left are its operators, and the time of neither.
+    operators = handling.length + computed.length - (handling | computed).length
+    between = (handling | either).length - either.length
+    return scene.per_step(operators + between) + _slowed(scene, handling)
 
 
-def _slowed(scene: Scene, copying: Cover) -> float:
+def _sending_buffers(scene: Scene) -> Cover:
+    """Return when DDP sends its module's buffers: from its forward's begin to the module's first operator."""
+    forwards, rows = scene.annotated(_DDP_FORWARD), scene.outer.row
+    rows = rows[scene.during(rows, forwards)]
+    rows = rows[np.argsort(scene.trace.start[rows], kind="stable")]
+    starts = scene.trace.start[rows]
+    sent, own = starts[scene.named(_BROADCAST)[rows]], starts[~scene.named(*_SEND_BUFFERS)[rows]]
+    ends = np.minimum(_next(own, forwards.start), forwards.end)
+    sends = _next(sent, forwards.start) < ends
+    return Cover(forwards.start[sends], ends[sends])
+
+
+def _next(moments: Int64, after: Int64) -> Int64:
+    """Return the first of some moments, in order, at or after each of others; a very late one where none is."""
+    last = np.iinfo(np.int64).max
+    found: Int64 = np.append(moments, last)[np.searchsorted(moments, after)]
+    return found
+
+
+def _slowed(scene: Scene, handling: Cover) -> float:
     """Return how much longer the operators beside an exchange take in a step than the same ones alone do.
 
     The same are those of one name on inputs of one shape; without shapes nothing can be said. Operators that
-    never run alone count for nothing, and those within ``copying`` are counted already.
+    never run alone count for nothing, and those within ``handling`` are counted already.
     """
     trace, calls = scene.trace, scene.calls
     if len(trace.shapes) <= 1:
         return 0.0
     starts, ends = trace.start[calls.row], trace.end[calls.row]
     computing = ~scene.named(*_COMMUNICATE)[calls.row]
-    computing &= copying.up_to(ends) - copying.up_to(starts) < ends - starts
+    computing &= handling.up_to(ends) - handling.up_to(starts) < ends - starts
     rows, own = calls.row[computing], (calls.work_ns + calls.overhead_ns)[computing]
     spans = scene.annotated(_GLOO)
     exchange = Cover(spans.start, spans.end)
@@ -149,22 +180,26 @@ def _slowed(scene: Scene, copying: Cover) -> float:
 
 
 def _exposed(scene: Scene) -> float:
-    """Return the time of a step in which there is communication and no computation.
-
-    On the CPU the waiting begins before a communicating thread shows that it is at work, and ends after: all
-    the time without computation before DDP empties a bucket is waiting for that bucket.
-    """
+    """Return the time of a step in which there is communication and no computation."""
     if scene.on_device and any(each.comm_ns for each in scene.breakdowns):
         return scene.per_step(sum(each.exposed_comm_ns for each in scene.breakdowns))
-    spans = scene.annotated(_GLOO)
-    if not len(spans) or scene.on_device:
+    if scene.on_device or not len(scene.annotated(_GLOO)):
         return 0.0
+    exchanging, computed = _exchanging(scene)
+    return scene.per_step((exchanging | computed).length - computed.length)
+
+
+def _exchanging(scene: Scene) -> tuple[Cover, Cover]:
+    """Return when a CPU's rank exchanges, or waits for that, and when it computes.
+
+    The waiting begins before a communicating thread shows that it is at work, and ends after: all
+    the time without computation before DDP empties a bucket is waiting for that bucket.
+    """
     trace, rows = scene.trace, scene.outer.row
     rows = rows[~scene.named(*_COMMUNICATE)[rows]]
     rows = rows[np.argsort(trace.start[rows], kind="stable")]
     starts, ends = trace.start[rows], trace.end[rows]
-    computed = Cover(starts, ends)
     emptying = np.flatnonzero(scene.named(_EMPTY)[rows[1:]]) + 1
     since = np.minimum(np.maximum.accumulate(ends)[emptying - 1], starts[emptying])
-    waits = Cover(since, starts[emptying])
-    return scene.per_step((Cover(spans.start, spans.end) | waits | computed).length - computed.length)
+    spans = scene.annotated(_GLOO)
+    return Cover(spans.start, spans.end) | Cover(since, starts[emptying]), Cover(starts, ends)

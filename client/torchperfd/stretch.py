@@ -1,0 +1,55 @@
+"""A stretch: steps of one kind, one after the other, in columns and added up. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseColumns:
+    """What one phase took in the steps of a stretch.
+
+    Attributes:
+        ns: Exclusive nanoseconds, by step.
+        calls: Calls, by step.
+        total_ns: Sum of ``ns``.
+        total_calls: Sum of ``calls``.
+        squares: Sum over all calls of squared nanoseconds.
+    """
+
+    ns: "memoryview[int]"
+    calls: "memoryview[int]"
+    total_ns: int
+    total_calls: int
+    squares: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Finished steps, at least one. Columns are of int64. The first training step of all is one of its own.
+
+    Attributes:
+        kind: ``TRAIN`` or ``VALIDATE``.
+        first: The first step's number within its kind; the others' follow.
+        start: When each began, Unix nanoseconds.
+        duration: How long each took, nanoseconds.
+        samples: What each trained or validated on.
+        phases: By slot, those that occurred.
+        total_ns: Sum of ``duration``.
+        squares: Sum of squared ``duration``.
+        total_samples: Sum of ``samples``.
+    """
+
+    kind: int
+    first: int
+    start: "memoryview[int]"
+    duration: "memoryview[int]"
+    samples: "memoryview[int]"
+    phases: Mapping[int, PhaseColumns]
+    total_ns: int
+    squares: float
+    total_samples: int
+
+    @property
+    def count(self) -> int:
+        """How many steps."""
+        return len(self.duration)
