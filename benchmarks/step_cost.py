@@ -50,7 +50,7 @@ def main() -> int:
             measured.setdefault(f"read what was written {name}", []).append(cpu_ns(replay.catch_up, 1))
             replay.recorder.drain()
             cpu_ns(lambda tape=tape: plain_step(tape))  # type: ignore[misc]
-            at_once = cpu_ns(lambda: replay.catch_up(drains=True), 1)  # noqa: B023 - called at once
+            at_once = cpu_ns(lambda: replay.drain(), 1)  # noqa: B023 - called at once
             measured.setdefault(f"the same, steps alike {name}", []).append(at_once)
             replay.recorder.drain()
     print(f"{'':<32} {'median':>10} {'p10':>10} {'p90':>10}")

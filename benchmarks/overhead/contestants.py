@@ -24,6 +24,8 @@ class Contestant:
 
     distribution = ""
     """What to install, where that is not the benchmark's own environment."""
+    client: Any = None
+    """While attached, the client whose pump has to turn; None where there is none."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -84,7 +86,7 @@ class _Patching(Contestant):
         self._switch.off()
 
 
-class Torchperfd(_Patching):
+class _Torchperfd(_Patching):
     """All automatic phases, connected to a daemon; attached and detached in every round."""
 
     package = "torchperfd"
@@ -282,7 +284,7 @@ _libraries: list[torch.library.Library] = []  # an operator lives as long as its
 
 CONTESTANTS: Final[dict[str, type[Contestant]]] = {
     "nothing (A/A)": Contestant,
-    "torchperfd": Torchperfd,
+    "torchperfd": _Torchperfd,
     "TraceML": _TraceMl,
     "Lightning SimpleProfiler": _LightningSimple,
     "fastxtend-style callbacks": _Callbacks,

@@ -6,21 +6,25 @@ up after as many of those as fit into a second, and what follows stays on until 
 """
 
 import gc
+import itertools
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 from queue import Empty
 from typing import Any, Final
 
-from benchmarks.overhead.contestants import Contestant, Torchperfd
+from benchmarks.overhead.contestants import Contestant
 from benchmarks.overhead.worker import Round, Steps
 from benchmarks.overhead.workload import WARM_STEPS
 
+_SETTLING_STEPS: Final = 2
+"""After a switch the interpreter looks up anew what it had remembered."""
 _BLOCK_STEPS: Final = 5
 _AFTERMATH_STEPS: Final = 20
 """What a turn of the pump sets off (packing, sending) is over within a dozen milliseconds."""
 _CHUNK_STEPS: Final = 1000
+_PASSES_AHEAD: Final = 7
+"""Until the pump has found its pace: it turns less often in the long run than at first."""
 
 
 class Beat:
@@ -32,23 +36,26 @@ class Beat:
     """
 
     def __init__(self, client: Any, per_second: int) -> None:
-        self._overhead = client._replay.overhead
+        self._pump = client._pump
         self._per_second = per_second
         self._struck = threading.Semaphore(0)
-        self._queue = client._pump._wake
+        self._queue = self._pump._wake
         self._on = 0
-        client._pump._wake = self
+        self._steps: float = per_second * self._pump._period()
+        self._pump._wake = self
         self._queue.put(None)  # it waits there by now
 
     def count(self) -> bool:
-        """Another step was on; return whether it is time for a turn."""
+        """Another step that counts was on; return whether it is time for a turn."""
         self._on += 1
-        return self._on >= self._per_second // (4 if self._overhead.measuring else 1)
+        return self._on >= self._steps
 
     def strike(self) -> None:
         """Have the pump turn."""
         self._on = 0
         self._struck.release()
+        # As long as the pump waits from here on, as far as it knows by now.
+        self._steps = self._per_second * self._pump._period()
 
     # What the pump calls.
 
@@ -65,55 +72,86 @@ class Beat:
         self._queue.put(item)
 
 
+class Alternation:
+    """Switches a contestant off and on, every few steps.
+
+    Args:
+        contestant: Attached, and on.
+        beat: When our pump has to turn; None where nothing of the kind is.
+
+    Attributes:
+        is_on: Whether the step that comes is.
+        on_steps: How many were on.
+    """
+
+    def __init__(self, contestant: Contestant, beat: Beat | None) -> None:
+        self.is_on = True
+        self.on_steps = 0
+        self._contestant = contestant
+        self._beat = beat
+        self._due = False
+        self._done = self._steps = 0
+        self._switch()
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether that step counts: not where it comes right after a switch."""
+        return self._done >= _SETTLING_STEPS
+
+    def end_step(self) -> None:
+        """A step has ended: do what comes before the next."""
+        self._done += 1
+        if self.is_on:
+            self.on_steps += 1
+            if self._beat is not None:
+                self._due |= self._done > _SETTLING_STEPS and self._beat.count()
+                if self._due and self._done == _SETTLING_STEPS:
+                    self._due = False
+                    self._steps += _AFTERMATH_STEPS
+                    self._beat.strike()
+        if self._done == self._steps:
+            self._switch()
+
+    def _switch(self) -> None:
+        self.is_on = not self.is_on
+        self._done, self._steps = 0, _SETTLING_STEPS + _BLOCK_STEPS
+        if self.is_on:
+            self._contestant.on()
+        else:
+            self._contestant.off()
+
+
 def measure_tail(contestant: Contestant, seconds: float) -> Round:
     """Measure for so long: attach, alternate, check that all was seen, detach."""
     workload, measured = contestant.workload, Round()
     gc.collect()
     contestant.attach()
-    workload.ends.clear()
-    workload.plain(workload.loader)
-    ends = [end for _, end in workload.ends]
-    usual = statistics.median(after - before for before, after in zip(ends, ends[1:], strict=False))
-    beat = Beat(contestant.client, round(1e9 / usual)) if isinstance(contestant, Torchperfd) else None
+    passes = 0
+    while passes < _PASSES_AHEAD:
+        workload.ends.clear()
+        workload.plain(workload.loader)
+        passes += 1
+    usual = statistics.median(after - before for (_, before), (_, after) in itertools.pairwise(workload.ends))
+    beat = Beat(contestant.client, round(1e9 / usual)) if contestant.client is not None else None
+    alternation = Alternation(contestant, beat)
     times: list[tuple[bool, int]] = []
-    on_steps = len(workload.loader)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        blocks = _blocks(contestant, beat)
         began = time.perf_counter_ns()
-        is_on, is_warm = next(blocks)
-        for _ in workload.steps(workload.loader):
+        for number, _ in enumerate(workload.steps(workload.loader)):
             ended = time.perf_counter_ns()
-            on_steps += is_on
-            if not is_warm:
-                times.append((is_on, ended - began))
-            is_on, is_warm = next(blocks)
+            # What begins a pass over the data belongs to no step.
+            if alternation.is_timed and number:
+                times.append((alternation.is_on, ended - began))
+            alternation.end_step()
             began = time.perf_counter_ns()
     contestant.on()
     contestant.train(workload.warm_loader)  # the last step ends with the draw after it
     for start in range(0, len(times), _CHUNK_STEPS):
         _add(measured, times[start : start + _CHUNK_STEPS])
-    contestant.check(on_steps + WARM_STEPS)
+    contestant.check(passes * len(workload.loader) + alternation.on_steps + WARM_STEPS)
     contestant.detach()
     return measured
-
-
-def _blocks(contestant: Contestant, beat: Beat | None) -> Iterator[tuple[bool, bool]]:
-    """Switch off and on; tell of each step whether it is on, and whether it only comes after a switch."""
-    while True:
-        contestant.off()
-        for number in range(WARM_STEPS + _BLOCK_STEPS):
-            yield False, number < WARM_STEPS
-        contestant.on()
-        steps = WARM_STEPS + _BLOCK_STEPS
-        number, due = 0, False
-        while number < steps:
-            if due and number == WARM_STEPS and beat is not None:
-                steps += _AFTERMATH_STEPS
-                beat.strike()
-            yield True, number < WARM_STEPS
-            number += 1
-            due = beat is not None and beat.count()
 
 
 def _add(measured: Round, times: list[tuple[bool, int]]) -> None:

@@ -12,7 +12,7 @@
 #define MAX_SLOTS 64
 
 enum { DONE, ENTER, EXIT, NAME_GAP, COUNT, CLOSE }; /* what cycles.py writes, each with an operand */
-enum { START, DURATION, SAMPLES, FIXED }; /* columns; then ns and calls of each phase */
+enum { INDEX, KIND, START, DURATION, SAMPLES, FIXED }; /* columns; then ns and calls of each phase */
 
 typedef struct {
     int64_t time;
@@ -28,7 +28,7 @@ typedef struct {
 typedef struct {
     int64_t ns[MAX_SLOTS], calls[MAX_SLOTS];
     __int128 squares[MAX_SLOTS];
-    int64_t duration, samples;
+    int64_t index, kind, start, duration, samples;
     __int128 duration_squares; /* of a sum alone */
 } Row;
 
@@ -93,10 +93,11 @@ close_step(State *state, Row *row, int64_t now, int other)
 
 /* Write a step into its place of every column, and add it to the sum of all. */
 static void
-write_step(const Row *row, int64_t start, const uint8_t *phases, Py_ssize_t count, int64_t *place, Py_ssize_t stride,
-           Row *sum)
+write_step(const Row *row, const uint8_t *phases, Py_ssize_t count, int64_t *place, Py_ssize_t stride, Row *sum)
 {
-    place[START * stride] = start;
+    place[INDEX * stride] = row->index;
+    place[KIND * stride] = row->kind;
+    place[START * stride] = row->start;
     place[DURATION * stride] = row->duration;
     place[SAMPLES * stride] = row->samples;
     sum->duration += row->duration;
@@ -162,7 +163,8 @@ count_alike(const Event *events, Py_ssize_t there, const int64_t *words, const i
 
 static void
 work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t size, State *state,
-     const uint8_t *phases, Py_ssize_t count, int other, int64_t ahead, int64_t *columns, Py_ssize_t stride, Row *sum)
+     const uint8_t *phases, Py_ssize_t count, int other, int64_t first, int64_t ahead, int64_t *columns,
+     Py_ssize_t stride, Row *sum)
 {
     Row row;
     memset(&row, 0, sizeof(row));
@@ -186,8 +188,11 @@ work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t si
                 break;
             case CLOSE:
                 close_step(state, &row, now, other);
+                row.index = first + cycle;
+                row.kind = operand;
+                row.start = state->start + ahead;
                 row.duration = now - state->start;
-                write_step(&row, state->start + ahead, phases, count, columns + cycle, stride, sum);
+                write_step(&row, phases, count, columns + cycle, stride, sum);
                 memset(&row, 0, sizeof(row));
                 state->last = state->start = now;
                 break;
@@ -224,9 +229,10 @@ repeat(PyObject *module, PyObject *args)
 {
     Py_buffer events, words, masks, deeds, state, phases;
     int other;
-    long long ahead;
+    long long first, ahead;
     PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*iL", &events, &words, &masks, &deeds, &state, &phases, &other, &ahead))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*iLL", &events, &words, &masks, &deeds, &state, &phases, &other,
+                          &first, &ahead))
         return NULL;
     Py_ssize_t length = words.len / (Py_ssize_t)sizeof(int64_t);
     Py_ssize_t there = events.len / (Py_ssize_t)sizeof(Event);
@@ -243,7 +249,7 @@ repeat(PyObject *module, PyObject *args)
         memset(&sum, 0, sizeof(sum));
         Py_BEGIN_ALLOW_THREADS
         cycles = count_alike(events.buf, there, words.buf, masks.buf, length, &begun);
-        work(events.buf, cycles, deeds.buf, deeds.len, state.buf, phases.buf, phases.len, other, ahead,
+        work(events.buf, cycles, deeds.buf, deeds.len, state.buf, phases.buf, phases.len, other, first, ahead,
              (int64_t *)PyBytes_AS_STRING(columns), stride, &sum);
         Py_END_ALLOW_THREADS
         PyObject *totals = sums(&sum, phases.buf, phases.len);

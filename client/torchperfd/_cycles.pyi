@@ -10,6 +10,7 @@ def repeat(
     state: array[int],
     phases: bytes,
     other: int,
+    first: int,
     ahead: int,
     /,
 ) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...]]:
@@ -24,12 +25,13 @@ def repeat(
             depth. It is that after the last cycle upon return.
         phases: Slots of all phases that occur, ``other`` among them.
         other: The phase of no phase.
+        first: The first step's number within its kind.
         ahead: Nanoseconds by which the wall clock is ahead of the tape's.
 
     Returns:
         How many cycles; whether the events end there or within what begins like another; the places in a
-        column; columns of int64, of which the first places are taken: start, duration, samples, then
-        nanoseconds and calls of each phase; sums of nanoseconds, calls and squared nanoseconds of each
+        column; columns of int64, of which the first places are taken: number, kind, start, duration, samples,
+        then nanoseconds and calls of each phase; sums of nanoseconds, calls and squared nanoseconds of each
         phase, and at last of duration, samples and squared duration.
 
     Raises:

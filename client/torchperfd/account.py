@@ -195,9 +195,9 @@ class Account:
         for stretch in drained:
             self.began_ns = self.began_ns or stretch.start[0]
             self.ended_ns = stretch.start[-1] + stretch.duration[-1]
-            if stretch.kind == TRAIN and stretch.first == 0:
+            if (stretch.kind[0], stretch.index[0]) == (TRAIN, 0):
                 self.warmup.fold(stretch)
-            self.of(stretch.kind).fold(stretch)
+            self.of(stretch.kind[0]).fold(stretch)
 
     def copy(self) -> "Account":
         """Return the account as it is now."""

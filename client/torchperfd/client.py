@@ -48,7 +48,7 @@ log = logging.getLogger("torchperfd")
 
 T = TypeVar("T")
 
-_TAPE_EVENTS: Final = 32_768
+_TAPE_EVENTS: Final = 131_072
 _RING_STEPS: Final = 4096
 _OUTBOX_STEPS: Final = 20_000
 _EXIT_BUDGET_S: Final = 0.8

@@ -178,17 +178,17 @@ class Cycle:
         return len({self.words[number] for number in self.draws}) == 1
 
     def stretch(
-        self, first: int, count: int, places: int, columns: bytes, sums: tuple[tuple[int, int, float], ...]
+        self, count: int, places: int, columns: bytes, sums: tuple[tuple[int, int, float], ...]
     ) -> Stretch:
-        """Return so many steps like this one, as C gives them; ``first`` is the first one's number."""
+        """Return so many steps like this one, as C gives them."""
         all_places = memoryview(columns).cast("q")
-        start, duration, samples, *phases = (
+        index, kind, start, duration, samples, *phases = (
             all_places[at : at + count] for at in range(0, len(all_places), places)
         )
         total_ns, total_samples, squares = sums[-1]
         return Stretch(
-            kind=self.kind,
-            first=first,
+            index=index,
+            kind=kind,
             start=start,
             duration=duration,
             samples=samples,
@@ -272,11 +272,11 @@ class Cycles:
             standing,
             cycle.phases,
             OTHER,
+            loop.train_steps if cycle.kind == TRAIN else loop.validate_steps,
             recorder.wall_offset,
         )
         if count:
-            first = loop.train_steps if cycle.kind == TRAIN else loop.validate_steps
-            recorder.stand_at(standing, cycle.stretch(first, count, places, columns, sums))
+            recorder.stand_at(standing, cycle.stretch(count, places, columns, sums))
             loop.count_on(cycle.counted, count)
             if cycle.ready:
                 at = ((count - 1) * cycle.length + cycle.ready[-1]) * _EVENT_BYTES

@@ -22,7 +22,7 @@ class Pace:
     def fold(self, drained: Iterable[Stretch]) -> None:
         """Add drained steps, whatever their kinds."""
         for stretch in drained:
-            if stretch.kind == TRAIN:
+            if stretch.kind[0] == TRAIN:
                 self._recent.extend(stretch.duration[-_REMEMBERED:])
 
     @property

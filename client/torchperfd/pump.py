@@ -20,14 +20,20 @@ from torchperfd.tallies import Tallies
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
-_TURNS_PER_SECOND: Final = 4
-"""While something is to be looked at more often than the daemon hears of it; one otherwise."""
+# From turn to turn, in seconds: while there is something to look at more often than the daemon hears of it;
+# in general; and beside steps that a turn lasts as long as, and touches one in a thousand of, once there
+# were enough of them that nobody waits for the first ones to show up.
+_OFTEN_S: Final = 0.25
+_USUAL_S: Final = 1.0
+_RARELY_S: Final = 4.0
+_SHORT_STEPS_S: Final = (0.0005, 0.005)
+_ENOUGH_STEPS: Final = 10_000
 _STEPS_PER_REPORT: Final = 2000
 """The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
 
 
 class Pump:
-    """Drains, adds up, packs and reports, once per second.
+    """Drains, adds up, packs and reports, once per second; less often beside steps of a millisecond.
 
     By the wall clock: the pumps of all ranks turn at the same moments. What a turn takes from the
     training threads they then lose together, where the ranks of a synchronous job would otherwise
@@ -89,14 +95,13 @@ class Pump:
         from torchperfd.v1 import session_pb2
 
         with self._lock:
-            self._replay.catch_up(drains=True, again=again)
-            drained = self._recorder.drain()
+            drained = self._replay.drain(again=again)
             self._tallies.fill(self.account)
             self.account.fold(drained)
             self._pace.fold(drained)
             self._unsent += drained
             if drained:
-                training = drained[-1].kind == TRAIN
+                training = drained[-1].kind[0] == TRAIN
                 self._steps_say = (
                     session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
                 )
@@ -165,15 +170,14 @@ class Pump:
     def _run(self) -> None:
         replay = self._replay
         while not self._stopping:
-            busy = replay.overhead.measuring or replay.recorder.device is not None
-            per_second = _TURNS_PER_SECOND if busy else 1
-            turns = time.time() * per_second
-            following = math.floor(turns) + 1
+            period = self._period()
+            turns = time.time() / period
+            following = (math.floor(turns) + 1) * period
             try:
-                self._wake.get(timeout=(following - turns) / per_second)
+                self._wake.get(timeout=following - turns * period)
                 in_time = False
             except Empty:
-                in_time = following % per_second == 0
+                in_time = following % _USUAL_S == 0
             if self._stopping or self._faults.spent("pump"):
                 return
             try:
@@ -181,3 +185,17 @@ class Pump:
                 replay.overhead.turn(self.account.train.mean_seconds)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("pump", error)
+
+    def _period(self) -> float:
+        """Return how many seconds there are from turn to turn."""
+        replay = self._replay
+        if replay.overhead.measuring or replay.recorder.device is not None:
+            return _OFTEN_S
+        shortest, longest = _SHORT_STEPS_S
+        if (
+            replay.live
+            or self.account.train.steps < _ENOUGH_STEPS
+            or not shortest <= self._pace.step_ns / 1e9 <= longest
+        ):
+            return _USUAL_S
+        return _RARELY_S

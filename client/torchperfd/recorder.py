@@ -429,7 +429,7 @@ class Recorder:
         self._taken.append(stretch)
 
     def make_room(self) -> None:
-        """Put aside what was recorded so far, to be drained."""
+        """Put aside what was recorded so far, to be drained; under the same lock as that."""
         self._taken += self._take()
         self._bound = self._read + self.capacity
 
@@ -511,8 +511,8 @@ def _stretch(rows: list[list[int]]) -> Stretch:
                 squares=float(sum(columns[_SQUARES + slot])),
             )
     return Stretch(
-        kind=rows[0][_KIND],
-        first=rows[0][_INDEX],
+        index=_column(columns[_INDEX]),
+        kind=_column(columns[_KIND]),
         start=_column(columns[_START]),
         duration=_column(duration),
         samples=_column(columns[_SAMPLES]),

@@ -17,6 +17,7 @@ from torchperfd.loop import Loop, StepWatcher
 from torchperfd.overhead import Overhead
 from torchperfd.passes import Passes
 from torchperfd.recorder import BACKWARD, DeviceClock, Recorder
+from torchperfd.stretch import Stretch
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
 
@@ -77,17 +78,23 @@ class Replay:
         """The thread that trains; 0 for none."""
         return self._tape.thread
 
-    def catch_up(self, *, drains: bool = False, again: bool = False) -> None:
-        """Read what is on the tape; leaves it to the training thread where that reads along.
+    def catch_up(self) -> None:
+        """Read what is on the tape; leaves it to the training thread where that reads along."""
+        with self._lock:
+            if not self.live or self._tape.here():
+                self._read()
+
+    def drain(self, *, again: bool = False) -> list[Stretch]:
+        """Read what is on the tape, and take all steps that have ended.
 
         Args:
-            drains: Who calls is who drains the recorder, so that steps may come to it all at once.
-            again: The same soon calls again: what seems to be the beginning of a step like those before it
+            again: Who calls soon calls again: what seems to be the beginning of a step like those before it
                 may stay on the tape until then, unless it already has and nothing came after it.
         """
         with self._lock:
             if not self.live or self._tape.here():
-                self._read(drains and not self.live, again)
+                self._read(again)
+            return self.recorder.drain()
 
     def watch(self, watcher: StepWatcher) -> None:
         """Have ``watcher`` told of step edges, on the training thread, from now on."""
@@ -140,7 +147,7 @@ class Replay:
         if follower is not None:
             follower()
 
-    def _read(self, in_cycles: bool = False, again: bool = False) -> None:
+    def _read(self, again: bool = False) -> None:
         if self._reading:
             return  # an event that was written while one is being told; it comes next
         self._reading = True
@@ -154,7 +161,7 @@ class Replay:
                     self.abandon()
                 events = memoryview(self._tape.peek())
                 told, begun = 0, False
-                if in_cycles and cycles.AVAILABLE:
+                if cycles.AVAILABLE and not self.live:
                     told, begun = self._read_cycles(events)
                 if begun and again and there != left:
                     self._left = (len(events) - told) // _EVENT_BYTES
@@ -164,9 +171,8 @@ class Replay:
                 for start in range(told, len(events), _SLICE):
                     if self._given_up:
                         return
-                    if in_cycles:
+                    if not self.live:
                         self.recorder.make_room()
-                    if start and not self.live:
                         # The training thread wants the interpreter: let it go on, every half millisecond.
                         time.sleep(0)
                     self._tell(events[start : start + _SLICE])
@@ -176,7 +182,7 @@ class Replay:
             self._reading = False
 
     def _read_cycles(self, events: "memoryview[int]") -> tuple[int, bool]:
-        """Read while steps go as those before them; return up to where, and whether another has begun there."""
+        """Read while steps go as those before; return up to where, and whether another has begun there."""
         position, patience = 0, _PATIENCE
         while position < len(events) and patience and not self._given_up:
             repeated, begun = self._cycles.repeat(events[position:], self._newest)

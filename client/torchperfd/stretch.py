@@ -28,8 +28,8 @@ class Stretch:
     """Finished steps, at least one. Columns are of int64. The first training step of all is one of its own.
 
     Attributes:
-        kind: ``TRAIN`` or ``VALIDATE``.
-        first: The first step's number within its kind; the others' follow.
+        index: Each one's number within its kind, one after the other.
+        kind: ``TRAIN`` or ``VALIDATE``, the same for all.
         start: When each began, Unix nanoseconds.
         duration: How long each took, nanoseconds.
         samples: What each trained or validated on.
@@ -39,8 +39,8 @@ class Stretch:
         total_samples: Sum of ``samples``.
     """
 
-    kind: int
-    first: int
+    index: "memoryview[int]"
+    kind: "memoryview[int]"
     start: "memoryview[int]"
     duration: "memoryview[int]"
     samples: "memoryview[int]"

@@ -48,8 +48,8 @@ def step_batch(
     """Pack drained steps; phases that never occur in them take no room, nor do arrivals."""
     batch = session_pb2.StepBatch(
         count=sum(stretch.count for stretch in stretches),
-        index=_join(array("q", range(each.first, each.first + each.count)) for each in stretches),
-        kind=_join(array("q", (each.kind,)) * each.count for each in stretches),
+        index=_join(each.index for each in stretches),
+        kind=_join(each.kind for each in stretches),
         start_ns=_join(each.start for each in stretches),
         duration_ns=_join(each.duration for each in stretches),
         samples=_join(each.samples for each in stretches),

@@ -10,7 +10,8 @@ from tests.unit.client.scripted import unpack
 from torch import nn
 
 import torchperfd
-from torchperfd.recorder import Recorder, Rows
+from torchperfd.recorder import Recorder
+from torchperfd.stretch import Stretch
 
 HOW = (
     "pip install --no-deps torchvision==0.28.0 fastai fastcore fastprogress fastdownload fasttransform "
@@ -191,18 +192,19 @@ def test_medians_are_those_of_fastxtends_profiler(monkeypatch: pytest.MonkeyPatc
         opt_func=partial(SlowOptimizer, cbs=[sgd_step]),
         cbs=[theirs, profiler.SimpleProfilerPostCallback(), TorchperfdCallback()],
     )
-    drained: list[Rows] = []
+    drained: list[Stretch] = []
     drain = Recorder.drain
 
-    def keep(recorder: Recorder) -> Rows:
-        drained.append(drain(recorder))
-        return drained[-1]
+    def keep(recorder: Recorder) -> list[Stretch]:
+        stretches = drain(recorder)
+        drained.extend(stretches)
+        return stretches
 
     monkeypatch.setattr(Recorder, "drain", keep)
     client = torchperfd.attach()
     fit(subject)
     client.finish()
-    steps = [step for rows in drained for step in unpack(rows, client._names)]
+    steps = unpack(drained, client._names)
     apart = {}
     for kind, phase, their_name in (
         ("train", "data", "train_draw"),

@@ -168,13 +168,13 @@ def test_the_traces_phases_are_the_recorders_to_a_few_percent(
     client.report()
     first, after = capture.step_range
     recorded = {
-        stretch.first + number: {
+        stretch.index[number]: {
             phase: stretch.phases[slot].ns[number] if slot in stretch.phases else 0
             for slot, phase in enumerate(PHASES)
         }
         for stretch in drained
         for number in range(stretch.count)
-        if stretch.kind == TRAIN
+        if stretch.kind[number] == TRAIN
     }
     assert all(ns >= 0 for phases in recorded.values() for ns in phases.values())
     trace = analysis.load(path)

@@ -53,8 +53,8 @@ def unpack(drained: Iterable[Stretch], names: PhaseNames = NAMES) -> list[Step]:
     """Return drained steps one by one, without the phases that did not occur."""
     return [
         Step(
-            kind={TRAIN: "train", VALIDATE: "validate"}[stretch.kind],
-            index=stretch.first + number,
+            kind={TRAIN: "train", VALIDATE: "validate"}[stretch.kind[number]],
+            index=stretch.index[number],
             duration=stretch.duration[number],
             phases={
                 names.name(slot): (columns.calls[number], columns.ns[number])

@@ -11,7 +11,6 @@ from unittest import mock
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
 from tests.unit.client.scripted import all_names, unpack
 
 from torchperfd import cycles, replay
@@ -69,7 +68,7 @@ class Read:
 
 
 def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again: bool = False) -> Read:
-    """Read a tape in turns of so many events, draining at each; ``again``: but for steps that have only begun."""
+    """Read a tape in turns of so many events; ``again``: without steps that have only begun."""
     tape = ReadyTape(events)
     reader = Replay(tape, capacity, Faults())  # type: ignore[arg-type]
     told = 0
@@ -85,16 +84,14 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
     reader._handlers = [counted(handler) for handler in reader._handlers]
     clock = SimpleNamespace(time_ns=lambda: 5_000, perf_counter_ns=lambda: 3_000, sleep=lambda _: None)
     stretches: list[Stretch] = []
-    with mock.patch.object(replay, "time", clock):
+    with mock.patch.object(replay, "time", clock), mock.patch.object(cycles, "AVAILABLE", at_once):
         for turn in turns:
             tape.there += turn
-            reader.catch_up(drains=at_once, again=again)
-            stretches += reader.recorder.drain()
+            stretches += reader.drain(again=again)
         tape.there = len(events) // 16
-        reader.catch_up(drains=at_once)
-        stretches += reader.recorder.drain()
+        stretches += reader.drain()
         reader.finish()
-    stretches += reader.recorder.drain()
+    stretches += reader.drain()
     loop, passes, recorder = reader.loop, reader.passes, reader.recorder
     state = {
         **loop.counts(),
@@ -228,18 +225,11 @@ def test_a_phase_of_the_scripts_own_around_the_whole_loop() -> None:
     check_alike(events, [10, 400, 3], [300, 400])
 
 
-@pytest.mark.parametrize("capacity", [1, 5, 64])
-def test_only_who_does_not_drain_finds_no_room(capacity: int) -> None:
-    events = epoch([PLAIN] * 300, 7)
-    tape = written(events, [10, 400, 3])
-    turns = [1000, 1000, 500]
-    slow = read(tape, turns, capacity, at_once=False)
-    recorded, dropped, *_ = slow.state["recorded"]
-    assert (recorded, dropped) == (300, 300 - sum(stretch.count for stretch in slow.stretches))
-    assert dropped > 0
-    fast = read(tape, turns, capacity, at_once=True)
-    assert fast.state["recorded"][:2] == (300, 0)
-    assert [step.index for step in unpack(fast.stretches)] == [*range(300)]
+@pytest.mark.parametrize("at_once", [True, False])
+def test_more_steps_than_the_recorder_has_room_for_are_put_aside(at_once: bool) -> None:
+    whole = read(written(epoch([PLAIN] * 3000, 7), [10, 400, 3]), [20_000], 512, at_once=at_once)
+    assert whole.state["recorded"][:2] == (3000, 0)
+    assert [step.index for step in unpack(whole.stretches)] == [*range(3000)]
 
 
 _STEP = st.sampled_from(
@@ -326,7 +316,7 @@ def repeat(deeds: bytes, depth: int) -> tuple[int, bool, int, bytes, tuple[tuple
     standing[2] = depth
     words = array("q", [0])
     phases = bytes(range(PHASE_SLOTS))
-    return _cycles.repeat(memoryview(b""), words, words, deeds, standing, phases, OTHER, 0)
+    return _cycles.repeat(memoryview(b""), words, words, deeds, standing, phases, OTHER, 0, 0)
 
 
 def test_a_phase_that_was_not_announced_is_refused() -> None:
@@ -338,7 +328,7 @@ def test_a_phase_that_was_not_announced_is_refused() -> None:
         (b"\5\1\0\0", b"\xff"),
     ):
         with pytest.raises(ValueError, match="no cycle"):
-            _cycles.repeat(memoryview(b""), words, words, deeds, standing, phases, OTHER, 0)
+            _cycles.repeat(memoryview(b""), words, words, deeds, standing, phases, OTHER, 0, 0)
 
 
 def test_steps_say_what_they_were() -> None:
@@ -355,19 +345,19 @@ def test_what_has_begun_waits_for_the_rest_but_not_for_ever() -> None:
     tape = ReadyTape(written([*epoch([PLAIN] * 20, 7)], [100]))
     reader = Replay(tape, 64, Faults())  # type: ignore[arg-type]
     tape.there = 10 * len(PLAIN) + 10 * 2 + 5  # within the eleventh step
-    reader.catch_up(drains=True, again=True)
+    reader.drain(again=True)
     left = len(tape)
     assert 0 < left <= len(PLAIN) + 2
     assert reader.loop.train_steps == 10
     tape.there += 1
-    reader.catch_up(drains=True, again=True)
+    reader.drain(again=True)
     assert len(tape) == left + 1, "there was more of it"
-    reader.catch_up(drains=True, again=True)
+    reader.drain(again=True)
     assert len(tape) == 0, "there was not"
     assert reader.recorder.is_open
     tape.there += 3 * (len(PLAIN) + 2)
-    reader.catch_up(drains=True, again=True)
+    reader.drain(again=True)
     tape.there += 1
-    reader.catch_up(drains=True)
+    reader.drain()
     assert len(tape) == 0, "who does not come again is told all"
     assert reader.loop.train_steps == 13

@@ -12,7 +12,7 @@ from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
 from torchperfd import pump
-from torchperfd.account import Account
+from torchperfd.account import Account, KindAccount
 from torchperfd.faults import Faults
 from torchperfd.pump import Pump
 from torchperfd.tape import events as on_tape
@@ -29,7 +29,7 @@ class WallClock:
         return self.now
 
     def get(self, timeout: float) -> None:
-        assert 0 < timeout <= 1
+        assert 0 < timeout <= 4
         if len(self.turns) in self._woken:
             self.now += timeout / 2
             self._woken = self._woken - {len(self.turns)}
@@ -44,7 +44,15 @@ class WallClock:
             raise KeyboardInterrupt
 
 
-def turns(clock: WallClock, *, measuring: bool = False, device: object = None) -> list[tuple[float, bool]]:
+def turns(
+    clock: WallClock,
+    *,
+    measuring: bool = False,
+    device: object = None,
+    live: bool = False,
+    steps: int = 0,
+    step_ms: float = 0.0,
+) -> list[tuple[float, bool]]:
     """Have a pump turn by that clock; return when it did, and whether it reported."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pump, "time", clock)
@@ -52,10 +60,11 @@ def turns(clock: WallClock, *, measuring: bool = False, device: object = None) -
         turning._stopping = False
         turning._wake = clock  # type: ignore[assignment]
         turning._faults = Faults()
-        turning.account = Account()
+        turning.account = Account(train=KindAccount(steps=steps))
+        turning._pace = SimpleNamespace(step_ns=step_ms * 1e6)  # type: ignore[assignment]
         overhead = SimpleNamespace(measuring=measuring, turn=lambda _: None)
         recorder = SimpleNamespace(device=device)
-        turning._replay = SimpleNamespace(overhead=overhead, recorder=recorder)  # type: ignore[assignment]
+        turning._replay = SimpleNamespace(overhead=overhead, recorder=recorder, live=live)  # type: ignore[assignment]
         patch.setattr(turning, "turn", clock.turn)
         with pytest.raises(KeyboardInterrupt):
             turning._run()
@@ -65,9 +74,19 @@ def turns(clock: WallClock, *, measuring: bool = False, device: object = None) -
 _NOW = st.floats(1_700_000_000, 1_800_000_000)
 
 
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"steps": 9_999, "step_ms": 1.0},  # somebody may wait for the first ones
+        {"steps": 10_000, "step_ms": 0.4},  # of so many, few are touched
+        {"steps": 10_000, "step_ms": 5.1},  # so long that a turn is little of them
+        {"steps": 10_000, "step_ms": 1.0, "live": True},
+    ],
+)
 @given(_NOW, st.floats(0, 0.2))
-def test_it_turns_and_reports_on_whole_seconds(now: float, late: float) -> None:
-    done = turns(WallClock(now, late, 5))
+def test_it_turns_and_reports_on_whole_seconds(how: dict[str, Any], now: float, late: float) -> None:
+    done = turns(WallClock(now, late, 5), **how)
     seconds = [moment - late for moment, _ in done]
     first = round(seconds[0])
     assert seconds == pytest.approx([*range(first, first + 5)], abs=1e-4, rel=0)
@@ -86,6 +105,16 @@ def test_while_there_is_more_to_look_at_it_turns_on_quarters_and_reports_on_whol
     assert [report for _, report in done] == [round(quarter) % 4 == 0 for quarter in quarters]
 
 
+@pytest.mark.parametrize("step_ms", [0.5, 5.0])
+@given(_NOW, st.floats(0, 0.2))
+def test_beside_many_short_steps_it_turns_every_4_s(step_ms: float, now: float, late: float) -> None:
+    done = turns(WallClock(now, late, 4), steps=10_000, step_ms=step_ms)
+    fours = [(moment - late) / 4 for moment, _ in done]
+    first = round(fours[0])
+    assert fours == pytest.approx([*range(first, first + 4)], abs=1e-4, rel=0)
+    assert all(report for _, report in done)
+
+
 @given(_NOW)
 def test_who_is_woken_up_turns_at_once_and_reports_when_it_is_time(now: float) -> None:
     done = turns(WallClock(now, 0.0, 4, woken=frozenset({1, 2})))
@@ -98,13 +127,13 @@ def test_a_tape_that_fills_up_wakes_the_pump(client: torchperfd.Client) -> None:
     client._pump.stop(5)
     while not client._pump._wake.empty():
         client._pump._wake.get()
-    for _ in range(20_000):
+    for _ in range(50_000):
         client._tape.mark(on_tape.ENTER, 14)
         client._tape.mark(on_tape.EXIT)
         if not client._pump._wake.empty():
             break
     assert client._pump._wake.qsize() == 1
-    assert 10_000 < len(client._tape) < 20_000
+    assert 50_000 < len(client._tape) < 70_000
     client._pump.turn()
     assert len(client._tape) == 0
 

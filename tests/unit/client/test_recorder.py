@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
-from torchperfd.phases import PhaseNames
 from torchperfd.recorder import (
     BACKWARD,
     DATA,
@@ -352,7 +351,7 @@ def test_a_stretch_is_of_one_kind_and_of_steps_that_follow_one_another_and_the_f
         clock.advance(10**number)
         recorder.close(kind, index)
     stretches = recorder.drain()
-    assert [(each.kind, each.first, each.count) for each in stretches] == [
+    assert [(each.kind[0], each.index[0], each.count) for each in stretches] == [
         *((TRAIN, 0, 1), (TRAIN, 1, 2), (VALIDATE, 0, 2), (TRAIN, 3, 1), (TRAIN, 5, 1))
     ]
     assert [(each.total_ns, each.total_samples, each.squares) for each in stretches] == [
@@ -663,7 +662,7 @@ def check_drain(recorder: Recorder, model: Model) -> None:
         least, most = dict.fromkeys(stretch.phases, 0.0), dict.fromkeys(stretch.phases, 0.0)
         for number in range(stretch.count):
             step = expected.pop(0)
-            assert (stretch.kind, stretch.first + number) == (step["kind"], step["index"])
+            assert (stretch.kind[number], stretch.index[number]) == (step["kind"], step["index"])
             assert stretch.duration[number] == step["duration"] == sum(step["ns"])
             assert stretch.samples[number] == step["samples"]
             for slot in range(PHASE_SLOTS):

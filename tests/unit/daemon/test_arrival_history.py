@@ -16,8 +16,8 @@ from torchperfd.v1 import session_pb2
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Arrival, ArrivalColumns, ArrivalHistory, RankIdentity, Store
 
-START, DURATION, SAMPLES = (memoryview(array("q", [value])) for value in (1000, 50, 0))
-STEP = Stretch(TRAIN, 7, START, DURATION, SAMPLES, {}, 50, 2500.0, 0)
+INDEX, KIND, START, DURATION, SAMPLES = (memoryview(array("q", [value])) for value in (7, TRAIN, 1000, 50, 0))
+STEP = Stretch(INDEX, KIND, START, DURATION, SAMPLES, {}, total_ns=50, squares=2500.0, total_samples=0)
 
 
 def columns(steps: list[int]) -> ArrivalColumns:

@@ -144,9 +144,8 @@ def _sending_buffers(scene: Scene) -> Cover:
 
 
 def _next(moments: Int64, after: Int64) -> Int64:
-    """Return the first of some moments, in order, at or after each of others; a very late one where none is."""
-    last = np.iinfo(np.int64).max
-    found: Int64 = np.append(moments, last)[np.searchsorted(moments, after)]
+    """Return the first of some ordered moments at or after each of others; the last of all where none is."""
+    found: Int64 = np.append(moments, np.iinfo(np.int64).max)[np.searchsorted(moments, after)]
     return found
 
 
