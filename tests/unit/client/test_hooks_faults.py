@@ -241,7 +241,7 @@ def test_the_pump_gives_up_after_ten_failures_and_training_does_not_notice(
     undisturbed: Outcome, client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client._pump.stop(5)
-    monkeypatch.setattr("torchperfd.pump._TURNS_PER_SECOND", 1_000_000)
+    monkeypatch.setattr("torchperfd.pump._USUAL_S", 1e-6)
     monkeypatch.setattr(client._pump, "turn", lambda **_: 1 / 0)
     client._pump._stopping = False
     client._pump._run()  # on this thread: it returns once it has given up

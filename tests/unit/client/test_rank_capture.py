@@ -130,7 +130,9 @@ def test_a_profiler_of_the_scripts_ends_a_running_capture_and_is_whole(
 
 def test_a_capture_is_refused_while_the_scripts_profiler_warms_up(client: torchperfd.Client) -> None:
     step()
-    train_until(client.capture(steps=1), "complete")
+    before = client.capture(steps=1)
+    train_until(before, "complete")
+    before.wait()
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule
