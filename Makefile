@@ -68,7 +68,7 @@ dashboards: setup  ## Regenerate grafana/dashboards.
 bench-step: setup  ## What a step costs the training thread.
 	$(BIN)/python -m benchmarks.step_cost
 
-bench-overhead: setup  ## What a step costs beside the other profilers; about five minutes.
+bench-overhead: setup  ## What a step costs beside the other profilers; a quarter of an hour.
 	$(BIN)/python -m benchmarks.overhead
 
 bench-turns: setup  ## What a turn of the pump does to the steps around it; a minute.
