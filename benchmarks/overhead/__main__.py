@@ -285,8 +285,8 @@ def main() -> int:
     tail.run()
     print_tail(tail.measured)
     print(
-        f"a few steps off, a few on, by turns, {max(2, options.tail_rounds)} rounds of {_TAIL_S:.0f} s; what our"
-        "\nthreads do every few seconds falls on steps that are on, once in as many as fit into that time."
+        f"a few steps off, a few on, by turns, {max(2, options.tail_rounds)} rounds of {_TAIL_S:.0f} s; what"
+        "\nour threads do every few seconds falls on steps that are on, once in as many as fit into that time."
     )
     complaints += judge_tail(tail.measured)
     for complaint in complaints:
