@@ -286,7 +286,7 @@ def main() -> int:
     print_tail(tail.measured)
     print(
         f"a few steps off, a few on, by turns, {max(2, options.tail_rounds)} rounds of {_TAIL_S:.0f} s; what"
-        "\nour threads do every few seconds falls on steps that are on, once in as many as fit into that time."
+        "\nour threads do every few seconds falls on steps that are on, once in as many as that time has."
     )
     complaints += judge_tail(tail.measured)
     for complaint in complaints:
