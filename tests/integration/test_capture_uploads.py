@@ -34,24 +34,25 @@ def test_all_arrives_although_the_store_was_down_and_the_daemon_killed(
         add(catalog, f"c{number}", {0: bytes(100_000), 1: bytes(6_000_000)}, requested_at=BASE + number)
     options = ("--captures-upload", f"s3://{BUCKET}/a", "--captures-max-count", "1")
     node.start_daemon(*options)
-    failed = 'torchperfd_captures_uploads_total{result="failed"}'
-    eventually(lambda: (node.metric(failed) or 0) >= 1, 30, node.log)
+    failed, done = '{result="failed"}', '{result="uploaded"}'
+    eventually(lambda: (node.metric(f"torchperfd_captures_uploads_total{failed}") or 0) >= 1, 30, node.log)
     assert node.metric("torchperfd_captures_upload_pending") == 3
     assert uploaded(node) == {f"c{number}": "pending" for number in range(3)}
     assert "capture c0 is not uploaded yet: " in node.log()
     assert node.stop_daemon(signal.SIGKILL) == -signal.SIGKILL
     store.start()
     node.start_daemon(*options)
-    eventually(lambda: node.metric("torchperfd_captures_upload_pending") == 0, 30, node.log)
+    # Before it has looked what there is, nothing is pending, either.
+    eventually(lambda: node.metric(f"torchperfd_captures_uploads_total{done}") == 3, 30, node.log)
+    assert node.metric("torchperfd_captures_upload_pending") == 0
     assert store.held() == [
         f"a/c{number}/{name}" for number in range(3) for name in ("manifest.json", "rank0.json", "rank1.json")
     ]
-    assert node.metric('torchperfd_captures_uploads_total{result="uploaded"}') == 3
     assert set(uploaded(node).values()) == {"yes"}
     # What comes later goes too, and by hand at once.
     add(catalog, "later", requested_at=BASE + 9)
-    done = node.command("captures", "upload", "later")
-    assert (done.returncode, done.stdout) == (0, f"s3://{BUCKET}/a/later\n"), done.stderr
+    by_hand = node.command("captures", "upload", "later")
+    assert (by_hand.returncode, by_hand.stdout) == (0, f"s3://{BUCKET}/a/later\n"), by_hand.stderr
     assert "a/later/manifest.json" in store.held()
     assert node.stop_daemon() == 0
 

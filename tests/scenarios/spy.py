@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import torchperfd
+from torchperfd import cycles
 from torchperfd.loop import Loop
 
 _BEGINS = {
@@ -69,6 +70,8 @@ class Events:
 def spy_on_loops(monkeypatch: pytest.MonkeyPatch) -> Events:
     """Write down the events of all loops; before attaching, since hooks bind the loop's methods."""
     events = Events()
+    # Steps that go alike are told once, and then repeated.
+    monkeypatch.setattr(cycles, "AVAILABLE", False)
     for name in (*_BEGINS, *_ENDS, "forward_begin"):
         monkeypatch.setattr(Loop, name, events.spy(name, getattr(Loop, name)))
     return events
