@@ -72,7 +72,7 @@ class Overhead:
 
     @property
     def measuring(self) -> bool:
-        """Whether a campaign is on, so that every step must be told of."""
+        """Whether a campaign is on."""
         return self._blocks_left > 0
 
     def read(self, events: "bytes | memoryview[int]") -> None:
