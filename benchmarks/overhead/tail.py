@@ -1,8 +1,8 @@
 """The far end of the distribution of step times: steps off and on by turns, a few of each at a time.
 
-So that the machine is the same for both, which it is not for half a second. What torchperfd does once per
-second must then be made to fall on steps that are on, and as often as if all of them were: its pump is woken
-up after as many of those as fit into a second, and what follows stays on until it is done.
+So that the machine is the same for both, which it is not for half a second. What torchperfd does every
+few seconds must then be made to fall on steps that are on, and as often as if all of them were: its pump is
+woken up after as many of those as fit into that time, and what follows stays on until it is done.
 """
 
 import gc
@@ -126,11 +126,9 @@ def measure_tail(contestant: Contestant, seconds: float) -> Round:
     workload, measured = contestant.workload, Round()
     gc.collect()
     contestant.attach()
-    passes = 0
-    while passes < _PASSES_AHEAD:
+    for _ in range(_PASSES_AHEAD):
         workload.ends.clear()
         workload.plain(workload.loader)
-        passes += 1
     usual = statistics.median(after - before for (_, before), (_, after) in itertools.pairwise(workload.ends))
     beat = Beat(contestant.client, round(1e9 / usual)) if contestant.client is not None else None
     alternation = Alternation(contestant, beat)
@@ -149,7 +147,7 @@ def measure_tail(contestant: Contestant, seconds: float) -> Round:
     contestant.train(workload.warm_loader)  # the last step ends with the draw after it
     for start in range(0, len(times), _CHUNK_STEPS):
         _add(measured, times[start : start + _CHUNK_STEPS])
-    contestant.check(passes * len(workload.loader) + alternation.on_steps + WARM_STEPS)
+    contestant.check(_PASSES_AHEAD * len(workload.loader) + alternation.on_steps + WARM_STEPS)
     contestant.detach()
     return measured
 

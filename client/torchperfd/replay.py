@@ -78,14 +78,8 @@ class Replay:
         """The thread that trains; 0 for none."""
         return self._tape.thread
 
-    def catch_up(self) -> None:
-        """Read what is on the tape; leaves it to the training thread where that reads along."""
-        with self._lock:
-            if not self.live or self._tape.here():
-                self._read()
-
-    def drain(self, *, again: bool = False) -> list[Stretch]:
-        """Read what is on the tape, and take all steps that have ended.
+    def catch_up(self, *, again: bool = False) -> None:
+        """Read what is on the tape; leaves it to the training thread where that reads along.
 
         Args:
             again: Who calls soon calls again: what seems to be the beginning of a step like those before it
@@ -94,6 +88,11 @@ class Replay:
         with self._lock:
             if not self.live or self._tape.here():
                 self._read(again)
+
+    def drain(self, *, again: bool = False) -> list[Stretch]:
+        """Catch up, and take all steps that have ended."""
+        with self._lock:
+            self.catch_up(again=again)
             return self.recorder.drain()
 
     def watch(self, watcher: StepWatcher) -> None:

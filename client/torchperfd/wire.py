@@ -10,7 +10,7 @@ from torchperfd.arrivals import Arrivals
 from torchperfd.identity import Identity
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import TRAIN, VALIDATE
-from torchperfd.stretch import Stretch
+from torchperfd.stretch import PhaseColumns, Stretch
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -55,11 +55,11 @@ def step_batch(
         samples=_join(each.samples for each in stretches),
     )
     for slot in sorted({slot for each in stretches for slot in each.phases}):
-        columns = [each.phases.get(slot) or each.count for each in stretches]
+        columns = [each.phases.get(slot) or _absent(each.count) for each in stretches]
         batch.phases.add(
             phase=names.name(slot),
-            ns=_join(_zeros(each) if isinstance(each, int) else each.ns for each in columns),
-            calls=_join(_zeros(each) if isinstance(each, int) else each.calls for each in columns),
+            ns=_join(each.ns for each in columns),
+            calls=_join(each.calls for each in columns),
         )
     if arrivals is not None and arrivals.step:
         batch.arrivals.step = _join([arrivals.step])
@@ -171,8 +171,9 @@ def _read_phase(packed: session_pb2.PhaseAccount) -> PhaseAccount:
     )
 
 
-def _zeros(count: int) -> "array[int]":
-    return array("q", bytes(8 * count))
+def _absent(steps: int) -> PhaseColumns:
+    zeros = memoryview(array("q", bytes(8 * steps)))
+    return PhaseColumns(zeros, zeros, total_ns=0, total_calls=0, squares=0.0)
 
 
 def _join(columns: "Iterable[array[int] | memoryview[int]]") -> bytes:
