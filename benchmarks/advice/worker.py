@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from torchperfd.pace import usual_ns
 
+# Steps after a pause find nothing of theirs in the caches, and batches that workers had time to make.
 WARM_UP: Final = 5
 CAPTURED: Final = 8
 # The first recordings need memory that nobody has touched yet.
@@ -48,6 +49,7 @@ def main() -> int:
     unrecorded_ns = 0
     for command, argument in map(str.split, sys.stdin):
         if command == "steps":
+            _timed(step, WARM_UP)
             times = _timed(step, int(argument))
             unrecorded_ns = round(usual_ns(times))
         else:
@@ -76,7 +78,6 @@ def _timed(step: scripts.Step, count: int) -> list[int]:
 
 def _captured(step: scripts.Step, file: str, unrecorded_ns: int) -> list[int]:
     """Record steps into ``file``; their times include the profiler's."""
-    # Steps after a pause find nothing of theirs in the caches.
     _timed(step, WARM_UP)
     profiler, times = _recorded(step, unrecorded_ns)
     profiler.export_chrome_trace(file)

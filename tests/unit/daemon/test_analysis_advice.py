@@ -181,6 +181,31 @@ def test_what_backward_fills_itself_gets_the_memory_that_was_dropped(
     assert saved == pytest.approx(4 * MS + more, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("filled", "left", "right", "less"),
+    [
+        ("[[2048, 512]]", "[2048, 8]", "[8, 512]", 4 / 3 * MS),
+        ("[[2048, 512]]", "[8, 2048]", "[2048, 512]", 0),
+        ("[[512, 512]]", "[512, 8]", "[8, 512]", 0),
+        ("[[1048576]]", "[2048, 8]", "[8, 512]", 0),
+        ("[2048, 512]", "[2048, 8]", "[8, 512]", 0),
+        ("[[2048, 512]]", "[2048]", "[8, 512]", 0),
+        ("[[2048, 512]]", '"2048"', "8", 0),
+    ],
+)
+def test_products_write_to_the_memory_of_large_gradients(
+    filled: str, left: str, right: str, less: float
+) -> None:
+    events = [step(1, 0, 40 * MS), annotation("Optimizer.zero_grad#SGD.zero_grad", 0, 5 * MS)]
+    dims = {"Input Dims": json.loads(filled)}
+    events += [traces.event("aten::zero_", at * MS, (at + 1) * MS, args=dims) for at in range(4)]
+    events.append(traces.event("autograd::engine::evaluate_function: M", 6 * MS, 30 * MS))
+    shapes = {"Input Dims": json.loads(f"[{left}, {right}]")}
+    events.append(traces.event("aten::mm", 7 * MS, 9 * MS, args=shapes))
+    saved = advice_on(events)["zero-grad"].saves_ns_per_step
+    assert saved == pytest.approx(4 * MS - less, rel=1e-3)
+
+
 def loop(times: int) -> list[str]:
     dims = {"Input Dims": [[64]], "Input type": ["float"]}
     each = [traces.event("aten::mul", at * 4 * US, at * 4 * US + 2 * US, args=dims) for at in range(times)]
@@ -556,14 +581,15 @@ def test_the_recording_is_taken_off_by_kind() -> None:
     assert scene.step_ns == MS - recorded
 
 
-def scaled(*events: str, unrecorded_ns: object, steps: int = 1) -> Scene:
-    """The scene of steps of 1 ms, each with 400 operators."""
+def scaled(*events: str, unrecorded_ns: object, steps: int = 1, last_ns: int = MS) -> Scene:
+    """The scene of steps of 1 ms, but for the last, each with 400 operators."""
     operators = [
         traces.event("aten::mm", at * MS + number * US, at * MS + number * US + 500)
         for at in range(steps)
         for number in range(400)
     ]
-    marks = [step(at, at * MS, (at + 1) * MS) for at in range(steps)]
+    ends = [*((at + 1) * MS for at in range(steps - 1)), (steps - 1) * MS + last_ns]
+    marks = [step(at, at * MS, end) for at, end in enumerate(ends)]
     trace = traces.trace_of([*marks, *operators, *events], torchperfd={"unrecorded_step_ns": unrecorded_ns})
     found = analysis.steps(trace)
     spans = [(each.start_ns, each.start_ns + each.duration_ns) for each in found]
@@ -603,6 +629,21 @@ def test_recording_may_hide_beside_a_device_and_in_waiting_for_workers() -> None
     waiting = scaled(wait, unrecorded_ns=fast)
     expected = EXPECTED_NS + EVENT_NS + AFTER_NS
     assert MS - 1.1 * expected < waiting.step_ns < MS - expected
+
+
+def test_steps_that_recording_cannot_explain_are_left_out() -> None:
+    before = round(MS - EXPECTED_NS)
+    assert scaled(unrecorded_ns=before, steps=4, last_ns=9 * MS).count == 3
+    assert scaled(unrecorded_ns=before, steps=4, last_ns=9 * MS).step_ns == pytest.approx(before, abs=1)
+    assert scaled(unrecorded_ns=before, steps=4, last_ns=MS + 100 * US).count == 4
+    assert scaled(unrecorded_ns=before // 4, steps=8, last_ns=9 * MS).count == 2
+    assert scaled(unrecorded_ns=0, steps=4, last_ns=9 * MS).count == 4
+
+
+def test_steps_that_wait_for_their_loader_are_not_left_out() -> None:
+    wait = annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 4 * MS, 11 * MS)
+    before = round(MS - EXPECTED_NS)
+    assert scaled(wait, unrecorded_ns=before, steps=4, last_ns=8 * MS).count == 4
 
 
 @pytest.mark.parametrize("unrecorded_us", [0, 4_000, 8_000, 16_000, 30_000])

@@ -1,15 +1,13 @@
 """Rules on number formats: double precision by accident, and single where half would do."""
 
-import functools
-import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, ms
+from torchperfd_daemon.analysis.advice.scene import Scene, decoded, ms
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
@@ -103,25 +101,11 @@ def _with_tensors_of(scene: Scene, rows: Int64, dtype: str) -> Flags:
     trace = scene.trace
     pairs = trace.type[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
     keys, inverse = np.unique(pairs, return_inverse=True)
-    types_of = _decoded(trace.types)
-    shapes_of = _decoded(trace.shapes)
+    types_of = decoded(trace.types)
+    shapes_of = decoded(trace.shapes)
     found = np.zeros(len(keys), dtype=np.bool_)
     for at, key in enumerate(keys.tolist()):
         types, dims = types_of(key // len(trace.shapes)), shapes_of(key % len(trace.shapes))
         found[at] = any(each == dtype and dim for each, dim in zip(types, dims, strict=False))
     flags: Flags = found[inverse]
     return flags
-
-
-def _decoded(texts: list[str]) -> Callable[[int], list[object]]:
-    """Return what decodes a number's text, each once; what is no list counts as an empty one."""
-
-    @functools.cache
-    def decode(number: int) -> list[object]:
-        try:
-            value = json.loads(texts[number] or "[]")
-        except ValueError:
-            return []
-        return value if isinstance(value, list) else []
-
-    return decode

@@ -8,6 +8,10 @@ somewhere in the step: events are written to new memory, and push the model's ou
 How fast the machine is tells the trace itself, where torchperfd's client has written into it what steps took
 before: all these costs are scaled so that the steps come out as long as those. What then is left is time that
 operators themselves took longer, with what the profiler keeps between their own data and the caches.
+
+Now and then the memory for what is recorded must be had from the system, and steps take several times as
+long, though nothing in them is the cause: one operator of hundreds stands still for 30 ms. What recording
+cannot explain, nor waits for a loader, is no time of theirs, so the longest of such steps are left out.
 """
 
 from typing import Final
@@ -32,6 +36,8 @@ _MACHINES: Final = 0.5
 _MOST: Final = 3.0
 # The means of a few steps before and of a few that were recorded differ by so much anyway.
 _UNEVEN: Final = 0.03
+# Of the steps at least this share is kept.
+_LEAST_KEPT: Final = 0.25
 # A step that waits this share of it for workers is as long as they take.
 _WORKERS_DECIDE: Final = 0.2
 _MOST_INFLATED: Final = 2.0
@@ -45,15 +51,16 @@ class RecordingCost:
         starts: When its steps began, in ns.
         ends: When they ended.
         host: Which events are the host's operators and annotations.
-        waited: What a step waited for workers of a loader, as recorded, in ns.
+        waited: What each step waited for workers of a loader, as recorded, in ns.
         on_device: Whether anything ran on a device, beside which the host's cost may not show.
 
     Attributes:
         scale: How many times what is written above an event costs here.
+        undisturbed: Which steps are no longer than recording them explains.
     """
 
     def __init__(
-        self, trace: Trace, starts: Int64, ends: Int64, host: Flags, waited: float, *, on_device: bool
+        self, trace: Trace, starts: Int64, ends: Int64, host: Flags, waited: Int64, *, on_device: bool
     ) -> None:
         self._event_ns = EVENT_NS + (SHAPES_NS if len(trace.shapes) > 1 else 0)
         kinds = [
@@ -63,11 +70,16 @@ class RecordingCost:
         ]
         self._kinds = [(np.sort(times), cost) for times, cost in kinds if len(times)]
         self.scale = 1.0
-        self._waited = waited
         self._unrecorded = 0 if on_device else trace.unrecorded_step_ns
+        self.undisturbed: Flags = np.ones(len(starts), dtype=np.bool_)
         if self._unrecorded:
-            recorded, cost = float((ends - starts).mean()), float(self.within(starts, ends).mean())
-            self.scale = _scale(self._unrecorded, recorded, cost, waited)
+            lengths, costs = ends - starts, self.within(starts, ends)
+            self.undisturbed = _undisturbed(lengths - waited, costs, self._unrecorded)
+            lengths, costs, waited = (each[self.undisturbed] for each in (lengths, costs, waited))
+            self.scale = _scale(
+                self._unrecorded, float(lengths.mean()), float(costs.mean()), float(waited.mean())
+            )
+        self._waited = float(waited.mean())
 
     @property
     def event_ns(self) -> float:
@@ -96,6 +108,23 @@ class RecordingCost:
             total += cost * (np.searchsorted(times, ends) - np.searchsorted(times, starts))
         scaled: Int64 = np.rint(self.scale * total).astype(np.int64)
         return scaled
+
+
+def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:
+    """Return which steps to keep: all but the longest that make the mean longer than can be explained.
+
+    Args:
+        lengths: Each step, less its waits for workers, who are no slower for being recorded.
+        costs: What is expected of recording, of each.
+        unrecorded: What a step takes when nothing is recorded.
+    """
+    explained = (1 + _UNEVEN) * unrecorded + (1 + _MACHINES) * costs
+    order = np.argsort(lengths - explained, kind="stable")
+    excess = np.cumsum((lengths - explained)[order])
+    count = max(int(np.count_nonzero(excess <= 0)), round(_LEAST_KEPT * len(lengths)), 1)
+    kept = np.zeros(len(lengths), dtype=np.bool_)
+    kept[order[:count]] = True
+    return kept
 
 
 def _scale(unrecorded: float, recorded: float, cost: float, waited: float) -> float:

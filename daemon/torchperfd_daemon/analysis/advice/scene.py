@@ -1,8 +1,11 @@
 """One trace as the rules see it: its steps, and the calls within them, without what recording them cost."""
 
+import functools
+import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -106,26 +109,37 @@ class Scene:
         self, trace: Trace, steps: list[Step], breakdowns: list[Breakdown], idle: Idle | None
     ) -> None:
         self.trace = trace
-        self.count = len(steps)
         self.idle = idle
+        self.breakdowns = breakdowns
         self._starts = np.array([step.start_ns for step in steps], dtype=np.int64)
         self._ends = self._starts + np.array([step.duration_ns for step in steps], dtype=np.int64)
         self._operators = trace.of_categories({OPERATOR})
-        self.breakdowns = breakdowns
-        waits = self.annotated(_FROM_WORKERS)
         self._recording = RecordingCost(
             trace,
             self._starts,
             self._ends,
             self._operators | trace.of_categories({ANNOTATION}),
-            self.per_step(int((waits.end - waits.start).sum())),
+            self._waited(),
             on_device=self.on_device,
         )
-        busy = np.array([each.busy_ns for each in breakdowns], dtype=np.int64)
+        kept = self._recording.undisturbed
+        self._starts, self._ends = self._starts[kept], self._ends[kept]
+        self.count = len(self._starts)
+        self.breakdowns = [each for each, keep in zip(breakdowns, kept.tolist(), strict=True) if keep]
+        busy = np.array([each.busy_ns for each in self.breakdowns], dtype=np.int64)
         lengths = np.maximum(self._ends - self._starts - self.recording(self._starts, self._ends), busy)
         self.step_ns: float = float(lengths.mean())
         self.inflation: float = self._recording.inflation(self.step_ns)
         self._recording_ns = float((self._ends - self._starts).mean()) - self.step_ns
+
+    def _waited(self) -> Int64:
+        """Return what each step waited for workers of a loader, as recorded, in ns."""
+        waits = self.annotated(_FROM_WORKERS)
+        waited = np.zeros(len(self._starts), dtype=np.int64)
+        np.add.at(
+            waited, np.searchsorted(self._starts, waits.start, side="right") - 1, waits.end - waits.start
+        )
+        return waited
 
     @property
     def on_device(self) -> bool:
@@ -270,3 +284,20 @@ class Scene:
 def ms(ns: float) -> str:
     """Return a time as people read it: ``12.3 ms``, ``85 µs``."""
     return f"{ns / 1e6:,.1f} ms" if ns >= 1e6 else f"{ns / 1e3:.0f} µs"
+
+
+def decoded(texts: list[str]) -> Callable[[int], list[Any]]:
+    """Return what decodes the text of that number, ``shapes`` or ``types`` of a trace, each once.
+
+    What is no list counts as an empty one.
+    """
+
+    @functools.cache
+    def decode(number: int) -> list[Any]:
+        try:
+            value = json.loads(texts[number] or "[]")
+        except ValueError:
+            return []
+        return value if isinstance(value, list) else []
+
+    return decode
