@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 
+from torchperfd import flight_recorder
 from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account
 from torchperfd.capture import CaptureOptions
@@ -507,10 +508,22 @@ class Client:
         if message.HasField("dump_stacks"):
             self._pump.turn()  # it tells which phase the step is in
             self._stacks.tell(message.dump_stacks)
+        elif message.HasField("tell_collectives"):
+            self._tell_collectives(message.tell_collectives.request_id)
         elif message.HasField("capture_order_result"):
             self._job_captures.hear(message.capture_order_result)
         else:
             self._captures.obey(message)
+
+    def _tell_collectives(self, request_id: int) -> None:
+        from torchperfd import wire
+
+        groups = []
+        try:
+            groups = flight_recorder.progress()
+        except Exception as error:  # noqa: BLE001 - the stacks tell without it
+            self._faults.note("flight recorder", error)
+        self._outbox.put(wire.collective_report(request_id, groups))
 
     def _step_seconds(self) -> float:
         return self._pump.step_seconds()

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torchperfd._version import __version__
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.arrivals import Arrivals
+from torchperfd.flight_recorder import GroupProgress
 from torchperfd.identity import Identity
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import TRAIN, VALIDATE
@@ -66,6 +67,21 @@ def step_batch(
         batch.arrivals.first_ns = _join([arrivals.first_ns])
         batch.arrivals.last_ns = _join([arrivals.last_ns])
     return session_pb2.ClientMessage(steps=batch)
+
+
+def collective_report(request_id: int, groups: Sequence[GroupProgress]) -> session_pb2.ClientMessage:
+    """Pack how far each process group is."""
+    report = session_pb2.CollectiveReport(request_id=request_id)
+    for group in groups:
+        report.groups.add(
+            name=group.name,
+            description=group.description,
+            begun=group.begun,
+            number=group.number,
+            call=group.call,
+            sizes=group.sizes,
+        )
+    return session_pb2.ClientMessage(collective_report=report)
 
 
 def account_message(

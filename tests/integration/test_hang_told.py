@@ -55,14 +55,14 @@ for step in range(10**9):
 
 
 @contextmanager
-def job(node: Node, directory: Path, fault: str) -> Iterator[Any]:
+def job(node: Node, directory: Path, fault: str, **environment: str) -> Iterator[Any]:
     """Run the script on all ranks; they are killed with their node."""
     script = directory / "train.py"
     script.write_text(SCRIPT)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port()))
     wanted = ("--nproc-per-node", str(RANKS), "-m", "torchperfd", "run", str(script), fault)
     node.start_daemon()
-    with node.running(*torchrun, *wanted, TORCHPERFD_RUN_ID="hangs") as process:
+    with node.running(*torchrun, *wanted, TORCHPERFD_RUN_ID="hangs", **environment) as process:
         yield process
 
 
@@ -92,13 +92,14 @@ def line_of(text: str) -> int:
 
 
 def skips_a_collective(node: Node, directory: Path) -> None:
-    with job(node, directory, "skip"):
+    with job(node, directory, "skip", TORCH_FR_BUFFER_SIZE="100"):
         found = hang(node)
         assert found["rank"] == 1
         line = line_of("torch.ones(8)")
         assert re.search(
             rf"rank 1 is at train\.py:({line - 1}|{line}) in stray; "
-            rf"ranks 0,2 wait in all_reduce \(train\.py:{line_of('dist.all_reduce')} in share\)$",
+            rf"ranks 0,2 wait in all_reduce \(train\.py:{line_of('dist.all_reduce')} in share\); "
+            rf"rank 1 has not come to all_reduce of 1, number \d+ of default_pg$",
             found["evidence"],
         ), found["evidence"]
         assert found["next_command"].startswith("torchperfd stacks --run ")
@@ -116,6 +117,7 @@ def is_stopped(node: Node, directory: Path) -> None:
         found = hang(node)
         assert found["rank"] == 2
         assert "rank 2 is stopped; " in found["evidence"]
+        assert "has not come to" not in found["evidence"]
         os.kill(stopped, signal.SIGCONT)
         eventually(lambda: not hangs(node), 60, node.log)
         assert verdict(node)["cause"] != "hang"

@@ -25,7 +25,12 @@ CAPTURE_ORDER: Final = "capture_order"
 CAPTURE_KINDS: Final = "capture_kinds"
 """The feature of a client that can make other captures than traces."""
 
-FEATURES: Final = ("steps", "account", "capture", BUNDLE, STACKS, CAPTURE_ORDER, CAPTURE_KINDS)
+COLLECTIVES: Final = "collectives"
+"""The feature of a client that tells how far its process groups are."""
+
+FEATURES: Final = (
+    *("steps", "account", "capture", BUNDLE, STACKS, CAPTURE_ORDER, CAPTURE_KINDS, COLLECTIVES),
+)
 """Optional abilities announced in Hello and Welcome; unknown ones are ignored."""
 
 PHASES: Final = (

@@ -95,6 +95,11 @@ class Session:
         return contract.STACKS in self.features
 
     @property
+    def tells_collectives(self) -> bool:
+        """Whether its client can say how far its process groups are."""
+        return contract.COLLECTIVES in self.features
+
+    @property
     def makes_kinds(self) -> bool:
         """Whether its client can make other captures than traces."""
         return contract.CAPTURE_KINDS in self.features
@@ -102,6 +107,12 @@ class Session:
     def dump_stacks(self, request_id: int) -> None:
         """Ask it where its threads are."""
         self._send(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=request_id)))
+
+    def tell_collectives(self, request_id: int) -> None:
+        """Ask it how far its process groups are."""
+        self._send(
+            session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=request_id))
+        )
 
     def _send(self, message: session_pb2.DaemonMessage) -> None:
         try:
@@ -229,6 +240,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
         elif body == "stack_report":
             told = message.stack_report
             self.stacks.on_report(session, told.request_id, translate_stacks.report(told))
+        elif body == "collective_report":
+            progress = message.collective_report
+            groups = translate_stacks.collectives(progress.groups)
+            self.stacks.on_collectives(session, progress.request_id, groups)
         elif body == "bundle":
             for part in message.bundle.messages:
                 # One within another would let a client send us down without end.

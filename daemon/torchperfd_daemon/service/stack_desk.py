@@ -1,11 +1,15 @@
-"""The stack desk: asks ranks where their threads are, first over the session, then by a signal."""
+"""The stack desk: asks ranks where their threads are, first over the session, then by a signal.
+
+Who answers and stands still is asked how far its collectives are, too: torch's record may keep a rank busy for
+some milliseconds, and where the record itself is stuck the stacks have been told already.
+"""
 
 import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from torchperfd_daemon.collectors.ranks import RankProcess
@@ -18,8 +22,10 @@ from torchperfd_daemon.service.stack_signal import (
     stacks_by_signal,
     waits_in,
 )
-from torchperfd_daemon.stacks import Outcome, RankStacks, Thread
+from torchperfd_daemon.stacks import GroupProgress, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
+
+T = TypeVar("T")
 
 # An answer takes milliseconds; a rank that takes longer cannot run Python, or hardly gets to run at all.
 _PATIENCE_S: Final = 1.0
@@ -34,8 +40,15 @@ class Asked(Protocol):
     def tells_stacks(self) -> bool:
         """Whether its client knows the question."""
 
+    @property
+    def tells_collectives(self) -> bool:
+        """Whether its client knows the other question."""
+
     def dump_stacks(self, request_id: int) -> None:
         """Ask it where its threads are."""
+
+    def tell_collectives(self, request_id: int) -> None:
+        """Ask it how far its process groups are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +71,7 @@ class StackDesk:
         self._wall = wall
         self._ids = itertools.count(1)
         self._waiting: dict[tuple[int, Asked], asyncio.Future[Report]] = {}
+        self._counting: dict[tuple[int, Asked], asyncio.Future[tuple[GroupProgress, ...]]] = {}
         # Two at once would cut off each other's file.
         self._signalling: WeakKeyDictionary[Rank, asyncio.Lock] = WeakKeyDictionary()
 
@@ -81,18 +95,24 @@ class StackDesk:
 
     def on_report(self, asked: Asked, request_id: int, report: Report) -> None:
         """A rank has answered."""
-        future = self._waiting.get((request_id, asked))
-        if future is not None and not future.done():
-            future.set_result(report)
+        _settle(self._waiting.get((request_id, asked)), report)
+
+    def on_collectives(self, asked: Asked, request_id: int, groups: tuple[GroupProgress, ...]) -> None:
+        """A rank has said how far its process groups are."""
+        _settle(self._counting.get((request_id, asked)), groups)
 
     async def _of(self, rank: Rank, asked: Asked | None, deadline: float) -> RankStacks:
         process = _process(rank)
         try:
             await asyncio.to_thread(look, process)
             if asked is not None and asked.tells_stacks:
-                report = await self._answer(asked, deadline)
+                report = await self._answer(self._waiting, asked, asked.dump_stacks, deadline)
                 if report is not None:
-                    return self._told(rank, Outcome.ANSWERED, "", report.threads, report.phase, report.step)
+                    told = self._told(rank, Outcome.ANSWERED, "", report.threads, report.phase, report.step)
+                    if told.goes_on or not asked.tells_collectives:
+                        return told
+                    groups = await self._answer(self._counting, asked, asked.tell_collectives, deadline)
+                    return replace(told, collectives=groups or ())
             threads = await self._by_signal(rank, process, deadline)
         except GoneError as error:
             return self._told(
@@ -104,18 +124,24 @@ class StackDesk:
             return self._told(rank, Outcome.NO_ANSWER, await self._why(rank, asked, process, str(error)))
         return self._told(rank, Outcome.SIGNALLED, _CUT_OFF if asked is None else _HELD, threads)
 
-    async def _answer(self, asked: Asked, deadline: float) -> Report | None:
+    async def _answer(
+        self,
+        waiting: dict[tuple[int, Asked], asyncio.Future[T]],
+        asked: Asked,
+        ask: Callable[[int], None],
+        deadline: float,
+    ) -> T | None:
         loop = asyncio.get_running_loop()
         request_id = next(self._ids)
-        future: asyncio.Future[Report] = loop.create_future()
-        self._waiting[request_id, asked] = future
+        future: asyncio.Future[T] = loop.create_future()
+        waiting[request_id, asked] = future
         try:
-            asked.dump_stacks(request_id)
+            ask(request_id)
             return await asyncio.wait_for(future, min(_PATIENCE_S, deadline - loop.time()))
         except TimeoutError:
             return None
         finally:
-            del self._waiting[request_id, asked]
+            del waiting[request_id, asked]
 
     async def _by_signal(self, rank: Rank, process: RankProcess, deadline: float) -> tuple[Thread, ...]:
         async with self._signalling.setdefault(rank, asyncio.Lock()):
@@ -187,6 +213,11 @@ def choose(store: Store, run: str, wanted: Collection[int]) -> list[Rank]:
             f"it has {', '.join(map(str, sorted(there)))}",
         )
     return [rank for rank in ranks if not wanted or rank.identity.rank in wanted]
+
+
+def _settle(future: asyncio.Future[T] | None, answer: T) -> None:
+    if future is not None and not future.done():
+        future.set_result(answer)
 
 
 def _process(rank: Rank) -> RankProcess:

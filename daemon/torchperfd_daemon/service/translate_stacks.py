@@ -1,12 +1,13 @@
 """Between the messages about stacks and the daemon's own types."""
 
+import itertools
 from collections.abc import Iterable
 from typing import Final
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.service.stack_desk import Report
 from torchperfd_daemon.service.translate import one_line
-from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread, tidy
+from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread, tidy
 
 _OUTCOMES: Final = {
     Outcome.ANSWERED: control_pb2.STACK_OUTCOME_ANSWERED,
@@ -19,6 +20,7 @@ _OUTCOMES_IN: Final = {value: outcome for outcome, value in _OUTCOMES.items()}
 _MOST_THREADS: Final = 256
 _MOST_FRAMES: Final = 128
 _MOST_CHARACTERS: Final = 500
+_MOST_GROUPS: Final = 64
 _LAST_STEP: Final = 2**62
 
 
@@ -28,6 +30,21 @@ def report(message: session_pb2.StackReport) -> Report:
         threads=tidy(_threads(message.threads), message.package),
         phase=one_line(message.phase, 64),
         step=min(message.step, _LAST_STEP),
+    )
+
+
+def collectives(messages: Iterable[session_pb2.GroupProgress]) -> tuple[GroupProgress, ...]:
+    """Unpack how far a rank's process groups are; what it says ends up on terminals."""
+    return tuple(
+        GroupProgress(
+            one_line(message.name, _MOST_CHARACTERS),
+            one_line(message.description, _MOST_CHARACTERS),
+            message.begun,
+            message.number,
+            one_line(message.call, _MOST_CHARACTERS),
+            one_line(message.sizes, _MOST_CHARACTERS),
+        )
+        for message in itertools.islice(messages, _MOST_GROUPS)
     )
 
 
@@ -44,6 +61,15 @@ def rank_stacks_message(run: str, own: RankStacks) -> control_pb2.RankStacks:
         step_seconds=own.step_seconds,
         seconds_since_step=own.seconds_since_step,
     )
+    for group in own.collectives:
+        message.collectives.add(
+            name=group.name,
+            description=group.description,
+            begun=group.begun,
+            number=group.number,
+            call=group.call,
+            sizes=group.sizes,
+        )
     for thread in own.threads[:_MOST_THREADS]:
         packed = message.threads.add(
             ident=thread.ident,
@@ -75,6 +101,7 @@ def rank_stacks(message: control_pb2.RankStacks) -> RankStacks:
         step=message.step if message.HasField("step") else None,
         step_seconds=message.step_seconds,
         seconds_since_step=since if message.HasField("seconds_since_step") else None,
+        collectives=collectives(message.collectives),
     )
 
 

@@ -2,11 +2,12 @@
 
 from torchperfd_daemon.stacks.dump import parse_dump
 from torchperfd_daemon.stacks.merge import Group, Merged, ThreadGroup, merge
-from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks, Thread, tidy
+from torchperfd_daemon.stacks.model import Frame, GroupProgress, Outcome, RankStacks, Thread, tidy
 
 __all__ = [
     "Frame",
     "Group",
+    "GroupProgress",
     "Merged",
     "Outcome",
     "RankStacks",

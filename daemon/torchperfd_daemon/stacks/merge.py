@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchperfd_daemon.stacks.activity import Activity, Kind, activity
+from torchperfd_daemon.stacks.collectives import Missed, culprits, missed
 from torchperfd_daemon.stacks.model import Frame, RankStacks
 
 
@@ -35,6 +36,7 @@ class Merged:
         others: Likewise.
         untold: Ranks without stacks.
         odd: Ranks, untold or not, that are not where the run is waiting, or where most of it is.
+        missed: The collectives that cannot end, where torch keeps a record of them.
         goes_on: Whether every rank has made a training step a moment ago: then this is a
             moment of a run that is well, and nobody stands apart for long.
     """
@@ -43,17 +45,15 @@ class Merged:
     others: tuple[ThreadGroup, ...]
     untold: tuple[RankStacks, ...]
     odd: tuple[int, ...]
+    missed: tuple[Missed, ...]
     goes_on: bool
-
-
-_RECENT_S = 2.0
-_RECENT_STEPS = 3
 
 
 def merge(ranks: Sequence[RankStacks]) -> Merged:
     """Group the ranks by where their training threads are, and tell those that stand apart.
 
-    Where more than half of the ranks are in one place, the others stand apart. Else, where some wait in a
+    Where torch keeps a record of the collectives, those do that others wait for in one. Else, where more than
+    half of the ranks are in one place, the others stand apart. Else, where some wait in a
     collective, those do that are not waiting with the most of them; a rank in backward may be
     waiting, too, since gradients are reduced there. Else nobody can tell.
     """
@@ -69,15 +69,16 @@ def merge(ranks: Sequence[RankStacks]) -> Merged:
         (Group(tuple(members), frames, activity(frames)) for frames, members in by_frames.items()),
         key=lambda group: (-len(group.ranks), group.ranks),
     )
-    apart = [rank.rank for rank in untold]
-    for group in _apart(groups):
-        apart.extend(group.ranks)
+    late = missed(ranks)
+    apart = {rank.rank for rank in untold}
+    apart.update(culprits(late) or (rank for group in _apart(groups) for rank in group.ranks))
     return Merged(
         groups=tuple(groups),
         others=_merge_others(ranks),
         untold=tuple(untold),
         odd=tuple(sorted(apart)),
-        goes_on=not untold and all(map(_recent, ranks)),
+        missed=late,
+        goes_on=not untold and all(rank.goes_on for rank in ranks),
     )
 
 
@@ -94,11 +95,6 @@ def _apart(groups: Sequence[Group]) -> list[Group]:
         # As many wait here as there: which of them are wrong nobody can tell.
         return [group for group in groups if group not in waiting]
     return [group for group in groups if group is not waiting[0]]
-
-
-def _recent(rank: RankStacks) -> bool:
-    since = rank.seconds_since_step
-    return since is not None and since < _RECENT_S + _RECENT_STEPS * rank.step_seconds
 
 
 def _merge_others(ranks: Sequence[RankStacks]) -> tuple[ThreadGroup, ...]:

@@ -5,6 +5,8 @@ from enum import Enum
 from typing import Final
 
 _CONNECTION: Final = "/grpc/_channel.py"
+_RECENT_S: Final = 2.0
+_RECENT_STEPS: Final = 3
 _THREADS_BEGIN_IN: Final = ("_bootstrap", "_bootstrap_inner")
 
 
@@ -52,6 +54,27 @@ class Thread:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """How far a rank is in one process group, by torch's own record; collectives are counted from 1.
+
+    Attributes:
+        name: The same on all ranks of the group.
+        description: Such as ``default_pg``; may be empty.
+        begun: The newest that this rank has come to.
+        number: The earliest that is not over; 0 when all are.
+        call: Of that one, such as ``all_reduce``.
+        sizes: Of its inputs, such as ``4x4, 10``.
+    """
+
+    name: str
+    description: str
+    begun: int
+    number: int
+    call: str
+    sizes: str
+
+
+@dataclass(frozen=True, slots=True)
 class RankStacks:
     """All threads of one rank.
 
@@ -63,6 +86,7 @@ class RankStacks:
         step: Index of the training step in progress; None unless the rank has answered itself.
         step_seconds: Mean of recent training steps; 0 when there were none.
         seconds_since_step: Since the last training step ended; None when there was none.
+        collectives: How far its process groups are; empty unless it stands still and torch keeps a record.
     """
 
     rank: int
@@ -76,6 +100,13 @@ class RankStacks:
     step: int | None = None
     step_seconds: float = 0.0
     seconds_since_step: float | None = None
+    collectives: tuple[GroupProgress, ...] = ()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has made a training step a moment ago."""
+        since = self.seconds_since_step
+        return since is not None and since < _RECENT_S + _RECENT_STEPS * self.step_seconds
 
     @property
     def training(self) -> Thread | None:

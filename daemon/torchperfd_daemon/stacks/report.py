@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any, Final, TextIO
 
 from torchperfd_daemon.stacks.activity import Activity, Kind
+from torchperfd_daemon.stacks.collectives import Missed
 from torchperfd_daemon.stacks.merge import Group, Merged
 from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
 
@@ -20,8 +21,8 @@ def sentence(merged: Merged) -> str:
     """Return one sentence on who stands apart, and where the others are."""
     apart, standing = [_untold(rank) for rank in merged.untold], list[str]()
     for group in merged.groups:
-        (apart if group.ranks[0] in merged.odd else standing).append(_group(group))
-    return "; ".join(_few(apart) + _few(standing))
+        (apart if set(group.ranks) <= set(merged.odd) else standing).append(_group(group))
+    return "; ".join(_few(apart) + _few(standing) + _few([_missed(each) for each in merged.missed]))
 
 
 def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Sequence[int]) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Seque
         "goes_on": merged.goes_on,
         "odd": list(merged.odd),
         "absent": list(absent),
+        "missed": [asdict(each) for each in merged.missed],
         "groups": [
             {
                 "ranks": list(group.ranks),
@@ -47,6 +49,7 @@ def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Seque
                 **asdict(rank),
                 "outcome": rank.outcome.value,
                 "threads": [asdict(thread) for thread in rank.threads],
+                "collectives": [asdict(group) for group in rank.collectives],
             }
             for rank in ranks
         ],
@@ -104,6 +107,15 @@ def _group(group: Group) -> str:
 def _untold(rank: RankStacks) -> str:
     words = {Outcome.STOPPED: "is stopped", Outcome.GONE: "is gone"}
     return f"rank {rank.rank} {words.get(rank.outcome, 'does not answer')}"
+
+
+def _missed(missed: Missed) -> str:
+    of = f" of {missed.sizes}" if missed.sizes else ""
+    words = f"{missed.call}{of}, number {missed.number} of {missed.group}"
+    if missed.absent:
+        have = "has" if len(missed.absent) == 1 else "have"
+        return f"{_ranks(missed.absent)} {have} not come to {words}"
+    return f"{words}: " + ", ".join(f"rank {rank} calls {call}" for rank, call in missed.others[:_MOST_NAMED])
 
 
 def _does(activity: Activity, count: int) -> str:

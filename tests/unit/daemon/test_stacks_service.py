@@ -33,7 +33,7 @@ from torchperfd_daemon.service.stack_signal import (
     stacks_by_signal,
     waits_in,
 )
-from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
+from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, RankIdentity
 
 SIGNAL = signal.SIGRTMIN + 7
@@ -236,6 +236,9 @@ def test_a_traced_process_is_named_with_its_tracer(tmp_path: Path) -> None:
         look(RankProcess("r", 0, 70, (tmp_path / "self/ns/pid").stat().st_ino, 9), tmp_path)
 
 
+PROGRESS = GroupProgress("0", "default_pg", 9, 9, "all_reduce", "4")
+
+
 class Rankling:
     """A connected rank that answers as told."""
 
@@ -243,11 +246,16 @@ class Rankling:
         self.desk, self.answers, self.asked = desk, answers, 0
 
     tells_stacks = True
+    tells_collectives = True
 
     def dump_stacks(self, request_id: int) -> None:
         self.asked += 1
         if self.answers:
             self.desk.on_report(self, request_id, Report((FORWARD,), "forward", 118))
+
+    def tell_collectives(self, request_id: int) -> None:
+        self.asked += 1
+        self.desk.on_collectives(self, request_id, (PROGRESS,))
 
 
 def gather(desk: StackDesk, *targets: tuple[Rank, Rankling | None], seconds: float = 5.0) -> list[RankStacks]:
@@ -289,6 +297,30 @@ def test_each_rank_is_told_of_as_it_is() -> None:
     assert told[2].reason == "the process has ended"
 
 
+def test_only_a_rank_that_stands_still_is_asked_for_its_collectives() -> None:
+    desk = StackDesk(wall=lambda: 1010.0)
+    still, well, older = record(0), record(1), record(2)
+    still.last_step_unix_seconds = older.last_step_unix_seconds = 1000.0
+    well.last_step_unix_seconds = 1009.9
+    asked = [Rankling(desk) for _ in range(3)]
+    asked[2].tells_collectives = False
+    told = gather(desk, *zip((still, well, older), asked, strict=True))
+    assert [one.collectives for one in told] == [(PROGRESS,), (), ()]
+    assert [one.asked for one in asked] == [2, 1, 1]
+
+
+def test_a_record_that_is_stuck_costs_the_stacks_nothing() -> None:
+    class Stuck(Rankling):
+        def tell_collectives(self, request_id: int) -> None:
+            self.asked += 1
+
+    desk = StackDesk()
+    stuck = Stuck(desk)
+    (told,) = gather(desk, (record(0), stuck), seconds=0.2)
+    assert (told.outcome, told.threads, told.collectives) == (Outcome.ANSWERED, (FORWARD,), ())
+    assert stuck.asked == 2
+
+
 def test_a_rank_cannot_answer_for_another_nor_twice_nor_late() -> None:
     desk = StackDesk()
     liar = Rankling(desk, answers=False)
@@ -311,7 +343,7 @@ def test_over_the_wire_a_rank_is_asked_and_its_answer_told() -> None:
             session_pb2.ClientMessage(
                 hello=session_pb2.Hello(
                     api=session_pb2.ApiRange(min=1, max=1),
-                    features=[contract.STACKS],
+                    features=[contract.STACKS, contract.COLLECTIVES],
                     identity=session_pb2.RankIdentity(run="bert-17", rank=3, world_size=4, pid=70),
                 )
             )
@@ -325,10 +357,14 @@ def test_over_the_wire_a_rank_is_asked_and_its_answer_told() -> None:
             request_id=order.request_id, threads=[thread], phase="forward", step=2**64 - 1
         )
         await rank.say(session_pb2.ClientMessage(stack_report=report))
+        counted = session_pb2.CollectiveReport(request_id=(await rank.hear()).tell_collectives.request_id)
+        counted.groups.add(name="0", description="a\x1b[2J", begun=9, number=9, call="all_reduce", sizes="4")
+        await rank.say(session_pb2.ClientMessage(collective_report=counted))
         told = translate_stacks.rank_stacks(await call.read())
         assert await call.code() is grpc.StatusCode.OK
         assert (told.rank, told.world_size, told.pid) == (3, 4, 70)
         assert (told.outcome, told.phase, told.step) == (Outcome.ANSWERED, "forward", 2**62)
+        assert told.collectives == (GroupProgress("0", "a?[2J", 9, 9, "all_reduce", "4"),)
         assert told.threads == (Thread(5, "Main?[2J", True, False, (Frame("/job/train.py", 41, "forward"),)),)
         await rank.leave()
 
