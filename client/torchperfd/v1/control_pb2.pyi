@@ -883,6 +883,7 @@ class RankStacks(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     STEP_SECONDS_FIELD_NUMBER: builtins.int
     SECONDS_SINCE_STEP_FIELD_NUMBER: builtins.int
+    COLLECTIVES_FIELD_NUMBER: builtins.int
     UNREACHABLE_FIELD_NUMBER: builtins.int
     outcome: global___StackOutcome.ValueType
     reason: builtins.str
@@ -900,6 +901,10 @@ class RankStacks(google.protobuf.message.Message):
     @property
     def threads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.ThreadStack]: ...
     @property
+    def collectives(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.GroupProgress]:
+        """of a rank that stands still, where torch keeps a record"""
+
+    @property
     def unreachable(self) -> global___UnreachablePeer:
         """alone in its message"""
 
@@ -914,10 +919,11 @@ class RankStacks(google.protobuf.message.Message):
         step: builtins.int | None = ...,
         step_seconds: builtins.float = ...,
         seconds_since_step: builtins.float | None = ...,
+        collectives: collections.abc.Iterable[torchperfd.v1.session_pb2.GroupProgress] | None = ...,
         unreachable: global___UnreachablePeer | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "seconds_since_step", b"seconds_since_step", "step", b"step", "unreachable", b"unreachable"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "outcome", b"outcome", "phase", b"phase", "reason", b"reason", "seconds_since_step", b"seconds_since_step", "step", b"step", "step_seconds", b"step_seconds", "threads", b"threads", "unreachable", b"unreachable"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "collectives", b"collectives", "identity", b"identity", "outcome", b"outcome", "phase", b"phase", "reason", b"reason", "seconds_since_step", b"seconds_since_step", "step", b"step", "step_seconds", b"step_seconds", "threads", b"threads", "unreachable", b"unreachable"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_seconds_since_step", b"_seconds_since_step"]) -> typing.Literal["seconds_since_step"] | None: ...
     @typing.overload

@@ -96,6 +96,7 @@ class ClientMessage(google.protobuf.message.Message):
     BUNDLE_FIELD_NUMBER: builtins.int
     STACK_REPORT_FIELD_NUMBER: builtins.int
     CAPTURE_ORDER_FIELD_NUMBER: builtins.int
+    COLLECTIVE_REPORT_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """always first"""
@@ -124,6 +125,8 @@ class ClientMessage(google.protobuf.message.Message):
     def capture_order(self) -> global___CaptureOrder:
         """only to a daemon with the feature "capture_order" """
 
+    @property
+    def collective_report(self) -> global___CollectiveReport: ...
     def __init__(
         self,
         *,
@@ -137,10 +140,11 @@ class ClientMessage(google.protobuf.message.Message):
         bundle: global___Bundle | None = ...,
         stack_report: global___StackReport | None = ...,
         capture_order: global___CaptureOrder | None = ...,
+        collective_report: global___CollectiveReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle", "stack_report", "capture_order"] | None: ...
+    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "collective_report", b"collective_report", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "collective_report", b"collective_report", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle", "stack_report", "capture_order", "collective_report"] | None: ...
 
 global___ClientMessage = ClientMessage
 
@@ -176,6 +180,7 @@ class DaemonMessage(google.protobuf.message.Message):
     CANCEL_CAPTURE_FIELD_NUMBER: builtins.int
     DUMP_STACKS_FIELD_NUMBER: builtins.int
     CAPTURE_ORDER_RESULT_FIELD_NUMBER: builtins.int
+    TELL_COLLECTIVES_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """always first"""
@@ -192,6 +197,10 @@ class DaemonMessage(google.protobuf.message.Message):
 
     @property
     def capture_order_result(self) -> global___CaptureOrderResult: ...
+    @property
+    def tell_collectives(self) -> global___TellCollectives:
+        """only to a client with the feature "collectives" """
+
     def __init__(
         self,
         *,
@@ -201,10 +210,11 @@ class DaemonMessage(google.protobuf.message.Message):
         cancel_capture: global___CancelCapture | None = ...,
         dump_stacks: global___DumpStacks | None = ...,
         capture_order_result: global___CaptureOrderResult | None = ...,
+        tell_collectives: global___TellCollectives | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks", "capture_order_result"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "tell_collectives", b"tell_collectives", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "tell_collectives", b"tell_collectives", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks", "capture_order_result", "tell_collectives"] | None: ...
 
 global___DaemonMessage = DaemonMessage
 
@@ -1129,3 +1139,79 @@ class StackFrame(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["file", b"file", "function", b"function", "line", b"line"]) -> None: ...
 
 global___StackFrame = StackFrame
+
+@typing.final
+class TellCollectives(google.protobuf.message.Message):
+    """Say how far the collectives of each process group are, by torch's own record of them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["request_id", b"request_id"]) -> None: ...
+
+global___TellCollectives = TellCollectives
+
+@typing.final
+class CollectiveReport(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    GROUPS_FIELD_NUMBER: builtins.int
+    request_id: builtins.int
+    @property
+    def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupProgress]:
+        """none where torch keeps no record"""
+
+    def __init__(
+        self,
+        *,
+        request_id: builtins.int = ...,
+        groups: collections.abc.Iterable[global___GroupProgress] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["groups", b"groups", "request_id", b"request_id"]) -> None: ...
+
+global___CollectiveReport = CollectiveReport
+
+@typing.final
+class GroupProgress(google.protobuf.message.Message):
+    """Collectives of one process group, counted from 1 on every rank in it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DESCRIPTION_FIELD_NUMBER: builtins.int
+    BEGUN_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    SIZES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """the same on all ranks of the group"""
+    description: builtins.str
+    """such as default_pg"""
+    begun: builtins.int
+    """the newest that this rank has come to"""
+    number: builtins.int
+    """the earliest that is not over; 0 when all are"""
+    call: builtins.str
+    """of that one, such as all_reduce"""
+    sizes: builtins.str
+    """of its inputs, such as 4x4, 10"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        description: builtins.str = ...,
+        begun: builtins.int = ...,
+        number: builtins.int = ...,
+        call: builtins.str = ...,
+        sizes: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["begun", b"begun", "call", b"call", "description", b"description", "name", b"name", "number", b"number", "sizes", b"sizes"]) -> None: ...
+
+global___GroupProgress = GroupProgress

@@ -1,7 +1,7 @@
 """The stack desk: asks ranks where their threads are, first over the session, then by a signal.
 
-Who answers and stands still is asked how far its collectives are, too: torch's record may keep a rank busy for
-some milliseconds, and where the record itself is stuck the stacks have been told already.
+Who answers and stands still is asked how far its collectives are, too: torch's record may keep a rank busy
+for some milliseconds, and where the record itself is stuck the stacks have been told already.
 """
 
 import asyncio

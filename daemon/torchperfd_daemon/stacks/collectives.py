@@ -1,7 +1,7 @@
 """Which collectives ranks wait in, and for whom, by torch's own record of them on each rank.
 
-A rank comes to the collectives of a process group in order, so whoever has not begun number n keeps those that
-have from ending it. Who calls something else as number n does so, too.
+A rank comes to the collectives of a process group in order, so whoever has not begun number n keeps those
+that have from ending it. Who calls something else as number n does so, too.
 """
 
 from collections import Counter

@@ -8,7 +8,10 @@ from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, 
 from torchperfd_daemon.stacks.collectives import Missed, culprits, missed
 from torchperfd_daemon.stacks.report import sentence
 
-BACKWARD = (Frame("/x/site-packages/torch/autograd/graph.py", 8, "_engine_run_backward"), Frame("/t.py", 3, "f"))
+BACKWARD = (
+    Frame("/x/site-packages/torch/autograd/graph.py", 8, "_engine_run_backward"),
+    Frame("/t.py", 3, "f"),
+)
 
 
 def at(number: int, call: str = "all_reduce", group: str = "0") -> GroupProgress:
@@ -94,4 +97,6 @@ def test_of_one_group_those_behind_are_absent_and_those_there_wait(members: list
     assert [list(each.absent) for each in found] == ([behind] if behind else [])
     assert list(culprits(found)) == behind
     for each in found:
-        assert [rank for rank, member in enumerate(members) if member.number == each.number] == [*each.waiting]
+        assert [rank for rank, member in enumerate(members) if member.number == each.number] == [
+            *each.waiting
+        ]
