@@ -83,6 +83,11 @@ class Fault:
         """Whether it makes every step longer, so that a cost can be right or wrong."""
         return not self.hangs and (self.seconds > 0 or not self.times_itself)
 
+    @property
+    def straggles(self) -> bool:
+        """Whether some ranks have the others wait for them, step after step."""
+        return self.costs and self.culprits > 0
+
 
 FAULTS: Final = (
     Fault("healthy", Cause.NONE.value, in_quick=True),

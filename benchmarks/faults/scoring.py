@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +28,7 @@ class Mark:
         answered: The class that was answered.
         right_rank: Whether the rank named is a culprit; that none is named, where all are alike.
         seconds: From the onset to the first of the answers that are right from then on; None: never.
+        rank_seconds: The same of the rank alone, whatever the cause; None unless some ranks straggle.
         cost: The true cost in seconds per step; None where a fault has none.
         cost_error: Of the cost answered, as a part of the true one, signed; None unless the cause is right.
         line: Whether a hang's line is told, by the verdict; None where there is none to tell.
@@ -39,6 +40,7 @@ class Mark:
     answered: str
     right_rank: bool
     seconds: float | None
+    rank_seconds: float | None
     cost: float | None
     cost_error: float | None
     line: bool | None
@@ -62,7 +64,14 @@ def mark(trial: Trial) -> Mark:
         plan=plan,
         answered=last.cause if last else SILENT,
         right_rank=last is not None and right_rank(plan, last.rank),
-        seconds=_seconds_until_right(plan, trial.answers),
+        seconds=_seconds_until(
+            trial.answers, lambda each: each.cause == plan.cause and right_rank(plan, each.rank)
+        ),
+        rank_seconds=(
+            _seconds_until(trial.answers, lambda each: each.rank in plan.culprits)
+            if fault.straggles
+            else None
+        ),
         cost=cost,
         cost_error=last.cost / cost - 1 if last and last.cost is not None and right and cost else None,
         line=_tells_line(plan, last) if plan.hang_line else None,
@@ -84,12 +93,13 @@ def right_rank(plan: Plan, rank: int | None) -> bool:
     return rank in plan.culprits if plan.culprits else rank is None
 
 
-def _seconds_until_right(plan: Plan, answers: Sequence[Answer]) -> float | None:
+def _seconds_until(answers: Sequence[Answer], is_right: Callable[[Answer], bool]) -> float | None:
+    """Return since when all answers are right, in seconds from the onset; None: the last is not."""
     since = None
     for answer in answers:
         if answer.after_onset < 0:
             continue
-        if answer.cause != plan.cause or not right_rank(plan, answer.rank):
+        if not is_right(answer):
             since = None
         elif since is None:
             since = answer.after_onset
@@ -131,6 +141,8 @@ class Score:
         blame: The share of healthy jobs that something is said of in the end.
         moments: The share of answers after the onset's step, in healthy jobs, that say something.
         false_hangs: Jobs that do not hang and were said to at any time.
+        named_within_10_s: The share of faults of some ranks, step after step, whose rank is named for good
+            within ten seconds.
         within_10_s: The share of faults without a hang with cause and rank right for good within ten seconds.
         median_seconds: Until cause and rank are right for good, of those that ever are.
         cost: The share of right causes whose cost is within 10 % of the true one.
@@ -148,6 +160,7 @@ class Score:
     blame: float
     moments: float
     false_hangs: int
+    named_within_10_s: float
     within_10_s: float
     median_seconds: float
     cost: float
@@ -185,6 +198,11 @@ def score(trials: Sequence[Trial]) -> Score:
         false_hangs=sum(
             trial.plan.cause != HANG and any(answer.cause == HANG for answer in trial.answers)
             for trial in ran
+        ),
+        named_within_10_s=_share(
+            each.rank_seconds is not None and each.rank_seconds <= 10
+            for each in slow
+            if _NAMED[each.plan.fault].straggles
         ),
         within_10_s=_share(each.seconds is not None and each.seconds <= 10 for each in slow),
         median_seconds=statistics.median(seconds) if seconds else math.nan,

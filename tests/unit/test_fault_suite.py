@@ -306,6 +306,7 @@ def test_what_a_suite_comes_to() -> None:
     assert found.blame == 1 / 2
     assert found.moments == 1 / 4
     assert found.false_hangs == 1
+    assert found.named_within_10_s == 1 / 3
     assert found.within_10_s == 1 / 4
     assert found.median_seconds == 11.0
     assert found.cost == 1 / 2
@@ -329,6 +330,7 @@ def test_bounds_that_are_missed_are_told_and_those_not_tried_are_not() -> None:
     assert [text.split()[0] for text in report.wrong(score(suite()))] == [
         "macro-F1",
         "75%",
+        "33%",
         "50%",
         "50%",
         "1",
