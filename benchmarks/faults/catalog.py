@@ -17,10 +17,10 @@ HELD_OUT_MODELS: Final = ("convnet-ddp", "mlp-fsdp2", "convnet-fsdp2")
 MODELS: Final = (*DEVELOPMENT_MODELS, *HELD_OUT_MODELS)
 
 RANKS: Final = 4
-PACE_SECONDS: Final = 0.02
+PACE_SECONDS: Final = 0.05
 """What a forward waits for, as it would for a device: many ranks then fit on few processors."""
 
-USUAL_STEP_SECONDS: Final = 0.05
+USUAL_STEP_SECONDS: Final = 0.08
 """What a step takes on a machine with time for it. Where steps take longer, faults cost as much more."""
 
 CHECKPOINT_STEPS: Final = 10
@@ -92,21 +92,21 @@ class Fault:
 FAULTS: Final = (
     Fault("healthy", Cause.NONE.value, in_quick=True),
     Fault("healthy, validation", Cause.NONE.value),
-    Fault("slow loader, one rank", Cause.INPUT_BOUND.value, 1, 0.02, in_quick=True),
-    Fault("slow loader, all ranks", Cause.INPUT_BOUND.value, 0, 0.02),
-    Fault("slow compute, one rank", Cause.SLOW_RANK.value, 1, 0.015, in_quick=True),
-    Fault("slow compute, two ranks", Cause.SLOW_RANK.value, 2, 0.015, least_ranks=6),
-    Fault("slow matmuls, one rank", Cause.SLOW_RANK.value, 1, 0.015),
-    Fault("garbage collection", Cause.GARBAGE_COLLECTION.value, 1, 0.02, in_quick=True),
+    Fault("slow loader, one rank", Cause.INPUT_BOUND.value, 1, 0.04, in_quick=True),
+    Fault("slow loader, all ranks", Cause.INPUT_BOUND.value, 0, 0.04),
+    Fault("slow compute, one rank", Cause.SLOW_RANK.value, 1, 0.03, in_quick=True),
+    Fault("slow compute, two ranks", Cause.SLOW_RANK.value, 2, 0.03, least_ranks=6),
+    Fault("slow matmuls, one rank", Cause.SLOW_RANK.value, 1, 0.03),
+    Fault("garbage collection", Cause.GARBAGE_COLLECTION.value, 1, 0.04, in_quick=True),
     Fault("CPU hog", Cause.CPU_CONTENTION.value, 1, times_itself=False, work_seconds=0.004),
     Fault("CPU quota", Cause.CGROUP_THROTTLING.value, 1, times_itself=False, work_seconds=0.006),
-    Fault("slow disk", Cause.SLOW_IO.value, 1, 0.02),
+    Fault("slow disk", Cause.SLOW_IO.value, 1, 0.04),
     Fault("memory leak", Cause.MEMORY_PRESSURE.value, 1),
-    Fault("slow collective", Cause.COLLECTIVE.value, 0, 0.015, replicated_only=True, in_quick=True),
-    Fault("checkpoint stall", Cause.CHECKPOINT.value, 1, 0.02, last_culprit=0, in_quick=True),
+    Fault("slow collective", Cause.COLLECTIVE.value, 0, 0.03, replicated_only=True, in_quick=True),
+    Fault("checkpoint stall", Cause.CHECKPOINT.value, 1, 0.04, last_culprit=0, in_quick=True),
     Fault("one long checkpoint", Cause.CHECKPOINT.value, 1, last_culprit=0),
     Fault("recompiles", Cause.RECOMPILATION.value, 1, 0.02),
-    Fault("all slower", Cause.UNKNOWN.value, 0, 0.012),
+    Fault("all slower", Cause.UNKNOWN.value, 0, 0.024),
     Fault("stopped rank", HANG, 1, in_quick=True),
     Fault("skipped collective", HANG, 1, in_quick=True),
     Fault("mismatched collective", HANG, 1),
