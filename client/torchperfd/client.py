@@ -26,6 +26,7 @@ from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
 from torchperfd.precedence import PRECEDENCE
 from torchperfd.pump import Pump
+from torchperfd.rendezvous import Rendezvous
 from torchperfd.replay import Replay
 from torchperfd.report import RankReport
 from torchperfd.stacks import StackTeller
@@ -197,6 +198,7 @@ class Client:
             on_command=self._obey,
             faults=self._faults,
         )
+        self._rendezvous = Rendezvous(self._tell_daemons)
         self._job_captures = JobCaptureDesk(self._outbox, lambda: self._stream.session)
         self._captures_dir = contract.user_captures_dir()
         self._metrics_url = ""
@@ -390,6 +392,7 @@ class Client:
         self._pump.stop(0.1)
         if self.connected:
             self._say_goodbye()
+        self._rendezvous.stop(0.1)
         self._stream.stop(max(0.1, deadline - time.monotonic()))
         self._stacks.disarm()
         if closing is not None:
@@ -501,6 +504,8 @@ class Client:
         if welcome.captures_dir:
             self._captures_dir = welcome.captures_dir
         self._metrics_url = welcome.metrics_url
+        if welcome.fleet_address and self._identity.local_rank == 0:
+            self._rendezvous.meet(welcome.fleet_address)
         self._job_captures.greet(welcome.features)
         self._pump.greet()
 
@@ -514,6 +519,12 @@ class Client:
             self._job_captures.hear(message.capture_order_result)
         else:
             self._captures.obey(message)
+
+    def _tell_daemons(self, addresses: Sequence[str]) -> None:
+        from torchperfd.v1 import session_pb2
+
+        told = session_pb2.JobDaemons(addresses=addresses)
+        self._outbox.put(session_pb2.ClientMessage(job_daemons=told))
 
     def _tell_collectives(self, request_id: int) -> None:
         from torchperfd import wire

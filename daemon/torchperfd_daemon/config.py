@@ -144,7 +144,8 @@ OPTIONS: Final = (
     Option(
         "fleet_peers",
         Text(),
-        "Daemons of other nodes: host:port,..., file:PATH, dns:NAME:PORT, slurm:HOSTLIST:PORT or slurm:env.",
+        "Daemons of other nodes: host:port,..., file:PATH, dns:NAME:PORT, slurm:HOSTLIST:PORT, "
+        "slurm:env or job.",
     ),
     Option("fleet_token_file", File(), "A secret of one line that all daemons of the fleet share."),
     Option("fleet_tls_cert", File(), "Certificate of this daemon for others, in PEM."),

@@ -47,8 +47,10 @@ from torchperfd_daemon.fleet import (
     FanOut,
     FleetService,
     FleetView,
+    JobPeers,
     Peers,
     check_listening,
+    check_trust,
     listen,
     parse_peers,
     read_credentials,
@@ -139,7 +141,11 @@ class Daemon:
         self._fleet_address = Address(*settings.fleet_address) if settings.fleet_address else None
         if self._fleet_address is not None:
             check_listening(self._fleet_address, self._credentials)
-        self._peers = Peers(parse_peers(settings.fleet_peers)) if settings.fleet_peers else None
+        peers = parse_peers(settings.fleet_peers, own=self._fleet_address) if settings.fleet_peers else None
+        self._peers = Peers(peers) if peers is not None else None
+        self._job_peers = peers if isinstance(peers, JobPeers) else None
+        if self._job_peers is not None:
+            check_trust(self._credentials)
         self._ready = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -175,7 +181,9 @@ class Daemon:
             fan_out = FanOut(self._credentials)
             fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
             others = fleet if self._peers is not None else None
-            sessions = SessionService(self._store, self._coordinator, node, self._changed.set, others)
+            sessions = SessionService(
+                self._store, self._coordinator, node, self._changed.set, others, self._job_peers
+            )
 
             def families() -> Iterator[Family]:
                 return itertools.chain.from_iterable(sampler.families for sampler in samplers)

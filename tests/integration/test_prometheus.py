@@ -1,8 +1,13 @@
-"""A real Prometheus scrapes a real daemon fed by a real training process."""
+"""A real Prometheus scrapes a real daemon fed by a real training process, and hands on what it has.
+
+Where VictoriaMetrics is installed it keeps what Prometheus writes to it, with the configuration of docs/fleet.md.
+"""
 
 import json
+import shutil
 import subprocess
 import sys
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -15,40 +20,42 @@ from tests.node import EXAMPLE, ROOT, Node, eventually, free_port
 from tests.promql import queries
 
 pytestmark = pytest.mark.needs("prometheus")
+LONG_TERM = "victoria-metrics"
+
+
+def fenced(text: str, first: str) -> str:
+    """Return the block of a page's code that begins with this line."""
+    start = text.index(f"```yaml\n{first}") + len("```yaml\n")
+    return text[start : text.index("```", start)]
+
+
 DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
 
 
-class Prometheus:
-    """A Prometheus server that scrapes one daemon twice a second."""
+REMOTE_WRITE = fenced((ROOT / "docs" / "fleet.md").read_text(), "remote_write:")
 
-    def __init__(self, directory: Path, target_port: int) -> None:
-        self.port = free_port()
-        config = directory / "prometheus.yml"
-        config.write_text(
-            "global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}\n"
-            "scrape_configs:\n"
-            "  - job_name: torchperfd\n"
-            f"    static_configs: [{{targets: ['127.0.0.1:{target_port}']}}]\n"
-        )
-        with (directory / "prometheus.log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    "prometheus",
-                    f"--config.file={config}",
-                    f"--storage.tsdb.path={directory / 'tsdb'}",
-                    f"--web.listen-address=127.0.0.1:{self.port}",
-                ],
-                stdout=log,
-                stderr=log,
-            )
 
-    def query(self, expression: str) -> list[dict[str, Any]]:
-        """Return the result of an instant query.
+class Queried:
+    """What answers PromQL on a port of its own: Prometheus, or what keeps its series for long."""
+
+    def __init__(self, log: Path, port: int, *command: str) -> None:
+        self.port = port
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(command, stdout=file, stderr=file)
+
+    def stop(self) -> None:
+        """End it."""
+        self.process.terminate()
+        self.process.wait(15)
+
+    def query(self, expression: str, at: float | None = None) -> list[dict[str, Any]]:
+        """Return the result of an instant query, now or at a moment of Unix seconds.
 
         Raises:
-            AssertionError: Prometheus rejects it; the message is Prometheus's own.
+            AssertionError: The query is rejected; the message is the server's own.
         """
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        asked = {"query": expression} | ({"time": f"{at:.3f}"} if at is not None else {})
+        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode(asked)
         try:
             with urllib.request.urlopen(url, timeout=10) as response:
                 document = json.load(response)
@@ -69,12 +76,56 @@ class Prometheus:
         return float(result[0]["value"][1]) if result else None
 
 
+def prometheus_of(directory: Path, target_port: int, long_term: Queried | None) -> Queried:
+    """Start a Prometheus that scrapes one daemon twice a second, and hands on what docs/fleet.md says."""
+    config = directory / "prometheus.yml"
+    config.write_text(
+        "global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}\n"
+        "scrape_configs:\n"
+        "  - job_name: torchperfd\n"
+        f"    static_configs: [{{targets: ['127.0.0.1:{target_port}']}}]\n"
+    )
+    if long_term is not None:
+        written = REMOTE_WRITE.replace("victoria:8428", f"127.0.0.1:{long_term.port}")
+        config.write_text(config.read_text() + written)
+    port = free_port()
+    return Queried(
+        directory / "prometheus.log",
+        port,
+        "prometheus",
+        f"--config.file={config}",
+        f"--storage.tsdb.path={directory / 'tsdb'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+    )
+
+
+def long_term_store(directory: Path) -> Queried | None:
+    """Start VictoriaMetrics; return None where it is not installed."""
+    if shutil.which(LONG_TERM) is None:
+        return None
+    port = free_port()
+    return Queried(
+        directory / "victoria.log",
+        port,
+        LONG_TERM,
+        f"-httpListenAddr=127.0.0.1:{port}",
+        f"-storageDataPath={directory / 'victoria'}",
+        # So that what was written a moment ago is found, too.
+        "-search.latencyOffset=0s",
+    )
+
+
+Watched = tuple[Node, Queried, Queried | None]
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Prometheus]]:
-    """A daemon and a Prometheus that have watched a training process for a while, still running."""
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    """A daemon, a Prometheus and a store that have watched training for a while, still running."""
     node = Node()
     node.start_daemon()
-    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), node.metrics_port)
+    directory = tmp_path_factory.mktemp("prometheus")
+    store = long_term_store(directory)
+    prometheus = prometheus_of(directory, node.metrics_port, store)
     command = (sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits", str(EXAMPLE))
     try:
         with node.running(*command, "--epochs", "5000") as process:
@@ -82,20 +133,35 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Pr
             eventually(lambda: (prometheus.value("count_over_time(up[1m])") or 0) >= 20, 90, node.log)
             eventually(lambda: prometheus.query("rate(torchperfd_train_steps_total[1m]) > 0"), 60, node.log)
             node.command("capture", "--steps", "2")
-            yield node, prometheus
+            yield node, prometheus, store
             process.kill()
             process.communicate()
     finally:
-        prometheus.process.terminate()
-        prometheus.process.wait(15)
+        prometheus.stop()
+        if store is not None:
+            store.stop()
         node.close()
 
 
-def test_the_daemon_is_up(trained: tuple[Node, Prometheus]) -> None:
+@pytest.fixture
+def trained(watched: Watched) -> tuple[Node, Queried]:
+    """The daemon and the Prometheus."""
+    return watched[0], watched[1]
+
+
+@pytest.fixture
+def kept(watched: Watched) -> tuple[Queried, Queried]:
+    """The Prometheus, and the store that it writes to."""
+    store = watched[2]
+    assert store is not None
+    return watched[1], store
+
+
+def test_the_daemon_is_up(trained: tuple[Node, Queried]) -> None:
     assert trained[1].value('up{job="torchperfd"}') == 1
 
 
-def test_steps_and_their_time_have_rates_that_agree(trained: tuple[Node, Prometheus]) -> None:
+def test_steps_and_their_time_have_rates_that_agree(trained: tuple[Node, Queried]) -> None:
     prometheus = trained[1]
     steps = prometheus.value('rate(torchperfd_train_steps_total{run="digits",rank="0"}[1m])')
     seconds = prometheus.value('rate(torchperfd_train_step_seconds_total{run="digits",rank="0"}[1m])')
@@ -111,7 +177,7 @@ def test_steps_and_their_time_have_rates_that_agree(trained: tuple[Node, Prometh
     assert seconds / steps == pytest.approx(overall, rel=0.5)
 
 
-def test_phase_shares_sum_to_one(trained: tuple[Node, Prometheus]) -> None:
+def test_phase_shares_sum_to_one(trained: tuple[Node, Queried]) -> None:
     shares = trained[1].query(
         'sum by (phase) (rate(torchperfd_train_phase_seconds_total{run="digits",phase!="validate"}[1m]))'
         ' / ignoring(phase) group_left sum(rate(torchperfd_train_step_seconds_total{run="digits"}[1m]))'
@@ -122,7 +188,7 @@ def test_phase_shares_sum_to_one(trained: tuple[Node, Prometheus]) -> None:
     assert all(share > 0 for share in by_phase.values())
 
 
-def test_ranks_join_with_what_is_known_of_them(trained: tuple[Node, Prometheus]) -> None:
+def test_ranks_join_with_what_is_known_of_them(trained: tuple[Node, Queried]) -> None:
     (joined,) = trained[1].query(
         "rate(torchperfd_train_steps_total[1m])"
         " * on (run, rank) group_left (job_name, torch_version) torchperfd_train_rank_info"
@@ -131,7 +197,7 @@ def test_ranks_join_with_what_is_known_of_them(trained: tuple[Node, Prometheus])
     assert joined["metric"]["torch_version"].startswith("2.")
 
 
-def test_a_quantile_of_step_durations(trained: tuple[Node, Prometheus]) -> None:
+def test_a_quantile_of_step_durations(trained: tuple[Node, Queried]) -> None:
     quantile = trained[1].value(
         "histogram_quantile(0.5, sum by (le) (rate(torchperfd_train_step_duration_seconds_bucket[1m])))"
     )
@@ -140,8 +206,40 @@ def test_a_quantile_of_step_durations(trained: tuple[Node, Prometheus]) -> None:
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_query_of_the_dashboards_answers(trained: tuple[Node, Prometheus], path: Path) -> None:
+def test_every_query_of_the_dashboards_answers(trained: tuple[Node, Queried], path: Path) -> None:
     asked = list(queries(json.loads(path.read_text()), run="digits"))
     assert len(asked) > 10
     empty = [query.name for query in asked if not trained[1].query(query.expr) and not query.may_be_empty]
     assert empty == []
+
+
+@pytest.mark.needs("victoria-metrics")
+def test_what_is_handed_on_is_what_prometheus_has(kept: tuple[Queried, Queried]) -> None:
+    prometheus, store = kept
+    at = time.time() - 1
+    name = 'torchperfd_train_steps_total{run="digits"}'
+    # It is written in batches, a few seconds apart.
+    eventually(lambda: store.query(f"timestamp({name}) >= {at}"), 60, str)
+    for expression in (name, 'up{job="torchperfd"}', "torchperfd_train_rank_info", f"rate({name}[10s]) > 0"):
+        ours, theirs = prometheus.query(expression, at), store.query(expression, at)
+        assert ours, expression
+        assert {**ours[0]["metric"], "cluster": "one"} == theirs[0]["metric"]
+    (steps,), (kept_steps,) = prometheus.query(name, at), store.query(name, at)
+    assert steps["value"][1] == kept_steps["value"][1]
+
+
+@pytest.mark.needs("victoria-metrics")
+def test_only_what_is_ours_is_handed_on(kept: tuple[Queried, Queried]) -> None:
+    prometheus, store = kept
+    assert prometheus.query("scrape_samples_scraped")
+    eventually(lambda: store.query("torchperfd_train_steps_total"), 60, str)
+    assert store.query("scrape_samples_scraped") == []
+
+
+@pytest.mark.needs("victoria-metrics")
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_every_query_of_the_dashboards_answers_from_the_store(kept: tuple[Queried, Queried], path: Path) -> None:
+    store = kept[1]
+    eventually(lambda: store.query("rate(torchperfd_train_steps_total[1m]) > 0"), 60, str)
+    asked = list(queries(json.loads(path.read_text()), run="digits"))
+    assert [query.name for query in asked if not store.query(query.expr) and not query.may_be_empty] == []

@@ -3,6 +3,7 @@
 from torchperfd_daemon.fleet.address import Address, parse_address
 from torchperfd_daemon.fleet.credentials import Credentials, check_listening, read_credentials
 from torchperfd_daemon.fleet.fanout import FanOut
+from torchperfd_daemon.fleet.job_peers import JobPeers, check_trust
 from torchperfd_daemon.fleet.listener import listen
 from torchperfd_daemon.fleet.peers import Peers, parse_peers
 from torchperfd_daemon.fleet.service import FleetService
@@ -14,8 +15,10 @@ __all__ = [
     "FanOut",
     "FleetService",
     "FleetView",
+    "JobPeers",
     "Peers",
     "check_listening",
+    "check_trust",
     "listen",
     "parse_address",
     "parse_peers",

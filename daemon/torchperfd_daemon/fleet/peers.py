@@ -18,11 +18,15 @@ import msgspec
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet.address import DEFAULT_PORT, Address, parse_address, parse_port
 from torchperfd_daemon.fleet.hostlist import expand
+from torchperfd_daemon.fleet.job_peers import JobPeers
 
 MOST_PEERS: Final = 10_000
 _MOST_FILE_BYTES: Final = 4 * 2**20
 _FRESH_S: Final = 5.0
-_FORMS: Final = "write host:port,..., file:PATH, dns:NAME:PORT, slurm:HOSTLIST:PORT or slurm:env"
+_ANY: Final = ("0.0.0.0", "::")
+_FORMS: Final = (
+    "write host:port,..., file:PATH, dns:NAME:PORT, slurm:HOSTLIST:PORT, slurm:env, job or job:HOST:PORT"
+)
 
 
 class Source(Protocol):
@@ -150,13 +154,16 @@ class Peers:
         return self._known
 
 
-def parse_peers(text: str, environ: Mapping[str, str] | None = None) -> Source:
+def parse_peers(
+    text: str, environ: Mapping[str, str] | None = None, own: Address | None = None
+) -> Source:
     """Read the value of ``--fleet-peers``.
 
     Args:
         text: ``host:port,...``, ``file:PATH``, ``dns:NAME:PORT``, ``slurm:HOSTLIST:PORT`` or ``slurm:env``,
-            the last with or without a port.
+            the last with or without a port; ``job``, or ``job:HOST:PORT`` where others reach this daemon.
         environ: Of the process; ours by default.
+        own: Where this daemon listens for others; None for nowhere.
 
     Raises:
         UsageError: It is none of these.
@@ -166,6 +173,8 @@ def parse_peers(text: str, environ: Mapping[str, str] | None = None) -> Source:
         if not rest or "\0" in rest:
             raise UsageError(f"{text[:60]!r} names no file", _FORMS)
         return TargetsFile(Path(rest))
+    if kind == "job":
+        return JobPeers(parse_address(rest) if rest else _reachable(own))
     if kind == "dns":
         address = parse_address(rest)
         return Dns(address.host, address.port)
@@ -182,6 +191,19 @@ def parse_peers(text: str, environ: Mapping[str, str] | None = None) -> Source:
     if not addresses:
         raise UsageError("no peer is named", _FORMS)
     return Static(addresses)
+
+
+def _reachable(own: Address | None) -> Address:
+    """Return where other nodes reach a daemon that listens there: by its name, if on all addresses.
+
+    Raises:
+        UsageError: It listens nowhere, or on a port that is yet to be chosen.
+    """
+    if own is None or not own.port:
+        raise UsageError(
+            "--fleet-peers job wants other nodes to reach this daemon", "give --fleet-address HOST:PORT, too"
+        )
+    return Address(socket.gethostname(), own.port) if own.host in _ANY else own
 
 
 class _Group(msgspec.Struct):

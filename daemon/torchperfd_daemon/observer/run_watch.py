@@ -17,7 +17,7 @@ from torchperfd_daemon.diagnosis.detect import (
     StepTimes,
     find_stragglers,
 )
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE, WAITING
+from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE, WAITING, RankWork, Straggler
 from torchperfd_daemon.observer.held import Held
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
@@ -290,9 +290,26 @@ def _late(
     others = order[_MOST_SUSPECTS :: max(1, len(order) // _MOST_PEERS)]
     chosen = [ranks[index] for index in (*order[:_MOST_SUSPECTS].tolist(), *others.tolist())]
     works = [watch.work(usual.get(evidence.rank, {})) for watch, evidence in chosen]
-    found = {each.rank: each.phase for each in find_stragglers(works, len(ranks), named)}
+    found = {each.rank: each.phase for each in _stragglers(works, len(ranks), named)}
     late = {each.rank: float(seconds) - middle for (_, each), seconds in zip(ranks, own, strict=True)}
     return {rank: (late[rank], phase) for rank, phase in found.items() if late[rank] >= least}
+
+
+def _stragglers(works: list[RankWork], among: int, named: Collection[int]) -> list[Straggler]:
+    """Return who is late beyond chance in the whole window, or else in its newest third.
+
+    Where only every so manyth step is slow, no onset soon shortens the window. Until most of it is slow, its
+    steps then differ from each other by more than the rank does from its peers.
+    """
+    found = find_stragglers(works, among, named)
+    if found:
+        return found
+    newest = [
+        RankWork(each.rank, {name: column[-(len(column) // 3) :] for name, column in each.phase_seconds.items()})
+        for each in works
+    ]
+    # The chance of blaming somebody without reason is shared by both questions.
+    return find_stragglers(newest, 2 * among, named)
 
 
 def _usual_lateness(ranks: Sequence[RankEvidence]) -> dict[int, dict[str, float]]:

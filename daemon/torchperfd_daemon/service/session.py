@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import grpc
 
@@ -13,7 +13,7 @@ from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.service import translate, translate_stacks
 from torchperfd_daemon.service.order_desk import OrderDesk
 from torchperfd_daemon.service.others import Others
@@ -122,6 +122,24 @@ class Session:
             log.warning("rank %d of run %s does not read", self.rank, self.record.identity.run)
 
 
+class Meeting(Protocol):
+    """Who hears from ranks of their jobs' other daemons."""
+
+    @property
+    def address(self) -> object:
+        """Where other daemons reach this one, as ranks pass it on."""
+
+    def hear(self, rank: Rank, addresses: Sequence[str], /) -> None:
+        """Take what a rank has heard.
+
+        Raises:
+            UsageError: These are no addresses, or too many.
+        """
+
+    def forget(self, rank: Rank, /) -> None:
+        """Do without it: the rank has left."""
+
+
 class SessionService(session_pb2_grpc.SessionServicer):
     """Receives steps into the store and carries captures' messages.
 
@@ -131,6 +149,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         node: What clients are told in the welcome.
         on_change: Called when a session has begun or ended.
         others: Finds ranks on other nodes; None where there are none.
+        meeting: Hears of other nodes' daemons from the ranks; None where nobody asks them.
     """
 
     def __init__(
@@ -140,11 +159,13 @@ class SessionService(session_pb2_grpc.SessionServicer):
         node: Node,
         on_change: Callable[[], None],
         others: Others | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         self._store = store
         self._coordinator = coordinator
         self._node = node
         self._on_change = on_change
+        self._meeting = meeting
         self._sessions: dict[tuple[str, int], Session] = {}
         self._orders = OrderDesk(coordinator, self.of_run, others)
         self.stacks = StackDesk()
@@ -204,6 +225,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             if self._sessions.get(key) is session:
                 del self._sessions[key]
                 self._store.leave(session.record)
+            if self._meeting is not None:
+                self._meeting.forget(session.record)
             self._on_change()
             log.info("rank %d of run %s is gone", identity.rank, identity.run)
 
@@ -215,6 +238,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 daemon_version=__version__,
                 captures_dir=str(self._node.captures_dir),
                 metrics_url=self._node.metrics_url,
+                fleet_address=str(self._meeting.address) if self._meeting else "",
             )
         )
 
@@ -244,6 +268,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             progress = message.collective_report
             groups = translate_stacks.collectives(progress.groups)
             self.stacks.on_collectives(session, progress.request_id, groups)
+        elif body == "job_daemons":
+            self._on_daemons(session, message.job_daemons.addresses)
         elif body == "bundle":
             for part in message.bundle.messages:
                 # One within another would let a client send us down without end.
@@ -252,6 +278,14 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 if not self._receive(session, part):
                     return False
         return body != "goodbye"
+
+    def _on_daemons(self, session: Session, addresses: Sequence[str]) -> None:
+        if self._meeting is None:
+            return
+        try:
+            self._meeting.hear(session.record, addresses)
+        except UsageError as error:
+            raise translate.BadMessageError(error.problem) from error
 
     def _on_result(self, session: Session, message: session_pb2.CaptureResult) -> None:
         result = translate.result(message)

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet.address import Address, parse_address
+from torchperfd_daemon.fleet.credentials import Credentials, Tls
 from torchperfd_daemon.fleet.hostlist import expand
+from torchperfd_daemon.fleet.job_peers import JobPeers, check_trust
 from torchperfd_daemon.fleet.peers import Peers, parse_peers, parse_targets
 
 LITERAL = st.text("abcxyz._", min_size=1, max_size=4)
@@ -141,6 +144,59 @@ def test_each_form_of_peers(tmp_path: Path) -> None:
 def test_peers_that_cannot_be_meant_are_refused_at_once(text: str) -> None:
     with pytest.raises(UsageError):
         parse_peers(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "own", "address"),
+    [
+        ("job", Address("10.0.0.1", 9408), "10.0.0.1:9408"),
+        ("job", Address("0.0.0.0", 80), f"{socket.gethostname()}:80"),
+        ("job", Address("::", 80), f"{socket.gethostname()}:80"),
+        ("job:front:9408", Address("0.0.0.0", 80), "front:9408"),
+        ("job:front:9408", None, "front:9408"),
+    ],
+)
+def test_ranks_pass_on_where_others_reach_their_daemon(text: str, own: Address | None, address: str) -> None:
+    peers = parse_peers(text, own=own)
+    assert isinstance(peers, JobPeers)
+    assert str(peers.address) == address
+
+
+@pytest.mark.parametrize("own", [None, Address("10.0.0.1", 0)])
+def test_a_daemon_that_nobody_reaches_cannot_be_passed_on(own: Address | None) -> None:
+    with pytest.raises(UsageError, match="reach this daemon"):
+        parse_peers("job", own=own)
+
+
+class Someone:
+    """A rank."""
+
+
+def test_what_ranks_have_heard_counts_while_they_are_here() -> None:
+    peers = JobPeers(Address("a", 1))
+    one, two = Someone(), Someone()
+    assert asyncio.run(peers.read()) == []
+    peers.hear(one, ["a:1", "b:1"])
+    peers.hear(two, ["a:1", "c:1"])
+    peers.hear(two, ["c:1", "a:1", "d:1"])
+    assert list(map(str, asyncio.run(peers.read()))) == ["a:1", "b:1", "c:1", "d:1"]
+    peers.forget(one)
+    peers.forget(one)
+    assert list(map(str, asyncio.run(peers.read()))) == ["c:1", "a:1", "d:1"]
+    del two
+    assert asyncio.run(peers.read()) == []
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        peers.hear(one, ["nowhere"])
+    with pytest.raises(UsageError, match="10,000"):
+        peers.hear(one, ["a:1"] * 10_001)
+
+
+def test_the_secret_is_not_shown_to_whoever_a_training_process_names() -> None:
+    tls = Tls(b"", b"", b"")
+    for trusted in (Credentials(), Credentials(tls=tls), Credentials("a" * 16, tls)):
+        check_trust(trusted)
+    with pytest.raises(UsageError, match="secret"):
+        check_trust(Credentials("a" * 16))
 
 
 @pytest.mark.parametrize("text", ["file:/nonexistent/peers.json", "slurm:env"])

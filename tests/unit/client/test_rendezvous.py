@@ -1,0 +1,133 @@
+"""Ranks that tell each other of their daemons, at a real store; and jobs that have none."""
+
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, PrefixStore, TCPStore
+
+import torchperfd
+from torchperfd import rendezvous
+from torchperfd.rendezvous import Rendezvous
+from torchperfd.v1 import session_pb2
+
+C10D = "torch.distributed.distributed_c10d"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TCPStore]:
+    """A job's store, as the ranks find it once they have met."""
+    served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    own = PrefixStore("default_pg", PrefixStore("0", served))
+    monkeypatch.setitem(
+        sys.modules, C10D, SimpleNamespace(is_initialized=lambda: True, _get_default_store=lambda: own)
+    )
+    monkeypatch.setattr(rendezvous, "_PAUSES_S", (0.05,) * 200)
+    yield served
+
+
+class Node:
+    """One node's rank."""
+
+    def __init__(self, nodes: str = "", attempt: str = "0") -> None:
+        self.told: queue.Queue[tuple[str, ...]] = queue.Queue()
+        environ = {"GROUP_WORLD_SIZE": nodes, "TORCHELASTIC_RESTART_COUNT": attempt}
+        self.rendezvous = Rendezvous(lambda known: self.told.put(tuple(known)), environ)
+
+    def hear(self) -> set[str]:
+        return set(self.told.get(timeout=20))
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[Node]]:
+    made: list[Node] = []
+    yield made
+    for node in made:
+        node.rendezvous.stop(5.0)
+
+
+def test_each_hears_of_all_and_is_done(store: TCPStore, nodes: list[Node]) -> None:
+    nodes += [Node("3") for _ in range(3)]
+    for number, node in enumerate(nodes):
+        node.rendezvous.meet(f"node{number}:9408")
+    everyone = {f"node{number}:9408" for number in range(3)}
+    for node in nodes:
+        heard = node.hear()
+        while heard != everyone:
+            assert heard < everyone
+            heard = node.hear()
+        assert node.rendezvous._thread is not None
+        node.rendezvous._thread.join(10)
+        assert not node.rendezvous._thread.is_alive()
+    assert nodes[0].told.empty()
+    nodes[0].rendezvous.meet("node0:9408")
+    assert nodes[0].hear() == everyone
+
+
+def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(
+    store: TCPStore, nodes: list[Node]
+) -> None:
+    nodes += [Node(), Node()]
+    nodes[0].rendezvous.meet("a:1")
+    assert nodes[0].hear() == {"a:1"}
+    nodes[1].rendezvous.meet("b:1")
+    assert nodes[0].hear() == {"a:1", "b:1"}
+
+
+def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(
+    store: TCPStore, nodes: list[Node]
+) -> None:
+    nodes += [Node(), Node(attempt="1")]
+    nodes[0].rendezvous.meet("gone:1")
+    assert nodes[0].hear() == {"gone:1"}
+    nodes[1].rendezvous.meet("new:1")
+    assert nodes[1].hear() == {"new:1"}
+
+
+@pytest.mark.parametrize("way", ["no group yet", "in a file", "a store that has gone"])
+def test_without_a_store_nothing_is_told_and_it_can_be_ended(
+    way: str, nodes: list[Node], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = SimpleNamespace(host="127.0.0.1", port=1, append=None)
+    store: Any = gone if way == "a store that has gone" else HashStore()
+    meets = way != "no group yet"
+    monkeypatch.setitem(
+        sys.modules, C10D, SimpleNamespace(is_initialized=lambda: meets, _get_default_store=lambda: store)
+    )
+    monkeypatch.setattr(rendezvous, "_TIMEOUT", rendezvous._TIMEOUT / 100)
+    nodes.append(Node())
+    with caplog.at_level("INFO", "torchperfd"):
+        nodes[0].rendezvous.meet("a:1")
+        if not meets:
+            nodes[0].rendezvous.stop(5.0)
+        assert nodes[0].rendezvous._thread is not None
+        nodes[0].rendezvous._thread.join(20)
+    assert not nodes[0].rendezvous._thread.is_alive()
+    assert nodes[0].told.empty()
+    assert ("cannot be asked for" in caplog.text) == (way == "a store that has gone")
+
+
+@pytest.mark.parametrize(
+    ("local_rank", "address", "meets"), [(0, "a:1", True), (1, "a:1", False), (0, "", False)]
+)
+def test_one_rank_of_a_node_meets_the_others_if_its_daemon_asks(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, local_rank: int, address: str, meets: bool
+) -> None:
+    met: list[str] = []
+    monkeypatch.setattr(client._rendezvous, "meet", met.append)
+    monkeypatch.setattr(client, "_identity", replace(client._identity, local_rank=local_rank))
+    client._on_welcome(session_pb2.Welcome(fleet_address=address))
+    assert met == (["a:1"] if meets else [])
+
+
+def test_what_is_heard_goes_to_the_daemon(client: torchperfd.Client) -> None:
+    client._outbox.take(0, 1000)
+    client._tell_daemons(("a:1", "b:1"))
+    (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("job_daemons"))
+    assert list(message.job_daemons.addresses) == ["a:1", "b:1"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "torchperfd-rendezvous"]
