@@ -1,8 +1,8 @@
 """The rendezvous: where ranks of a job on different nodes tell each other which daemons watch them.
 
 What all nodes of a job share is the store that their ranks have met at. A daemon that wants to find its peers
-there says so in its welcome, and one rank of each node then adds its daemon's address to a list in the store and
-reads those of the others. That goes over a connection of its own: nobody who trains ever waits for it.
+there says so in its welcome, and one rank of each node then adds its daemon's address to a list in the store
+and reads those of the others. That goes over a connection of its own: nobody who trains ever waits for it.
 """
 
 import logging
@@ -72,7 +72,7 @@ class Rendezvous:
             log.info("this job's other daemons cannot be asked for: %s", error)
 
     def _wait_for_store(self) -> Any:
-        """Return the store that the ranks have met at; None when they never do, or at one without a network."""
+        """Return the store that the ranks have met at; None when they do not, or at one without a network."""
         for _ in range(_MOST_POLLS):
             c10d = sys.modules.get("torch.distributed.distributed_c10d")
             if c10d is not None and c10d.is_initialized():
@@ -97,6 +97,6 @@ class Rendezvous:
 
 
 def _own_connection(store: Any) -> Any:
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)

@@ -21,7 +21,7 @@ while True:
 
 
 def listed(node: Node) -> Any:
-    runs = node.json("ps", "--job", "pair")["runs"]
+    runs = node.json("ps", "--fleet")["runs"]
     return [rank["rank"] for run in runs for rank in run["ranks"] if rank["connected"]]
 
 
@@ -29,14 +29,26 @@ def test_daemons_find_each_other_through_the_ranks_they_watch(tmp_path: Path) ->
     script = tmp_path / "pair.py"
     script.write_text(SCRIPT)
     store = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    command = (sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "both", "--job", "pair", str(script))
+    command = (
+        sys.executable,
+        "-m",
+        "torchperfd",
+        "run",
+        "--quiet",
+        "--run",
+        "both",
+        "--job",
+        "pair",
+        str(script),
+    )
     with new_node() as one, new_node() as two:
         for node in (one, two):
             address = f"127.0.0.1:{free_port()}"
             node.start_daemon("--fleet-address", address, "--fleet-peers", "job")
         assert listed(one) == []
         ranks = [
-            node.running(*command, **store, RANK=str(rank), LOCAL_RANK="0") for rank, node in enumerate((one, two))
+            node.running(*command, **store, RANK=str(rank), LOCAL_RANK="0")
+            for rank, node in enumerate((one, two))
         ]
         with ranks[0] as first, ranks[1] as second:
             for node in (one, two):

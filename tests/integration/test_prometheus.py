@@ -1,6 +1,6 @@
 """A real Prometheus scrapes a real daemon fed by a real training process, and hands on what it has.
 
-Where VictoriaMetrics is installed it keeps what Prometheus writes to it, with the configuration of docs/fleet.md.
+VictoriaMetrics, where it is installed, keeps what Prometheus writes to it, configured as docs/fleet.md says.
 """
 
 import json
@@ -238,7 +238,9 @@ def test_only_what_is_ours_is_handed_on(kept: tuple[Queried, Queried]) -> None:
 
 @pytest.mark.needs("victoria-metrics")
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_query_of_the_dashboards_answers_from_the_store(kept: tuple[Queried, Queried], path: Path) -> None:
+def test_every_query_of_the_dashboards_answers_from_the_store(
+    kept: tuple[Queried, Queried], path: Path
+) -> None:
     store = kept[1]
     eventually(lambda: store.query("rate(torchperfd_train_steps_total[1m]) > 0"), 60, str)
     asked = list(queries(json.loads(path.read_text()), run="digits"))

@@ -97,6 +97,7 @@ class ClientMessage(google.protobuf.message.Message):
     STACK_REPORT_FIELD_NUMBER: builtins.int
     CAPTURE_ORDER_FIELD_NUMBER: builtins.int
     COLLECTIVE_REPORT_FIELD_NUMBER: builtins.int
+    JOB_DAEMONS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """always first"""
@@ -127,6 +128,10 @@ class ClientMessage(google.protobuf.message.Message):
 
     @property
     def collective_report(self) -> global___CollectiveReport: ...
+    @property
+    def job_daemons(self) -> global___JobDaemons:
+        """only to a daemon whose welcome has a fleet address"""
+
     def __init__(
         self,
         *,
@@ -141,10 +146,11 @@ class ClientMessage(google.protobuf.message.Message):
         stack_report: global___StackReport | None = ...,
         capture_order: global___CaptureOrder | None = ...,
         collective_report: global___CollectiveReport | None = ...,
+        job_daemons: global___JobDaemons | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "collective_report", b"collective_report", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "collective_report", b"collective_report", "goodbye", b"goodbye", "hello", b"hello", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle", "stack_report", "capture_order", "collective_report"] | None: ...
+    def HasField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "collective_report", b"collective_report", "goodbye", b"goodbye", "hello", b"hello", "job_daemons", b"job_daemons", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["account", b"account", "body", b"body", "bundle", b"bundle", "capture_ack", b"capture_ack", "capture_order", b"capture_order", "capture_result", b"capture_result", "collective_report", b"collective_report", "goodbye", b"goodbye", "hello", b"hello", "job_daemons", b"job_daemons", "stack_report", b"stack_report", "state", b"state", "steps", b"steps"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "steps", "account", "state", "capture_ack", "capture_result", "goodbye", "bundle", "stack_report", "capture_order", "collective_report", "job_daemons"] | None: ...
 
 global___ClientMessage = ClientMessage
 
@@ -275,10 +281,13 @@ class Welcome(google.protobuf.message.Message):
     DAEMON_VERSION_FIELD_NUMBER: builtins.int
     CAPTURES_DIR_FIELD_NUMBER: builtins.int
     METRICS_URL_FIELD_NUMBER: builtins.int
+    FLEET_ADDRESS_FIELD_NUMBER: builtins.int
     daemon_version: builtins.str
     captures_dir: builtins.str
     """Where traces of this process belong; the client only ever writes below it."""
     metrics_url: builtins.str
+    fleet_address: builtins.str
+    """where other nodes' daemons reach this one, which seeks them; empty: it does not"""
     @property
     def api(self) -> global___ApiRange: ...
     @property
@@ -291,9 +300,10 @@ class Welcome(google.protobuf.message.Message):
         daemon_version: builtins.str = ...,
         captures_dir: builtins.str = ...,
         metrics_url: builtins.str = ...,
+        fleet_address: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_version", b"daemon_version", "features", b"features", "metrics_url", b"metrics_url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_version", b"daemon_version", "features", b"features", "fleet_address", b"fleet_address", "metrics_url", b"metrics_url"]) -> None: ...
 
 global___Welcome = Welcome
 
@@ -1215,3 +1225,23 @@ class GroupProgress(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["begun", b"begun", "call", b"call", "description", b"description", "name", b"name", "number", b"number", "sizes", b"sizes"]) -> None: ...
 
 global___GroupProgress = GroupProgress
+
+@typing.final
+class JobDaemons(google.protobuf.message.Message):
+    """The daemons that watch a job, as its ranks have told each other at their rendezvous."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADDRESSES_FIELD_NUMBER: builtins.int
+    @property
+    def addresses(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """such as node1:9408, this node's among them"""
+
+    def __init__(
+        self,
+        *,
+        addresses: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["addresses", b"addresses"]) -> None: ...
+
+global___JobDaemons = JobDaemons

@@ -154,9 +154,7 @@ class Peers:
         return self._known
 
 
-def parse_peers(
-    text: str, environ: Mapping[str, str] | None = None, own: Address | None = None
-) -> Source:
+def parse_peers(text: str, environ: Mapping[str, str] | None = None, own: Address | None = None) -> Source:
     """Read the value of ``--fleet-peers``.
 
     Args:

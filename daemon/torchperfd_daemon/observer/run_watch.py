@@ -296,7 +296,7 @@ def _late(
 
 
 def _stragglers(works: list[RankWork], among: int, named: Collection[int]) -> list[Straggler]:
-    """Return who is late beyond chance in the whole window, or else in its newest third.
+    """Return who is late beyond chance in the whole window, or else in its newest half.
 
     Where only every so manyth step is slow, no onset soon shortens the window. Until most of it is slow, its
     steps then differ from each other by more than the rank does from its peers.
@@ -305,7 +305,9 @@ def _stragglers(works: list[RankWork], among: int, named: Collection[int]) -> li
     if found:
         return found
     newest = [
-        RankWork(each.rank, {name: column[-(len(column) // 3) :] for name, column in each.phase_seconds.items()})
+        RankWork(
+            each.rank, {name: column[-(len(column) // 2) :] for name, column in each.phase_seconds.items()}
+        )
         for each in works
     ]
     # The chance of blaming somebody without reason is shared by both questions.

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore, PrefixStore, TCPStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 import torchperfd
 from torchperfd import rendezvous
@@ -20,15 +20,17 @@ C10D = "torch.distributed.distributed_c10d"
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[TCPStore]:
+def _store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A job's store, as the ranks find it once they have met."""
     served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    own = PrefixStore("default_pg", PrefixStore("0", served))
+    found = [PrefixStore("default_pg", PrefixStore("0", served))]
     monkeypatch.setitem(
-        sys.modules, C10D, SimpleNamespace(is_initialized=lambda: True, _get_default_store=lambda: own)
+        sys.modules, C10D, SimpleNamespace(is_initialized=lambda: True, _get_default_store=lambda: found[0])
     )
     monkeypatch.setattr(rendezvous, "_PAUSES_S", (0.05,) * 200)
-    yield served
+    yield
+    # It serves for as long as anybody has it.
+    found.clear()
 
 
 class Node:
@@ -51,7 +53,8 @@ def nodes() -> Iterator[list[Node]]:
         node.rendezvous.stop(5.0)
 
 
-def test_each_hears_of_all_and_is_done(store: TCPStore, nodes: list[Node]) -> None:
+@pytest.mark.usefixtures("_store")
+def test_each_hears_of_all_and_is_done(nodes: list[Node]) -> None:
     nodes += [Node("3") for _ in range(3)]
     for number, node in enumerate(nodes):
         node.rendezvous.meet(f"node{number}:9408")
@@ -69,9 +72,8 @@ def test_each_hears_of_all_and_is_done(store: TCPStore, nodes: list[Node]) -> No
     assert nodes[0].hear() == everyone
 
 
-def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(
-    store: TCPStore, nodes: list[Node]
-) -> None:
+@pytest.mark.usefixtures("_store")
+def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(nodes: list[Node]) -> None:
     nodes += [Node(), Node()]
     nodes[0].rendezvous.meet("a:1")
     assert nodes[0].hear() == {"a:1"}
@@ -79,9 +81,8 @@ def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(
     assert nodes[0].hear() == {"a:1", "b:1"}
 
 
-def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(
-    store: TCPStore, nodes: list[Node]
-) -> None:
+@pytest.mark.usefixtures("_store")
+def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(nodes: list[Node]) -> None:
     nodes += [Node(), Node(attempt="1")]
     nodes[0].rendezvous.meet("gone:1")
     assert nodes[0].hear() == {"gone:1"}

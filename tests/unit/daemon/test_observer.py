@@ -97,9 +97,7 @@ def test_a_slow_rank_is_named_with_phase_and_cost_within_ten_seconds(seed: int) 
 def test_a_rank_that_is_slow_now_and_then_is_named_before_the_window_is_full_of_it(seed: int) -> None:
     watched = Watched(seed=seed)
     watched.train(30)
-    told = watched.train(
-        20, lambda rank, step: {"forward": 0.08} if rank == seed and step % 4 == 0 else {}
-    )
+    told = watched.train(20, lambda rank, step: {"forward": 0.08} if rank == seed and step % 4 == 0 else {})
     named = [each is not None and each.rank == seed for each in told]
     assert any(named[:8]), [each and each.summary for each in told[:10]]
     assert all(named[8:])
