@@ -8,13 +8,13 @@ from typing import Final
 from benchmarks.faults.scoring import Score, confusion, mark, score
 from benchmarks.faults.trial import Trial
 
-_ROW: Final = "{:<24} {:<17} {:>4} {:>8} {:>8} {:>8} {:>8}  {:<22} {:>4} {:>8} {:>7}  {}"
+_ROW: Final = "{:<24} {:<17} {:>4} {:>8} {:>8} {:>8} {:>8}  {:<22} {:>4} {:>8} {:>7} {:>7}  {}"
 
 
 def head() -> str:
     """Return the head of the trials' lines."""
     names = ("fault", "model", "seed", "culprit", "injected", "longer", "cost", "answered", "rank")
-    return _ROW.format(*names, "right at", "error", "hang's line: verdict, stacks")
+    return _ROW.format(*names, "right at", "error", "what-if", "hang's line: verdict, stacks")
 
 
 def line(trial: Trial) -> str:
@@ -26,7 +26,7 @@ def line(trial: Trial) -> str:
     plan, measured = trial.plan, trial.measured
     start = (plan.fault, plan.model, plan.seed, ",".join(map(str, plan.culprits)) or "all")
     if trial.failure:
-        return f"{_ROW.format(*start, *[''] * 8).rstrip()} not scored: {trial.failure}"
+        return f"{_ROW.format(*start, *[''] * 9).rstrip()} not scored: {trial.failure}"
     own = mark(trial)
     last = trial.answers[-1] if trial.answers else None
     grew = f"{measured.change * 1e3:.1f}" if measured.after else "-"
@@ -40,6 +40,7 @@ def line(trial: Trial) -> str:
         "all" if last is None or last.rank is None else last.rank,
         "never" if own.seconds is None else f"{own.seconds:.1f} s",
         "" if own.cost_error is None else f"{own.cost_error:+.0%}",
+        "" if own.whatif_error is None else f"{own.whatif_error:+.1%}",
         ", ".join(hang),
     ).rstrip()
 
@@ -73,6 +74,8 @@ def figures(result: Score) -> str:
         ("median time until right for good", _seconds(result.median_seconds), ""),
         ("cost within 10 % of the injected", _percent(result.cost), "all"),
         ("median error of the cost", _percent(result.median_cost_error), ""),
+        ("what-if within 5 % of the step", _percent(result.whatif), "all"),
+        ("median error of what-if", _percent(result.median_whatif_error), ""),
         ("hang: culprit named by the verdict", _percent(result.hang), ">= 99 %"),
         ("hang: line told by the verdict", _percent(result.hang_line), ">= 99 %"),
         ("hang: culprit apart in the stacks", _percent(result.stacks), ""),
@@ -104,6 +107,7 @@ def wrong(result: Score) -> list[str]:
         ),
         (f"{_percent(result.blame)} of healthy jobs blamed, at most 1 % wanted", result.blame > 0.01),
         (f"{_percent(result.cost)} of costs within 10 %, all wanted", result.cost < 1),
+        (f"{_percent(result.whatif)} of what-ifs within 5 %, all wanted", result.whatif < 1),
         (f"{_percent(result.hang)} of hangs told, at least 99 % wanted", result.hang < 0.99),
         (f"{_percent(result.hang_line)} of hangs' lines told, at least 99 % wanted", result.hang_line < 0.99),
         (f"{result.false_hangs} jobs said to hang that do not", result.false_hangs > 0),

@@ -12,6 +12,7 @@ from benchmarks.faults.catalog import FAULTS, HANG, Fault, Plan
 from benchmarks.faults.trial import Answer, Trial
 
 from torchperfd_daemon.diagnosis.verdict import Cause
+from torchperfd_daemon.diagnosis.whatif import Removed
 
 SILENT: Final = "(no answer)"
 """The class of answers that did not come."""
@@ -31,6 +32,8 @@ class Mark:
         rank_seconds: The same of the rank alone, whatever the cause; None unless some ranks straggle.
         cost: The true cost in seconds per step; None where a fault has none.
         cost_error: Of the cost answered, as a part of the true one, signed; None unless the cause is right.
+        whatif_error: Of the step without the fault as ``whatif`` predicts it, as a part of the step with it,
+            signed; None where it cannot be taken out, or was not asked about.
         line: Whether a hang's line is told, by the verdict; None where there is none to tell.
         stacks_rank: Whether the ranks that stand apart are the culprits; None of trials that do not hang.
         stacks_line: Whether a hang's line is told, by the stacks.
@@ -43,6 +46,7 @@ class Mark:
     rank_seconds: float | None
     cost: float | None
     cost_error: float | None
+    whatif_error: float | None
     line: bool | None
     stacks_rank: bool | None
     stacks_line: bool | None
@@ -74,6 +78,7 @@ def mark(trial: Trial) -> Mark:
         ),
         cost=cost,
         cost_error=last.cost / cost - 1 if last and last.cost is not None and right and cost else None,
+        whatif_error=_whatif_error(trial, fault),
         line=_tells_line(plan, last) if plan.hang_line else None,
         stacks_rank=stands.odd == plan.culprits if stands else None,
         stacks_line=plan.hang_line in stands.lines if stands and plan.hang_line else None,
@@ -86,6 +91,19 @@ def true_cost(trial: Trial, fault: Fault) -> float | None:
         return None
     cost = trial.measured.injected if fault.times_itself else trial.measured.change
     return cost if cost > 0 else None
+
+
+def _whatif_error(trial: Trial, fault: Fault) -> float | None:
+    measured = trial.measured
+    if fault.removed is None or not trial.predictions or not measured.after:
+        return None
+    of_rank = fault.removed is Removed.RANK_EXCESS
+    wanted = (
+        each.step_seconds
+        for each in trial.predictions
+        if each.removed == fault.removed.value and (not of_rank or each.rank in trial.plan.culprits)
+    )
+    return (min(wanted, default=measured.after) - measured.before) / measured.after
 
 
 def right_rank(plan: Plan, rank: int | None) -> bool:
@@ -147,6 +165,8 @@ class Score:
         median_seconds: Until cause and rank are right for good, of those that ever are.
         cost: The share of right causes whose cost is within 10 % of the true one.
         median_cost_error: Unsigned.
+        whatif: The share of predicted steps within 5 % of the step of what was measured without the fault.
+        median_whatif_error: Unsigned.
         hang: The share of hangs whose culprit the verdict names as one.
         hang_line: The share of hangs at a line whose line the verdict tells.
         stacks: The share of hangs whose culprits stand apart in ``stacks``.
@@ -165,6 +185,8 @@ class Score:
     median_seconds: float
     cost: float
     median_cost_error: float
+    whatif: float
+    median_whatif_error: float
     hang: float
     hang_line: float
     stacks: float
@@ -187,6 +209,7 @@ def score(trials: Sequence[Trial]) -> Score:
         if answer.after_onset >= 0
     ]
     seconds = [each.seconds for each in faulty if each.seconds is not None]
+    predicted = [abs(each.whatif_error) for each in marks if each.whatif_error is not None]
     errors = [abs(each.cost_error) for each in marks if each.cost_error is not None]
     return Score(
         trials=len(marks),
@@ -208,6 +231,8 @@ def score(trials: Sequence[Trial]) -> Score:
         median_seconds=statistics.median(seconds) if seconds else math.nan,
         cost=_share(error <= 0.1 for error in errors),
         median_cost_error=statistics.median(errors) if errors else math.nan,
+        whatif=_share(error <= 0.05 for error in predicted),
+        median_whatif_error=statistics.median(predicted) if predicted else math.nan,
         hang=_share(each.right_cause and each.right_rank for each in hangs),
         hang_line=_share(each.line for each in hangs if each.line is not None),
         stacks=_share(each.stacks_rank for each in hangs if each.stacks_rank is not None),

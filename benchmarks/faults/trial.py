@@ -62,6 +62,23 @@ class Standstill:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What ``torchperfd whatif`` says of a job in the end: the step without one cause.
+
+    Attributes:
+        removed: The value of a ``Removed``.
+        rank: Whose excess; None where it is taken out of all ranks.
+        phase: Which phase; empty where there is none.
+        step_seconds: As predicted.
+    """
+
+    removed: str
+    rank: int | None
+    phase: str
+    step_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One job, and what was said about it.
 
@@ -69,6 +86,7 @@ class Trial:
         answers: In order of time; empty when nobody answered.
         standstill: Of a job that hangs; else None.
         failure: Why the job says nothing about anybody; empty when it ran.
+        predictions: Of the steps with the fault; empty where none were asked for.
     """
 
     plan: Plan
@@ -76,6 +94,7 @@ class Trial:
     answers: tuple[Answer, ...]
     standstill: Standstill | None = None
     failure: str = ""
+    predictions: tuple[Prediction, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -91,6 +110,7 @@ class Trial:
             answers=tuple(Answer(**answer) for answer in document["answers"]),
             standstill=Standstill(tuple(stands["odd"]), tuple(stands["lines"])) if stands else None,
             failure=document["failure"],
+            predictions=tuple(Prediction(**each) for each in document.get("predictions", ())),
         )
 
 
@@ -161,6 +181,8 @@ def _watch(
             said.append((time.time(), _ask(control)))
         onset = onset or journal.onset_unix(_steps(plan, node), plan.onset)
         time.sleep(POLL_SECONDS)
+    running = onset is not None and job.poll() is None
+    predictions = _predictions(node) if running and plan.cause != HANG else ()
     stands = _stands(control) if plan.cause == HANG and onset and job.poll() is None else None
     failure = ""
     if onset is None or job.poll() is not None:
@@ -173,6 +195,7 @@ def _watch(
         answers=tuple(replace(answer, after_onset=at - (onset or latest)) for at, answer in said),
         standstill=stands,
         failure=failure,
+        predictions=predictions,
     )
 
 
@@ -188,6 +211,15 @@ def _ask(control: control_pb2_grpc.ControlStub) -> Answer:
         rank=verdict.rank if verdict.rank >= 0 else None,
         cost=verdict.cost_seconds_per_step,
         evidence=verdict.evidence,
+    )
+
+
+def _predictions(node: Node) -> tuple[Prediction, ...]:
+    """Ask what steps would take without this or that."""
+    return tuple(
+        Prediction(each["removed"], each["rank"], each["phase"] or "", each["step_seconds"])
+        for run in node.json("whatif")["runs"]
+        for each in run["answers"]
     )
 
 

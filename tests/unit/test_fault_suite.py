@@ -14,7 +14,7 @@ from benchmarks.faults.injections import injection_of
 from benchmarks.faults.journal import Journal, Measured, Step
 from benchmarks.faults.quota import Quota
 from benchmarks.faults.scoring import SILENT, confusion, macro_f1, mark, right_rank, score
-from benchmarks.faults.trial import Answer, Standstill, Trial
+from benchmarks.faults.trial import Answer, Prediction, Standstill, Trial
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -277,10 +277,30 @@ def test_a_hang_s_line_counts_where_it_is_told() -> None:
     assert mark(trial_of("stopped rank", [answer(11, HANG, 0)])).line is None
 
 
+def predicted(name: str, *predictions: Prediction, before: float = 0.05) -> float | None:
+    trial = replace(trial_of(name, []), measured=Measured(before, 0.08, 0.03), predictions=predictions)
+    return mark(trial).whatif_error
+
+
+def test_what_if_is_judged_by_the_step_before_the_fault() -> None:
+    culprit = plan_of("slow loader, one rank").culprits[0]
+    right = Prediction("rank excess", culprit, "data", 0.052)
+    other = Prediction("rank excess", culprit + 1, "data", 0.04)
+    assert predicted("slow loader, one rank", right, other) == pytest.approx(0.002 / 0.08)
+    # What is not predicted to become shorter stays as it is.
+    assert predicted("slow loader, one rank", other) == pytest.approx(0.03 / 0.08)
+    everyones = (Prediction("phase", None, "data", 0.049), Prediction("phase", None, "checkpoint", 0.079))
+    assert predicted("slow loader, all ranks", *everyones) == pytest.approx(-0.001 / 0.08)
+    assert predicted("slow loader, one rank") is None
+    assert predicted("all slower", right) is None
+    found = score([replace(trial_of("slow loader, one rank", []), predictions=(right,)) for _ in range(2)])
+    assert (found.whatif, found.median_whatif_error) == (1.0, pytest.approx(0.002 / 0.08))
+
+
 def suite() -> list[Trial]:
-    """Return made-up trials: two healthy, four slow, one hang, one that failed."""
+    """Return made-up trials: two healthy, five slow, one hang, one that failed."""
     loader, slow = plan_of("slow loader, one rank"), plan_of("slow compute, one rank")
-    hang = plan_of("skipped collective")
+    hang, matmuls = plan_of("skipped collective"), plan_of("slow matmuls, one rank")
     return [
         trial_of("healthy", [answer(-1, "unknown"), answer(1, "none"), answer(2, "none")]),
         trial_of("healthy", [answer(1, "none"), answer(2, "slow rank", 1)]),
@@ -295,25 +315,29 @@ def suite() -> list[Trial]:
             Standstill(hang.culprits, (hang.hang_line,)),
         ),
         replace(trial_of("CPU hog", []), failure="the job ended with 1: RuntimeError"),
+        replace(
+            trial_of("slow matmuls, one rank", [answer(3, "slow rank", matmuls.culprits[0], 0.02)]),
+            predictions=(Prediction("rank excess", matmuls.culprits[0], "forward", 0.051),),
+        ),
     ]
 
 
 def test_what_a_suite_comes_to() -> None:
     found = score(suite())
-    assert found.trials == 7
+    assert found.trials == 8
     assert found.classes == 4
-    assert found.culprit == 3 / 4
+    assert found.culprit == 4 / 5
     assert found.blame == 1 / 2
     assert found.moments == 1 / 4
     assert found.false_hangs == 1
-    assert found.named_within_10_s == 1 / 3
-    assert found.within_10_s == 1 / 4
-    assert found.median_seconds == 11.0
-    assert found.cost == 1 / 2
+    assert found.named_within_10_s == 2 / 4
+    assert found.within_10_s == 2 / 5
+    assert found.median_seconds == 7.5
+    assert found.cost == 2 / 3
     assert (found.hang, found.hang_line, found.stacks, found.stacks_line) == (1, 1, 1, 1)
     ran = [mark(trial) for trial in suite() if not trial.failure]
     assert confusion(ran)["input-bound", SILENT] == 1
-    assert confusion(ran).total() == 7
+    assert confusion(ran).total() == 8
 
 
 def test_a_trial_survives_json() -> None:
@@ -329,10 +353,10 @@ def test_the_report_is_the_golden_file() -> None:
 def test_bounds_that_are_missed_are_told_and_those_not_tried_are_not() -> None:
     assert [text.split()[0] for text in report.wrong(score(suite()))] == [
         "macro-F1",
-        "75%",
-        "33%",
+        "80%",
         "50%",
         "50%",
+        "67%",
         "1",
     ]
     assert report.wrong(score([])) == []

@@ -27,14 +27,19 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
     """Predict how much faster a run were without each of its causes.
 
     Replays the newest recorded steps of all its ranks with one cause removed: what a rank needs more than
-    its peers, the wait for data, saving, garbage collection, the exchange itself.
+    its peers, the wait for data, saving, garbage collection, the exchange itself. Of a run that has become
+    slower, those since then.
     """
     with connect(socket) as daemon:
         messages = daemon.GetSteps(control_pb2.GetStepsRequest(run=run), timeout=_TIMEOUT_S).ranks
+        verdicts = daemon.Diagnose(control_pb2.DiagnoseRequest(run=run), timeout=_TIMEOUT_S).verdicts
+    since = {verdict.run: verdict.onset_step for verdict in verdicts if verdict.HasField("onset_step")}
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
     for message in messages:
         by_run.setdefault(message.status.identity.run, []).append(message)
-    replays = {name: _replayed(_view.present(ranks)) for name, ranks in sorted(by_run.items())}
+    replays = {
+        name: _replayed(_view.present(ranks), since.get(name, 0)) for name, ranks in sorted(by_run.items())
+    }
     worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
     told = {name: each for name, each in replays.items() if each is not None}
     if as_json:
@@ -42,12 +47,17 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
             json.dumps(
                 {
                     "schema": "torchperfd.whatif/1",
-                    "runs": [_dict(name, worlds[name], each) for name, each in told.items()],
+                    "runs": [
+                        {**_dict(name, worlds[name], each), "since_step": since.get(name)}
+                        for name, each in told.items()
+                    ],
                 }
             )
         )
     elif told:
-        click.echo("\n\n".join(text(name, worlds[name], each) for name, each in told.items()))
+        click.echo(
+            "\n\n".join(text(name, worlds[name], each, since.get(name)) for name, each in told.items())
+        )
     elif not replays:
         click.echo(NO_RUNS, err=True)
     if short := sorted(replays.keys() - told.keys()):
@@ -57,10 +67,18 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
         )
 
 
-def text(run: str, world_size: int, told: Replay) -> str:
-    """Return a run's predictions as a table, the greatest gain first."""
+def text(run: str, world_size: int, told: Replay, since: int | None = None) -> str:
+    """Return a run's predictions as a table, the greatest gain first.
+
+    Args:
+        run: Its name.
+        world_size: How many ranks it has.
+        told: The predictions.
+        since: The step from which on it is slower; None where it is as it always was.
+    """
+    slower = f" since step {since}" if since is not None else ""
     title = (
-        f"run {run}: a step takes {_table.duration(told.step_seconds)}, {told.steps} steps replayed"
+        f"run {run}: a step takes {_table.duration(told.step_seconds)}{slower}, {told.steps} steps replayed"
         f" (the replay says {_table.duration(told.replayed_seconds)})"
     )
     remarks = []
@@ -100,9 +118,9 @@ def words(answer: WhatIf) -> str:
     )
 
 
-def _replayed(messages: Sequence[control_pb2.RankSteps]) -> Replay | None:
-    """Replay the steps that all ranks have in common; None where these are too few."""
-    first = max(message.first_step for message in messages)
+def _replayed(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay | None:
+    """Replay the steps from ``since`` on that all ranks have in common; None where these are too few."""
+    first = max(since, *(message.first_step for message in messages))
     count = min(message.first_step + message.count for message in messages) - first
     if count < LEAST_STEPS:
         return None

@@ -232,6 +232,7 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         cost_seconds_per_step=verdict.cost_seconds_per_step,
         next_command=verdict.next_command,
         summary=verdict.summary,
+        onset_step=verdict.onset_step,
     )
 
 

@@ -38,6 +38,7 @@ class Served:
     catalog: Catalog
     coordinator: Coordinator
     sessions: SessionService
+    control: ControlService
     checks: Any
 
 
@@ -69,7 +70,7 @@ async def serving(directory: Path) -> AsyncIterator[Served]:
     checks = health.HealthServicer()
     server = await _start_rpc(settings, sessions, control, checks)
     try:
-        yield Served(settings.socket, store, catalog, coordinator, sessions, checks)
+        yield Served(settings.socket, store, catalog, coordinator, sessions, control, checks)
     finally:
         await server.stop(None)
 

@@ -18,6 +18,7 @@ from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.commands import _node_view, _view, diagnose
 from torchperfd_daemon.commands._screen import Frame, draw
+from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import live
 from torchperfd_daemon.store import RankIdentity, Store
 
@@ -292,10 +293,23 @@ def test_whatif_as_json(served: Served, command: Command) -> None:
     assert (code, err, document["schema"]) == (0, "", "torchperfd.whatif/1")
     [run] = document["runs"]
     assert (run["ranks"], run["world_size"], run["steps"], run["synchronous"]) == (4, 4, STEPS, True)
+    assert run["since_step"] is None
     best = run["answers"][0]
     assert (best["removed"], best["rank"], best["phase"]) == ("rank excess", 2, "forward")
     assert best["gain_seconds"] == pytest.approx(0.02, abs=0.05 * run["step_seconds"])
     assert best["speedup"] == pytest.approx(run["step_seconds"] / best["step_seconds"])
+
+
+def test_whatif_of_a_run_that_has_become_slower_is_about_the_steps_since_then(
+    served: Served, command: Command
+) -> None:
+    train(served.store, "one straggler")
+    slow = Verdict(Cause.SLOW_RANK, "bert-17", "node-b", 2, "forward", "late", 0.02, "", onset_step=STEPS - 20)
+    served.control._verdict = lambda run: slow
+    [run] = json.loads(command("whatif", "--json")[1])["runs"]
+    assert (run["steps"], run["since_step"]) == (20, STEPS - 20)
+    assert run["answers"][0]["rank"] == 2
+    assert f" since step {STEPS - 20}, 20 steps replayed" in command("whatif")[1]
 
 
 def test_whatif_says_which_ranks_it_cannot_see(served: Served, command: Command) -> None:
