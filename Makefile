@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
 	bench-import bench-step bench-overhead bench-turns bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-scale bench-faults build clean
+	bench-fleet bench-onset bench-scale bench-faults bench-soak build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -100,6 +100,9 @@ bench-onset: setup  ## How soon a slowdown is noticed, and how often there was n
 
 bench-faults: setup  ## Whether the diagnosis is right, on jobs with a known fault; about 50 minutes.
 	$(BIN)/python -m benchmarks.faults
+
+bench-soak: setup  ## Whether a healthy run that saves and validates a lot is left alone; 15 minutes.
+	$(BIN)/python -m benchmarks.faults.soak
 
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay

@@ -117,6 +117,9 @@ FAULTS: Final = (
 )
 """All that a processor can show. What only a GPU shows (throttled, shared, host-bound) has no fault here."""
 
+SAVES_A_LOT: Final = Fault("saves a lot", Cause.NONE.value)
+"""A control for a long run: checkpoints of all lengths, and validation that takes a minute."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -4,6 +4,7 @@ import gc
 import io
 import multiprocessing
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -18,13 +19,22 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-from benchmarks.faults.catalog import CHECKPOINT_STEPS, USUAL_STEP_SECONDS, Plan
+from benchmarks.faults.catalog import (
+    CHECKPOINT_STEPS,
+    USUAL_STEP_SECONDS,
+    VALIDATION_BATCHES,
+    VALIDATION_STEPS,
+    Plan,
+)
 from benchmarks.faults.quota import Quota
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
 LONG_CHECKPOINT_SECONDS: Final = 12.0
 QUICK_CHECKPOINT_SECONDS: Final = 0.005
+LONG_SAVE_EVERY_SECONDS: Final = 60.0
+LONG_VALIDATION_STEP: Final = 20 * VALIDATION_STEPS - 1
+LONG_VALIDATION_BATCHES: Final = 1_200
 RECOMPILE_STEPS: Final = 4
 LEAK_BYTES: Final = 2**21
 HOGS: Final = 2
@@ -82,6 +92,10 @@ class Injection:
         """Write a checkpoint."""
         torch.save(state, io.BytesIO())
 
+    def validation_batches(self, step: int) -> int:
+        """Return how many batches to validate on after a step; 0 for none."""
+        return VALIDATION_BATCHES if self.validates and step % VALIDATION_STEPS == VALIDATION_STEPS - 1 else 0
+
     def finish(self) -> None:
         """The step is nearly over."""
 
@@ -131,6 +145,28 @@ class _Validation(Injection):
 
     def save(self, state: dict[str, Any]) -> None:
         torch.save(state, _SlowFile(lambda: time.sleep(QUICK_CHECKPOINT_SECONDS)))
+
+
+class _SavesALot(Injection):
+    """Checkpoints of 10 to 200 ms, one of 20 s every minute, one of a minute, and a validation of a minute."""
+
+    validates = True
+
+    def prepare(self, model: nn.Module) -> None:
+        self._chance = random.Random(self.plan.seed)
+        self._began = time.monotonic()
+        self._long = iter([20.0, 60.0, *[20.0] * 100])
+        self._next_long = LONG_SAVE_EVERY_SECONDS
+
+    def save(self, state: dict[str, Any]) -> None:
+        seconds = self._chance.uniform(0.01, 0.2)
+        if time.monotonic() - self._began > self._next_long:
+            seconds = next(self._long)
+            self._next_long += LONG_SAVE_EVERY_SECONDS
+        torch.save(state, _SlowFile(lambda: time.sleep(seconds)))
+
+    def validation_batches(self, step: int) -> int:
+        return LONG_VALIDATION_BATCHES if step == LONG_VALIDATION_STEP else super().validation_batches(step)
 
 
 class _SlowLoader(Injection):
@@ -318,6 +354,7 @@ class _DeadWorker(Injection):
 _INJECTIONS: Final[dict[str, type[Injection]]] = {
     "healthy": Injection,
     "healthy, validation": _Validation,
+    "saves a lot": _SavesALot,
     "slow loader, one rank": _SlowLoader,
     "slow loader, all ranks": _SlowLoader,
     "slow compute, one rank": _SlowCompute,

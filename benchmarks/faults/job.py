@@ -22,8 +22,6 @@ import torch.distributed as dist
 from benchmarks.faults.catalog import (
     CHECKPOINT_STEPS,
     STEPS_TO_TELL,
-    VALIDATION_BATCHES,
-    VALIDATION_STEPS,
     Plan,
 )
 from benchmarks.faults.injections import Injection, injection_of
@@ -80,11 +78,11 @@ def average(metric: Tensor, injection: Injection, step: int, metrics: dist.Proce
             dist.all_gather(everyones, metric, group=metrics)  # hangs: mismatched collective
 
 
-def validate(model: nn.Module, batches: Iterator[Batch]) -> None:
+def validate(model: nn.Module, batches: Iterator[Batch], count: int) -> None:
     """Look at some batches without learning from them."""
     model.eval()
     with torch.no_grad():
-        for _ in range(VALIDATION_BATCHES):
+        for _ in range(count):
             model(next(batches)[0])
     model.train()
 
@@ -126,8 +124,8 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
                     injection.save({"step": step, "weights": torch.zeros(1024)})
                 injection.finish()
             injection.learn(journal.end(step, injection.take_spent_ns()))
-            if injection.validates and step % VALIDATION_STEPS == VALIDATION_STEPS - 1:
-                validate(model, batches)
+            if count := injection.validation_batches(step):
+                validate(model, batches, count)
 
 
 if __name__ == "__main__":

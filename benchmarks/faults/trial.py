@@ -120,7 +120,7 @@ def run(plan: Plan, watch_seconds: float) -> Trial:
     try:
         node.start_daemon()
         with (
-            _job(plan, node) as job,
+            running(plan, node) as job,
             grpc.insecure_channel(f"unix:{node.socket}") as channel,
         ):
             return _watch(plan, node, job, control_pb2_grpc.ControlStub(channel), watch_seconds)
@@ -129,7 +129,7 @@ def run(plan: Plan, watch_seconds: float) -> Trial:
 
 
 @contextlib.contextmanager
-def _job(plan: Plan, node: Node) -> "Iterator[subprocess.Popen[bytes]]":
+def running(plan: Plan, node: Node) -> "Iterator[subprocess.Popen[bytes]]":
     """Run the ranks; end all of them afterwards, the stopped ones, too."""
     path = node.directory / "plan.json"
     path.write_text(json.dumps(plan.to_dict()))
@@ -178,8 +178,8 @@ def _watch(
         if job.poll() is not None:
             break
         with contextlib.suppress(grpc.RpcError):
-            said.append((time.time(), _ask(control)))
-        onset = onset or journal.onset_unix(_steps(plan, node), plan.onset)
+            said.append((time.time(), ask(control)))
+        onset = onset or journal.onset_unix(journals(plan, node), plan.onset)
         time.sleep(POLL_SECONDS)
     running = onset is not None and job.poll() is None
     predictions = _predictions(node) if running and plan.cause != HANG else ()
@@ -191,7 +191,7 @@ def _watch(
         failure = f"the job ended with {job.poll()}: {errors[0] if errors else 'it said nothing'}"
     return Trial(
         plan=plan,
-        measured=journal.measure(_steps(plan, node), plan.onset, CHECKPOINT_STEPS),
+        measured=journal.measure(journals(plan, node), plan.onset, CHECKPOINT_STEPS),
         answers=tuple(replace(answer, after_onset=at - (onset or latest)) for at, answer in said),
         standstill=stands,
         failure=failure,
@@ -199,11 +199,13 @@ def _watch(
     )
 
 
-def _steps(plan: Plan, node: Node) -> dict[int, list[Step]]:
+def journals(plan: Plan, node: Node) -> dict[int, list[Step]]:
+    """Return what each rank has written of its steps so far."""
     return {rank: journal.read(node.directory / f"rank{rank}.log") for rank in range(plan.ranks)}
 
 
-def _ask(control: control_pb2_grpc.ControlStub) -> Answer:
+def ask(control: control_pb2_grpc.ControlStub) -> Answer:
+    """Ask for the verdict, as of a moment that the caller knows."""
     verdict = control.GetRun(control_pb2.GetRunRequest(run=_RUN), timeout=5).verdict
     return Answer(
         after_onset=0.0,
