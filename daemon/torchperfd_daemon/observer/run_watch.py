@@ -20,6 +20,7 @@ from torchperfd_daemon.diagnosis.detect import (
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE, WAITING, RankWork, Straggler
 from torchperfd_daemon.observer.held import Held
 from torchperfd_daemon.observer.rank_watch import RankWatch
+from torchperfd_daemon.observer.rhythm import Rhythm
 from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
 
@@ -79,6 +80,7 @@ class RunWatch:
         self._watches: dict[Rank, RankWatch] = {}
         self._times = StepTimes()
         self._onsets = OnsetDetector()
+        self._rhythm = Rhythm()
         self._leader: Rank | None = None
         self._seen = self._fed = 0
         self._marks: deque[_Mark] = deque(maxlen=_MARKS)
@@ -157,12 +159,15 @@ class RunWatch:
         if leader is not self._leader:
             self._leader, self._seen = leader, leader.history.seen
             self._marks.clear()
+            self._rhythm = Rhythm()
         made = leader.history.seen - self._seen
         self._seen += made
         if not made:
             return 0
         onset = None
-        for ns in leader.history.newest(min(made, HISTORY_STEPS)).duration_ns:
+        columns = leader.history.newest(min(made, HISTORY_STEPS))
+        self._rhythm.observe(columns)
+        for ns in columns.duration_ns:
             self._times.add(ns / 1e9)
             onset = self._onsets.observe(ns / 1e9) or onset
             self._fed += 1
@@ -226,9 +231,15 @@ class RunWatch:
         if not seen:
             return []
         verdicts = rank_causes(self.run, self._with_lateness(seen))
-        if self.slowdown is None:
-            return verdicts
-        return [self._dated(verdict, self.slowdown) for verdict in verdicts]
+        if verdicts[0].cause is Cause.NONE:
+            # What has become slower too slowly for an onset.
+            verdicts[0] = self._rhythm.slower_than_ever(self.run) or verdicts[0]
+        if self.slowdown is not None:
+            verdicts = [self._dated(verdict, self.slowdown) for verdict in verdicts]
+        remark = self._rhythm.remark(verdicts[0])
+        if remark:
+            verdicts[0] = replace(verdicts[0], evidence=f"{verdicts[0].evidence}; {remark}")
+        return verdicts
 
     def _dated(self, verdict: Verdict, slowdown: Slowdown) -> Verdict:
         if verdict.cause is Cause.NONE:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Iterable
 
 import numpy as np
@@ -191,6 +192,22 @@ def test_what_slows_all_ranks_without_a_known_cause_is_unknown_with_the_phase_th
     verdict = watched.verdict
     assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.UNKNOWN, None, "optimizer")
     assert verdict.cost_seconds_per_step == pytest.approx(0.03, rel=0.1)
+
+
+def test_what_comes_every_so_many_steps_is_in_the_evidence() -> None:
+    watched = Watched()
+    watched.train(40, lambda _rank, step: {"forward": 0.09} if step % 5 == 0 else {})
+    assert re.search(r"; every 5th step takes (8|9)\d.* ms longer, most of it in forward$", watched.verdict.evidence)
+
+
+def test_what_becomes_slower_bit_by_bit_is_unknown_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchperfd_daemon.diagnosis.detect.OnsetDetector.observe", lambda *_: None)
+    watched = Watched(ranks=2)
+    watched.train(60)
+    assert watched.verdict.cause is Cause.NONE
+    watched.train(240, lambda _rank, step: {"forward": 1e-5 * step})
+    assert watched.verdict.cause is Cause.UNKNOWN
+    assert "fewer than the" in watched.verdict.evidence
 
 
 def test_once_the_fault_is_over_the_run_is_well_again_and_what_it_cost_stays() -> None:

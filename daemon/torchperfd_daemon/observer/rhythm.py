@@ -1,0 +1,57 @@
+"""What the steps of a run are like over time: long ones at a period, and throughput against its own past."""
+
+import shlex
+import statistics
+from typing import Final
+
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.detect import RegressionDetector, SpikeDetector
+from torchperfd_daemon.diagnosis.verdict import in_ms
+from torchperfd_daemon.store import StepColumns
+
+LEAST_SHARE: Final = 0.05
+"""Long steps that cost less of all steps are not told."""
+
+
+class Rhythm:
+    """Follows the steps of one rank, which speaks for its run. Memory of fixed size."""
+
+    def __init__(self) -> None:
+        self._spikes = SpikeDetector()
+        self._throughput = RegressionDetector()
+        self._step_seconds = 0.0
+
+    def observe(self, columns: StepColumns) -> None:
+        """Take the next steps, at least one."""
+        for index, ns in enumerate(columns.duration_ns):
+            phases = {name: column[index] / 1e9 for name, column in columns.phases.items()}
+            self._spikes.observe(ns / 1e9, phases)
+            self._throughput.observe(ns / 1e9)
+        self._step_seconds = statistics.fmean(columns.duration_ns) / 1e9
+
+    def remark(self, verdict: Verdict) -> str:
+        """Return what there is to add to a verdict's evidence; empty where nothing stands out."""
+        found = self._spikes.find()
+        if found is None or found.seconds_per_step < LEAST_SHARE * self._step_seconds:
+            return ""
+        phase = f", most of it in {found.phase}" if found.phase and found.phase != verdict.phase else ""
+        return f"every {_ordinal(found.period)} step takes {in_ms(found.excess_seconds)} longer{phase}"
+
+    def slower_than_ever(self, run: str) -> Verdict | None:
+        """Return the verdict on a run whose throughput has gone down, however slowly; None where it has not."""
+        found = self._throughput.find()
+        if found is None or not found.regressed or not found.now_per_second:
+            return None
+        cost = 1 / found.now_per_second - 1 / found.past_per_second
+        words = (
+            f"{found.now_per_second:.3g} steps/s, {-found.change:.0%} fewer than the {found.past_per_second:.3g}"
+            " of the run's past"
+        )
+        command = f"torchperfd capture --run {shlex.quote(run)} --steps 5"
+        return Verdict(Cause.UNKNOWN, run, "", None, "", words, cost, command)
+
+
+def _ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"

@@ -1,0 +1,69 @@
+"""Long steps at a period, and a run that becomes slower too slowly for an onset."""
+
+from array import array
+
+import numpy as np
+import pytest
+
+from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.observer.rhythm import Rhythm
+from torchperfd_daemon.store import StepColumns
+
+NONE = Verdict(Cause.NONE, "r", "", None, "", "nothing stands out", 0.0, "")
+IN_DATA = Verdict(Cause.INPUT_BOUND, "r", "", None, "data", "waiting for data", 0.01, "")
+
+
+def columns(data: np.ndarray, forward: np.ndarray) -> StepColumns:  # type: ignore[type-arg]
+    total = array("q", (1e9 * (data + forward)).astype(int).tolist())
+    phases = {
+        name: array("q", (1e9 * each).astype(int).tolist())
+        for name, each in (("data", data), ("forward", forward))
+    }
+    return StepColumns(total, total, phases)
+
+
+def steps(count: int, period: int = 0, longer: float = 0.0, slower: float = 0.0) -> StepColumns:
+    rng = np.random.default_rng(1)
+    forward = 0.05 * (1 + 0.02 * rng.standard_normal(count)) * np.linspace(1, 1 + slower, count)
+    data = np.full(count, 0.002)
+    if period:
+        data[::period] += longer
+    return columns(data, forward)
+
+
+@pytest.mark.parametrize(
+    ("period", "words"), [(4, "every 4th step"), (2, "every 2nd step"), (11, "every 11th step"), (3, "every 3rd")]
+)
+def test_long_steps_at_a_period_are_told_with_their_phase(period: int, words: str) -> None:
+    rhythm = Rhythm()
+    rhythm.observe(steps(400, period, 0.04))
+    assert rhythm.remark(NONE).startswith(words)
+    assert rhythm.remark(NONE).endswith("40 ms longer, most of it in data")
+    # A verdict that has named the phase need not be told it again.
+    assert rhythm.remark(IN_DATA).endswith(" longer")
+
+
+def test_rare_long_steps_and_even_ones_are_not_told() -> None:
+    for made in (steps(400), steps(400, 100, 0.04)):
+        rhythm = Rhythm()
+        rhythm.observe(made)
+        assert rhythm.remark(NONE) == ""
+
+
+def test_a_run_that_becomes_slower_bit_by_bit_is_told_of() -> None:
+    rhythm = Rhythm()
+    made = steps(6400, slower=0.3)
+    rhythm.observe(made)
+    verdict = rhythm.slower_than_ever("a run")
+    assert verdict is not None
+    assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, None)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.0072, rel=0.15)
+    assert "of the run's past" in verdict.evidence
+    assert verdict.next_command == "torchperfd capture --run 'a run' --steps 5"
+
+
+@pytest.mark.parametrize("count", [64, 900, 6400])
+def test_a_run_as_ever_is_not(count: int) -> None:
+    rhythm = Rhythm()
+    rhythm.observe(steps(count))
+    assert rhythm.slower_than_ever("r") is None
