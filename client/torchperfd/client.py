@@ -10,23 +10,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 
-from torchperfd import flight_recorder
 from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account
 from torchperfd.capture import CaptureOptions
 from torchperfd.capture_desk import Capture, CaptureDesk
 from torchperfd.compilations import Compilations
+from torchperfd.dialogue import Dialogue
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
-from torchperfd.job_capture import JobCapture, JobCaptureDesk
+from torchperfd.job_capture import JobCapture
 from torchperfd.outbox import Outbox
 from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
 from torchperfd.precedence import PRECEDENCE
 from torchperfd.pump import Pump
-from torchperfd.rendezvous import Rendezvous
 from torchperfd.replay import Replay
 from torchperfd.report import RankReport
 from torchperfd.stacks import StackTeller
@@ -110,19 +109,6 @@ def attach(
     return _current
 
 
-def _torch_version() -> str:
-    """Return the version of the torch that is installed, which may not be imported yet."""
-    imported = getattr(sys.modules.get("torch"), "__version__", None)
-    if imported is not None:
-        return str(imported)
-    from importlib import metadata
-
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def _chosen(ranks: Literal["all"] | Sequence[int]) -> list[int]:
     """Return the ranks that are asked for; none for all.
 
@@ -190,18 +176,23 @@ class Client:
         tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator)
         self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies)
         self._tape.on_half = self._pump.wake
+        self._dialogue = Dialogue(
+            self._identity,
+            self._pump,
+            self._stacks,
+            self._captures,
+            self._outbox,
+            lambda: self._stream.session,
+            self._faults,
+        )
         self._stream = Stream(
             sockets=contract.socket_candidates(),
-            hello=self._hello,
+            hello=self._dialogue.hello,
             outbox=self._outbox,
-            on_welcome=self._on_welcome,
-            on_command=self._obey,
+            on_welcome=self._dialogue.on_welcome,
+            on_command=self._dialogue.obey,
             faults=self._faults,
         )
-        self._rendezvous = Rendezvous(self._tell_daemons)
-        self._job_captures = JobCaptureDesk(self._outbox, lambda: self._stream.session)
-        self._captures_dir = contract.user_captures_dir()
-        self._metrics_url = ""
         self._exporter: Exporter | None = None
         self._senders: list[Sender] = []
         self._hooks: Hooks | None = None
@@ -374,8 +365,8 @@ class Client:
         if not self.attached:
             raise CaptureError("the client is detached; call torchperfd.attach() first")
         if ranks is not None:
-            return self._job_captures.order(self.rank, _chosen(ranks), options)
-        return Capture(self._captures.start(options, Path(self._captures_dir)))
+            return self._dialogue.job_captures.order(self.rank, _chosen(ranks), options)
+        return Capture(self._captures.start(options, Path(self._dialogue.captures_dir)))
 
     def detach(self) -> None:
         """Put torch back as it was, send what is left, and end every thread; within a second."""
@@ -391,8 +382,8 @@ class Client:
         closing = self._exporter.close() if self._exporter is not None else None
         self._pump.stop(0.1)
         if self.connected:
-            self._say_goodbye()
-        self._rendezvous.stop(0.1)
+            self._dialogue.goodbye()
+        self._dialogue.rendezvous.stop(0.1)
         self._stream.stop(max(0.1, deadline - time.monotonic()))
         self._stacks.disarm()
         if closing is not None:
@@ -430,12 +421,12 @@ class Client:
     @property
     def metrics_url(self) -> str:
         """Where the daemon serves its metrics; empty before it has welcomed us."""
-        return self._metrics_url
+        return self._dialogue.metrics_url
 
     @property
     def captures_dir(self) -> str:
         """Where captures of this process go."""
-        return self._captures_dir
+        return self._dialogue.captures_dir
 
     def whole_run(self, timeout: float) -> "control_pb2.GetRunResponse | None":
         """Return what the daemon knows of all ranks of the run, None when it does not answer."""
@@ -495,57 +486,8 @@ class Client:
             atexit.unregister(self.detach)
             atexit.register(self.detach)
 
-    def _hello(self) -> "session_pb2.ClientMessage":
-        from torchperfd import wire
-
-        return wire.hello(self._identity, _torch_version())
-
-    def _on_welcome(self, welcome: "session_pb2.Welcome") -> None:
-        if welcome.captures_dir:
-            self._captures_dir = welcome.captures_dir
-        self._metrics_url = welcome.metrics_url
-        if welcome.fleet_address and self._identity.local_rank == 0:
-            self._rendezvous.meet(welcome.fleet_address)
-        self._job_captures.greet(welcome.features)
-        self._pump.greet()
-
-    def _obey(self, message: "session_pb2.DaemonMessage") -> None:
-        if message.HasField("dump_stacks"):
-            self._pump.turn()  # it tells which phase the step is in
-            self._stacks.tell(message.dump_stacks)
-        elif message.HasField("tell_collectives"):
-            self._tell_collectives(message.tell_collectives.request_id)
-        elif message.HasField("capture_order_result"):
-            self._job_captures.hear(message.capture_order_result)
-        else:
-            self._captures.obey(message)
-
-    def _tell_daemons(self, addresses: Sequence[str]) -> None:
-        from torchperfd.v1 import session_pb2
-
-        told = session_pb2.JobDaemons(addresses=addresses)
-        self._outbox.put(session_pb2.ClientMessage(job_daemons=told))
-
-    def _tell_collectives(self, request_id: int) -> None:
-        from torchperfd import wire
-
-        groups = []
-        try:
-            groups = flight_recorder.progress()
-        except Exception as error:  # noqa: BLE001 - the stacks tell without it
-            self._faults.note("flight recorder", error)
-        self._outbox.put(wire.collective_report(request_id, groups))
-
     def _step_seconds(self) -> float:
         return self._pump.step_seconds()
-
-    def _say_goodbye(self) -> None:
-        from torchperfd.v1 import session_pb2
-
-        # After all topics: a goodbye put now would overtake the last account.
-        self._outbox.put_newest(
-            "goodbye", session_pb2.ClientMessage(goodbye=session_pb2.Goodbye(reason="exit"))
-        )
 
     def _become_inert(self) -> None:
         """After a fork, in the child: do nothing ever again."""

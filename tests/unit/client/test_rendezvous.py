@@ -120,15 +120,15 @@ def test_one_rank_of_a_node_meets_the_others_if_its_daemon_asks(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, local_rank: int, address: str, meets: bool
 ) -> None:
     met: list[str] = []
-    monkeypatch.setattr(client._rendezvous, "meet", met.append)
-    monkeypatch.setattr(client, "_identity", replace(client._identity, local_rank=local_rank))
-    client._on_welcome(session_pb2.Welcome(fleet_address=address))
+    monkeypatch.setattr(client._dialogue.rendezvous, "meet", met.append)
+    monkeypatch.setattr(client._dialogue, "_identity", replace(client._identity, local_rank=local_rank))
+    client._dialogue.on_welcome(session_pb2.Welcome(fleet_address=address))
     assert met == (["a:1"] if meets else [])
 
 
 def test_what_is_heard_goes_to_the_daemon(client: torchperfd.Client) -> None:
     client._outbox.take(0, 1000)
-    client._tell_daemons(("a:1", "b:1"))
+    client._dialogue._tell_daemons(("a:1", "b:1"))
     (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("job_daemons"))
     assert list(message.job_daemons.addresses) == ["a:1", "b:1"]
     assert not [thread for thread in threading.enumerate() if thread.name == "torchperfd-rendezvous"]

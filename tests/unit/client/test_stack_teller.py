@@ -44,7 +44,7 @@ def files() -> list[int]:
 def told(client: torchperfd.Client) -> session_pb2.StackReport:
     """Return what the client answers, asked on the calling thread."""
     client._outbox.take(0, 1000)
-    client._obey(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=7)))
+    client._dialogue.obey(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=7)))
     (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("stack_report"))
     assert message.stack_report.request_id == 7
     return message.stack_report

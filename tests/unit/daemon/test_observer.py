@@ -197,7 +197,8 @@ def test_what_slows_all_ranks_without_a_known_cause_is_unknown_with_the_phase_th
 def test_what_comes_every_so_many_steps_is_in_the_evidence() -> None:
     watched = Watched()
     watched.train(40, lambda _rank, step: {"forward": 0.09} if step % 5 == 0 else {})
-    assert re.search(r"; every 5th step takes (8|9)\d.* ms longer, most of it in forward$", watched.verdict.evidence)
+    remark = r"; every 5th step takes (8|9)\d.* ms longer, most of it in forward$"
+    assert re.search(remark, watched.verdict.evidence)
 
 
 def test_what_becomes_slower_bit_by_bit_is_unknown_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

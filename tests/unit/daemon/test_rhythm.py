@@ -32,7 +32,8 @@ def steps(count: int, period: int = 0, longer: float = 0.0, slower: float = 0.0)
 
 
 @pytest.mark.parametrize(
-    ("period", "words"), [(4, "every 4th step"), (2, "every 2nd step"), (11, "every 11th step"), (3, "every 3rd")]
+    ("period", "words"),
+    [(4, "every 4th step"), (2, "every 2nd step"), (11, "every 11th step"), (3, "every 3rd")],
 )
 def test_long_steps_at_a_period_are_told_with_their_phase(period: int, words: str) -> None:
     rhythm = Rhythm()

@@ -1,0 +1,130 @@
+"""What this process and its node's daemon say to each other, apart from what is measured.
+
+Each order goes to the part that it concerns; what is no part's own is answered here. All of it runs on the
+stream's thread.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from torchperfd import flight_recorder
+from torchperfd.capture_desk import CaptureDesk
+from torchperfd.faults import Faults
+from torchperfd.identity import Identity
+from torchperfd.job_capture import JobCaptureDesk
+from torchperfd.outbox import Outbox
+from torchperfd.pump import Pump
+from torchperfd.rendezvous import Rendezvous
+from torchperfd.stacks import StackTeller
+from torchperfd.v1 import contract
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+
+class Dialogue:
+    """Greets the daemon, does what it asks for, and says goodbye.
+
+    Args:
+        identity: Who we are.
+        pump: Sends what is measured; begins anew with each daemon.
+        stacks: Answers where the threads are.
+        captures: Takes orders for captures of this process.
+        outbox: Where answers go.
+        session: Returns the number of the session that goes on, 0 between sessions.
+        faults: Where failures of ours are counted.
+
+    Attributes:
+        captures_dir: Where captures of this process go.
+        metrics_url: Where the daemon serves its metrics; empty before it has welcomed us.
+        job_captures: Captures of the whole job that the script has ordered.
+        rendezvous: Where the job's ranks tell each other of their daemons.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        pump: Pump,
+        stacks: StackTeller,
+        captures: CaptureDesk,
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        session: Callable[[], int],
+        faults: Faults,
+    ) -> None:
+        self._identity = identity
+        self._pump = pump
+        self._stacks = stacks
+        self._captures = captures
+        self._outbox = outbox
+        self._faults = faults
+        self.captures_dir = contract.user_captures_dir()
+        self.metrics_url = ""
+        self.job_captures = JobCaptureDesk(outbox, session)
+        self.rendezvous = Rendezvous(self._tell_daemons)
+
+    def hello(self) -> "session_pb2.ClientMessage":
+        """Return the first message of a session."""
+        from torchperfd import wire
+
+        return wire.hello(self._identity, _torch_version())
+
+    def on_welcome(self, welcome: "session_pb2.Welcome") -> None:
+        """A daemon is there."""
+        if welcome.captures_dir:
+            self.captures_dir = welcome.captures_dir
+        self.metrics_url = welcome.metrics_url
+        if welcome.fleet_address and self._identity.local_rank == 0:
+            self.rendezvous.meet(welcome.fleet_address)
+        self.job_captures.greet(welcome.features)
+        self._pump.greet()
+
+    def obey(self, message: "session_pb2.DaemonMessage") -> None:
+        """Do what a daemon asks for."""
+        if message.HasField("dump_stacks"):
+            self._pump.turn()  # it tells which phase the step is in
+            self._stacks.tell(message.dump_stacks)
+        elif message.HasField("tell_collectives"):
+            self._tell_collectives(message.tell_collectives.request_id)
+        elif message.HasField("capture_order_result"):
+            self.job_captures.hear(message.capture_order_result)
+        else:
+            self._captures.obey(message)
+
+    def goodbye(self) -> None:
+        """Say that the process leaves on purpose."""
+        from torchperfd.v1 import session_pb2
+
+        # After all topics: a goodbye put now would overtake the last account.
+        self._outbox.put_newest(
+            "goodbye", session_pb2.ClientMessage(goodbye=session_pb2.Goodbye(reason="exit"))
+        )
+
+    def _tell_daemons(self, addresses: Sequence[str]) -> None:
+        from torchperfd.v1 import session_pb2
+
+        told = session_pb2.JobDaemons(addresses=addresses)
+        self._outbox.put(session_pb2.ClientMessage(job_daemons=told))
+
+    def _tell_collectives(self, request_id: int) -> None:
+        from torchperfd import wire
+
+        groups = []
+        try:
+            groups = flight_recorder.progress()
+        except Exception as error:  # noqa: BLE001 - the stacks tell without it
+            self._faults.note("flight recorder", error)
+        self._outbox.put(wire.collective_report(request_id, groups))
+
+
+def _torch_version() -> str:
+    """Return the version of the torch that is installed, which may not be imported yet."""
+    imported = getattr(sys.modules.get("torch"), "__version__", None)
+    if imported is not None:
+        return str(imported)
+    from importlib import metadata
+
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
