@@ -95,18 +95,46 @@ class Fault:
 FAULTS: Final = (
     Fault("healthy", Cause.NONE.value, in_quick=True),
     Fault("healthy, validation", Cause.NONE.value),
-    Fault("slow loader, one rank", Cause.INPUT_BOUND.value, 1, 0.04, in_quick=True, removed=Removed.RANK_EXCESS),
+    Fault(
+        "slow loader, one rank", Cause.INPUT_BOUND.value, 1, 0.04, in_quick=True, removed=Removed.RANK_EXCESS
+    ),
     Fault("slow loader, all ranks", Cause.INPUT_BOUND.value, 0, 0.04, removed=Removed.PHASE),
-    Fault("slow compute, one rank", Cause.SLOW_RANK.value, 1, 0.03, in_quick=True, removed=Removed.RANK_EXCESS),
-    Fault("slow compute, two ranks", Cause.SLOW_RANK.value, 2, 0.03, least_ranks=6, removed=Removed.SLOW_RANKS),
+    Fault(
+        "slow compute, one rank", Cause.SLOW_RANK.value, 1, 0.03, in_quick=True, removed=Removed.RANK_EXCESS
+    ),
+    Fault(
+        "slow compute, two ranks", Cause.SLOW_RANK.value, 2, 0.03, least_ranks=6, removed=Removed.SLOW_RANKS
+    ),
     Fault("slow matmuls, one rank", Cause.SLOW_RANK.value, 1, 0.03, removed=Removed.RANK_EXCESS),
-    Fault("garbage collection", Cause.GARBAGE_COLLECTION.value, 1, 0.04, in_quick=True, removed=Removed.RANK_EXCESS),
-    Fault("CPU hog", Cause.CPU_CONTENTION.value, 1, times_itself=False, work_seconds=0.004, removed=Removed.RANK_EXCESS),
+    Fault(
+        "garbage collection",
+        Cause.GARBAGE_COLLECTION.value,
+        1,
+        0.04,
+        in_quick=True,
+        removed=Removed.RANK_EXCESS,
+    ),
+    Fault(
+        "CPU hog",
+        Cause.CPU_CONTENTION.value,
+        1,
+        times_itself=False,
+        work_seconds=0.004,
+        removed=Removed.RANK_EXCESS,
+    ),
     Fault("CPU quota", Cause.CGROUP_THROTTLING.value, 1, times_itself=False, work_seconds=0.006),
     Fault("slow disk", Cause.SLOW_IO.value, 1, 0.04, removed=Removed.RANK_EXCESS),
     Fault("memory leak", Cause.MEMORY_PRESSURE.value, 1),
     Fault("slow collective", Cause.COLLECTIVE.value, 0, 0.03, replicated_only=True, in_quick=True),
-    Fault("checkpoint stall", Cause.CHECKPOINT.value, 1, 0.04, last_culprit=0, in_quick=True, removed=Removed.PHASE),
+    Fault(
+        "checkpoint stall",
+        Cause.CHECKPOINT.value,
+        1,
+        0.04,
+        last_culprit=0,
+        in_quick=True,
+        removed=Removed.PHASE,
+    ),
     Fault("one long checkpoint", Cause.CHECKPOINT.value, 1, last_culprit=0),
     Fault("recompiles", Cause.RECOMPILATION.value, 1, 0.02, removed=Removed.RANK_EXCESS),
     Fault("all slower", Cause.UNKNOWN.value, 0, 0.024),

@@ -148,7 +148,7 @@ class _Validation(Injection):
 
 
 class _SavesALot(Injection):
-    """Checkpoints of 10 to 200 ms, one of 20 s every minute, one of a minute, and a validation of a minute."""
+    """Checkpoints of 10 to 200 ms, one of 20 s each minute, one of a minute, and a validation of a minute."""
 
     validates = True
 

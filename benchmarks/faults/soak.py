@@ -1,10 +1,10 @@
-"""A long healthy run that saves and validates a lot: how often the daemon takes that for a hang, or for a fault.
+"""A long healthy run that saves and validates a lot: how often the daemon takes that for a fault.
 
     python -m benchmarks.faults.soak [--minutes 15] [--model mlp-ddp]
 
-Four gloo ranks, one of which writes a checkpoint of 10 to 200 ms at every tenth step, one of 20 s every minute
-and one of a minute; now and then all validate, once for a minute. The daemon is asked for its verdict twice a
-second. Exits 1 if it ever says that the run hangs, or names anything but its checkpoints.
+Four gloo ranks, one of which writes a checkpoint of 10 to 200 ms at every tenth step, one of 20 s every
+minute and one of a minute; now and then all validate, once for a minute. The daemon is asked for its verdict
+twice a second. Exits 1 if it ever says that the run hangs, or names anything but its checkpoints.
 """
 
 import argparse
@@ -57,7 +57,9 @@ def soak(minutes: float, model: str) -> bool:
     print(f"{minutes:.0f} min, {plan.ranks} ranks of {model}, {min(steps.values())} steps")
     for cause, count in said.most_common():
         print(f"{cause:<24} {count:>6} answers")
-    print(f"alarms: {said[HANG]} hangs, {sum(said.values()) - sum(map(said.__getitem__, _FINE))} faults in all")
+    print(
+        f"alarms: {said[HANG]} hangs, {sum(said.values()) - sum(map(said.__getitem__, _FINE))} faults in all"
+    )
     for line in dict.fromkeys(odd):
         print(f"FAILED: {line}")
     return not odd

@@ -38,14 +38,14 @@ class Rhythm:
         return f"every {_ordinal(found.period)} step takes {in_ms(found.excess_seconds)} longer{phase}"
 
     def slower_than_ever(self, run: str) -> Verdict | None:
-        """Return the verdict on a run whose throughput has gone down, however slowly; None where it has not."""
+        """Return the verdict on a run whose throughput has gone down, however slowly; None if it has not."""
         found = self._throughput.find()
         if found is None or not found.regressed or not found.now_per_second:
             return None
         cost = 1 / found.now_per_second - 1 / found.past_per_second
         words = (
-            f"{found.now_per_second:.3g} steps/s, {-found.change:.0%} fewer than the {found.past_per_second:.3g}"
-            " of the run's past"
+            f"{found.now_per_second:.3g} steps/s, {-found.change:.0%} fewer than the"
+            f" {found.past_per_second:.3g} of the run's past"
         )
         command = f"torchperfd capture --run {shlex.quote(run)} --steps 5"
         return Verdict(Cause.UNKNOWN, run, "", None, "", words, cost, command)

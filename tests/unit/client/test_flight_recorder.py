@@ -91,7 +91,9 @@ def test_an_entry_of_another_form_is_refused_in_one_way(more: dict[str, Any]) ->
 
 def answer(client: torchperfd.Client) -> session_pb2.CollectiveReport:
     client._outbox.take(0, 1000)
-    client._dialogue.obey(session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=7)))
+    client._dialogue.obey(
+        session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=7))
+    )
     (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("collective_report"))
     assert message.collective_report.request_id == 7
     return message.collective_report

@@ -304,7 +304,9 @@ def test_whatif_of_a_run_that_has_become_slower_is_about_the_steps_since_then(
     served: Served, command: Command
 ) -> None:
     train(served.store, "one straggler")
-    slow = Verdict(Cause.SLOW_RANK, "bert-17", "node-b", 2, "forward", "late", 0.02, "", onset_step=STEPS - 20)
+    slow = Verdict(
+        Cause.SLOW_RANK, "bert-17", "node-b", 2, "forward", "late", 0.02, "", onset_step=STEPS - 20
+    )
     served.control._verdict = lambda run: slow
     [run] = json.loads(command("whatif", "--json")[1])["runs"]
     assert (run["steps"], run["since_step"]) == (20, STEPS - 20)
