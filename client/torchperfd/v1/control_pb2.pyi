@@ -604,6 +604,7 @@ class Verdict(google.protobuf.message.Message):
     COST_SECONDS_PER_STEP_FIELD_NUMBER: builtins.int
     NEXT_COMMAND_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
+    ONSET_STEP_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
     node: builtins.str
@@ -615,6 +616,8 @@ class Verdict(google.protobuf.message.Message):
     next_command: builtins.str
     summary: builtins.str
     """the one line that people read"""
+    onset_step: builtins.int
+    """index of the first slower training step, where it is known"""
     def __init__(
         self,
         *,
@@ -627,8 +630,11 @@ class Verdict(google.protobuf.message.Message):
         cost_seconds_per_step: builtins.float = ...,
         next_command: builtins.str = ...,
         summary: builtins.str = ...,
+        onset_step: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "next_command", b"next_command", "node", b"node", "phase", b"phase", "rank", b"rank", "run", b"run", "summary", b"summary"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "onset_step", b"onset_step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "phase", b"phase", "rank", b"rank", "run", b"run", "summary", b"summary"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict
 

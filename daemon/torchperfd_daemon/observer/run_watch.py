@@ -197,13 +197,15 @@ class RunWatch:
             watch.forget(since)
 
     def _place(self, onset: Onset, leader: Rank) -> tuple[int, float]:
-        """Return the index of an onset's step, and when it ended in Unix seconds."""
+        """Return the index of an onset's step since training began, and when it ended in Unix seconds."""
+        # What was trained before this daemon came is in the account only.
+        unheard = max(0, leader.totals.train.steps - self._seen)
         mark = next((mark for mark in self._marks if mark.fed > onset.step), self._marks[-1])
         step = max(0, mark.seen - (mark.fed - onset.step))
         ago = self._seen - step
         if 0 < ago <= len(leader.history):
-            return step, leader.history.newest(ago).end_unix_ns[0] / 1e9
-        return step, mark.unix_seconds
+            return step + unheard, leader.history.newest(ago).end_unix_ns[0] / 1e9
+        return step + unheard, mark.unix_seconds
 
     def _look_for_stalls(self, now: float) -> None:
         here = [watch for watch in self._watches.values() if watch.rank.connected]

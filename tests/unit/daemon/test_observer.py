@@ -204,10 +204,12 @@ def test_what_comes_every_so_many_steps_is_in_the_evidence() -> None:
 def test_what_becomes_slower_bit_by_bit_is_unknown_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchperfd_daemon.diagnosis.detect.OnsetDetector.observe", lambda *_: None)
     watched = Watched(ranks=2)
-    watched.train(60)
-    assert watched.verdict.cause is Cause.NONE
-    watched.train(240, lambda _rank, step: {"forward": 1e-5 * step})
-    assert watched.verdict.cause is Cause.UNKNOWN
+    told = watched.train(150)
+    began = watched.job.step
+    told += watched.train(90, lambda _rank, step: {"forward": min(0.012, 2e-5 * (step - began))})
+    causes = [each.cause for each in told if each]
+    assert set(causes[:150]) == {Cause.NONE}
+    assert causes[-1] is Cause.UNKNOWN
     assert "fewer than the" in watched.verdict.evidence
 
 

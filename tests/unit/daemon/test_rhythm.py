@@ -1,19 +1,23 @@
 """Long steps at a period, and a run that becomes slower too slowly for an onset."""
 
+import re
 from array import array
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.observer.rhythm import Rhythm
 from torchperfd_daemon.store import StepColumns
 
+Float64 = npt.NDArray[np.float64]
+
 NONE = Verdict(Cause.NONE, "r", "", None, "", "nothing stands out", 0.0, "")
 IN_DATA = Verdict(Cause.INPUT_BOUND, "r", "", None, "data", "waiting for data", 0.01, "")
 
 
-def columns(data: np.ndarray, forward: np.ndarray) -> StepColumns:  # type: ignore[type-arg]
+def columns(data: Float64, forward: Float64) -> StepColumns:
     total = array("q", (1e9 * (data + forward)).astype(int).tolist())
     phases = {
         name: array("q", (1e9 * each).astype(int).tolist())
@@ -23,8 +27,10 @@ def columns(data: np.ndarray, forward: np.ndarray) -> StepColumns:  # type: igno
 
 
 def steps(count: int, period: int = 0, longer: float = 0.0, slower: float = 0.0) -> StepColumns:
+    """Steps of which some are longer, and of which the newest thousand become slower bit by bit."""
     rng = np.random.default_rng(1)
-    forward = 0.05 * (1 + 0.02 * rng.standard_normal(count)) * np.linspace(1, 1 + slower, count)
+    last = np.clip((np.arange(count) - (count - 1000)) / 600, 0, 1)
+    forward = 0.05 * (1 + 0.02 * rng.standard_normal(count)) * (1 + slower * last)
     data = np.full(count, 0.002)
     if period:
         data[::period] += longer
@@ -33,13 +39,14 @@ def steps(count: int, period: int = 0, longer: float = 0.0, slower: float = 0.0)
 
 @pytest.mark.parametrize(
     ("period", "words"),
-    [(4, "every 4th step"), (2, "every 2nd step"), (11, "every 11th step"), (3, "every 3rd")],
+    [(4, "every 4th step"), (11, "every 11th step"), (3, "every 3rd step")],
 )
 def test_long_steps_at_a_period_are_told_with_their_phase(period: int, words: str) -> None:
     rhythm = Rhythm()
     rhythm.observe(steps(400, period, 0.04))
-    assert rhythm.remark(NONE).startswith(words)
-    assert rhythm.remark(NONE).endswith("40 ms longer, most of it in data")
+    assert re.fullmatch(
+        rf"{words} takes (39\.\d|40|40\.\d) ms longer, most of it in data", rhythm.remark(NONE)
+    )
     # A verdict that has named the phase need not be told it again.
     assert rhythm.remark(IN_DATA).endswith(" longer")
 
@@ -53,12 +60,12 @@ def test_rare_long_steps_and_even_ones_are_not_told() -> None:
 
 def test_a_run_that_becomes_slower_bit_by_bit_is_told_of() -> None:
     rhythm = Rhythm()
-    made = steps(6400, slower=0.3)
+    made = steps(6400, slower=0.12)
     rhythm.observe(made)
     verdict = rhythm.slower_than_ever("a run")
     assert verdict is not None
     assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, None)
-    assert verdict.cost_seconds_per_step == pytest.approx(0.0072, rel=0.15)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.12 * 0.05, rel=0.15)
     assert "of the run's past" in verdict.evidence
     assert verdict.next_command == "torchperfd capture --run 'a run' --steps 5"
 
