@@ -55,14 +55,14 @@ for step in range(10**9):
 
 
 @contextmanager
-def job(node: Node, directory: Path, fault: str, **environment: str) -> Iterator[Any]:
+def job(node: Node, directory: Path, fault: str) -> Iterator[Any]:
     """Run the script on all ranks; they are killed with their node."""
     script = directory / "train.py"
     script.write_text(SCRIPT)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--master-port", str(free_port()))
     wanted = ("--nproc-per-node", str(RANKS), "-m", "torchperfd", "run", str(script), fault)
     node.start_daemon()
-    with node.running(*torchrun, *wanted, TORCHPERFD_RUN_ID="hangs", **environment) as process:
+    with node.running(*torchrun, *wanted, TORCHPERFD_RUN_ID="hangs") as process:
         yield process
 
 
@@ -92,7 +92,7 @@ def line_of(text: str) -> int:
 
 
 def skips_a_collective(node: Node, directory: Path) -> None:
-    with job(node, directory, "skip", TORCH_FR_BUFFER_SIZE="100"):
+    with job(node, directory, "skip"):
         found = hang(node)
         assert found["rank"] == 1
         line = line_of("torch.ones(8)")
