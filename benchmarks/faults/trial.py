@@ -181,9 +181,9 @@ def _watch(
             said.append((time.time(), ask(control)))
         onset = onset or journal.onset_unix(journals(plan, node), plan.onset)
         time.sleep(POLL_SECONDS)
-    running = onset is not None and job.poll() is None
-    predictions = _predictions(node) if running and plan.cause != HANG else ()
-    stands = _stands(control) if plan.cause == HANG and onset and job.poll() is None else None
+    struck = onset is not None and job.poll() is None
+    predictions = _predictions(node) if struck and plan.cause != HANG else ()
+    stands = _stands(control) if struck and plan.cause == HANG else None
     failure = ""
     if onset is None or job.poll() is not None:
         lines = (node.directory / "job.log").read_text(errors="replace").strip().splitlines()

@@ -1,7 +1,6 @@
 """What this process and its node's daemon say to each other, apart from what is measured.
 
-Each order goes to the part that it concerns; what is no part's own is answered here. All of it runs on the
-stream's thread.
+Each order goes to the part that it concerns, on the stream's thread; what is no part's own is answered here.
 """
 
 import sys

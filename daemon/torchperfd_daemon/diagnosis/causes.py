@@ -8,7 +8,7 @@ from typing import Final
 
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
-from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, in_ms
+from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, capture_command, in_ms
 
 LEAST_SHARE: Final = 0.05
 """A cause that costs less of the step is not told."""
@@ -87,7 +87,6 @@ _NEXT: Final[Mapping[Cause, str]] = {
     Cause.GPU_SHARED: "torchperfd doctor",
     Cause.MEMORY_PRESSURE: "torchperfd capture --run {run} --kind memory",
 }
-_CAPTURE: Final = "torchperfd capture --run {run} --steps 5"
 
 
 def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
@@ -356,4 +355,4 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
 
 
 def _next(cause: Cause, run: str) -> str:
-    return _NEXT.get(cause, _CAPTURE).format(run=shlex.quote(run))
+    return _NEXT[cause].format(run=shlex.quote(run)) if cause in _NEXT else capture_command(run)

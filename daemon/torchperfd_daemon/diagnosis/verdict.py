@@ -90,7 +90,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
     seen = [rank for rank in ranks if rank.steps and rank.step_seconds > 0]
     if not seen:
         return Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")
-    capture = f"torchperfd capture --run {shlex.quote(run)} --steps 5"
+    capture = capture_command(run)
     worst = max(seen, key=lambda rank: rank.share("data"))
     if worst.share("data") >= INPUT_BOUND_SHARE:
         alike = all(rank.share("data") >= INPUT_BOUND_SHARE / 2 for rank in seen)
@@ -119,6 +119,11 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
         0.0,
         capture,
     )
+
+
+def capture_command(run: str) -> str:
+    """Return the command that shows more of a run than a verdict does: what its next steps spend time on."""
+    return f"torchperfd capture --run {shlex.quote(run)} --steps 5"
 
 
 def in_ms(seconds: float) -> str:

@@ -1,12 +1,11 @@
 """What the steps of a run are like over time: long ones at a period, and throughput against its own past."""
 
-import shlex
 import statistics
 from typing import Final
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import RegressionDetector, SpikeDetector
-from torchperfd_daemon.diagnosis.verdict import in_ms
+from torchperfd_daemon.diagnosis.verdict import capture_command, in_ms
 from torchperfd_daemon.store import StepColumns
 
 LEAST_SHARE: Final = 0.05
@@ -47,8 +46,7 @@ class Rhythm:
             f"{found.now_per_second:.3g} steps/s, {-found.change:.0%} fewer than the"
             f" {found.past_per_second:.3g} of the run's past"
         )
-        command = f"torchperfd capture --run {shlex.quote(run)} --steps 5"
-        return Verdict(Cause.UNKNOWN, run, "", None, "", words, cost, command)
+        return Verdict(Cause.UNKNOWN, run, "", None, "", words, cost, capture_command(run))
 
 
 def _ordinal(number: int) -> str:

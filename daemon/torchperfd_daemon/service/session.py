@@ -225,8 +225,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
             if self._sessions.get(key) is session:
                 del self._sessions[key]
                 self._store.leave(session.record)
-            if self._meeting is not None:
-                self._meeting.forget(session.record)
+                if self._meeting is not None:
+                    self._meeting.forget(session.record)
             self._on_change()
             log.info("rank %d of run %s is gone", identity.rank, identity.run)
 

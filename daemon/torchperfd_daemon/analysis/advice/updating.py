@@ -126,13 +126,11 @@ def _written_cold(scene: Scene, fills: Int64) -> int:
     trace, rows = scene.trace, scene.calls.row
     dims_of = decoded(trace.shapes)
     products = rows[scene.named("aten::mm")[rows] & scene.during(rows, scene.annotated(_BACKWARD))]
-    written = {_product_of(dims_of(shape)) for shape in set(trace.shape[products].tolist())}
+    written = {_product_of(dims_of(shape)) for shape in set(trace.shape[products].tolist())} - {()}
     filled = [_first_of(dims_of(shape)) for shape in trace.shape[fills].tolist()]
     if _ELEMENT * sum(map(math.prod, filled)) < _CACHES * scene.count:
         return 0
-    theirs = fills[
-        np.fromiter((len(dims) == 2 and dims in written for dims in filled), np.bool_, len(filled))
-    ]
+    theirs = fills[np.fromiter((dims in written for dims in filled), np.bool_, len(filled))]
     return round(_OF_A_FILL * float((trace.end[theirs] - trace.start[theirs]).sum()))
 
 
