@@ -1,7 +1,9 @@
-"""Step times of healthy runs: made-up noise of several kinds, and a real loop's, recorded."""
+"""Step times of healthy runs: made-up noise of several kinds, and real loops', recorded."""
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -13,6 +15,8 @@ Float64 = npt.NDArray[np.float64]
 STEP_SECONDS: Final = 0.1
 RECORDED: Final = Path(__file__).parents[2] / "build" / "accuracy"
 RECORDED_STEPS: Final = 24_000
+LOOPS: Final = {"waiting": 6, "computing": 1}
+"""Kinds of recordings, and how many loops run at the same time."""
 
 _MEMORY: Final = 0.6
 _SHORTEST: Final = 0.05
@@ -72,36 +76,47 @@ def made_up(kind: str, steps: int, spread: float, rng: np.random.Generator) -> F
     return STEP_SECONDS * np.maximum(KINDS[kind](steps, spread, rng), _SHORTEST)
 
 
-def recorded(name: str, *, again: bool = False) -> Float64:
-    """Return the step times of a real loop in seconds, recorded now unless that was done before.
+def recorded(kind: str, *, again: bool = False) -> list[Float64]:
+    """Return the step times of real loops in seconds, recorded now unless that was done before.
 
-    A small network trains on one thread of this machine for 24,000 steps. From each step the time is
-    taken away in which the thread was ready and got no processor: what is left is the loop's own noise, with
-    that of caches, clock rates and neighbours on the same core.
+    Each loop trains on one thread for 24,000 steps of some 20 ms: eight minutes. From each step the time is
+    taken away in which the thread was ready and got no processor. What is left is the loop's own noise, with
+    that of timers, caches, clock rates and neighbours on the same core.
+
+    Args:
+        kind: ``computing``, one loop that computes all the time, as on a machine without a device; or
+            ``waiting``, six at the same time, each of which waits most of its step, as for a device.
+        again: Record, whatever there is.
+
+    Returns:
+        For each loop an array of steps.
     """
-    path = RECORDED / f"steps-{name}.npy"
+    path = RECORDED / f"steps-{kind}.npy"
     if again or not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, _record(RECORDED_STEPS).astype(np.float32))
-    found: Float64 = np.load(path).astype(np.float64)
-    return found
+        loops = [kind] * LOOPS[kind]
+        with ProcessPoolExecutor(len(loops), get_context("spawn")) as processes:
+            np.save(path, np.array(list(processes.map(_record, loops)), dtype=np.float32))
+    return [*np.load(path).astype(np.float64)]
 
 
-def _record(steps: int) -> Float64:
+def _record(kind: str) -> Float64:
     import torch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    wait, width, batch = (0.018, 256, 64) if kind == "waiting" else (0.0, 1024, 192)
     linear = torch.nn.Linear
     model = torch.nn.Sequential(
-        linear(256, 256), torch.nn.ReLU(), linear(256, 256), torch.nn.ReLU(), linear(256, 10)
+        linear(width, width), torch.nn.ReLU(), linear(width, width), torch.nn.ReLU(), linear(width, 10)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    inputs, targets = torch.randn(128, 256), torch.randint(0, 10, (128,))
-    taken = np.empty(steps)
+    inputs, targets = torch.randn(batch, width), torch.randint(0, 10, (batch,))
+    taken = np.empty(RECORDED_STEPS)
     with Path("/proc/thread-self/schedstat").open() as schedstat:
         began, queued = time.perf_counter_ns(), _queued_ns(schedstat)
-        for index in range(steps):
+        for index in range(RECORDED_STEPS):
+            time.sleep(wait)
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
             optimizer.step()

@@ -47,7 +47,7 @@ class Watched:
 
     def __init__(self, ranks: int, noise: "np.random.Generator") -> None:
         self.store = Store(clock=lambda: 0.0)
-        self.job = Job(self.store, ranks, noise, recording=recorded("scored"))
+        self.job = Job(self.store, ranks, noise, recording=recorded("computing")[0])
         self.observer = Observer(
             self.store,
             _nobody,

@@ -1,5 +1,6 @@
 """The faults, what is true of each, and which seeds and models thresholds may be chosen on."""
 
+import math
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,6 +27,12 @@ USUAL_STEP_SECONDS: Final = 0.08
 
 CHECKPOINT_STEPS: Final = 10
 """Rank 0 of every job writes a small checkpoint as often."""
+
+RECOMPILE_STEPS: Final = 4
+"""A job with that fault compiles as often."""
+
+PERIOD_STEPS: Final = math.lcm(CHECKPOINT_STEPS, RECOMPILE_STEPS)
+"""After so many steps a job has had everything in proportion."""
 
 VALIDATION_STEPS: Final = 60
 VALIDATION_BATCHES: Final = 10

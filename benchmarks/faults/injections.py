@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from benchmarks.faults.catalog import (
     CHECKPOINT_STEPS,
+    RECOMPILE_STEPS,
     USUAL_STEP_SECONDS,
     VALIDATION_BATCHES,
     VALIDATION_STEPS,
@@ -35,7 +36,8 @@ QUICK_CHECKPOINT_SECONDS: Final = 0.005
 LONG_SAVE_EVERY_SECONDS: Final = 60.0
 LONG_VALIDATION_STEP: Final = 20 * VALIDATION_STEPS - 1
 LONG_VALIDATION_BATCHES: Final = 1_200
-RECOMPILE_STEPS: Final = 4
+DEGREE: Final = 24
+"""Of what is compiled: the time that it takes grows with it."""
 LEAK_BYTES: Final = 2**21
 HOGS: Final = 2
 QUOTA: Final = 0.1
@@ -328,7 +330,10 @@ class _Recompiles(Injection):
 
 
 def _polynomial(values: Tensor) -> Tensor:
-    return (values * values + 1).sum()
+    total = values
+    for _ in range(DEGREE):
+        total = total * values + 1
+    return total.sum()
 
 
 class _StoppedRank(Injection):

@@ -98,14 +98,17 @@ class Measured:
 def measure(ranks: Mapping[int, Sequence[Step]], onset: int, period: int) -> Measured:
     """Return a job's own account of its fault.
 
-    A step's time is the median over the means of ``period`` consecutive steps, on the median rank: what a
+    A step's time is the median over the means of any ``period`` consecutive steps, on the median rank: what a
     neighbour on the machine does to single steps does not count, and what comes once in a period does. The
-    injected time is the mean over the steps after the onset of the most that any rank had.
+    injected time is the mean over the steps after the onset of the most that any rank had. These are whole
+    periods: in two and a half of them, five checkpoints might be six.
     """
 
     def usual(chosen: Sequence[Step]) -> float:
-        blocks = [chosen[first : first + period] for first in range(0, len(chosen) - period + 1, period)]
-        means = [statistics.fmean(step.duration_ns for step in block) for block in blocks]
+        means = [
+            statistics.fmean(step.duration_ns for step in chosen[first : first + period])
+            for first in range(len(chosen) - period + 1)
+        ]
         return statistics.median(means) / 1e9 if means else 0.0
 
     befores, afters = [], []
@@ -116,8 +119,10 @@ def measure(ranks: Mapping[int, Sequence[Step]], onset: int, period: int) -> Mea
         for step in steps:
             if step.step >= onset + _SETTLED:
                 most[step.step] = max(most.get(step.step, 0), step.injected_ns)
+    injected = [most[step] for step in sorted(most)]
+    whole = injected[: len(injected) // period * period] or injected
     return Measured(
         before=statistics.median(befores) if befores else 0.0,
         after=statistics.median(afters) if afters else 0.0,
-        injected=statistics.fmean(most.values()) / 1e9 if most else 0.0,
+        injected=statistics.fmean(whole) / 1e9 if whole else 0.0,
     )

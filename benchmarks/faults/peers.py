@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.faults import journal
-from benchmarks.faults.catalog import CHECKPOINT_STEPS, HANG, Plan
+from benchmarks.faults.catalog import HANG, PERIOD_STEPS, Plan
 from benchmarks.faults.journal import Measured
 from benchmarks.faults.trial import JOB, Answer, Trial
 from benchmarks.overhead import peers
@@ -84,7 +84,7 @@ def run(plan: Plan) -> Trial:
             failure = failure or "it wrote no summary"
         return Trial(
             plan=plan,
-            measured=journal.measure(logs, plan.onset, CHECKPOINT_STEPS),
+            measured=journal.measure(logs, plan.onset, PERIOD_STEPS),
             answers=tuple(answer(json.loads(path.read_text()), time.time() - onset) for path in summaries),
             failure="" if summaries else f"under TraceML: {failure}",
         )

@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 import psutil
 from benchmarks.faults import journal
-from benchmarks.faults.catalog import CHECKPOINT_STEPS, HANG, Plan
+from benchmarks.faults.catalog import HANG, PERIOD_STEPS, Plan
 from benchmarks.faults.journal import Measured, Step
 from benchmarks.faults.quota import Quota
 from tests.node import ROOT, Node, free_port
@@ -191,7 +191,7 @@ def _watch(
         failure = f"the job ended with {job.poll()}: {errors[0] if errors else 'it said nothing'}"
     return Trial(
         plan=plan,
-        measured=journal.measure(journals(plan, node), plan.onset, CHECKPOINT_STEPS),
+        measured=journal.measure(journals(plan, node), plan.onset, PERIOD_STEPS),
         answers=tuple(replace(answer, after_onset=at - (onset or latest)) for at, answer in said),
         standstill=stands,
         failure=failure,

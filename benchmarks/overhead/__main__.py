@@ -1,6 +1,7 @@
 """Run the contest and judge it.
 
     make bench-overhead
+    python -m benchmarks.overhead --ddp
     python -m benchmarks.overhead --quick
 
 Prints one row per contestant: the CPU time of the training thread that it adds to a step
@@ -9,6 +10,8 @@ of the steps' wall times changes. The first row, nobody, is the noise of the mea
 Then, in blocks of a few steps, by how much the 99th percentile changes. Exits 1 when
 torchperfd adds more than 8 µs, raises the 99th percentile by 1 % or more, or is not 15
 times cheaper than TraceML, or not 2.5 times cheaper than Lightning's SimpleProfiler.
+With --ddp the loop is that of a rank of DistributedDataParallel, on gloo: then torchperfd
+times its collectives as well, within the same limits.
 """
 
 import argparse
@@ -52,7 +55,9 @@ _ANSWER_S: Final = 60.0
 class Worker:
     """A contestant's process and the line to it."""
 
-    def __init__(self, name: str, steps: int, directory: Path, env: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, steps: int, directory: Path, env: Mapping[str, str], *, replicated: bool
+    ) -> None:
         self.failure = ""
         self.version = ""
         self._connection: Connection | None = None
@@ -65,7 +70,7 @@ class Worker:
             server.listen(1)
             server.settimeout(1.0)
             self._process = subprocess.Popen(
-                [*_launcher(name, directory), address, name, str(steps)],
+                [*_launcher(name, directory), address, name, str(steps), *(["ddp"] if replicated else [])],
                 env={**env, "PYTHONPATH": _python_path(), "CUDA_VISIBLE_DEVICES": ""},
                 cwd=directory,
                 stdout=log,
@@ -134,6 +139,7 @@ class Contest:
         rounds: Times that everybody attaches and detaches.
         work: Measures a round.
         steps: Steps per pass over the data.
+        replicated: Whether in a rank of ``DistributedDataParallel``.
 
     Attributes:
         measured: Rounds by contestant.
@@ -142,7 +148,13 @@ class Contest:
     """
 
     def __init__(
-        self, names: Iterable[str], rounds: int, work: Callable[[Contestant], Round], steps: int
+        self,
+        names: Iterable[str],
+        rounds: int,
+        work: Callable[[Contestant], Round],
+        steps: int,
+        *,
+        replicated: bool,
     ) -> None:
         self.measured: dict[str, list[Round]] = {name: [] for name in names}
         self.failures: dict[str, str] = {}
@@ -150,6 +162,7 @@ class Contest:
         self._rounds = rounds
         self._work = work
         self._steps = steps
+        self._replicated = replicated
         self._done = 0
 
     def look_for(self, *, may_install: bool) -> None:
@@ -176,7 +189,7 @@ class Contest:
     def _race(self, rounds: int, ends: contextlib.ExitStack, directory: Path, env: Mapping[str, str]) -> None:
         workers: dict[str, Worker] = {}
         for name in self.measured.keys() - self.failures.keys():
-            workers[name] = Worker(name, self._steps, directory, env)
+            workers[name] = Worker(name, self._steps, directory, env, replicated=self._replicated)
             ends.callback(workers[name].close)
         for _ in range(rounds):
             self._done += 1
@@ -264,6 +277,9 @@ def main() -> int:
     parser.add_argument("--tail-rounds", type=int, default=6, help="rounds for the 99th percentile")
     parser.add_argument("--tail-only", action="store_true", help="measure the 99th percentile, nothing else")
     parser.add_argument(
+        "--ddp", action="store_true", help="in a rank of DistributedDataParallel: collectives, too"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="a smoke run: nothing installed, no limit judged"
     )
     options = parser.parse_args()
@@ -271,7 +287,7 @@ def main() -> int:
     if not options.tail_only:
         rounds = 2 if options.quick else max(2, options.rounds)
         work = partial(measure, alternations=options.alternations)
-        contest = Contest(CONTESTANTS, rounds, work, options.steps)
+        contest = Contest(CONTESTANTS, rounds, work, options.steps, replicated=options.ddp)
         contest.look_for(may_install=not options.quick)
         contest.run()
         print_table(contest.measured, contest.failures)
@@ -281,7 +297,7 @@ def main() -> int:
         complaints += judge(contest.measured, contest.failures)
         print()
     work = partial(measure_tail, seconds=_TAIL_S)
-    tail = Contest((NOBODY, OURS), max(2, options.tail_rounds), work, _TAIL_STEPS)
+    tail = Contest((NOBODY, OURS), max(2, options.tail_rounds), work, _TAIL_STEPS, replicated=options.ddp)
     tail.run()
     print_tail(tail.measured)
     print(

@@ -112,7 +112,8 @@ class _Torchperfd(_Patching):
 
     def check(self, steps: int) -> None:
         seen = self.client.report().to_dict()["train"]
-        calls = {phase: seen["phases"].get(phase, {}).get("calls") for phase in ACTIONS[1:]}
+        phases = [*ACTIONS[1:], *(["collective_wait"] if self.workload.replicated else [])]
+        calls = {phase: seen["phases"].get(phase, {}).get("calls") for phase in phases}
         steps += WARM_STEPS
         if seen["steps"] != steps or set(calls.values()) != {steps}:
             raise NotInEffectError(f"torchperfd saw {seen['steps']} of {steps} steps, in phases {calls}")

@@ -13,8 +13,10 @@ from typing import Any, Final
 
 import torch
 import torch.autograd
+import torch.distributed
 import torch.optim
 from torch import nn
+from torch._C import _distributed_c10d as c10d
 from torch.utils.data import DataLoader, dataloader
 
 _MISSING: Final = object()
@@ -26,6 +28,7 @@ class Switch:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         owners = [DataLoader, nn.Module, torch.Tensor, torch.autograd, torch.optim.Optimizer]
         owners += [type(optimizer), dataloader._BaseDataLoaderIter, dataloader._SingleProcessDataLoaderIter]
+        owners += [torch.distributed, c10d.ProcessGroup, c10d.Work, c10d.Reducer]
         self._before = [(owner, dict(vars(owner))) for owner in [*owners, model, optimizer]]
         self._registries = [(hooks, dict(hooks)) for hooks in _hook_registries(model, optimizer)]
         self._is_on = False

@@ -6,7 +6,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 WARM_STEPS: Final = 2
@@ -28,14 +31,21 @@ def now() -> tuple[int, int]:
 class Workload:
     """One model, its data and its optimizer; the same in every process.
 
+    Args:
+        steps: How many batches there are.
+        replicated: Whether the model is in ``DistributedDataParallel``, on gloo, of this one rank: it has
+            all that a rank does itself, and nobody to wait for.
+
     Attributes:
+        replicated: As given.
         loader: The batches of one block.
         warm_loader: The few batches that are trained on ahead of every block, untimed.
         ends: When each step ended, by the thread's CPU clock and by the monotonic one; every
             loop appends to it.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, *, replicated: bool = False) -> None:
+        self.replicated = replicated
         torch.set_num_threads(1)
         torch.manual_seed(0)
         features = torch.randn(steps * _BATCH, _FEATURES)
@@ -43,13 +53,16 @@ class Workload:
         warm = TensorDataset(*data[: WARM_STEPS * _BATCH])
         self.loader = DataLoader(data, batch_size=_BATCH)
         self.warm_loader = DataLoader(warm, batch_size=_BATCH)
-        self.model = nn.Sequential(
+        self.model: nn.Module = nn.Sequential(
             nn.Linear(_FEATURES, _WIDTH),
             nn.ReLU(),
             nn.Linear(_WIDTH, _WIDTH),
             nn.ReLU(),
             nn.Linear(_WIDTH, _CLASSES),
         )
+        if replicated:
+            dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            self.model = DistributedDataParallel(self.model)
         self.loss = nn.CrossEntropyLoss()
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         self.ends: list[tuple[int, int]] = []

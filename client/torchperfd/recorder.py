@@ -193,11 +193,19 @@ class Recorder:
             self._exclusive[self.depth + 1] = 0
         self.depth += 1
 
-    def arrive(self) -> None:
-        """Enter ``collective_wait``: the rank has come to a collective. Starts no step."""
-        if self.is_open:
-            self.arrivals.arrive(self._clock.now + self.wall_offset)
-        self.push(COLLECTIVE_WAIT)
+    def arrive(self, ago: int = 0) -> None:
+        """Enter ``collective_wait``: the rank has come to a collective, so many ns ago. Starts no step."""
+        if not self.is_open:
+            self.push(COLLECTIVE_WAIT)
+            return
+        now, depth = self._clock.now, self.depth
+        # What was told of since then stays as it was told.
+        waited = min(ago, now - self.last)
+        self.arrivals.arrive(now - ago + self.wall_offset)
+        self.enter(COLLECTIVE_WAIT)
+        if depth < MAX_DEPTH:
+            self._exclusive[depth] -= waited
+            self.last = now - waited
 
     def exit(self) -> None:
         """Leave the innermost phase; ignored when none is open."""

@@ -326,10 +326,10 @@ class Replay:
         self._call()
         self.recorder.arrive()
 
-    def _reduction(self, _: int) -> None:
+    def _reduction(self, ago: int) -> None:
         # It has no end of its own: the backward's is.
         if self.recorder.inside(BACKWARD):
-            self.recorder.arrive()
+            self.recorder.arrive(ago)
 
     def _adopt(self, _: int) -> None:
         self._calls.clear()

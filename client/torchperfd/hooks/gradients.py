@@ -13,15 +13,22 @@ import torch.optim
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
-from torchperfd.tape import Timed
+from torchperfd.tape import Backward, Timed
 from torchperfd.tape import events as on_tape
 
 
-def install(context: HookContext, patches: Patches) -> None:
-    """Time ``torch.autograd.backward`` (which ``Tensor.backward`` calls) and both ``zero_grad``."""
-    backward = vars(torch.autograd)["backward"]
-    timed = Timed(context.tape, backward, on_tape.BACKWARD, on_tape.BACKWARD_END)
-    patches.replace(torch.autograd, "backward", functools.update_wrapper(timed, backward))
+def timed_backward(context: HookContext) -> Backward:
+    """Return what goes in the place of ``torch.autograd.backward`` (which ``Tensor.backward`` calls)."""
+    original = vars(torch.autograd)["backward"]
+    codes = on_tape.BACKWARD, on_tape.BACKWARD_END, on_tape.REDUCTION
+    timed = Backward(context.tape, original, *codes)
+    functools.update_wrapper(timed, original)
+    return timed
+
+
+def install(context: HookContext, patches: Patches, backward: Backward) -> None:
+    """Time the backward and both ``zero_grad``."""
+    patches.replace(torch.autograd, "backward", backward)
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         original = vars(owner)["zero_grad"]
         timed = Timed(context.tape, original, on_tape.ZERO, on_tape.ZERO_END)

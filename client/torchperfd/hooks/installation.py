@@ -44,24 +44,36 @@ class Hooks:
 
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""
-        from torchperfd.hooks import collectives, frames, gradients, loader, models, optimizers, saves, scaler
+        from torchperfd.hooks import (
+            collectives,
+            frames,
+            gradients,
+            loader,
+            models,
+            optimizers,
+            reductions,
+            saves,
+            scaler,
+        )
 
         # The training thread reads the tape along, at times, inside of what dynamo watches.
         frames.keep_classes_out_of_graphs(
             *(Loop, Recorder, ArrivalBook, Replay, Passes, Overhead, DeviceTimes, HookContext),
-            *(Patches, models.RootModels, collectives.Collectives, Compilations),
+            *(Patches, models.RootModels, reductions.Reductions, Compilations),
         )
         context, patches = self._context, self._patches
         self._models = roots = models.RootModels(context, patches)
         writers = saves.Saves(context, patches)
+        backward = gradients.timed_backward(context)
         hooks: tuple[tuple[str, Callable[[], None]], ...] = (
             ("DataLoader", lambda: loader.install(context, patches, roots, writers.look)),
-            ("gradients", lambda: gradients.install(context, patches)),
+            ("gradients", lambda: gradients.install(context, patches, backward)),
             ("optimizers", lambda: self._handles.extend(optimizers.install(context, roots))),
             ("GradScaler", lambda: scaler.install(context, patches)),
             ("compile", roots.install),
             ("checkpoint", writers.install),
             ("collectives", collectives.Collectives(context, patches).install),
+            ("reductions", reductions.Reductions(context, patches, backward).install),
         )
         for name, put_on in hooks:
             try:

@@ -19,6 +19,7 @@
 #define ARGUMENT_SHIFT 8
 #define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
 #define FEW_EVENTS 512
+#define MAX_REDUCERS 16
 
 typedef struct {
     int64_t time;
@@ -42,7 +43,7 @@ typedef struct {
     PyObject *on_half, *on_full;
 } Tape;
 
-static PyObject *name_call_impl, *name_qualname, *name_shape, *name_training;
+static PyObject *name_call_impl, *name_get_backward_stats, *name_qualname, *name_shape, *name_training;
 
 HOT static int64_t
 now(void)
@@ -50,6 +51,21 @@ now(void)
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at); /* the clock of time.perf_counter_ns() */
     return (int64_t)at.tv_sec * 1000000000 + at.tv_nsec;
+}
+
+/* What a weak reference refers to, a new reference; NULL without an error where that is gone. */
+HOT static PyObject *
+referent(PyObject *reference)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    PyObject *object = NULL;
+    if (PyWeakref_GetRef(reference, &object) < 0)
+        PyErr_Clear();
+    return object;
+#else
+    PyObject *object = PyWeakref_GetObject(reference);
+    return object == NULL || object == Py_None ? NULL : Py_NewRef(object);
+#endif
 }
 
 /* Call back into Python, from wherever the program is. The callback handles its own errors; one
@@ -683,17 +699,7 @@ forward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 HOT static PyObject *
 forward_module(const Forward *self)
 {
-#if PY_VERSION_HEX >= 0x030D0000
-    PyObject *module = NULL;
-    if (PyWeakref_GetRef(self->module, &module) < 0)
-        return NULL;
-#else
-    PyObject *module = PyWeakref_GetObject(self->module);
-    if (module != NULL && module != Py_None)
-        Py_INCREF(module);
-    else
-        module = NULL;
-#endif
+    PyObject *module = referent(self->module);
     if (module == NULL)
         PyErr_SetString(PyExc_ReferenceError, "the module whose call was timed is gone");
     return module;
@@ -855,17 +861,11 @@ steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 HOT static int
-refers_to(PyObject *reference, PyObject *optimizer)
+refers_to(PyObject *reference, PyObject *object)
 {
-    PyObject *referent = NULL;
-#if PY_VERSION_HEX >= 0x030D0000
-    if (PyWeakref_GetRef(reference, &referent) < 0)
-        PyErr_Clear();
-    Py_XDECREF(referent); /* whoever calls holds it */
-#else
-    referent = PyWeakref_GetObject(reference);
-#endif
-    return referent == optimizer;
+    PyObject *found = referent(reference);
+    Py_XDECREF(found); /* whoever calls holds it */
+    return found == object;
 }
 
 HOT static int
@@ -1047,6 +1047,301 @@ static PyType_Spec step_hook_spec = {"torchperfd.tape._native.StepHook", sizeof(
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
                                      step_hook_slots};
 
+/* Backward: torch.autograd.backward between two events, and when all gradients of a reducer were ready in it */
+
+typedef struct {
+    PyObject *reference; /* weak */
+    int64_t prepared;    /* when it was for a backward that is yet to come; 0 if it was not */
+    int64_t newest;      /* of the gradients of the last backward; of the same one there is no other so late */
+} Reducer;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Tape *tape;
+    PyObject *original, *dict;
+    int begin, end, reduction;
+    int depth;    /* checkpoints go backward within the backward */
+    int expected; /* how many reducers are prepared */
+    int known, oldest;
+    Reducer reducers[MAX_REDUCERS];
+} Backward;
+
+static int
+backward_traverse(Backward *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->dict);
+    Py_VISIT(self->tape);
+    Py_VISIT(self->original);
+    for (int number = 0; number < self->known; number++)
+        Py_VISIT(self->reducers[number].reference);
+    return 0;
+}
+
+static int
+backward_clear(Backward *self)
+{
+    Py_CLEAR(self->dict);
+    Py_CLEAR(self->tape);
+    Py_CLEAR(self->original);
+    for (int number = 0; number < self->known; number++)
+        Py_CLEAR(self->reducers[number].reference);
+    return 0;
+}
+
+static void
+backward_dealloc(Backward *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    backward_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+/* The place of a reducer, of one that is not known yet that of the oldest; NULL without an error. */
+HOT static Reducer *
+place_of(Backward *self, PyObject *reducer)
+{
+    for (int number = 0; number < self->known; number++)
+        if (refers_to(self->reducers[number].reference, reducer))
+            return &self->reducers[number];
+    PyObject *reference = PyWeakref_NewRef(reducer, NULL);
+    if (reference == NULL) {
+        PyErr_Clear();
+        return NULL;
+    }
+    Reducer *place = &self->reducers[self->oldest];
+    self->oldest = (self->oldest + 1) % MAX_REDUCERS;
+    if (self->known < MAX_REDUCERS)
+        self->known++;
+    self->expected -= place->prepared != 0;
+    place->prepared = place->newest = 0;
+    Py_XSETREF(place->reference, reference);
+    return place;
+}
+
+HOT static void
+expect(Backward *self, PyObject *reducer)
+{
+    Reducer *place = place_of(self, reducer);
+    if (place != NULL) {
+        self->expected += place->prepared == 0;
+        place->prepared = now();
+    }
+}
+
+/* When the last gradient was ready, in ns since the reducer was prepared; -1 if it does not say. */
+HOT static int64_t
+last_gradient(PyObject *reducer)
+{
+    PyObject *times = PyObject_CallMethodNoArgs(reducer, name_get_backward_stats);
+    int64_t last = -1;
+    if (times != NULL && PyList_Check(times))
+        for (Py_ssize_t number = 0; number < PyList_GET_SIZE(times); number++) {
+            int64_t at = PyLong_AsLongLong(PyList_GET_ITEM(times, number));
+            if (at > last)
+                last = at;
+        }
+    Py_XDECREF(times);
+    PyErr_Clear();
+    return last;
+}
+
+/* When the last gradient was ready that a reducer waited for in a backward that began at a time; 0 if none did. */
+HOT static int64_t
+reduced_from(Backward *self, int64_t began)
+{
+    int64_t arrived = 0;
+    for (int number = 0; number < self->known; number++) {
+        Reducer *place = &self->reducers[number];
+        if (place->prepared == 0)
+            continue;
+        PyObject *reducer = referent(place->reference);
+        int64_t last = reducer == NULL ? -1 : last_gradient(reducer);
+        Py_XDECREF(reducer);
+        if (reducer != NULL && last == place->newest)
+            continue; /* of another model, whose backward is yet to come */
+        int64_t at = place->prepared + last;
+        place->newest = last;
+        place->prepared = 0;
+        self->expected--;
+        if (last >= 0 && at >= began && at > arrived)
+            arrived = at;
+    }
+    return arrived;
+}
+
+HOT static PyObject *
+backward_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Backward *self = (Backward *)callable;
+    Tape *tape = self->tape;
+    if (!here(tape) || is_muted(tape, self->begin))
+        return PyObject_Vectorcall(self->original, args, nargsf, names);
+    if (put(tape, self->begin, 0) < 0)
+        return NULL;
+    int64_t began = self->expected ? now() : 0, arrived = 0;
+    self->depth++;
+    PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
+    self->depth--;
+    if (!here(tape))
+        return result;
+    if (result != NULL && began != 0 && self->depth == 0)
+        arrived = reduced_from(self, began);
+    int64_t ago = arrived == 0 ? 0 : now() - arrived;
+    if (arrived != 0 && put(tape, self->reduction, ago > 0 ? ago : 0) < 0)
+        Py_CLEAR(result);
+    if (put(tape, self->end, 0) < 0)
+        Py_CLEAR(result);
+    return result;
+}
+
+static PyObject *
+backward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tape", "original", "begin", "end", "reduction", NULL};
+    PyObject *tape, *original;
+    int begin, end, reduction;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Oiii", names, tape_type, &tape, &original, &begin, &end,
+                                     &reduction))
+        return NULL;
+    Backward *self = (Backward *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = backward_vectorcall;
+    self->tape = (Tape *)Py_NewRef(tape);
+    self->original = Py_NewRef(original);
+    self->begin = begin;
+    self->end = end;
+    self->reduction = reduction;
+    return (PyObject *)self;
+}
+
+static PyMemberDef backward_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Backward, vectorcall), READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Backward, dict), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot backward_slots[] = {{Py_tp_doc, "The backward, between two events, and its reduction."},
+                                       {Py_tp_new, backward_new},
+                                       {Py_tp_dealloc, backward_dealloc},
+                                       {Py_tp_traverse, backward_traverse},
+                                       {Py_tp_clear, backward_clear},
+                                       {Py_tp_call, PyVectorcall_Call},
+                                       {Py_tp_descr_get, timed_get},
+                                       {Py_tp_getset, timed_getset},
+                                       {Py_tp_methods, timed_methods},
+                                       {Py_tp_members, backward_members},
+                                       {0, NULL}};
+
+static PyType_Spec backward_spec = {"torchperfd.tape._native.Backward", sizeof(Backward), 0,
+                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+                                    backward_slots};
+
+static PyTypeObject *backward_type;
+
+/* Prepare: what prepares a reducer for a backward, told ahead of it */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Backward *backward;
+    PyObject *original, *otherwise, *dict;
+} Prepare;
+
+static int
+prepare_traverse(Prepare *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->dict);
+    Py_VISIT(self->backward);
+    Py_VISIT(self->original);
+    Py_VISIT(self->otherwise);
+    return 0;
+}
+
+static int
+prepare_clear(Prepare *self)
+{
+    Py_CLEAR(self->dict);
+    Py_CLEAR(self->backward);
+    Py_CLEAR(self->original);
+    Py_CLEAR(self->otherwise);
+    return 0;
+}
+
+static void
+prepare_dealloc(Prepare *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    prepare_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+HOT static PyObject *
+prepare_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
+{
+    Prepare *self = (Prepare *)callable;
+    Backward *backward = self->backward;
+    Tape *tape = backward->tape;
+    if (PyVectorcall_NARGS(nargsf) == 0 || !here(tape) || is_muted(tape, backward->begin))
+        return PyObject_Vectorcall(self->original, args, nargsf, names);
+    if (tape->ticket == NULL || tape->ticket == Py_None)
+        expect(backward, args[0]);
+    else {
+        /* Tickets are drawn as things happen. */
+        PyObject *result;
+        int raised = call_back(self->otherwise, args[0], &result);
+        Py_XDECREF(result);
+        if (raised < 0)
+            return NULL;
+    }
+    return PyObject_Vectorcall(self->original, args, nargsf, names);
+}
+
+static PyObject *
+prepare_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"backward", "original", "otherwise", NULL};
+    PyObject *backward, *original, *otherwise;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO", names, backward_type, &backward, &original, &otherwise))
+        return NULL;
+    Prepare *self = (Prepare *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->vectorcall = prepare_vectorcall;
+    self->backward = (Backward *)Py_NewRef(backward);
+    self->original = Py_NewRef(original);
+    self->otherwise = Py_NewRef(otherwise);
+    return (PyObject *)self;
+}
+
+static PyMemberDef prepare_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Prepare, vectorcall), READONLY, NULL},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Prepare, dict), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot prepare_slots[] = {{Py_tp_doc, "What prepares a reducer, told ahead of it."},
+                                      {Py_tp_new, prepare_new},
+                                      {Py_tp_dealloc, prepare_dealloc},
+                                      {Py_tp_traverse, prepare_traverse},
+                                      {Py_tp_clear, prepare_clear},
+                                      {Py_tp_call, PyVectorcall_Call},
+                                      {Py_tp_descr_get, timed_get},
+                                      {Py_tp_getset, timed_getset},
+                                      {Py_tp_methods, timed_methods},
+                                      {Py_tp_members, prepare_members},
+                                      {0, NULL}};
+
+static PyType_Spec prepare_spec = {"torchperfd.tape._native.Prepare", sizeof(Prepare), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
+                                       | Py_TPFLAGS_METHOD_DESCRIPTOR,
+                                   prepare_slots};
+
 /* The module */
 
 static int
@@ -1071,15 +1366,17 @@ PyMODINIT_FUNC
 PyInit__native(void)
 {
     name_call_impl = PyUnicode_InternFromString("_call_impl");
+    name_get_backward_stats = PyUnicode_InternFromString("get_backward_stats");
     name_qualname = PyUnicode_InternFromString("__qualname__");
     name_shape = PyUnicode_InternFromString("shape");
     name_training = PyUnicode_InternFromString("training");
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || name_call_impl == NULL || name_qualname == NULL
+    if (module == NULL || name_call_impl == NULL || name_get_backward_stats == NULL || name_qualname == NULL
         || name_shape == NULL || name_training == NULL || add_type(module, &tape_spec, &tape_type) < 0
         || add_type(module, &timed_spec, NULL) < 0 || add_type(module, &draws_spec, NULL) < 0
         || add_type(module, &forward_spec, NULL) < 0 || add_type(module, &steps_spec, &steps_type) < 0
-        || add_type(module, &step_hook_spec, NULL) < 0) {
+        || add_type(module, &step_hook_spec, NULL) < 0 || add_type(module, &backward_spec, &backward_type) < 0
+        || add_type(module, &prepare_spec, NULL) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

@@ -38,7 +38,7 @@ READY: Final = 31           # argument: batches that wait in the workers' queue 
 TOKENS: Final = 32          # argument: tokens that the step in progress has trained on
 COLLECTIVE: Final = 33      # a collective is issued, or waited for
 COLLECTIVE_END: Final = 34
-REDUCTION: Final = 35       # the rank has computed its gradients; the rest of the backward waits for others'
+REDUCTION: Final = 35       # the rest of the backward waits for others'; argument: for how long it has, in ns
 # fmt: on
 
 CODES: Final = 36

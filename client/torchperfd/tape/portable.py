@@ -332,6 +332,118 @@ class Steps:
         return True
 
 
+class Backward:
+    """``torch.autograd.backward`` between two events, and when a reducer's gradients were ready in it.
+
+    A reducer of ``DistributedDataParallel`` notes by itself when each gradient was ready, from the moment on
+    at which it was prepared for the backward. From the last one on the backward waits for the other ranks.
+
+    Args:
+        tape: Where to write.
+        original: The function.
+        begin: Code of the event before.
+        end: Code of the event after.
+        reduction: Code of the event ahead of that one where a reducer has waited. Its argument is how many ns
+            ago the last gradient was ready.
+    """
+
+    def __init__(
+        self, tape: Tape, original: Callable[..., Any], begin: int, end: int, reduction: int
+    ) -> None:
+        self._tape = tape
+        self._original = original
+        self._begin = begin
+        self._end = end
+        self._reduction = reduction
+        self._depth = 0  # checkpoints go backward within the backward
+        # When reducers were prepared for a backward that is yet to come, and how late the last gradient was
+        # in the one before: of no other backward is it so late to the nanosecond.
+        self._prepared: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._newest: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def prepare(self, reducer: Any) -> bool:
+        """Take note that a reducer is about to be prepared; return whether its own account will do.
+
+        It will not where every event has a ticket, which has to be drawn when it happens.
+        """
+        tape = self._tape
+        if tape.ticket is not None:
+            return False
+        if get_ident() == tape.thread and not tape.muted >> self._begin & 1:
+            self._prepared[reducer] = time.perf_counter_ns()
+        return True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Go backward."""
+        tape = self._tape
+        if get_ident() != tape.thread or tape.muted >> self._begin & 1:
+            return self._original(*args, **kwargs)
+        tape.write(self._begin)
+        began = time.perf_counter_ns()
+        self._depth += 1
+        try:
+            result = self._original(*args, **kwargs)
+        except BaseException:
+            self._depth -= 1
+            tape.mark(self._end)
+            raise
+        self._depth -= 1
+        if self._prepared and self._depth == 0:
+            arrived = _quietly(self._reduced_from, began)
+            if isinstance(arrived, int):
+                tape.mark(self._reduction, max(0, time.perf_counter_ns() - arrived))
+        tape.mark(self._end)
+        return result
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return str(self.__qualname__)  # type: ignore[attr-defined]
+
+    def _reduced_from(self, began: int) -> int | None:
+        """Return when the last gradient was ready that a reducer waited for since ``began``."""
+        arrived = None
+        for reducer, prepared in list(self._prepared.items()):
+            last = max(reducer.get_backward_stats(), default=0)
+            if last == self._newest.get(reducer, 0):
+                continue  # of another model, whose backward is yet to come
+            self._newest[reducer] = last
+            del self._prepared[reducer]
+            if prepared + last >= max(began, arrived or 0):
+                arrived = prepared + last
+        return arrived
+
+
+class Prepare:
+    """What prepares a reducer for a backward, told ahead of it.
+
+    Args:
+        backward: The backward.
+        original: The method.
+        otherwise: Called with the reducer instead where events have tickets, which are drawn as they happen.
+    """
+
+    def __init__(
+        self, backward: Backward, original: Callable[..., Any], otherwise: Callable[[Any], object]
+    ) -> None:
+        self._backward = backward
+        self._original = original
+        self._otherwise = otherwise
+
+    def __call__(self, reducer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Prepare it."""
+        if _quietly(self._backward.prepare, reducer) is False:
+            _quietly(self._otherwise, reducer)
+        return self._original(reducer, *args, **kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        return str(self.__qualname__)  # type: ignore[attr-defined]
+
+
 def _quietly(callback: Callable[..., object] | None, *args: Any) -> object:
     """Call back; an error, which the callback handles itself, goes no further."""
     if callback is None:

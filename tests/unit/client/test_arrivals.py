@@ -2,12 +2,13 @@
 
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.scripted import NAMES, WALL_AHEAD, Clock, unpack
 
 from torchperfd.arrivals import ArrivalBook, Arrivals
-from torchperfd.recorder import BACKWARD, TRAIN, VALIDATE, Recorder
+from torchperfd.recorder import BACKWARD, OTHER, TRAIN, VALIDATE, Recorder
 
 
 def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:
@@ -96,6 +97,30 @@ def test_the_recorder_times_the_wait_and_tells_the_arrival_by_the_wall() -> None
             (1, 30),
             (1, 10),
         )
+
+
+@pytest.mark.parametrize(("ago", "waited"), [(0, 30), (25, 55), (70, 100), (71, 100), (10_000, 100)])
+def test_an_arrival_may_be_told_late_but_takes_nothing_from_what_came_before(ago: int, waited: int) -> None:
+    clock = Clock()
+    recorder = Recorder(clock)
+    recorder.enter(BACKWARD)
+    clock.advance(10)
+    recorder.enter(OTHER)
+    clock.advance(5)
+    recorder.exit()
+    clock.advance(70)
+    recorder.arrive(ago)
+    came = clock.now - ago
+    clock.advance(30)
+    recorder.exit()
+    clock.advance(1)
+    recorder.exit()
+    recorder.close(TRAIN, 0)
+    (step,) = unpack(recorder.drain(), NAMES)
+    assert step.duration == 116
+    assert step.phases["collective_wait"] == (1, waited)
+    assert step.phases["backward"] == (1, 111 - waited)
+    assert rows(recorder.arrivals.drain()) == [(0, came, came)]
 
 
 def test_arrivals_of_a_step_that_is_abandoned_are_forgotten() -> None:

@@ -1,0 +1,252 @@
+"""A backward and the reducers that wait at its end, in C and in Python."""
+
+import gc
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.client.test_tape import both, native, written
+
+from torchperfd.tape import portable
+
+BEGIN, END, REDUCTION = 1, 2, 3
+
+
+class Reducer:
+    """As torch's: it notes when each gradient was ready, from the moment on at which it was prepared."""
+
+    def __init__(self) -> None:
+        self._prepared = 0
+        self._times = [0, 0]
+        self.asked = 0
+
+    def prepare_for_backward(self, outputs: object) -> object:
+        """Begin to count."""
+        self._prepared = time.perf_counter_ns()
+        return outputs
+
+    def compute(self) -> None:
+        """Have all gradients ready, after some time."""
+        time.sleep(1e-4)
+        first = time.perf_counter_ns() - self._prepared
+        self._times = [time.perf_counter_ns() - self._prepared + 1, first]
+
+    def get_backward_stats(self) -> list[int]:
+        """Return when that was."""
+        self.asked += 1
+        return self._times
+
+
+class Scene:
+    """A tape, a backward on it that does as it is told, and reducers that are prepared for it."""
+
+    def __init__(self, kind: Any) -> None:
+        self.tape = kind.Tape(256, 29)
+        self.timed = kind.Backward(self.tape, lambda act: act(), BEGIN, END, REDUCTION)
+        self.otherwise: list[Any] = []
+        self._told = kind.Prepare(self.timed, Reducer.prepare_for_backward, self.otherwise.append)
+
+    def prepare(self, *reducers: Reducer) -> None:
+        """Prepare them, as their method does once it is replaced."""
+        for reducer in reducers:
+            assert self._told.__get__(reducer)("outputs") == "outputs"
+
+    def backward(self, act: Callable[[], object] = lambda: None) -> list[int]:
+        """Go backward; return the codes of what was written."""
+        self.timed(act)
+        return [code for code, _ in written(self.tape)]
+
+
+@both
+def test_it_is_told_how_long_ago_the_last_gradient_was_ready(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    for _ in range(3):
+        scene.prepare(reducer)
+        ready = 0
+
+        def wait() -> None:
+            nonlocal ready
+            reducer.compute()
+            ready = time.perf_counter_ns()
+            time.sleep(0.002)
+
+        scene.timed(wait)
+        (begin, _), (reduction, ago), (end, _) = written(scene.tape)
+        assert (begin, reduction, end) == (BEGIN, REDUCTION, END)
+        assert 2_000_000 <= ago <= time.perf_counter_ns() - ready + 1_000_000
+
+
+@both
+def test_nothing_is_asked_of_who_is_not_prepared(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    assert scene.backward(reducer.compute) == [BEGIN, END]
+    scene.prepare(reducer)
+    assert scene.backward(reducer.compute) == [BEGIN, REDUCTION, END]
+    assert scene.backward(reducer.compute) == [BEGIN, END]  # as under no_sync()
+    assert reducer.asked == 1
+
+
+@both
+def test_of_several_models_each_waits_in_its_own_backward(kind: Any) -> None:
+    scene, one, other = Scene(kind), Reducer(), Reducer()
+    for _ in range(3):
+        scene.prepare(one, other)
+        assert scene.backward() == [BEGIN, END]
+        assert scene.backward(other.compute) == [BEGIN, REDUCTION, END]
+        assert scene.backward(one.compute) == [BEGIN, REDUCTION, END]
+
+
+@both
+def test_of_several_in_one_backward_the_last_counts(kind: Any) -> None:
+    scene, one, other = Scene(kind), Reducer(), Reducer()
+    scene.prepare(one, other)
+
+    def both_compute() -> None:
+        one.compute()
+        time.sleep(0.02)
+        other.compute()
+
+    scene.timed(both_compute)
+    (_, _), (code, ago), (_, _) = written(scene.tape)
+    assert code == REDUCTION
+    assert ago < 15_000_000
+
+
+@both
+def test_a_backward_within_the_backward_leaves_it_to_the_outer(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    scene.prepare(reducer)
+    assert scene.backward(lambda: scene.timed(reducer.compute)) == [BEGIN, BEGIN, END, REDUCTION, END]
+
+
+@both
+def test_a_backward_that_fails_has_an_end_and_no_reduction(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    scene.prepare(reducer)
+
+    def fail() -> None:
+        reducer.compute()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        scene.timed(fail)
+    assert [code for code, _ in written(scene.tape)] == [BEGIN, END]
+    scene.prepare(reducer)
+    assert scene.backward(reducer.compute) == [BEGIN, REDUCTION, END]
+
+
+@both
+def test_what_was_ready_before_the_backward_is_not_of_it(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    scene.prepare(reducer)
+    reducer.compute()
+    assert scene.backward() == [BEGIN, END]
+
+
+@both
+def test_nothing_is_written_of_other_threads_or_what_is_muted(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    scene.tape.muted = 1 << BEGIN
+    scene.prepare(reducer)
+    assert scene.backward(reducer.compute) == []
+    scene.tape.muted = 0
+    assert scene.backward(reducer.compute) == [BEGIN, END]
+    me, scene.tape.thread = scene.tape.thread, 0
+    scene.prepare(reducer)
+    assert scene.backward(reducer.compute) == []
+    scene.tape.thread = me
+    assert reducer.asked == 0
+
+
+@both
+def test_where_events_have_tickets_others_tell_the_moment(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    scene.tape.ticket = lambda: 5
+    scene.prepare(reducer)
+    scene.timed(reducer.compute)
+    assert scene.otherwise == [reducer]
+    assert [code for code, _ in written(scene.tape) if code != 29] == [BEGIN, END]
+
+
+@both
+@pytest.mark.parametrize("answer", ["no list", [], ["text"], None])
+def test_a_reducer_that_says_something_else_is_left_alone(kind: Any, answer: object) -> None:
+    class Odd(Reducer):
+        def get_backward_stats(self) -> Any:
+            if answer is None:
+                raise RuntimeError
+            return answer
+
+    scene, odd = Scene(kind), Odd()
+    for _ in range(2):
+        scene.prepare(odd)
+        assert scene.backward() == [BEGIN, END]
+
+
+@both
+def test_reducers_are_not_kept_alive(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    gone = weakref.ref(reducer)
+    scene.prepare(reducer)
+    gc.disable()
+    try:
+        del reducer
+        assert gone() is None
+    finally:
+        gc.enable()
+    assert scene.backward() == [BEGIN, END]
+
+
+@both
+def test_many_reducers_come_and_go(kind: Any) -> None:
+    scene = Scene(kind)
+    reducers = [Reducer() for _ in range(40)]
+    for reducer in reducers:
+        scene.prepare(reducer)
+        assert scene.backward(reducer.compute) == [BEGIN, REDUCTION, END]
+    scene.prepare(*reducers)
+    assert scene.backward(reducers[-1].compute) == [BEGIN, REDUCTION, END]
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["prepare", "backward", "nothing"]), st.integers(0, 3)), max_size=40
+)
+
+
+@pytest.mark.skipif(native is None, reason="there is no compiled tape to compare with")
+@settings(max_examples=100, deadline=None)
+@given(ACTIONS)
+def test_both_halves_say_the_same(actions: list[tuple[str, int]]) -> None:
+    told = []
+    for kind in (native, portable):
+        scene, reducers = Scene(kind), [Reducer() for _ in range(4)]
+        codes = []
+        for name, number in actions:
+            if name == "prepare":
+                scene.prepare(reducers[number])
+            else:
+                codes.append(scene.backward(reducers[number].compute if name == "backward" else lambda: None))
+        told.append(codes)
+    assert told[0] == told[1]
+
+
+@pytest.mark.skipif(native is None, reason="only C can lose count of references")
+def test_the_compiled_half_loses_no_reference() -> None:
+    scene, reducer = Scene(native), Reducer()
+    result = object()
+
+    def go() -> None:
+        scene.prepare(reducer)
+        scene.timed(reducer.compute)
+        written(scene.tape)
+
+    go()
+    counts = [sys.getrefcount(each) for each in (reducer, scene.tape, scene.timed, result)]
+    for _ in range(50):
+        go()
+    assert [sys.getrefcount(each) for each in (reducer, scene.tape, scene.timed, result)] == counts
