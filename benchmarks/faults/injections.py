@@ -36,7 +36,7 @@ QUICK_CHECKPOINT_SECONDS: Final = 0.005
 LONG_SAVE_EVERY_SECONDS: Final = 60.0
 LONG_VALIDATION_STEP: Final = 20 * VALIDATION_STEPS - 1
 LONG_VALIDATION_BATCHES: Final = 1_200
-DEGREE: Final = 24
+DEGREE: Final = 80
 """Of what is compiled: the time that it takes grows with it."""
 LEAK_BYTES: Final = 2**21
 HOGS: Final = 2

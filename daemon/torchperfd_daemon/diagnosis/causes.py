@@ -179,8 +179,9 @@ class _Court:
                 cost -= usual
             if self._together and cause not in _BESIDE_STEPS:
                 late = self._left[id(rank)].late
-                if cause in _TIMED_IN_PART and cost >= _MOST_OF * late:
-                    cost = late
+                if cause in _TIMED_IN_PART:
+                    late = self._lateness(rank)
+                    cost = late if cost >= _MOST_OF * late else cost
                 cost = min(cost, late + (self._exchange if cause in _ALL_THREADS else 0.0))
         if cause is Cause.CPU_CONTENTION:
             cost = self._starved(beyond[culprit], cost)
@@ -212,13 +213,24 @@ class _Court:
         growth -= sum(verdict.cost_seconds_per_step for verdict in self.told)
         return growth if growth > 0 and waited >= EXPLAINED * growth else cost
 
+    def _lateness(self, rank: RankEvidence) -> float:
+        """Return what a rank is late by and nothing claims, or what its own work has grown by if that is it.
+
+        Who computes while the others do takes processors from them: they become slower, too, and the rank is
+        less late than it has more to do.
+        """
+        late = self._left[id(rank)].late
+        if rank.before is None:
+            return late
+        grown = rank.own_seconds - rank.before.own_seconds - (rank.late_seconds - late)
+        return grown if late >= _MOST_OF * grown > _MOST_OF * late else late
+
     def _claim(self, rank: RankEvidence, cause: Cause, cost: float) -> None:
         """Take what a mechanism costs out of what the rank is late by, and the rest out of the exchange."""
         left = self._left[id(rank)]
         if cause in _ALL_THREADS:
             self._exchange -= max(0.0, cost - left.late)
-            cost = min(cost, left.late)
-        left.late -= cost
+        left.late = max(0.0, left.late - cost)
 
     def try_lateness(self) -> None:
         """Tell the rank whose work is longest above its peers', what mechanisms claim of it apart."""

@@ -268,6 +268,22 @@ def test_compilations_that_are_most_of_a_ranks_lateness_are_all_of_it(compiled: 
     assert first.cost_seconds_per_step == pytest.approx(cost)
 
 
+@pytest.mark.parametrize(
+    ("others", "compiled", "cost"),
+    [(0.004, 0.038, 0.04), (0.004, 0.029, 0.029), (0.02, 0.019, 0.02), (0.02, 0.038, 0.02)],
+)
+def test_compilations_cost_all_that_their_rank_does_more_also_where_others_have_become_slower(
+    others: float, compiled: float, cost: float
+) -> None:
+    pasts = [rank(number) for number in range(8)]
+    now = [since(past, changed(past, forward=past.phase_seconds["forward"] + others)) for past in pasts]
+    slow = replace(late(rank(3), "forward", 0.04), compiled_seconds=compiled, late_seconds=0.04 - others)
+    now[3] = since(pasts[3], slow)
+    first = next(each for each in rank_causes("bert", now) if each.cause is Cause.RECOMPILATION)
+    assert first.rank == 3
+    assert first.cost_seconds_per_step == pytest.approx(cost)
+
+
 def test_a_quota_costs_what_it_holds_the_exchange_up_for_as_well() -> None:
     pasts = [rank(number) for number in range(8)]
     now = [since(past, changed(past, collective_wait=0.062)) for past in pasts]
