@@ -37,11 +37,11 @@ setup: $(VENV)/.installed  ## Make the virtual environment.
 demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse; about half a minute.
 	$(BIN)/python client/examples/demo.py
 
-test: setup $(VENV)/.frameworks lint test-wire  ## All that CI runs.
-	$(BIN)/python -m pytest
+test: setup $(VENV)/.frameworks lint test-wire test-unit  ## All that CI runs.
+	$(BIN)/python -m pytest --ignore=tests/unit
 
-test-unit: setup  ## The fast tests.
-	$(BIN)/python -m pytest tests/unit
+test-unit: setup  ## The fast tests, side by side: those with real processes need the machine for themselves.
+	$(BIN)/python -m pytest tests/unit -n logical
 
 test-integration: setup  ## The tests with real processes.
 	$(BIN)/python -m pytest tests/integration

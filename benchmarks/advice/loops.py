@@ -70,6 +70,7 @@ class Loop:
             )
             for rank in range(count)
         ]
+        self._is_ready = False
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +90,13 @@ class Loop:
                 process.stdout.close()
         self._folder.cleanup()
 
+    def wait(self) -> None:
+        """Wait until they are ready to be told; else the first question does."""
+        if not self._is_ready:
+            self._is_ready = True
+            for process in self._processes:
+                self._answer(process)
+
     def steps(self, count: int) -> list[int]:
         """Run steps; return the first rank's times in ns."""
         times: list[int] = self._ask([f"steps {count}"] * len(self._processes))[0]
@@ -105,6 +113,7 @@ class Loop:
         return Recording(statistics.fmean(times), said)
 
     def _ask(self, commands: Sequence[str]) -> list[Any]:
+        self.wait()
         for process, command in zip(self._processes, commands, strict=True):
             assert process.stdin
             process.stdin.write(f"{command}\n")

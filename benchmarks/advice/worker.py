@@ -3,7 +3,7 @@
     python -m benchmarks.advice.worker NAME slow|tuned [RANK WORLD_SIZE STORE]
 
 Reads commands from stdin, ``steps N`` or ``capture FILE``, and answers each with one line of JSON on stdout:
-the steps' times in ns.
+the steps' times in ns. Before the first it says that it is ready, with a line that has none.
 """
 
 import contextlib
@@ -47,6 +47,7 @@ def main() -> int:
     for _ in range(REHEARSALS):
         _recorded(step, 0)
     unrecorded_ns = 0
+    _answer(answers, [])
     for command, argument in map(str.split, sys.stdin):
         if command == "steps":
             _timed(step, WARM_UP)
@@ -54,7 +55,7 @@ def main() -> int:
             unrecorded_ns = round(usual_ns(times))
         else:
             times = _captured(step, argument, unrecorded_ns)
-        os.write(answers, f"{json.dumps(times)}\n".encode())
+        _answer(answers, times)
     if place:
         torch.distributed.destroy_process_group()
     return 0
@@ -65,6 +66,10 @@ def _own_stdout() -> int:
     answers = os.dup(1)
     os.dup2(2, 1)
     return answers
+
+
+def _answer(answers: int, times: list[int]) -> None:
+    os.write(answers, f"{json.dumps(times)}\n".encode())
 
 
 def _timed(step: scripts.Step, count: int) -> list[int]:

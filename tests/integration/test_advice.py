@@ -37,7 +37,7 @@ class Heard:
             with ExitStack() as stack:
                 loops = {each: stack.enter_context(Loop(*each)) for each in ALL[first : first + TOGETHER]}
                 for loop in loops.values():
-                    loop.steps(1)  # answered once it is ready
+                    loop.wait()
                 for each, loop in loops.items():
                     loop.steps(4)  # what its loader has fetched ahead while it rested is used up
                     self._advice[each] = loop.record().said

@@ -131,7 +131,19 @@ class Tape:
             self._events.extend((now, following << ARGUMENT_SHIFT | self._ticket_code))
 
 
-class Timed:
+class _Function:
+    """What stands in the place of a function, and is bound and pickled as it was."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        call: Callable[..., Any] = self  # type: ignore[assignment]
+        return call if instance is None else MethodType(call, instance)
+
+    def __reduce__(self) -> str:
+        # By name. What wraps a function takes over its names.
+        return str(self.__qualname__)  # type: ignore[attr-defined]
+
+
+class Timed(_Function):
     """A function or method between two events."""
 
     def __init__(
@@ -157,15 +169,8 @@ class Timed:
         tape.mark(self._end)
         return result
 
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
-        return self if instance is None else MethodType(self, instance)
 
-    def __reduce__(self) -> str:
-        # As a function is: by name. What wraps a function takes over its names.
-        return str(self.__qualname__)  # type: ignore[attr-defined]
-
-
-class Draws:
+class Draws(_Function):
     """The ``__next__`` of an iterator over batches, between two events.
 
     Args:
@@ -228,12 +233,6 @@ class Draws:
         samples = _quietly(self._samples_in, batch)
         tape.write(self._end, samples if isinstance(samples, int) else 0)
         return batch
-
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
-        return self if instance is None else MethodType(self, instance)
-
-    def __reduce__(self) -> str:
-        return str(self.__qualname__)  # type: ignore[attr-defined]
 
 
 class Forward:
@@ -332,7 +331,7 @@ class Steps:
         return True
 
 
-class Backward:
+class Backward(_Function):
     """``torch.autograd.backward`` between two events, and when a reducer's gradients were ready in it.
 
     A reducer of ``DistributedDataParallel`` notes by itself when each gradient was ready, from the moment on
@@ -395,12 +394,6 @@ class Backward:
         tape.mark(self._end)
         return result
 
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
-        return self if instance is None else MethodType(self, instance)
-
-    def __reduce__(self) -> str:
-        return str(self.__qualname__)  # type: ignore[attr-defined]
-
     def _reduced_from(self, began: int) -> int | None:
         """Return when the last gradient was ready that a reducer waited for since ``began``."""
         arrived = None
@@ -415,7 +408,7 @@ class Backward:
         return arrived
 
 
-class Prepare:
+class Prepare(_Function):
     """What prepares a reducer for a backward, told ahead of it.
 
     Args:
@@ -436,12 +429,6 @@ class Prepare:
         if _quietly(self._backward.prepare, reducer) is False:
             _quietly(self._otherwise, reducer)
         return self._original(reducer, *args, **kwargs)
-
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
-        return self if instance is None else MethodType(self, instance)
-
-    def __reduce__(self) -> str:
-        return str(self.__qualname__)  # type: ignore[attr-defined]
 
 
 def _quietly(callback: Callable[..., object] | None, *args: Any) -> object:
