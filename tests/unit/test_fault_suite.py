@@ -295,7 +295,7 @@ def test_what_if_is_judged_by_the_step_before_the_fault() -> None:
     everyones = (Prediction("phase", None, "data", 0.049), Prediction("phase", None, "checkpoint", 0.079))
     assert predicted("slow loader, all ranks", *everyones) == pytest.approx(-0.001 / 0.08)
     assert predicted("slow loader, one rank") is None
-    assert predicted("all slower", right) is None
+    assert predicted("memory leak", right) is None
     found = score([replace(trial_of("slow loader, one rank", []), predictions=(right,)) for _ in range(2)])
     assert found.whatif == 1.0
     assert found.median_whatif_error == pytest.approx(0.002 / 0.08)

@@ -28,7 +28,7 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
 
     Replays the newest recorded steps of all its ranks with one cause removed: what a rank needs more than
     its peers, the wait for data, saving, garbage collection, the exchange itself. Of a run that has become
-    slower, those since then.
+    slower, those since then; and what all of it were if it took what it took before.
     """
     with connect(socket) as daemon:
         messages = daemon.GetSteps(control_pb2.GetStepsRequest(run=run), timeout=_TIMEOUT_S).ranks
@@ -113,6 +113,8 @@ def words(answer: WhatIf) -> str:
         return "Python's garbage collections"
     if answer.removed is Removed.EXCHANGE:
         return "the exchange, once the last rank is there"
+    if answer.removed is Removed.GROWTH:
+        return "what has grown since then, on all ranks and in the exchange"
     return {"data": "waiting for data", "checkpoint": "saving within steps", "h2d": "copying batches"}.get(
         answer.phase, f"the phase {answer.phase}"
     )
@@ -124,17 +126,20 @@ def _replayed(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay |
     count = min(message.first_step + message.count for message in messages) - first
     if count < LEAST_STEPS:
         return None
-    works = []
-    for message in messages:
-        start = first - message.first_step
-        columns = _view.work(message).phase_seconds
-        works.append(
-            RankWork(
-                message.status.identity.rank,
-                {name: column[start : start + count] for name, column in columns.items()},
-            )
-        )
-    return replay(works, {message.status.identity.rank: _pauses(message) for message in messages})
+    earliest = max(message.first_step for message in messages)
+    enough = since - earliest >= LEAST_STEPS
+    return replay(
+        [_works(message, first, first + count) for message in messages],
+        {message.status.identity.rank: _pauses(message) for message in messages},
+        [_works(message, earliest, since) for message in messages] if enough else (),
+    )
+
+
+def _works(message: control_pb2.RankSteps, first: int, end: int) -> RankWork:
+    """Return a rank's phases in the steps from ``first`` until ``end``."""
+    columns = _view.work(message).phase_seconds
+    kept = slice(first - message.first_step, end - message.first_step)
+    return RankWork(message.status.identity.rank, {name: column[kept] for name, column in columns.items()})
 
 
 def _pauses(message: control_pb2.RankSteps) -> list[Pauses]:

@@ -42,6 +42,7 @@ class Removed(Enum):
     PHASE = "phase"
     GARBAGE_COLLECTION = "garbage collection"
     EXCHANGE = "exchange"
+    GROWTH = "growth"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,11 @@ class Replay:
     answers: tuple[WhatIf, ...]
 
 
-def replay(ranks: Sequence[RankWork], pauses: Mapping[int, Sequence[Pauses]] | None = None) -> Replay:
+def replay(
+    ranks: Sequence[RankWork],
+    pauses: Mapping[int, Sequence[Pauses]] | None = None,
+    past: Sequence[RankWork] = (),
+) -> Replay:
     """Return what the recorded steps of a run would take without each cause.
 
     - A rank's excess: its own work gets the distribution of its peers' (:func:`as_peers`).
@@ -111,10 +116,13 @@ def replay(ranks: Sequence[RankWork], pauses: Mapping[int, Sequence[Pauses]] | N
     - A phase: it takes no time on any rank. Of ``data``, ``h2d``, ``checkpoint`` and the user's own phases.
     - Garbage collection: the pauses are taken out of own work (:func:`without_pauses`).
     - Exchange: collectives take no time once the last rank is there.
+    - Growth: own work of all ranks and the exchange get their distribution of the past (:func:`as_before`).
+      So a lack of processors is taken out, which slows both, and a slow network.
 
     Args:
         ranks: The ranks' phases over the same steps: column for column the same step.
         pauses: Of each rank, its garbage collections by generation.
+        past: The same ranks' phases over steps from before the run became slower; none where it did not.
 
     Raises:
         ValueError: There is no rank, or ranks differ in how many steps they have.
@@ -131,7 +139,7 @@ def replay(ranks: Sequence[RankWork], pauses: Mapping[int, Sequence[Pauses]] | N
             for rank in ranks
         ]
         told.append((Removed.SLOW_RANKS, None, "", run.mean(mapped)))
-        told.append((Removed.EXCHANGE, None, "collective_wait", run.mean({}, exchange=False)))
+        told.append((Removed.EXCHANGE, None, "collective_wait", run.mean({}, np.zeros_like(run.exchange))))
     for phase in run.removable():
         less = {
             rank.rank: run.own[rank.rank] - rank.phase_seconds[phase]
@@ -146,6 +154,10 @@ def replay(ranks: Sequence[RankWork], pauses: Mapping[int, Sequence[Pauses]] | N
             if rank.rank in pauses
         }
         told.append((Removed.GARBAGE_COLLECTION, None, "", run.mean(less)))
+    if past:
+        earlier = _Steps(past)
+        own = {number: as_before(work, earlier.own[number]) for number, work in run.own.items()}
+        told.append((Removed.GROWTH, None, "", run.mean(own, as_before(run.exchange, earlier.exchange))))
     measured, before = run.measured(), run.mean({})
     answers = []
     for removed, number, phase, after in told:
@@ -179,6 +191,20 @@ def as_peers(own: Float64, peers: Sequence[Float64]) -> Float64:
     order = np.argsort(own, kind="stable")
     mapped = np.empty_like(own)
     mapped[order] = np.minimum(own[order], usual)
+    return mapped
+
+
+def as_before(now: Float64, past: Float64) -> Float64:
+    """Return times as they were in the past: each by its rank among the others, unless it is less already.
+
+    Args:
+        now: Seconds by step; shape (steps,).
+        past: Seconds by step; shape (earlier steps,), which may be another.
+    """
+    order = np.argsort(now, kind="stable")
+    mapped = np.empty_like(now)
+    usual = np.quantile(past, (np.arange(len(now)) + 0.5) / len(now), method="hazen")
+    mapped[order] = np.minimum(now[order], usual)
     return mapped
 
 
@@ -223,7 +249,7 @@ class _Steps:
             number: totals[number] - waits[number] if self.synchronous else totals[number]
             for number in totals
         }
-        self._exchange: Float64 = np.min(list(waits.values()), axis=0)
+        self.exchange: Float64 = np.min(list(waits.values()), axis=0)
         self._totals = totals
 
     def peers(self, number: int) -> list[Float64]:
@@ -234,12 +260,12 @@ class _Steps:
         """Return the mean step of the slowest rank."""
         return max(float(total.mean()) for total in self._totals.values())
 
-    def mean(self, changed: Mapping[int, Float64], *, exchange: bool = True) -> float:
-        """Return the mean step if some ranks' own work were another."""
+    def mean(self, changed: Mapping[int, Float64], exchange: Float64 | None = None) -> float:
+        """Return the mean step if some ranks' own work were another, and perhaps the exchange."""
         own = [changed.get(number, work) for number, work in self.own.items()]
         if not self.synchronous:
             return max(float(work.mean()) for work in own)
-        steps = np.max(own, axis=0) + (self._exchange if exchange else 0.0)
+        steps = np.max(own, axis=0) + (self.exchange if exchange is None else exchange)
         return float(steps.mean())
 
     def removable(self) -> list[str]:

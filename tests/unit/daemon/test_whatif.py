@@ -15,6 +15,7 @@ from torchperfd_daemon.diagnosis.whatif import (
     Pauses,
     Removed,
     Replay,
+    as_before,
     as_peers,
     replay,
     without_pauses,
@@ -175,6 +176,21 @@ def test_collections_that_each_rank_has_at_its_own_time(job: Job, seconds: float
     assert gain(told, Removed.GARBAGE_COLLECTION) == pytest.approx(before - after, abs=WITHIN * before)
 
 
+@settings(max_examples=30, deadline=None)
+@given(jobs, st.floats(0.0, 0.1), st.floats(0.0, 0.1), st.integers(0, 5))
+def test_what_has_grown_since_the_past(job: Job, seconds: float, exchange: float, culprit: int) -> None:
+    slow = replace(
+        job,
+        forward=later(job.forward, {culprit % len(job.ranks)}, seconds, 0.7, 1),
+        exchange=job.exchange + exchange,
+    )
+    past, after = trained(job)
+    works, before = trained(slow)
+    told = gain(replay(works, past=past), Removed.GROWTH)
+    assert told == pytest.approx(before - after, abs=WITHIN * before)
+    assert gain(replay(works), Removed.GROWTH) == 0
+
+
 def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
     slow = RankWork(1, {"data": np.full(20, 0.3), "forward": np.full(20, 0.1), "augment": np.full(20, 0.1)})
     quick = RankWork(0, {"data": np.full(20, 0.1), "forward": np.full(20, 0.2)})
@@ -223,6 +239,19 @@ def test_as_its_peers(own: list[float], peers: list[list[float]]) -> None:
     for one in range(5):
         for other in range(5):
             if own[one] < own[other]:
+                assert mapped[one] <= mapped[other], "what was longer stays longer"
+
+
+@given(seconds, st.lists(st.floats(0, 10), min_size=1, max_size=30))
+def test_as_before(now: list[float], past: list[float]) -> None:
+    mapped = as_before(np.array(now), np.array(past)).tolist()
+    assert all(less <= took for less, took in zip(mapped, now, strict=True))
+    assert all(less <= max(past) + 1e-9 for less in mapped)
+    assert as_before(np.array(now), np.array(now) + 1).tolist() == now
+    assert sorted(as_before(np.array(now), np.sort(now)[::-1]).tolist()) == pytest.approx(sorted(now))
+    for one in range(5):
+        for other in range(5):
+            if now[one] < now[other]:
                 assert mapped[one] <= mapped[other], "what was longer stays longer"
 
 
