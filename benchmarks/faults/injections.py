@@ -39,7 +39,7 @@ LONG_VALIDATION_BATCHES: Final = 1_200
 DEGREE: Final = 80
 """Of what is compiled: the time that it takes grows with it."""
 LEAK_BYTES: Final = 2**21
-HOGS: Final = 2
+HOGS: Final = 4
 QUOTA: Final = 0.1
 """Of one processor."""
 
