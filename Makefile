@@ -92,10 +92,10 @@ bench-capture: setup  ## What a capture costs the training, beside torch.profile
 bench-fleet: setup  ## How long a thousand daemons take to answer; one minute.
 	$(BIN)/python -m benchmarks.fleet
 
-bench-scale: setup  ## What diagnosing a thousand ranks costs.
+bench-scale: setup  ## What diagnosing a thousand ranks costs; at first eight minutes more, to record real noise.
 	$(BIN)/python -m benchmarks.accuracy.scale
 
-bench-onset: setup  ## How soon a slowdown is noticed, and how often there was none; about five minutes.
+bench-onset: setup  ## How soon a slowdown is noticed, and how often there was none; at first 20 minutes, to record real noise.
 	$(BIN)/python -m benchmarks.accuracy.onset
 
 bench-faults: setup  ## Whether the diagnosis is right, on jobs with a known fault; about 50 minutes.
