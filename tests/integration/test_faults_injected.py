@@ -14,7 +14,7 @@ NAMED = {fault.name: fault for fault in catalog.FAULTS}
     ("fault", "model"), [("slow loader, one rank", "convnet-fsdp2"), ("slow collective", "mlp-ddp")]
 )
 def test_a_slow_job(fault: str, model: str) -> None:
-    plan = replace(catalog.plan(NAMED[fault], model, 1, ranks=2), onset=30)
+    plan = replace(catalog.plan(NAMED[fault], model, 1, ranks=2), onset=45)
     trial = run(plan, 5.0)
     assert trial.failure == ""
     assert trial.measured.injected >= plan.seconds
