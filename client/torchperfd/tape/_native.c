@@ -1051,7 +1051,8 @@ static PyType_Spec step_hook_spec = {"torchperfd.tape._native.StepHook", sizeof(
 
 typedef struct {
     PyObject *reference; /* weak */
-    int64_t prepared;    /* when it was for a backward that is yet to come; 0 if it was not */
+    int64_t prepared;    /* when it began to be, for a backward that is yet to come; 0 if it did not */
+    int64_t taken;       /* how long that took: somewhere in it the reducer began to count */
     int64_t newest;      /* of the gradients of the last backward; of the same one there is no other so late */
 } Reducer;
 
@@ -1123,12 +1124,13 @@ place_of(Backward *self, PyObject *reducer)
 }
 
 HOT static void
-expect(Backward *self, PyObject *reducer)
+expect(Backward *self, PyObject *reducer, int64_t prepared)
 {
     Reducer *place = place_of(self, reducer);
     if (place != NULL) {
         self->expected += place->prepared == 0;
-        place->prepared = now();
+        place->prepared = prepared;
+        place->taken = now() - prepared;
     }
 }
 
@@ -1163,11 +1165,12 @@ reduced_from(Backward *self, int64_t began)
         Py_XDECREF(reducer);
         if (reducer != NULL && last == place->newest)
             continue; /* of another model, whose backward is yet to come */
-        int64_t at = place->prepared + last;
+        int64_t earliest = place->prepared + last, latest = earliest + place->taken;
+        int64_t at = earliest > began ? earliest : began;
         place->newest = last;
         place->prepared = 0;
         self->expected--;
-        if (last >= 0 && at >= began && at > arrived)
+        if (last >= 0 && latest >= began && at > arrived)
             arrived = at;
     }
     return arrived;
@@ -1290,17 +1293,18 @@ prepare_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyO
     Tape *tape = backward->tape;
     if (PyVectorcall_NARGS(nargsf) == 0 || !here(tape) || is_muted(tape, backward->begin))
         return PyObject_Vectorcall(self->original, args, nargsf, names);
-    if (tape->ticket == NULL || tape->ticket == Py_None)
-        expect(backward, args[0]);
-    else {
-        /* Tickets are drawn as things happen. */
-        PyObject *result;
-        int raised = call_back(self->otherwise, args[0], &result);
-        Py_XDECREF(result);
-        if (raised < 0)
-            return NULL;
+    if (tape->ticket == NULL || tape->ticket == Py_None) {
+        int64_t prepared = now();
+        PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
+        if (result != NULL)
+            expect(backward, args[0], prepared);
+        return result;
     }
-    return PyObject_Vectorcall(self->original, args, nargsf, names);
+    /* Tickets are drawn as things happen. */
+    PyObject *told;
+    int raised = call_back(self->otherwise, args[0], &told);
+    Py_XDECREF(told);
+    return raised < 0 ? NULL : PyObject_Vectorcall(self->original, args, nargsf, names);
 }
 
 static PyObject *

@@ -349,7 +349,7 @@ class Backward(_Function):
     def __init__(
         self, tape: Tape, original: Callable[..., Any], begin: int, end: int, reduction: int
     ) -> None:
-        self._tape = tape
+        self.tape = tape
         self._original = original
         self._begin = begin
         self._end = end
@@ -357,24 +357,18 @@ class Backward(_Function):
         self._depth = 0  # checkpoints go backward within the backward
         # When reducers were prepared for a backward that is yet to come, and how late the last gradient was
         # in the one before: of no other backward is it so late to the nanosecond.
-        self._prepared: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._prepared: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._newest: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    def prepare(self, reducer: Any) -> bool:
-        """Take note that a reducer is about to be prepared; return whether its own account will do.
-
-        It will not where every event has a ticket, which has to be drawn when it happens.
-        """
-        tape = self._tape
-        if tape.ticket is not None:
-            return False
+    def prepare(self, reducer: Any, began: int) -> None:
+        """Take note that a reducer has been prepared since ``began``; meanwhile it began to count."""
+        tape = self.tape
         if get_ident() == tape.thread and not tape.muted >> self._begin & 1:
-            self._prepared[reducer] = time.perf_counter_ns()
-        return True
+            self._prepared[reducer] = began, time.perf_counter_ns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Go backward."""
-        tape = self._tape
+        tape = self.tape
         if get_ident() != tape.thread or tape.muted >> self._begin & 1:
             return self._original(*args, **kwargs)
         tape.write(self._begin)
@@ -397,14 +391,14 @@ class Backward(_Function):
     def _reduced_from(self, began: int) -> int | None:
         """Return when the last gradient was ready that a reducer waited for since ``began``."""
         arrived = None
-        for reducer, prepared in list(self._prepared.items()):
+        for reducer, (earliest, latest) in list(self._prepared.items()):
             last = max(reducer.get_backward_stats(), default=0)
             if last == self._newest.get(reducer, 0):
                 continue  # of another model, whose backward is yet to come
             self._newest[reducer] = last
             del self._prepared[reducer]
-            if prepared + last >= max(began, arrived or 0):
-                arrived = prepared + last
+            if latest + last >= began:
+                arrived = max(earliest + last, began, arrived or 0)
         return arrived
 
 
@@ -421,14 +415,19 @@ class Prepare(_Function):
         self, backward: Backward, original: Callable[..., Any], otherwise: Callable[[Any], object]
     ) -> None:
         self._backward = backward
+        self._tape = backward.tape
         self._original = original
         self._otherwise = otherwise
 
     def __call__(self, reducer: Any, *args: Any, **kwargs: Any) -> Any:
         """Prepare it."""
-        if _quietly(self._backward.prepare, reducer) is False:
+        if self._tape.ticket is not None:
             _quietly(self._otherwise, reducer)
-        return self._original(reducer, *args, **kwargs)
+            return self._original(reducer, *args, **kwargs)
+        began = time.perf_counter_ns()
+        result = self._original(reducer, *args, **kwargs)
+        _quietly(self._backward.prepare, reducer, began)
+        return result
 
 
 def _quietly(callback: Callable[..., object] | None, *args: Any) -> object:

@@ -141,10 +141,28 @@ def test_a_backward_that_fails_has_an_end_and_no_reduction(kind: Any) -> None:
 
 
 @both
+def test_a_reducer_that_is_held_up_while_it_is_prepared_has_its_wait(kind: Any) -> None:
+    class HeldUp(Reducer):
+        def prepare_for_backward(self, outputs: object) -> object:
+            time.sleep(0.005)
+            return super().prepare_for_backward(outputs)
+
+    scene, reducer = Scene(kind), HeldUp()
+    told = kind.Prepare(scene.timed, HeldUp.prepare_for_backward, scene.otherwise.append)
+    told.__get__(reducer)("outputs")
+    began = time.perf_counter_ns()
+    scene.timed(reducer.compute)
+    (_, _), (code, ago), (_, _) = written(scene.tape)
+    assert code == REDUCTION
+    assert ago <= time.perf_counter_ns() - began
+
+
+@both
 def test_what_was_ready_before_the_backward_is_not_of_it(kind: Any) -> None:
     scene, reducer = Scene(kind), Reducer()
     scene.prepare(reducer)
     reducer.compute()
+    time.sleep(0.001)
     assert scene.backward() == [BEGIN, END]
 
 
