@@ -7,8 +7,8 @@ when told within these; a change told before counts as a false alarm. Healthy ru
 The detector is the daemon's own class. Its thresholds were chosen on the seeds below 1000 and on recordings
 that are not kept; the table is of the seed 1000 and of recordings of this machine (`--record` makes fresh
 ones, in a quarter of an hour): loops that wait, as for a device, and one that computes. There trials begin at
-random places. A real machine does change its pace, so that an alarm about a
-recording is false only if the 500 steps after it, which the detector had not seen, do not bear it out.
+random places. A real machine does change its pace, so that an alarm about a recording is false only if the
+500 steps after it, which the detector had not seen, do not bear it out.
 With --sweep: the greatest spread at which each kind of noise keeps the bounds. Exits 1 if a bound is missed:
 99 % found, the 95th percentile within 30 steps, one false alarm in 100,000 steps. A recording whose noise is
 beyond what the detector says it can tell, or whose steps are too short, is only asked for its false alarms.

@@ -187,11 +187,7 @@ def as_peers(own: Float64, peers: Sequence[Float64]) -> Float64:
     """
     if not peers:
         return own
-    usual = np.median([np.sort(each) for each in peers], axis=0)
-    order = np.argsort(own, kind="stable")
-    mapped = np.empty_like(own)
-    mapped[order] = np.minimum(own[order], usual)
-    return mapped
+    return _at_most(own, np.median([np.sort(each) for each in peers], axis=0))
 
 
 def as_before(now: Float64, past: Float64) -> Float64:
@@ -201,10 +197,14 @@ def as_before(now: Float64, past: Float64) -> Float64:
         now: Seconds by step; shape (steps,).
         past: Seconds by step; shape (earlier steps,), which may be another.
     """
-    order = np.argsort(now, kind="stable")
-    mapped = np.empty_like(now)
-    usual = np.quantile(past, (np.arange(len(now)) + 0.5) / len(now), method="hazen")
-    mapped[order] = np.minimum(now[order], usual)
+    return _at_most(now, np.quantile(past, (np.arange(len(now)) + 0.5) / len(now), method="hazen"))
+
+
+def _at_most(times: Float64, usual: Float64) -> Float64:
+    """Return times of which the j-th shortest takes no longer than the j-th of ``usual``, which is sorted."""
+    order = np.argsort(times, kind="stable")
+    mapped = np.empty_like(times)
+    mapped[order] = np.minimum(times[order], usual)
     return mapped
 
 
