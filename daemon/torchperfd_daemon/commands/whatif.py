@@ -126,20 +126,19 @@ def _replayed(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay |
     count = min(message.first_step + message.count for message in messages) - first
     if count < LEAST_STEPS:
         return None
-    earliest = max(message.first_step for message in messages)
+    works = [(_view.work(message), message.first_step) for message in messages]
+    earliest = max(start for _, start in works)
     enough = since - earliest >= LEAST_STEPS
     return replay(
-        [_works(message, first, first + count) for message in messages],
+        [_part(work, first - start, first - start + count) for work, start in works],
         {message.status.identity.rank: _pauses(message) for message in messages},
-        [_works(message, earliest, since) for message in messages] if enough else (),
+        [_part(work, earliest - start, since - start) for work, start in works] if enough else (),
     )
 
 
-def _works(message: control_pb2.RankSteps, first: int, end: int) -> RankWork:
-    """Return a rank's phases in the steps from ``first`` until ``end``."""
-    columns = _view.work(message).phase_seconds
-    kept = slice(first - message.first_step, end - message.first_step)
-    return RankWork(message.status.identity.rank, {name: column[kept] for name, column in columns.items()})
+def _part(work: RankWork, first: int, end: int) -> RankWork:
+    """Return a rank's columns from ``first`` until ``end``."""
+    return RankWork(work.rank, {name: column[first:end] for name, column in work.phase_seconds.items()})
 
 
 def _pauses(message: control_pb2.RankSteps) -> list[Pauses]:
