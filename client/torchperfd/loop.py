@@ -367,6 +367,9 @@ class Loop:
             self._in_backward = optimizer
 
     def _step_ended(self, optimizer: int) -> None:
+        if self._aside > _STEPPED:
+            # It had begun before that was set aside: what is left of a step that has failed.
+            self._rejoin()
         self._stepped = self.has_stepped = True
         self._evaluated = False
         self._optimizers += 1

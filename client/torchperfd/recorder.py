@@ -84,6 +84,7 @@ class Recorder:
         "_clock",
         "_exclusive",
         "_held",
+        "_held_depth",
         "_held_phases",
         "_held_within",
         "_read",
@@ -132,7 +133,9 @@ class Recorder:
         self._row = self._ring[0]
         self._held = list(_ZERO_ROW)
         self._held_within = False
+        # What was open at the edge that is held; and down to which depth it still is.
         self._held_phases: list[tuple[int, int]] = []
+        self._held_depth = 0
         self._stack = [OTHER] * (MAX_DEPTH + 1)
         self._exclusive = [0] * (MAX_DEPTH + 1)
         self._written = 0
@@ -215,6 +218,8 @@ class Recorder:
         if self.device is not None:
             self._mark_boundary()
         self.depth = outer = depth - 1
+        if outer < self._held_depth:
+            self._held_depth = outer
         if depth > MAX_DEPTH or not self.is_open:
             return
         now = self._clock.now
@@ -320,6 +325,7 @@ class Recorder:
         self.arrivals.hold()
         self._held_within = True
         self._held_phases = [*zip(self._stack[1 : depth + 1], exclusive[1:], strict=False)] if depth else []
+        self._held_depth = depth
 
     def rejoin(self) -> None:
         """The step did not end where it was held: that and the open one are a single step."""
@@ -375,14 +381,21 @@ class Recorder:
         self._start += held[_DURATION]
         self.samples -= held[_SAMPLES]
         # A phase of the script's own around the edge is one call on either side.
-        for depth, (phase, spent) in enumerate(self._held_phases, start=1):
-            if depth <= self.depth and self._stack[depth] == phase:
-                exclusive[depth] -= spent
-            else:
-                row[_NS + phase] -= spent
-            held[_NS + phase] += spent
+        phases = [OTHER, *(phase for phase, _ in self._held_phases)]
+        within = ended = 0
+        for depth, (phase, spent) in reversed([*enumerate(self._held_phases, start=1)]):
+            within += spent
+            ended += spent
+            if depth <= self._held_depth:
+                exclusive[depth] -= ended
+                ended = 0
+            if phases[depth - 1] == phase:
+                continue
+            row[_NS + phase] -= ended
+            held[_NS + phase] += within
             held[_CALLS + phase] += 1
-            held[_SQUARES + phase] += spent * spent
+            held[_SQUARES + phase] += within * within
+            within = ended = 0
 
     def abandon(self) -> None:
         """Forget the open step: its time belongs to no step. The script's own phases stay open.

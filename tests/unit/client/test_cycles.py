@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.unit.client.scripted import all_names, unpack
+from tests.unit.client.scripted import Step, all_names, unpack
 
 from torchperfd import cycles, replay
 from torchperfd.account import Account, KindAccount
@@ -122,6 +122,7 @@ def check_alike(events: list[Event], gaps: list[int], turns: list[int]) -> tuple
     for turn in turns:
         bounded.append(min(turn, len(events) - sum(bounded)))
     slow = read(tape, bounded, 4096, at_once=False)
+    check_whole(unpack(slow.stretches, names))
     for again in (True, False):
         fast = read(tape, bounded, 4096, at_once=True, again=again)
         assert fast.state == slow.state
@@ -131,6 +132,18 @@ def check_alike(events: list[Event], gaps: list[int], turns: list[int]) -> tuple
         ]
         check_sums(fast.stretches, slow.stretches)
     return slow.told, fast.told
+
+
+def check_whole(steps: list[Step]) -> None:
+    """Check that each step's phases make it up, none of them below zero, and that steps follow each other."""
+    over: dict[str, int] = {}
+    for step in steps:
+        assert sum(ns for _, ns in step.phases.values()) == step.duration
+        assert all(ns >= 0 and calls > 0 for calls, ns in step.phases.values()), step
+        assert step.samples >= 0
+        # Of one kind: whether a batch was a micro-batch may show only after a validation.
+        assert step.start >= over.get(step.kind, step.start)
+        over[step.kind] = step.start + step.duration
 
 
 def check_sums(stretches: list[Stretch], expected: list[Stretch]) -> None:
@@ -268,6 +281,7 @@ _NOISE = st.lists(
     st.lists(st.integers(0, 150), max_size=6),
 )
 @example([([(PLAIN, 12)], 7, False)], [(40, (on_tape.EXIT, 0))], [5], [])
+@example([([(PLAIN, 8)], 7, False)], [(13, (on_tape.DRAW, 0)), (70, (on_tape.DRAW, 0))], [1], [])
 def test_whatever_is_on_the_tape_the_same_steps_come_of_it(
     epochs: list[tuple[list[tuple[list[Event], int]], int, bool]],
     noise: list[tuple[int, Event]],
