@@ -111,7 +111,9 @@ def replay(
 ) -> Replay:
     """Return what the recorded steps of a run would take without each cause.
 
-    - A rank's excess: its own work gets the distribution of its peers' (:func:`as_peers`).
+    - A rank's excess: its own work gets the distribution of its peers' (:func:`as_peers`). Where that rank's
+      work is most of what has grown, the rest of the growth goes, too: one that computes more takes
+      processors, memory and the network from the others.
     - Slow ranks: that of all ranks at once; only told where it is more than what any of them is worth alone.
     - A phase: it takes no time on any rank. Of ``data``, ``h2d``, ``checkpoint`` and the user's own phases.
     - Garbage collection: the pauses are taken out of own work (:func:`without_pauses`).
@@ -131,13 +133,14 @@ def replay(
     if len(lengths) != 1:
         raise ValueError("ranks have to have the same steps, and at least one phase")
     run = _Steps(ranks)
+    growth = _Growth(run, _Steps(past)) if past else None
     told: list[tuple[Removed, int | None, str, float]] = []
     if run.synchronous:
         mapped = {rank.rank: as_peers(run.own[rank.rank], run.peers(rank.rank)) for rank in ranks}
-        told += [
-            (Removed.RANK_EXCESS, rank.rank, run.excess_phase(rank), run.mean({rank.rank: mapped[rank.rank]}))
-            for rank in ranks
-        ]
+        for rank in ranks:
+            less = {rank.rank: mapped[rank.rank]}
+            after = growth.without(less) if growth and growth.is_of(rank.rank) else run.mean(less)
+            told.append((Removed.RANK_EXCESS, rank.rank, run.excess_phase(rank), after))
         told.append((Removed.SLOW_RANKS, None, "", run.mean(mapped)))
         told.append((Removed.EXCHANGE, None, "collective_wait", run.mean({}, np.zeros_like(run.exchange))))
     for phase in run.removable():
@@ -154,10 +157,8 @@ def replay(
             if rank.rank in pauses
         }
         told.append((Removed.GARBAGE_COLLECTION, None, "", run.mean(less)))
-    if past:
-        earlier = _Steps(past)
-        own = {number: as_before(work, earlier.own[number]) for number, work in run.own.items()}
-        told.append((Removed.GROWTH, None, "", run.mean(own, as_before(run.exchange, earlier.exchange))))
+    if growth:
+        told.append((Removed.GROWTH, None, "", growth.without({})))
     measured, before = run.measured(), run.mean({})
     answers = []
     for removed, number, phase, after in told:
@@ -282,3 +283,23 @@ class _Steps:
             return float(rank.phase_seconds[name].mean()) - float(np.median(theirs))
 
         return max((name for name in rank.phase_seconds if name not in WAITING), key=excess, default="")
+
+
+class _Growth:
+    """What own work and exchange have grown by since the past."""
+
+    def __init__(self, run: _Steps, past: _Steps) -> None:
+        self._run = run
+        self._own = {number: as_before(work, past.own[number]) for number, work in run.own.items()}
+        self._exchange = as_before(run.exchange, past.exchange)
+
+    def is_of(self, number: int) -> bool:
+        """Return whether most of the growth is that of one rank's own work."""
+        before = self._run.mean({})
+        alone = before - self._run.mean({number: self._own[number]})
+        return alone > (before - self.without({})) / 2
+
+    def without(self, changed: Mapping[int, Float64]) -> float:
+        """Return the mean step without all of it, and with some ranks' own work no longer than given."""
+        shorter = {number: np.minimum(self._own[number], work) for number, work in changed.items()}
+        return self._run.mean({**self._own, **shorter}, self._exchange)

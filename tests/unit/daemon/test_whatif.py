@@ -191,6 +191,32 @@ def test_what_has_grown_since_the_past(job: Job, seconds: float, exchange: float
     assert gain(replay(works), Removed.GROWTH) == 0
 
 
+@settings(max_examples=30, deadline=None)
+@given(jobs, st.floats(0.02, 0.1), st.floats(0.0, 0.2), st.integers(0, 5))
+def test_what_grows_with_a_slow_rank_goes_too(job: Job, seconds: float, part: float, culprit: int) -> None:
+    culprit %= len(job.ranks)
+    slow = replace(
+        job,
+        forward=later(job.forward, {culprit}, seconds, 1.0, 1),
+        exchange=job.exchange + part * seconds,
+    )
+    past, after = trained(job)
+    works, before = trained(slow)
+    told = gain(replay(works, past=past), Removed.RANK_EXCESS, culprit)
+    assert told == pytest.approx(before - after, abs=WITHIN * before)
+
+
+def test_what_has_grown_without_a_slow_rank_stays() -> None:
+    job = even(4, 0.0, 1)
+    past, _ = trained(replace(job, forward=later(job.forward, {2}, 0.05, 1.0, 1)))
+    works, _ = trained(
+        replace(job, forward=later(job.forward, {2}, 0.06, 1.0, 1), exchange=job.exchange + 0.04)
+    )
+    told = replay(works, past=past)
+    assert gain(told, Removed.RANK_EXCESS, 2) == pytest.approx(0.06, abs=0.001)
+    assert gain(told, Removed.GROWTH) == pytest.approx(0.05, abs=0.001)
+
+
 def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
     slow = RankWork(1, {"data": np.full(20, 0.3), "forward": np.full(20, 0.1), "augment": np.full(20, 0.1)})
     quick = RankWork(0, {"data": np.full(20, 0.1), "forward": np.full(20, 0.2)})
