@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import torch
 import torch.distributed as dist
 from benchmarks.faults.catalog import (
@@ -38,7 +39,8 @@ LONG_VALIDATION_STEP: Final = 20 * VALIDATION_STEPS - 1
 LONG_VALIDATION_BATCHES: Final = 1_200
 DEGREE: Final = 80
 """Of what is compiled: the time that it takes grows with it."""
-LEAK_BYTES: Final = 2**21
+LEAK_FILLS_SECONDS: Final = 600.0
+"""So soon a leak would fill the memory that the machine has left."""
 HOGS: Final = 4
 QUOTA: Final = 0.1
 """Of one processor."""
@@ -109,8 +111,12 @@ class Injection:
     @cached_property
     def seconds(self) -> float:
         """What a culprit's step is made longer by: as planned, or more where steps are long."""
-        usual = statistics.median(self._healthy_ns[len(self._healthy_ns) // 4 :] or [0]) / 1e9
-        return self.plan.seconds * max(1.0, usual / USUAL_STEP_SECONDS)
+        return self.plan.seconds * max(1.0, self.usual_step_seconds / USUAL_STEP_SECONDS)
+
+    @property
+    def usual_step_seconds(self) -> float:
+        """What the rank's healthy steps have taken."""
+        return statistics.median(self._healthy_ns[len(self._healthy_ns) // 4 :] or [0]) / 1e9
 
     def take_spent_ns(self) -> int:
         """Return what the fault took since this was last asked."""
@@ -255,10 +261,15 @@ class _MemoryLeak(Injection):
     def prepare(self, model: nn.Module) -> None:
         self._kept: list[Tensor] = []
 
+    @cached_property
+    def _bytes(self) -> int:
+        per_second = psutil.virtual_memory().available / LEAK_FILLS_SECONDS
+        return int(per_second * self.usual_step_seconds)
+
     def finish(self) -> None:
         if self.strikes:
             with self.timed():
-                self._kept.append(torch.ones(LEAK_BYTES // 4))
+                self._kept.append(torch.ones(self._bytes, dtype=torch.uint8))
 
 
 class _SlowCollective(Injection):

@@ -98,31 +98,29 @@ class Measured:
 def measure(ranks: Mapping[int, Sequence[Step]], onset: int, period: int) -> Measured:
     """Return a job's own account of its fault.
 
-    A step's time is the median over the means of any ``period`` consecutive steps, on the median rank: what a
-    neighbour on the machine does to single steps does not count, and what comes once in a period does. The
-    injected time is the mean over the steps after the onset of the most that any rank had. These are whole
-    periods: in two and a half of them, five checkpoints might be six.
+    A time is the median over the means of any ``period`` consecutive steps: what a neighbour on the machine
+    does to single steps does not count, and what comes once in a period does. A step's is that on the median
+    rank; the injected one is, step by step, the most that any rank had. Counted are steps that all ranks have
+    ended: the one that is late has not written its newest.
     """
-
-    def usual(chosen: Sequence[Step]) -> float:
-        means = [
-            statistics.fmean(step.duration_ns for step in chosen[first : first + period])
-            for first in range(len(chosen) - period + 1)
-        ]
-        return statistics.median(means) / 1e9 if means else 0.0
-
+    ended = min((max((step.step for step in steps), default=-1) for steps in ranks.values()), default=-1)
     befores, afters = [], []
     most: dict[int, int] = {}
     for steps in ranks.values():
-        befores.append(usual([step for step in steps if _SETTLED <= step.step < onset]))
-        afters.append(usual([step for step in steps if step.step >= onset + _SETTLED]))
-        for step in steps:
-            if step.step >= onset + _SETTLED:
-                most[step.step] = max(most.get(step.step, 0), step.injected_ns)
-    injected = [most[step] for step in sorted(most)]
-    whole = injected[: len(injected) // period * period] or injected
+        later = [step for step in steps if onset + _SETTLED <= step.step <= ended]
+        befores.append(_usual([step.duration_ns for step in steps if _SETTLED <= step.step < onset], period))
+        afters.append(_usual([step.duration_ns for step in later], period))
+        for step in later:
+            most[step.step] = max(most.get(step.step, 0), step.injected_ns)
     return Measured(
         before=statistics.median(befores) if befores else 0.0,
         after=statistics.median(afters) if afters else 0.0,
-        injected=statistics.fmean(whole) / 1e9 if whole else 0.0,
+        injected=_usual([most[step] for step in sorted(most)], period),
     )
+
+
+def _usual(spent_ns: Sequence[int], period: int) -> float:
+    means = [
+        statistics.fmean(spent_ns[first : first + period]) for first in range(len(spent_ns) - period + 1)
+    ]
+    return statistics.median(means) / 1e9 if means else 0.0
