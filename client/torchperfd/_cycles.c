@@ -11,7 +11,7 @@
 #define MAX_DEPTH 64
 #define MAX_SLOTS 64
 
-enum { DONE, ENTER, EXIT, NAME_GAP, COUNT, CLOSE }; /* what cycles.py writes, each with an operand */
+enum { DONE, ENTER, EXIT, NAME_GAP, COUNT, CLOSE, ARRIVE }; /* what cycles.py writes, each with an operand */
 enum { INDEX, KIND, START, DURATION, SAMPLES, FIXED }; /* columns; then ns and calls of each phase */
 
 typedef struct {
@@ -24,6 +24,10 @@ typedef struct {
     int64_t exclusive[MAX_DEPTH + 1];
     int64_t stack[MAX_DEPTH + 1];
 } State;
+
+typedef struct {
+    int64_t step, first, last;
+} Arrival;
 
 typedef struct {
     int64_t ns[MAX_SLOTS], calls[MAX_SLOTS];
@@ -71,6 +75,15 @@ exit_phase(State *state, Row *row, int64_t now)
         state->exclusive[state->depth] += spent;
     else
         charge(row, phase, spent);
+}
+
+static void
+arrive(State *state, int64_t now, int64_t ago, int phase)
+{
+    int64_t waited = ago < now - state->last ? ago : now - state->last, depth = state->depth;
+    enter_phase(state, now, phase);
+    state->exclusive[depth] -= waited;
+    state->last = now - waited;
 }
 
 static void
@@ -134,11 +147,12 @@ is_sound(const uint8_t *deeds, Py_ssize_t size, Py_ssize_t length, const State *
             return 0;
     for (Py_ssize_t at = 0; at < size; at += 2) {
         int deed = deeds[at], operand = deeds[at + 1];
-        if (deed > CLOSE || ((deed == ENTER || deed == NAME_GAP) && !known[operand]))
+        int enters = deed == ENTER || deed == ARRIVE;
+        if (deed > ARRIVE || ((enters || deed == NAME_GAP) && !known[operand]))
             return 0;
         events += deed == DONE;
         closes += deed == CLOSE;
-        depth += (deed == ENTER) - (deed == EXIT);
+        depth += enters - (deed == EXIT);
         if (depth < 0 || depth > MAX_DEPTH)
             return 0;
     }
@@ -164,14 +178,15 @@ count_alike(const Event *events, Py_ssize_t there, const int64_t *words, const i
 static void
 work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t size, State *state,
      const uint8_t *phases, Py_ssize_t count, int other, int64_t first, int64_t ahead, int64_t *columns,
-     Py_ssize_t stride, Row *sum)
+     Py_ssize_t stride, Row *sum, Arrival *arrivals)
 {
     Row row;
+    Arrival arrival = {0};
     memset(&row, 0, sizeof(row));
     for (Py_ssize_t cycle = 0; cycle < cycles; cycle++) {
         for (Py_ssize_t at = 0; at < size; at += 2) {
             int operand = deeds[at + 1];
-            int64_t now = events->time;
+            int64_t now = events->time, ago;
             switch (deeds[at]) {
             case ENTER:
                 enter_phase(state, now, operand);
@@ -194,7 +209,17 @@ work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t si
                 row.duration = now - state->start;
                 write_step(&row, phases, count, columns + cycle, stride, sum);
                 memset(&row, 0, sizeof(row));
+                arrival.step = first + cycle;
+                arrivals[cycle] = arrival;
+                arrival = (Arrival){0};
                 state->last = state->start = now;
+                break;
+            case ARRIVE:
+                ago = events->word >> 8;
+                arrival.last = now - ago + ahead;
+                if (arrival.first == 0)
+                    arrival.first = arrival.last;
+                arrive(state, now, ago, operand);
                 break;
             default:
                 events++;
@@ -243,21 +268,23 @@ repeat(PyObject *module, PyObject *args)
     }
     Py_ssize_t stride = there / length, cycles;
     PyObject *columns = PyBytes_FromStringAndSize(NULL, stride * (FIXED + 2 * phases.len) * (Py_ssize_t)sizeof(int64_t));
-    if (columns != NULL) {
+    PyObject *arrivals = PyBytes_FromStringAndSize(NULL, stride * (Py_ssize_t)sizeof(Arrival));
+    if (columns != NULL && arrivals != NULL) {
         Row sum;
         int begun;
         memset(&sum, 0, sizeof(sum));
         Py_BEGIN_ALLOW_THREADS
         cycles = count_alike(events.buf, there, words.buf, masks.buf, length, &begun);
         work(events.buf, cycles, deeds.buf, deeds.len, state.buf, phases.buf, phases.len, other, first, ahead,
-             (int64_t *)PyBytes_AS_STRING(columns), stride, &sum);
+             (int64_t *)PyBytes_AS_STRING(columns), stride, &sum, (Arrival *)PyBytes_AS_STRING(arrivals));
         Py_END_ALLOW_THREADS
         PyObject *totals = sums(&sum, phases.buf, phases.len);
         if (totals != NULL)
-            answer = Py_BuildValue("nOnOO", cycles, begun ? Py_True : Py_False, stride, columns, totals);
+            answer = Py_BuildValue("nOnOOO", cycles, begun ? Py_True : Py_False, stride, columns, totals, arrivals);
         Py_XDECREF(totals);
-        Py_DECREF(columns);
     }
+    Py_XDECREF(columns);
+    Py_XDECREF(arrivals);
 done:
     PyBuffer_Release(&events);
     PyBuffer_Release(&words);

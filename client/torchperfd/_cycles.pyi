@@ -13,7 +13,7 @@ def repeat(
     first: int,
     ahead: int,
     /,
-) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...]]:
+) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...], bytes]:
     """Repeat ``deeds`` on the cycles that ``events`` begin with, whose words, masked, are ``words``.
 
     Args:
@@ -32,7 +32,8 @@ def repeat(
         How many cycles; whether the events end there or within what begins like another; the places in a
         column; columns of int64, of which the first places are taken: number, kind, start, duration, samples,
         then nanoseconds and calls of each phase; sums of nanoseconds, calls and squared nanoseconds of each
-        phase, and at last of duration, samples and squared duration.
+        phase, and at last of duration, samples and squared duration; for as many places three int64: number,
+        and when the step came to its first and to its last collective, Unix nanoseconds, 0 without any.
 
     Raises:
         ValueError: What is to be repeated makes no sense.

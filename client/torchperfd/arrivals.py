@@ -6,6 +6,8 @@ from typing import Final
 
 _MOST_STEPS: Final = 4096
 _COLUMNS: Final = 3
+STEP_BYTES: Final = 8 * _COLUMNS
+"""What one step is written down in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,11 @@ class ArrivalBook:
     def discard(self) -> None:
         """What is held belongs to no step."""
         self._held_first = self._held_last = 0
+
+    def take_in(self, steps: memoryview) -> None:
+        """Write steps down that were read elsewhere: of each int64 number, first and last arrival."""
+        room = _COLUMNS * _MOST_STEPS - len(self._finished)
+        self._finished.frombytes(steps[: 8 * room])
 
     def drain(self) -> Arrivals:
         """Take what has been written down of finished steps, oldest first."""

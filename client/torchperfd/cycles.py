@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from struct import calcsize, unpack_from
 from typing import Any, Final
 
+from torchperfd.arrivals import STEP_BYTES
 from torchperfd.loop import Loop
-from torchperfd.recorder import MAX_DEPTH, OTHER, TRAIN, Recorder
+from torchperfd.recorder import COLLECTIVE_WAIT, MAX_DEPTH, OTHER, TRAIN, Recorder
 from torchperfd.stretch import PhaseColumns, Stretch
 from torchperfd.tape import events as on_tape
 
@@ -26,7 +27,13 @@ except ImportError:
 
 AVAILABLE: Final = _cycles is not None
 
-_DONE, _ENTER, _EXIT, _NAME_GAP, _COUNT, _CLOSE = range(6)
+_DONE, _ENTER, _EXIT, _NAME_GAP, _COUNT, _CLOSE, _ARRIVE = range(7)
+# Events of which the loop does the same with any argument: how many samples, how many batches wait, how long
+# ago a collective was come to; and nothing at all with what was written twice.
+_ANY_ARGUMENT: Final = frozenset(
+    (on_tape.DRAWN, on_tape.READY, on_tape.SHADOW, on_tape.COLLECTIVE, on_tape.REDUCTION)
+)
+
 _EVENT_BYTES: Final = calcsize(on_tape.EVENT_FORMAT)
 _MOST_EVENTS: Final = 4096
 _MOST_KNOWN: Final = 8
@@ -41,6 +48,7 @@ _REPEATABLE: Final = frozenset(
         *(on_tape.BACKWARD, on_tape.BACKWARD_END, on_tape.ZERO, on_tape.ZERO_END),
         *(on_tape.OPTIMIZER, on_tape.OPTIMIZER_END, on_tape.SCALER, on_tape.SCALER_END),
         *(on_tape.ENTER, on_tape.EXIT, on_tape.STEP, on_tape.SHADOW),
+        *(on_tape.COLLECTIVE, on_tape.COLLECTIVE_END, on_tape.REDUCTION),
     )
 )
 
@@ -78,6 +86,13 @@ class Scribe:
     def push(self, phase: int) -> None:
         """See :class:`~torchperfd.recorder.Recorder`."""
         self.enter(phase) if self._recorder.is_open else self._recorder.push(phase)
+
+    def arrive(self, ago: int = 0) -> None:
+        """See :class:`~torchperfd.recorder.Recorder`."""
+        self.plain &= self._recorder.is_open and self._recorder.depth < MAX_DEPTH
+        self.plain &= ago == self.words[-1] >> on_tape.ARGUMENT_SHIFT
+        self.deeds += bytes((_ARRIVE, COLLECTIVE_WAIT))
+        self._recorder.arrive(ago)
 
     def exit(self) -> None:
         """See :class:`~torchperfd.recorder.Recorder`."""
@@ -154,21 +169,20 @@ class Cycle:
         entered = (
             operand
             for deed, operand in zip(scribe.deeds[::2], scribe.deeds[1::2], strict=True)
-            if deed in (_ENTER, _NAME_GAP)
+            if deed in (_ENTER, _NAME_GAP, _ARRIVE)
         )
         self.phases = bytes(sorted({OTHER, *around, *entered}))
         self.counted = counted
         self.kind = scribe.kind
         self.deeds = bytes(scribe.deeds)
         self.length = len(words)
+        self.arrives = self.kind == TRAIN and _ARRIVE in self.deeds[::2]
         self.draws = [n for n, word in enumerate(words) if word & on_tape.CODE_MASK == on_tape.DRAW]
         self.ready = [n for n, word in enumerate(words) if word & on_tape.CODE_MASK == on_tape.READY]
         self.words = array("q", words)
         self.masks = array("q", [_ALL_BITS]) * len(words)
         for number, word in enumerate(words):
-            if word & on_tape.CODE_MASK in (on_tape.DRAWN, on_tape.READY, on_tape.SHADOW):
-                # How many samples, how many batches wait: the loop does the same with any number, and
-                # nothing at all with what was written twice.
+            if word & on_tape.CODE_MASK in _ANY_ARGUMENT:
                 self.masks[number] = on_tape.CODE_MASK
                 self.words[number] = word & on_tape.CODE_MASK
 
@@ -264,7 +278,7 @@ class Cycles:
             cycle.redraw(before)
         recorder, loop = self._recorder, self._loop
         standing = recorder.stand()
-        count, begun, places, columns, sums = _cycles.repeat(
+        count, begun, places, columns, sums, arrivals = _cycles.repeat(
             events,
             cycle.words,
             cycle.masks,
@@ -277,6 +291,8 @@ class Cycles:
         )
         if count:
             recorder.stand_at(standing, cycle.stretch(count, places, columns, sums))
+            if cycle.arrives:
+                recorder.arrivals.take_in(memoryview(arrivals)[: count * STEP_BYTES])
             loop.count_on(cycle.counted, count)
             if cycle.ready:
                 at = ((count - 1) * cycle.length + cycle.ready[-1]) * _EVENT_BYTES

@@ -322,14 +322,14 @@ class Replay:
         self._call()
         self.loop.save_begin()
 
-    def _collective(self, _: int) -> None:
+    def _collective(self, ago: int) -> None:
         self._call()
-        self.recorder.arrive()
+        self.loop.recorder.arrive(ago)
 
     def _reduction(self, ago: int) -> None:
         # It has no end of its own: the backward's is.
         if self.recorder.inside(BACKWARD):
-            self.recorder.arrive(ago)
+            self.loop.recorder.arrive(ago)
 
     def _adopt(self, _: int) -> None:
         self._calls.clear()

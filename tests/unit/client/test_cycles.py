@@ -15,6 +15,7 @@ from tests.unit.client.scripted import Step, all_names, unpack
 
 from torchperfd import cycles, replay
 from torchperfd.account import Account, KindAccount
+from torchperfd.arrivals import Arrivals
 from torchperfd.faults import Faults
 from torchperfd.recorder import MAX_DEPTH, OTHER, PHASE_SLOTS
 from torchperfd.replay import Replay
@@ -65,6 +66,7 @@ class Read:
     stretches: list[Stretch]
     state: dict[str, Any]
     told: int
+    arrivals: Arrivals
 
 
 def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again: bool = False) -> Read:
@@ -103,7 +105,7 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
         "recorded": (recorder.recorded, recorder.dropped, recorder.depth, recorder.is_open, recorder.last),
         "faults": reader._faults.counts(),
     }
-    return Read(stretches, state, told)
+    return Read(stretches, state, told, recorder.arrivals.drain())
 
 
 def written(events: list[Event], gaps: list[int]) -> bytes:
@@ -126,6 +128,7 @@ def check_alike(events: list[Event], gaps: list[int], turns: list[int]) -> tuple
     for again in (True, False):
         fast = read(tape, bounded, 4096, at_once=True, again=again)
         assert fast.state == slow.state
+        assert fast.arrivals == slow.arrivals
         assert unpack(fast.stretches, names) == unpack(slow.stretches, names)
         assert [step.start for step in unpack(fast.stretches, names)] == [
             step.start for step in unpack(slow.stretches, names)
@@ -181,6 +184,12 @@ SCALED = [(on_tape.SCALER, 1), *OPTIMIZER, (on_tape.SCALER_END, 0)]
 SKIPPED = [(on_tape.SCALER, 1), (on_tape.SCALER_END, 0)]
 USER = called(on_tape.ENTER, on_tape.EXIT, 14)
 SAVE = called(on_tape.SAVE, on_tape.SAVE_END)
+COLLECTIVE = called(on_tape.COLLECTIVE, on_tape.COLLECTIVE_END)
+
+
+def reduced(ago: int) -> list[Event]:
+    """Return a backward that DDP's wait is the end of."""
+    return [(on_tape.BACKWARD, 0), (on_tape.REDUCTION, ago), (on_tape.BACKWARD_END, 0)]
 
 
 def draw(iterator: int, samples: int) -> list[Event]:
@@ -207,6 +216,11 @@ STEPS = {
     "two losses": [*ZERO, *FORWARD, *BACKWARD, *FORWARD, *BACKWARD, *OPTIMIZER],
     "two optimizers": [*FORWARD, *BACKWARD, *OPTIMIZER, *BACKWARD, *SECOND],
     "tokens": [*PLAIN, (on_tape.TOKENS, 128)],
+    "DDP": [*ZERO, *COLLECTIVE, *FORWARD, *reduced(30), *OPTIMIZER],
+    "FSDP": [
+        *(*ZERO, (on_tape.FORWARD, 0), *COLLECTIVE, *COLLECTIVE, (on_tape.FORWARD_END, 0)),
+        *((on_tape.BACKWARD, 0), *COLLECTIVE, (on_tape.BACKWARD_END, 0), *OPTIMIZER),
+    ],
     "a phase in itself": [*FORWARD, *BACKWARD, (on_tape.OPTIMIZER, 1), *SECOND, (on_tape.OPTIMIZER_END, 1)],
 }
 
@@ -310,7 +324,8 @@ def test_times_beyond_what_a_double_holds_are_squared_exactly() -> None:
         b"\2\0\0\0",  # leaves what is not open
         b"\5\1\5\1\0\0",  # two steps
         b"\1\xff\5\1\2\0\0\0",  # no such phase
-        b"\6\0\5\1\0\0",  # no such deed
+        b"\6\xff\5\1\2\0\0\0",  # no such phase of collectives
+        b"\7\0\5\1\0\0",  # no such deed
         b"\1\0" * (MAX_DEPTH + 2) + b"\0\0",
     ],
 )
@@ -325,7 +340,9 @@ def test_too_deep_a_start_is_refused() -> None:
         repeat(b"\5\1\0\0", MAX_DEPTH + 1)
 
 
-def repeat(deeds: bytes, depth: int) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...]]:
+def repeat(
+    deeds: bytes, depth: int
+) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...], bytes]:
     standing = Replay(ReadyTape(b""), 4, Faults()).recorder.stand()  # type: ignore[arg-type]
     standing[2] = depth
     words = array("q", [0])
