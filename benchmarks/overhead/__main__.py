@@ -258,10 +258,10 @@ def print_tail(measured: Mapping[str, list[Round]]) -> None:
             )
 
 
-def judge_tail(measured: Mapping[str, list[Round]]) -> list[str]:
+def judge_tail(measured: Mapping[str, list[Round]], failures: Mapping[str, str]) -> list[str]:
     """Return what is not as it should be."""
-    if not measured[OURS]:
-        return ["the 99th percentile was not measured"]
+    if OURS in failures:
+        return [f"the 99th percentile was not measured: {failures[OURS]}"]
     change = _wall_change(measured[OURS], 99)
     if change < LIMIT_P99:
         return []
@@ -304,7 +304,7 @@ def main() -> int:
         f"a few steps off, a few on, by turns, {max(2, options.tail_rounds)} rounds of {_TAIL_S:.0f} s; what"
         "\nour threads do every few seconds falls on steps that are on, once in as many as that time has."
     )
-    complaints += judge_tail(tail.measured)
+    complaints += judge_tail(tail.measured, tail.failures)
     for complaint in complaints:
         print(f"FAILED: {complaint}")
     return 1 if complaints else 0

@@ -1053,7 +1053,7 @@ typedef struct {
     PyObject *reference; /* weak */
     int64_t prepared;    /* when it began to be, for a backward that is yet to come; 0 if it did not */
     int64_t taken;       /* how long that took: somewhere in it the reducer began to count */
-    int64_t newest;      /* of the gradients of the last backward; of the same one there is no other so late */
+    uint64_t newest;     /* mark of the last backward's gradients: 0 before there was one */
 } Reducer;
 
 typedef struct {
@@ -1134,20 +1134,24 @@ expect(Backward *self, PyObject *reducer, int64_t prepared)
     }
 }
 
-/* When the last gradient was ready, in ns since the reducer was prepared; -1 if it does not say. */
+/* When the last gradient was ready, in ns since the reducer was prepared; -1 if it does not say. And a mark of
+   when all of them were: one moment may well be the same in two backwards, to the nanosecond. */
 HOT static int64_t
-last_gradient(PyObject *reducer)
+last_gradient(PyObject *reducer, uint64_t *mark)
 {
     PyObject *times = PyObject_CallMethodNoArgs(reducer, name_get_backward_stats);
     int64_t last = -1;
+    uint64_t all = 0;
     if (times != NULL && PyList_Check(times))
         for (Py_ssize_t number = 0; number < PyList_GET_SIZE(times); number++) {
             int64_t at = PyLong_AsLongLong(PyList_GET_ITEM(times, number));
+            all = all * 1000003 + (uint64_t)at;
             if (at > last)
                 last = at;
         }
     Py_XDECREF(times);
     PyErr_Clear();
+    *mark = all;
     return last;
 }
 
@@ -1161,13 +1165,14 @@ reduced_from(Backward *self, int64_t began)
         if (place->prepared == 0)
             continue;
         PyObject *reducer = referent(place->reference);
-        int64_t last = reducer == NULL ? -1 : last_gradient(reducer);
+        uint64_t mark = 0;
+        int64_t last = reducer == NULL ? -1 : last_gradient(reducer, &mark);
         Py_XDECREF(reducer);
-        if (reducer != NULL && last == place->newest)
+        if (last >= 0 && mark == place->newest)
             continue; /* of another model, whose backward is yet to come */
         int64_t earliest = place->prepared + last, latest = earliest + place->taken;
         int64_t at = earliest > began ? earliest : began;
-        place->newest = last;
+        place->newest = mark;
         place->prepared = 0;
         self->expected--;
         if (last >= 0 && latest >= began && at > arrived)

@@ -355,10 +355,10 @@ class Backward(_Function):
         self._end = end
         self._reduction = reduction
         self._depth = 0  # checkpoints go backward within the backward
-        # When reducers were prepared for a backward that is yet to come, and how late the last gradient was
-        # in the one before: of no other backward is it so late to the nanosecond.
+        # When reducers were prepared for a backward that is yet to come, and how late each gradient was in
+        # the one before: in no other are all of them so late to the nanosecond.
         self._prepared: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._newest: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._newest: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
 
     def prepare(self, reducer: Any, began: int) -> None:
         """Take note that a reducer has been prepared since ``began``; meanwhile it began to count."""
@@ -392,13 +392,13 @@ class Backward(_Function):
         """Return when the last gradient was ready that a reducer waited for since ``began``."""
         arrived = None
         for reducer, (earliest, latest) in list(self._prepared.items()):
-            last = max(reducer.get_backward_stats(), default=0)
-            if last == self._newest.get(reducer, 0):
+            times = reducer.get_backward_stats()
+            if times and times == self._newest.get(reducer, [0] * len(times)):
                 continue  # of another model, whose backward is yet to come
-            self._newest[reducer] = last
+            self._newest[reducer] = times
             del self._prepared[reducer]
-            if latest + last >= began:
-                arrived = max(earliest + last, began, arrived or 0)
+            if times and latest + max(times) >= began:
+                arrived = max(earliest + max(times), began, arrived or 0)
         return arrived
 
 

@@ -102,6 +102,18 @@ def test_of_several_models_each_waits_in_its_own_backward(kind: Any) -> None:
 
 
 @both
+def test_the_last_gradient_may_be_as_late_as_before(kind: Any) -> None:
+    scene, reducer = Scene(kind), Reducer()
+    for first in (1, 2, 3):
+
+        def compute(first: int = first) -> None:
+            reducer._times = [10**9, first]
+
+        scene.prepare(reducer)
+        assert scene.backward(compute) == [BEGIN, REDUCTION, END]
+
+
+@both
 def test_of_several_in_one_backward_the_last_counts(kind: Any) -> None:
     scene, one, other = Scene(kind), Reducer(), Reducer()
     scene.prepare(one, other)
