@@ -11,7 +11,7 @@ the same formula tells the new step. What is predicted is the difference of the 
 leaves out of both cancels.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -114,7 +114,7 @@ def replay(
     - A rank's excess: its own work gets the distribution of its peers' (:func:`as_peers`). Where that rank's
       work is most of what has grown, the rest of the growth goes, too: one that computes more takes
       processors, memory and the network from the others.
-    - Slow ranks: that of all ranks at once; only told where it is more than what any of them is worth alone.
+    - Slow ranks: the excess of all that have one; only told where it is more than what any is worth alone.
     - A phase: it takes no time on any rank. Of ``data``, ``h2d``, ``checkpoint`` and the user's own phases.
     - Garbage collection: the pauses are taken out of own work (:func:`without_pauses`).
     - Exchange: collectives take no time once the last rank is there.
@@ -137,11 +137,15 @@ def replay(
     told: list[tuple[Removed, int | None, str, float]] = []
     if run.synchronous:
         mapped = {rank.rank: as_peers(run.own[rank.rank], run.peers(rank.rank)) for rank in ranks}
-        for rank in ranks:
-            less = {rank.rank: mapped[rank.rank]}
-            after = growth.without(less) if growth and growth.is_of(rank.rank) else run.mean(less)
-            told.append((Removed.RANK_EXCESS, rank.rank, run.excess_phase(rank), after))
-        told.append((Removed.SLOW_RANKS, None, "", run.mean(mapped)))
+
+        def after(less: Mapping[int, Float64]) -> float:
+            return growth.without(less) if growth and growth.is_of(less) else run.mean(less)
+
+        told += [
+            (Removed.RANK_EXCESS, rank.rank, run.excess_phase(rank), after({rank.rank: mapped[rank.rank]}))
+            for rank in ranks
+        ]
+        told.append((Removed.SLOW_RANKS, None, "", after(run.shortened(mapped))))
         told.append((Removed.EXCHANGE, None, "collective_wait", run.mean({}, np.zeros_like(run.exchange))))
     for phase in run.removable():
         less = {
@@ -269,6 +273,15 @@ class _Steps:
         steps = np.max(own, axis=0) + (self.exchange if exchange is None else exchange)
         return float(steps.mean())
 
+    def shortened(self, changed: Mapping[int, Float64]) -> dict[int, Float64]:
+        """Return which of these changes take from own work what counts of a step."""
+        least = LEAST_GAIN * self.measured()
+        return {
+            number: work
+            for number, work in changed.items()
+            if float((self.own[number] - work).mean()) >= least
+        }
+
     def removable(self) -> list[str]:
         """Return the phases that could be done without, those that the user has named among them."""
         there = {name for rank in self._ranks for name in rank.phase_seconds}
@@ -293,10 +306,10 @@ class _Growth:
         self._own = {number: as_before(work, past.own[number]) for number, work in run.own.items()}
         self._exchange = as_before(run.exchange, past.exchange)
 
-    def is_of(self, number: int) -> bool:
-        """Return whether most of the growth is that of one rank's own work."""
+    def is_of(self, numbers: Iterable[int]) -> bool:
+        """Return whether most of the growth is that of some ranks' own work."""
         before = self._run.mean({})
-        alone = before - self._run.mean({number: self._own[number]})
+        alone = before - self._run.mean({number: self._own[number] for number in numbers})
         return alone > (before - self.without({})) / 2
 
     def without(self, changed: Mapping[int, Float64]) -> float:

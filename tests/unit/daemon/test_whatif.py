@@ -206,6 +206,29 @@ def test_what_grows_with_a_slow_rank_goes_too(job: Job, seconds: float, part: fl
     assert told == pytest.approx(before - after, abs=WITHIN * before)
 
 
+@settings(max_examples=30, deadline=None)
+@given(jobs.filter(lambda job: len(job.ranks) > 4), st.floats(0.02, 0.1), st.floats(0.0, 0.2))
+def test_what_grows_with_two_slow_ranks_goes_too(job: Job, seconds: float, part: float) -> None:
+    slow = replace(
+        job,
+        forward=later(job.forward, {0, 3}, seconds, 1.0, 1),
+        exchange=job.exchange + part * seconds,
+    )
+    past, after = trained(job)
+    works, before = trained(slow)
+    told = replay(works, past=past)
+    assert gain(told, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
+
+
+def test_what_all_ranks_take_more_is_no_slow_ranks() -> None:
+    job = even(6, 0.02, 1)
+    past, _ = trained(job)
+    works, _ = trained(replace(job, forward=later(job.forward, set(job.ranks), 0.05, 1.0, 1)))
+    told = replay(works, past=past)
+    assert gain(told, Removed.GROWTH) == pytest.approx(0.05, abs=0.005)
+    assert gain(told, Removed.SLOW_RANKS) < 0.005
+
+
 def test_what_has_grown_without_a_slow_rank_stays() -> None:
     job = even(4, 0.0, 1)
     past, _ = trained(replace(job, forward=later(job.forward, {2}, 0.05, 1.0, 1)))
