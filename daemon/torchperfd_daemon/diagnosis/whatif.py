@@ -138,14 +138,14 @@ def replay(
     if run.synchronous:
         mapped = {rank.rank: as_peers(run.own[rank.rank], run.peers(rank.rank)) for rank in ranks}
 
-        def after(less: Mapping[int, Float64]) -> float:
+        def without(less: Mapping[int, Float64]) -> float:
             return growth.without(less) if growth and growth.is_of(less) else run.mean(less)
 
         told += [
-            (Removed.RANK_EXCESS, rank.rank, run.excess_phase(rank), after({rank.rank: mapped[rank.rank]}))
+            (Removed.RANK_EXCESS, rank.rank, run.excess_phase(rank), without({rank.rank: mapped[rank.rank]}))
             for rank in ranks
         ]
-        told.append((Removed.SLOW_RANKS, None, "", after(run.shortened(mapped))))
+        told.append((Removed.SLOW_RANKS, None, "", without(run.shortened(mapped))))
         told.append((Removed.EXCHANGE, None, "collective_wait", run.mean({}, np.zeros_like(run.exchange))))
     for phase in run.removable():
         less = {
