@@ -58,7 +58,7 @@ class Fault:
         culprits: How many ranks have it, chosen by the seed; 0: all alike, or it is no fault.
         seconds: What it adds to a culprit's step of usual length, in the mean; 0: not set but measured.
         last_culprit: The highest one; None: the last of the job.
-        times_itself: Whether the job can time what it injects; else its cost is by how much steps got longer.
+        times_itself: Whether the job can time what it injects; else its cost is what the mean step grew by.
         replicated_only: Whether it needs ``DistributedDataParallel``.
         least_ranks: How many the job has at least: among four, two that are slow are no minority.
         work_seconds: Processor time that every rank uses in each step, for faults that take it away.

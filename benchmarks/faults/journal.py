@@ -83,11 +83,13 @@ class Measured:
         before: The step before the onset.
         after: The step after it.
         injected: What the fault added to the slowest rank, as far as it timed itself.
+        grown: By how much the mean step became longer.
     """
 
     before: float
     after: float
     injected: float
+    grown: float
 
     @property
     def change(self) -> float:
@@ -100,22 +102,28 @@ def measure(ranks: Mapping[int, Sequence[Step]], onset: int, period: int) -> Mea
 
     A time is the median over the means of any ``period`` consecutive steps: what a neighbour on the machine
     does to single steps does not count, and what comes once in a period does. A step's is that on the median
-    rank; the injected one is, step by step, the most that any rank had. Counted are steps that all ranks have
-    ended: the one that is late has not written its newest.
+    rank; the injected one is, step by step, the most that any rank had. By how much the mean step has grown
+    is the median rank's, too: of a fault that strikes now here and now there the mean has all. Counted are
+    steps that all ranks have ended: the one that is late has not written its newest.
     """
     ended = min((max((step.step for step in steps), default=-1) for steps in ranks.values()), default=-1)
-    befores, afters = [], []
+    befores, afters, grown = [], [], []
     most: dict[int, int] = {}
     for steps in ranks.values():
         later = [step for step in steps if onset + _SETTLED <= step.step <= ended]
-        befores.append(_usual([step.duration_ns for step in steps if _SETTLED <= step.step < onset], period))
-        afters.append(_usual([step.duration_ns for step in later], period))
+        before_ns = [step.duration_ns for step in steps if _SETTLED <= step.step < onset]
+        after_ns = [step.duration_ns for step in later]
+        befores.append(_usual(before_ns, period))
+        afters.append(_usual(after_ns, period))
+        if before_ns and after_ns:
+            grown.append((statistics.fmean(after_ns) - statistics.fmean(before_ns)) / 1e9)
         for step in later:
             most[step.step] = max(most.get(step.step, 0), step.injected_ns)
     return Measured(
         before=statistics.median(befores) if befores else 0.0,
         after=statistics.median(afters) if afters else 0.0,
         injected=_usual([most[step] for step in sorted(most)], period),
+        grown=statistics.median(grown) if grown else 0.0,
     )
 
 

@@ -72,7 +72,7 @@ def run(plan: Plan) -> Trial:
     The summary comes when a run ends, so that one that hangs has none: such a job is not run.
     """
     if plan.cause == HANG:
-        return Trial(plan, Measured(0.0, 0.0, 0.0), ())
+        return Trial(plan, Measured(0.0, 0.0, 0.0, 0.0), ())
     with tempfile.TemporaryDirectory(prefix="tpd-") as name:
         directory = Path(name)
         (directory / "plan.json").write_text(json.dumps(plan.to_dict()))

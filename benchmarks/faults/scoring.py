@@ -89,7 +89,7 @@ def true_cost(trial: Trial, fault: Fault) -> float | None:
     """Return what a fault costs by the job's own measurement, seconds per step; None if not by the step."""
     if not fault.costs:
         return None
-    cost = trial.measured.injected if fault.times_itself else trial.measured.change
+    cost = trial.measured.injected if fault.times_itself else trial.measured.grown
     return cost if cost > 0 else None
 
 

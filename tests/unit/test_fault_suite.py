@@ -40,7 +40,7 @@ def answer(after_onset: float, cause: str, rank: int | None = None, cost: float 
 
 
 def trial_of(name: str, answers: Sequence[Answer], injected: float = 0.02, change: float = 0.03) -> Trial:
-    return Trial(plan_of(name), Measured(0.05, 0.05 + change, injected), tuple(answers))
+    return Trial(plan_of(name), Measured(0.05, 0.05 + change, injected, change), tuple(answers))
 
 
 def steps_of(durations: Sequence[int], injected: Sequence[int]) -> list[Step]:
@@ -191,6 +191,7 @@ def test_a_job_s_measurement_is_that_of_a_recomputation(
     assert found.after == pytest.approx(usual([each for each, _ in after[20:]]) / 1e9)
     assert found.injected == pytest.approx(2 * usual([each for _, each in after[20:]]) / 1e9)
     assert found.change == found.after - found.before
+    assert found.grown == pytest.approx((fmean(each for each, _ in after[20:]) - fmean(before[20:])) / 1e9)
 
 
 @given(pairs)
@@ -213,7 +214,7 @@ def test_an_answer_is_right_from_the_moment_on_after_which_none_is_wrong(
 ) -> None:
     answers = [answer(place - 3.0, cause, rank) for place, (cause, rank) in enumerate(said)]
     plan = replace(plan_of("slow compute, one rank"), culprits=(1,))
-    own = mark(Trial(plan, Measured(0.05, 0.07, 0.02), tuple(answers)))
+    own = mark(Trial(plan, Measured(0.05, 0.07, 0.02, 0.02), tuple(answers)))
     lasting = [
         place for place in range(3, len(said)) if all(each == ("slow rank", 1) for each in said[place:])
     ]
@@ -268,18 +269,20 @@ def test_a_hang_s_line_counts_where_it_is_told() -> None:
     for evidence, hit in ((told, True), (wrong, False)):
         said = Answer(11.0, HANG, plan.culprits[0], 11.0, evidence)
         own = mark(
-            Trial(plan, Measured(0.05, 0.0, 0.0), (said,), Standstill(plan.culprits, (plan.hang_line, 7)))
+            Trial(
+                plan, Measured(0.05, 0.0, 0.0, 0.0), (said,), Standstill(plan.culprits, (plan.hang_line, 7))
+            )
         )
         assert (own.right_cause, own.right_rank, own.line) == (True, True, hit)
         assert (own.stacks_rank, own.stacks_line) == (True, True)
     elsewhere = Standstill((), ())
-    own = mark(Trial(plan, Measured(0.05, 0.0, 0.0), (answer(11, "none"),), elsewhere))
+    own = mark(Trial(plan, Measured(0.05, 0.0, 0.0, 0.0), (answer(11, "none"),), elsewhere))
     assert (own.right_cause, own.line, own.stacks_rank, own.stacks_line) == (False, False, False, False)
     assert mark(trial_of("stopped rank", [answer(11, HANG, 0)])).line is None
 
 
 def predicted(name: str, *predictions: Prediction, before: float = 0.05) -> float | None:
-    trial = replace(trial_of(name, []), measured=Measured(before, 0.08, 0.03), predictions=predictions)
+    trial = replace(trial_of(name, []), measured=Measured(before, 0.08, 0.03, 0.03), predictions=predictions)
     return mark(trial).whatif_error
 
 
@@ -312,7 +315,7 @@ def suite() -> list[Trial]:
         trial_of("slow loader, all ranks", []),
         Trial(
             hang,
-            Measured(0.05, 0.0, 0.0),
+            Measured(0.05, 0.0, 0.0, 0.0),
             (Answer(12.0, HANG, hang.culprits[0], 12.0, f"job.py:{hang.hang_line}"),),
             Standstill(hang.culprits, (hang.hang_line,)),
         ),
