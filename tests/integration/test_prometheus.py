@@ -129,8 +129,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     command = (sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits", str(EXAMPLE))
     try:
         with node.running(*command, "--epochs", "5000") as process:
-            # Ten seconds: of what it has not scraped of a minute, rate() leaves out the same part everywhere.
-            eventually(lambda: (prometheus.value("count_over_time(up[1m])") or 0) >= 20, 90, node.log)
+            # Ten seconds, and only of scrapes that did not fail.
+            eventually(lambda: (prometheus.value("sum_over_time(up[1m])") or 0) >= 20, 90, node.log)
             eventually(lambda: prometheus.query("rate(torchperfd_train_steps_total[1m]) > 0"), 60, node.log)
             node.command("capture", "--steps", "2")
             yield node, prometheus, store
@@ -177,10 +177,22 @@ def test_steps_and_their_time_have_rates_that_agree(trained: tuple[Node, Queried
     assert seconds / steps == pytest.approx(overall, rel=0.5)
 
 
+def test_phases_sum_to_the_steps_at_every_scrape(trained: tuple[Node, Queried]) -> None:
+    shares = (
+        'sum(torchperfd_train_phase_seconds_total{run="digits",phase!="validate"})'
+        ' / sum(torchperfd_train_step_seconds_total{run="digits"})'
+    )
+    assert trained[1].value(f"count_over_time(({shares})[1m:500ms])") >= 20  # type: ignore[operator]
+    assert trained[1].value(f"min_over_time(({shares})[1m:500ms])") == pytest.approx(1, abs=1e-6)
+    assert trained[1].value(f"max_over_time(({shares})[1m:500ms])") == pytest.approx(1, abs=1e-6)
+
+
 def test_phase_shares_sum_to_one(trained: tuple[Node, Queried]) -> None:
+    # Of the newest seconds: where a range reaches back beyond the run's first scrape, rate() guesses how
+    # much of it there was, for each series by its own first value.
     shares = trained[1].query(
-        'sum by (phase) (rate(torchperfd_train_phase_seconds_total{run="digits",phase!="validate"}[1m]))'
-        ' / ignoring(phase) group_left sum(rate(torchperfd_train_step_seconds_total{run="digits"}[1m]))'
+        'sum by (phase) (rate(torchperfd_train_phase_seconds_total{run="digits",phase!="validate"}[5s]))'
+        ' / ignoring(phase) group_left sum(rate(torchperfd_train_step_seconds_total{run="digits"}[5s]))'
     )
     by_phase = {share["metric"]["phase"]: float(share["value"][1]) for share in shares}
     assert {"data", "forward", "loss", "backward", "optimizer", "zero_grad", "other"} == set(by_phase)

@@ -8,9 +8,10 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import RankProfile
 from torchperfd_daemon.metrics.page import PREFIX
 from torchperfd_daemon.ownership import Owners, as_told
-from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store
+from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store, Totals
 
 _RANK = ("run", "rank")
+Counted = tuple[Rank, Totals]
 
 
 class TrainingMetrics:
@@ -29,9 +30,11 @@ class TrainingMetrics:
         """Return the families of all ranks that are here or left a moment ago."""
         self._store.forget_departed()
         ranks = list(self._store.ranks())
-        yield from _totals(ranks)
-        yield from _phases(ranks)
-        yield from _beside(ranks)
+        # Once: a rank's next account may come while the page is made, and its phases must sum to its steps.
+        counted = [(rank, rank.totals) for rank in ranks]
+        yield from _totals(counted)
+        yield from _phases(counted)
+        yield from _beside(counted)
         yield from _status(ranks, self._owners)
         yield self._durations()
 
@@ -55,7 +58,7 @@ def recent_profile(rank: Rank) -> RankProfile:
     )
 
 
-def _totals(ranks: list[Rank]) -> Iterator[Family]:
+def _totals(counted: list[Counted]) -> Iterator[Family]:
     steps = Family("train_steps", "Training steps.", "counter", _RANK)
     seconds = Family("train_step_seconds", "Time in training steps.", "counter", _RANK)
     samples = Family("train_samples", "Samples trained on.", "counter", _RANK)
@@ -68,9 +71,9 @@ def _totals(ranks: list[Rank]) -> Iterator[Family]:
         _RANK,
     )
     validated = Family("train_validate_steps", "Validation steps.", "counter", _RANK)
-    for rank in ranks:
+    for rank, totals in counted:
         labels = _labels(rank)
-        train, validate = rank.totals.train, rank.totals.validate
+        train, validate = totals.train, totals.validate
         steps.add(train.steps, *labels)
         seconds.add(train.ns / 1e9, *labels)
         samples.add(train.samples, *labels)
@@ -83,7 +86,7 @@ def _totals(ranks: list[Rank]) -> Iterator[Family]:
     yield from (steps, seconds, samples, tokens, micro_batches, skipped, validated)
 
 
-def _phases(ranks: list[Rank]) -> Iterator[Family]:
+def _phases(counted: list[Counted]) -> Iterator[Family]:
     host = Family(
         "train_phase_seconds",
         "Exclusive host time by phase. All but validate sum to train_step_seconds_total.",
@@ -96,9 +99,9 @@ def _phases(ranks: list[Rank]) -> Iterator[Family]:
         "counter",
         (*_RANK, "phase"),
     )
-    for rank in ranks:
+    for rank, totals in counted:
         labels = _labels(rank)
-        train, validate = rank.totals.train, rank.totals.validate
+        train, validate = totals.train, totals.validate
         for name, total in train.phases.items():
             host.add(total.ns / 1e9, *labels, name)
             if total.device_calls:
@@ -108,7 +111,7 @@ def _phases(ranks: list[Rank]) -> Iterator[Family]:
     yield from (host, device)
 
 
-def _beside(ranks: list[Rank]) -> Iterator[Family]:
+def _beside(counted: list[Counted]) -> Iterator[Family]:
     """What is measured beside the steps; each series is absent where its rank does not know."""
     saves = Family(
         "train_checkpoint_seconds",
@@ -142,9 +145,8 @@ def _beside(ranks: list[Rank]) -> Iterator[Family]:
         "gauge",
         _RANK,
     )
-    for rank in ranks:
+    for rank, totals in counted:
         labels = _labels(rank)
-        totals = rank.totals
         if totals.checkpoint is not None:
             saves.add(totals.checkpoint.ns / 1e9, *labels)
         if totals.gc:

@@ -354,6 +354,23 @@ def test_phases_sum_to_what_was_given_and_validate_is_apart(text: str) -> None:
     }
 
 
+def test_an_account_that_comes_while_the_page_is_made_waits_for_the_next() -> None:
+    training = store()
+    counted = next(training.ranks()).totals.train
+    seconds: dict[str, float] = {}
+    for shown in TrainingMetrics(training).families():
+        assert isinstance(shown, Family) or shown.type == "histogram"
+        if isinstance(shown, Family):
+            seconds[shown.name] = sum(
+                value for labels, value in shown.samples if labels[:2] == ("bert-17", "0")
+            )
+        rank = next(training.ranks())
+        newer = replace(rank.totals.train, ns=rank.totals.train.ns * 2, phases={"data": PhaseTotal(6, 10**9)})
+        rank.totals = replace(rank.totals, train=newer)
+    assert seconds["train_step_seconds"] == counted.ns / 1e9
+    assert seconds["train_phase_seconds"] == sum(phase.ns for phase in counted.phases.values()) / 1e9
+
+
 def test_what_a_rank_does_not_know_has_no_series(text: str) -> None:
     ranks: dict[str, set[str]] = {}
     for family in parse_text(text):
