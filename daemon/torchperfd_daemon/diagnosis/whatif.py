@@ -305,12 +305,12 @@ class _Growth:
         self._run = run
         self._own = {number: as_before(work, past.own[number]) for number, work in run.own.items()}
         self._exchange = as_before(run.exchange, past.exchange)
+        self._now = run.mean({})
+        self._half = (self._now - self.without({})) / 2
 
     def is_of(self, numbers: Iterable[int]) -> bool:
         """Return whether most of the growth is that of some ranks' own work."""
-        before = self._run.mean({})
-        alone = before - self._run.mean({number: self._own[number] for number in numbers})
-        return alone > (before - self.without({})) / 2
+        return self._now - self._run.mean({number: self._own[number] for number in numbers}) > self._half
 
     def without(self, changed: Mapping[int, Float64]) -> float:
         """Return the mean step without all of it, and with some ranks' own work no longer than given."""
