@@ -24,7 +24,6 @@ import numpy as np
 from benchmarks.accuracy.noise import KINDS, LOOPS, Float64, made_up, recorded
 
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
-from torchperfd_daemon.diagnosis.detect.onset import CONFIRM_SECONDS
 
 SEED: Final = 1000
 CHANGE: Final = 0.1
@@ -213,15 +212,16 @@ def judge_recorded(kind: str, trials: int, *, again: bool) -> list[str]:
     told, untrue = np.sum([untrue_alarms(series) for series in loops], axis=0).tolist()
     result = Score(trialled.trials, trialled.delays, untrue, sum(map(len, loops)))
     print(row(kind, float(np.mean([np.std(np.log(series)) for series in loops])), result))
-    noise, steps, least = (
-        max(getattr(each, name) for each in detectors) for name in ("noise", "steps_to_tell", "least_change")
+    noise, steps, least, seconds = (
+        max(getattr(each, name) for each in detectors)
+        for name in ("noise", "steps_to_tell", "least_change", "seconds_to_tell")
     )
     print(
         f"  {told} changes told, {told - untrue} borne out later; the detector says of it: noise of"
-        f" {noise:.0%}, {steps:.0f} steps to tell {CHANGE:.0%}, nothing below {least:.0%}"
+        f" {noise:.0%}, {steps:.0f} steps and {seconds:.1f} s to tell {CHANGE:.0%}, nothing below {least:.0%}"
     )
     reachable = least < CHANGE and steps < LATEST
-    long_enough = LATEST * min(float(np.median(series)) for series in loops) > CONFIRM_SECONDS
+    long_enough = LATEST * min(float(np.median(series)) for series in loops) > seconds
     return [f"{kind}: {text}" for text in result.wrong(reachable=reachable and long_enough)]
 
 

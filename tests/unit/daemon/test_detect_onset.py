@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from torchperfd_daemon.diagnosis.detect.noise import LENGTHS, BlockNoise
 from torchperfd_daemon.diagnosis.detect.onset import CONFIRM_STEPS, Onset, OnsetDetector
+from torchperfd_daemon.diagnosis.detect.patience import LEAST_SECONDS, MEMORY_STEPS, Patience
 
 Float64 = npt.NDArray[np.float64]
 
@@ -62,6 +63,46 @@ def test_half_a_second_is_the_least() -> None:
     lasting[1000:1600] *= 1.5
     assert told(brief) == []
     assert [abs(onset.step - 1000) <= 2 for onset in told(lasting)][:1] == [True]
+
+
+def paces(*parts: tuple[int, float]) -> Float64:
+    """Return steps of 0.1 s at one pace after another, each given by its length and its factor."""
+    factors = np.concatenate([np.full(steps, factor) for steps, factor in parts])
+    return factors * normal(len(factors), 0.02, 7)
+
+
+def test_episodes_like_one_that_was_undone_are_not_told() -> None:
+    """Six seconds slower, and as before: told once, with its end. Later ones like it are not."""
+    episode = (60, 1.2)
+    detector = OnsetDetector()
+    first, end = told(paces((400, 1), episode, (400, 1)), detector)
+    assert (round(first.change, 1), round(end.change, 1)) == (0.2, -0.2)
+    assert detector.seconds_to_tell == pytest.approx(10, abs=0.5)
+    assert (
+        told(paces((300, 1), (50, 1.2), (100, 1), (70, 1.3), (300, 1), (50, 1 / 1.2), (300, 1)), detector)
+        == []
+    )
+    (lasting,) = told(paces((100, 1), (300, 1.2)), detector)
+    assert 9.5 <= (lasting.told_step - lasting.step) * lasting.after_seconds < 12
+
+
+def test_an_episode_is_forgotten() -> None:
+    patience = Patience()
+    patience.learn(1000, math.log(0.1), math.log(0.2))
+    patience.learn(1020, math.log(0.2), math.log(0.1))
+    assert patience.seconds(2000) == pytest.approx(2 * 20 * 0.2)
+    assert patience.seconds(1020 + MEMORY_STEPS) == LEAST_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("steps", "back"),
+    [pytest.param(30, 0.17, id="another change"), pytest.param(60, 0.1, id="longer than an episode")],
+)
+def test_only_what_is_undone_soon_is_an_episode(steps: int, back: float) -> None:
+    patience = Patience()
+    patience.learn(1000, math.log(0.1), math.log(0.2))
+    patience.learn(1000 + steps, math.log(0.2), math.log(back))
+    assert patience.seconds(2000) == LEAST_SECONDS
 
 
 def test_drift_is_no_change() -> None:

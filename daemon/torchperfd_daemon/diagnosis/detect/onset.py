@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd_daemon.diagnosis.detect.noise import BlockNoise
+from torchperfd_daemon.diagnosis.detect.patience import Patience
 
 CHANGES: Final = (0.1, 0.35, 1.0)
 """The changes that there are sums for. What lies between is found by its neighbours."""
 CONFIRM_STEPS: Final = 18
-"""No change is told before it has lasted this many steps, ..."""
-CONFIRM_SECONDS: Final = 0.5
-"""... and this long. What is shorter is a hiccup of the machine, however many steps it takes."""
+"""No change is told before it has lasted this many steps, and as long as :class:`Patience` asks."""
 LEARNING_STEPS: Final = 64
 """So many steps make a first reference. Later ones join it when this old, if nothing has come of them."""
 REFERENCE_STEPS: Final = 256
@@ -71,6 +70,7 @@ class OnsetDetector:
         self._seen = 0
         self._logs = array("d", bytes(8 * _RING))
         self._sums = tuple(_Sums(math.log1p(change)) for change in CHANGES)
+        self._patience = Patience()
         self._begin(0)
 
     @property
@@ -90,6 +90,11 @@ class OnsetDetector:
         Infinite while there is no reference.
         """
         return max(float(CONFIRM_STEPS), 2 * self._sums[0].threshold / self._sums[0].shift)
+
+    @property
+    def seconds_to_tell(self) -> float:
+        """How long a change must last at least before it is told."""
+        return self._patience.seconds(self._seen)
 
     def observe(self, seconds: float) -> Onset | None:
         """Take the next step's time; return the change that it makes certain.
@@ -161,17 +166,29 @@ class OnsetDetector:
             return None
         values = self._slice(max(since, self._seen - _MEDIAN_OF), self._seen)
         after = statistics.median(values)
+        asked = self._patience.seconds(self._seen)
+        if lasted * math.exp(after) < asked:
+            return None
         least = math.log1p(self.least_change)
         error = self.noise * math.sqrt(1 / len(values) + 1 / REFERENCE_STEPS)
         score = (sign * (after - level) - least) / error
         if (
             score < _SURE
             or sign * (statistics.median(values[-_NEWEST:]) - level) < least
-            or lasted * math.exp(after) < CONFIRM_SECONDS
+            or not self._lasts(math.ceil(asked / math.exp(after)), level + sign * least, sign)
         ):
             return None
+        self._patience.learn(since, level, after)
         confidence = 1 - 0.5 * math.erfc(score / math.sqrt(2))
         return Onset(since, self._seen - 1, math.exp(level), math.exp(after), confidence)
+
+    def _lasts(self, steps: int, bound: float, sign: int) -> bool:
+        """Return whether most of so many newest steps, or of those that the ring has, are beyond a bound.
+
+        A sum that has grown in one episode is still there in the next, and takes both for one change.
+        """
+        values = self._slice(self._seen - min(steps, self._seen, _RING - 1), self._seen)
+        return sign * (statistics.median(values) - bound) >= 0
 
 
 class _Sums:
