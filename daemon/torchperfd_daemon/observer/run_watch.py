@@ -28,6 +28,7 @@ NEW_NORMAL_S: Final = 600.0
 """A run that has been slower for so long is as it is: its past begins anew."""
 
 _RECOVERED: Final = 1.05
+_NORMAL_STEPS: Final = 256
 _MOST_SUSPECTS: Final = 8
 _MOST_PEERS: Final = 56
 _MARKS: Final = 256
@@ -174,8 +175,8 @@ class RunWatch:
         self._marks.append(_Mark(self._fed, self._seen, wall))
         if onset is not None:
             self._turn(onset, leader, now, wall)
-        elif self.slowdown is not None and now - self.slowdown.told_at > NEW_NORMAL_S:
-            self._accept(self._since)
+        elif self.slowdown is not None:
+            self._end(self.slowdown, leader, now, wall)
         return made
 
     def _turn(self, onset: Onset, leader: Rank, now: float, wall: float) -> None:
@@ -190,6 +191,21 @@ class RunWatch:
             for watch in self._watches.values():
                 watch.remember(self._since)
             self.slowdown = Slowdown(step, unix_seconds, normal, now)
+
+    def _end(self, slowdown: Slowdown, leader: Rank, now: float, wall: float) -> None:
+        """Forget a slowdown that is normal by now, or over though its end was too gradual for an onset."""
+        if now - slowdown.told_at > NEW_NORMAL_S:
+            self._accept(self._since)
+            return
+        newest = leader.history.newest(_NORMAL_STEPS)
+        first_unix_seconds = newest.end_unix_ns[0] / 1e9
+        if (
+            len(newest.duration_ns) == _NORMAL_STEPS
+            and first_unix_seconds > slowdown.unix_seconds
+            and statistics.fmean(newest.duration_ns) / 1e9 <= slowdown.normal_seconds * _RECOVERED
+        ):
+            self._since = now - max(0.0, wall - first_unix_seconds)
+            self._accept(self._since)
 
     def _accept(self, since: float) -> None:
         self.slowdown = None

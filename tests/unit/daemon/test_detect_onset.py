@@ -86,6 +86,13 @@ def test_episodes_like_one_that_was_undone_are_not_told() -> None:
     assert 9.5 <= (lasting.told_step - lasting.step) * lasting.after_seconds < 12
 
 
+def test_a_pace_that_goes_to_and_fro_is_told_once() -> None:
+    waves = [(30, 1.2), (25, 1.0)] * 8
+    first, *later = told(paces((400, 1), *waves, (300, 1)))
+    assert round(first.change, 1) == 0.2
+    assert len(later) <= 1
+
+
 def test_an_episode_is_forgotten() -> None:
     patience = Patience()
     patience.learn(1000, math.log(0.1), math.log(0.2))

@@ -11,6 +11,7 @@ from benchmarks.accuracy.streams import Change, Job
 
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis.detect import OnsetDetector
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
@@ -227,6 +228,25 @@ def test_once_the_fault_is_over_the_run_is_well_again_and_what_it_cost_stays() -
         rank.state = State.FINISHED
     watched.observer.look()
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.SLOW_RANK, 0)
+
+
+def test_a_slowdown_that_fades_is_over_without_an_onset(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched()
+    watched.train(20)
+    watched.train(20, lambda _rank, _step: {"optimizer": 0.03})
+    assert watched.verdict.onset_step is not None
+    observe = OnsetDetector.observe
+
+    def keep_quiet(detector: OnsetDetector, seconds: float) -> None:
+        observe(detector, seconds)
+
+    with monkeypatch.context() as unseen:
+        unseen.setattr(OnsetDetector, "observe", keep_quiet)
+        watched.train(40)
+    began = watched.job.step
+    watched.train(20, lambda _rank, _step: {"optimizer": 0.06})
+    assert watched.verdict.onset_step is not None
+    assert abs(watched.verdict.onset_step - began) <= 5
 
 
 def test_a_change_of_verdict_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

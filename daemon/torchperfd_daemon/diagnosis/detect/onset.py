@@ -166,7 +166,7 @@ class OnsetDetector:
             return None
         values = self._slice(max(since, self._seen - _MEDIAN_OF), self._seen)
         after = statistics.median(values)
-        asked = self._patience.seconds(self._seen)
+        asked = self._patience.asked(since, level, after)
         if lasted * math.exp(after) < asked:
             return None
         least = math.log1p(self.least_change)

@@ -21,23 +21,39 @@ _LONGER: Final = 2.0
 class Patience:
     """The seconds that the next change must last, learnt from the changes told."""
 
-    __slots__ = ("_after", "_asked", "_before", "_since", "_until")
+    __slots__ = ("_after", "_before", "_learnt", "_since", "_until")
 
     def __init__(self) -> None:
-        self._asked = LEAST_SECONDS
+        self._learnt = LEAST_SECONDS
         self._until = 0
         self._since: int | None = None
         self._before = self._after = 0.0
 
     def seconds(self, step: int) -> float:
-        """Return how long a change that is looked at in a step must have lasted."""
-        return self._asked if step < self._until else LEAST_SECONDS
+        """Return how long a change must have lasted that is like none before."""
+        return self._learnt if step < self._until else LEAST_SECONDS
+
+    def asked(self, since: int, before: float, after: float) -> float:
+        """Return how long a change must have lasted, in seconds.
+
+        Args:
+            since: Its first step.
+            before: The logarithm of a step's seconds before.
+            after: That of the newest steps.
+        """
+        return max(self.seconds(since), min(LONGEST_SECONDS, _LONGER * self._episode(since, before, after)))
 
     def learn(self, since: int, before: float, after: float) -> None:
-        """Take a change that was told: its first step, and the logarithms of the step's seconds around it."""
-        if self._since is not None and abs(after - self._before) < abs(self._after - self._before) / 2:
-            lasted = (since - self._since) * math.exp(before)
-            if lasted < LONGEST_SECONDS:
-                self._asked = min(LONGEST_SECONDS, max(self.seconds(since), _LONGER * lasted))
-                self._until = since + MEMORY_STEPS
+        """Take a change that was told, described as in :meth:`asked`."""
+        if self._episode(since, before, after):
+            self._learnt = self.asked(since, before, after)
+            self._until = since + MEMORY_STEPS
         self._since, self._before, self._after = since, before, after
+
+    def _episode(self, since: int, before: float, after: float) -> float:
+        """Return for how many seconds the last change lasted; 0 if this one does not undo it, or late."""
+        last = self._after - self._before
+        if self._since is None or (after - before) * math.copysign(1, -last) < abs(last) / 2:
+            return 0.0
+        lasted = (since - self._since) * math.exp(before)
+        return lasted if lasted < LONGEST_SECONDS else 0.0
