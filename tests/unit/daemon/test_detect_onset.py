@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as arrays
 
 from torchperfd_daemon.diagnosis.detect.noise import LENGTHS, BlockNoise
 from torchperfd_daemon.diagnosis.detect.onset import CONFIRM_STEPS, Onset, OnsetDetector
-from torchperfd_daemon.diagnosis.detect.patience import LEAST_SECONDS, MEMORY_STEPS, Patience
+from torchperfd_daemon.diagnosis.detect.patience import LEAST_SECONDS, LONGEST_SECONDS, MEMORY_STEPS, Patience
 
 Float64 = npt.NDArray[np.float64]
 
@@ -86,29 +86,29 @@ def test_episodes_like_one_that_was_undone_are_not_told() -> None:
     assert 9.5 <= (lasting.told_step - lasting.step) * lasting.after_seconds < 12
 
 
-def test_a_pace_that_goes_to_and_fro_is_told_once() -> None:
-    waves = [(30, 1.2), (25, 1.0)] * 8
-    first, *later = told(paces((400, 1), *waves, (300, 1)))
-    assert round(first.change, 1) == 0.2
-    assert len(later) <= 1
+@pytest.mark.parametrize(("slow", "fast"), [(30, 25), (40, 25), (70, 40), (80, 20)])
+def test_a_pace_that_goes_to_and_fro_is_told_seldom(slow: int, fast: int) -> None:
+    """Eight times slower and as before; half a second alone would tell six to thirteen changes of it."""
+    first, *later = told(paces((400, 1), *[(slow, 1.2), (fast, 1)] * 8, (300, 1)))
+    assert (first.step, round(first.change, 1)) == (400, 0.2)
+    assert len(later) <= 4
 
 
 def test_an_episode_is_forgotten() -> None:
     patience = Patience()
-    patience.learn(1000, math.log(0.1), math.log(0.2))
-    patience.learn(1020, math.log(0.2), math.log(0.1))
-    assert patience.seconds(2000) == pytest.approx(2 * 20 * 0.2)
+    patience.learn(1000, 0.1)
+    assert patience.asked(1020, 0.2) == pytest.approx(2 * 20 * 0.2)
+    assert patience.seconds(1020) == LEAST_SECONDS
+    patience.learn(1020, 0.2)
+    assert patience.seconds(2000) == patience.asked(2000, 0.1) == pytest.approx(2 * 20 * 0.2)
     assert patience.seconds(1020 + MEMORY_STEPS) == LEAST_SECONDS
 
 
-@pytest.mark.parametrize(
-    ("steps", "back"),
-    [pytest.param(30, 0.17, id="another change"), pytest.param(60, 0.1, id="longer than an episode")],
-)
-def test_only_what_is_undone_soon_is_an_episode(steps: int, back: float) -> None:
+def test_what_lasts_ten_seconds_is_no_episode() -> None:
     patience = Patience()
-    patience.learn(1000, math.log(0.1), math.log(0.2))
-    patience.learn(1000 + steps, math.log(0.2), math.log(back))
+    patience.learn(1000, 0.1)
+    assert patience.asked(1049, 0.2) == LONGEST_SECONDS
+    patience.learn(1051, 0.2)
     assert patience.seconds(2000) == LEAST_SECONDS
 
 

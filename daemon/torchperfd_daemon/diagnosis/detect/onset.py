@@ -166,7 +166,7 @@ class OnsetDetector:
             return None
         values = self._slice(max(since, self._seen - _MEDIAN_OF), self._seen)
         after = statistics.median(values)
-        asked = self._patience.asked(since, level, after)
+        asked = self._patience.asked(since, math.exp(level))
         if lasted * math.exp(after) < asked:
             return None
         least = math.log1p(self.least_change)
@@ -178,7 +178,7 @@ class OnsetDetector:
             or not self._lasts(math.ceil(asked / math.exp(after)), level + sign * least, sign)
         ):
             return None
-        self._patience.learn(since, level, after)
+        self._patience.learn(since, math.exp(level))
         confidence = 1 - 0.5 * math.erfc(score / math.sqrt(2))
         return Onset(since, self._seen - 1, math.exp(level), math.exp(after), confidence)
 

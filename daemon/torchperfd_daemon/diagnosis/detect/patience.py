@@ -1,10 +1,10 @@
-"""How long a change of pace must last before it is told: longer than earlier ones did that were undone.
+"""How long a change of pace must last before it is told: longer than earlier ones did that did not stay.
 
-A machine that others use, too, becomes slower for seconds and is then as fast as before. The first such
-episode cannot be told from a change that stays; the next ones can, once it is known how long they take.
+A machine that others use, too, becomes slower for seconds, and is then as fast as before. The first such
+episode cannot be told from a change that stays. The next ones can, once it is known how long they take; and
+the end of one is sure only when it has lasted longer than the episode.
 """
 
-import math
 from typing import Final
 
 LEAST_SECONDS: Final = 0.5
@@ -21,39 +21,34 @@ _LONGER: Final = 2.0
 class Patience:
     """The seconds that the next change must last, learnt from the changes told."""
 
-    __slots__ = ("_after", "_before", "_learnt", "_since", "_until")
+    __slots__ = ("_learnt", "_since", "_until")
 
     def __init__(self) -> None:
         self._learnt = LEAST_SECONDS
         self._until = 0
         self._since: int | None = None
-        self._before = self._after = 0.0
 
     def seconds(self, step: int) -> float:
-        """Return how long a change must have lasted that is like none before."""
+        """Return how long a change must have lasted that comes long after the last."""
         return self._learnt if step < self._until else LEAST_SECONDS
 
-    def asked(self, since: int, before: float, after: float) -> float:
+    def asked(self, since: int, step_seconds: float) -> float:
         """Return how long a change must have lasted, in seconds.
 
         Args:
             since: Its first step.
-            before: The logarithm of a step's seconds before.
-            after: That of the newest steps.
+            step_seconds: What a step took before.
         """
-        return max(self.seconds(since), min(LONGEST_SECONDS, _LONGER * self._episode(since, before, after)))
+        return max(self.seconds(since), min(LONGEST_SECONDS, _LONGER * self._episode(since, step_seconds)))
 
-    def learn(self, since: int, before: float, after: float) -> None:
+    def learn(self, since: int, step_seconds: float) -> None:
         """Take a change that was told, described as in :meth:`asked`."""
-        if self._episode(since, before, after):
-            self._learnt = self.asked(since, before, after)
+        if self._episode(since, step_seconds):
+            self._learnt = self.asked(since, step_seconds)
             self._until = since + MEMORY_STEPS
-        self._since, self._before, self._after = since, before, after
+        self._since = since
 
-    def _episode(self, since: int, before: float, after: float) -> float:
-        """Return for how many seconds the last change lasted; 0 if this one does not undo it, or late."""
-        last = self._after - self._before
-        if self._since is None or (after - before) * math.copysign(1, -last) < abs(last) / 2:
-            return 0.0
-        lasted = (since - self._since) * math.exp(before)
+    def _episode(self, since: int, step_seconds: float) -> float:
+        """Return for how many seconds the last change lasted, 0 if that is too long for an episode."""
+        lasted = (since - self._since) * step_seconds if self._since is not None else 0.0
         return lasted if lasted < LONGEST_SECONDS else 0.0
