@@ -6,7 +6,7 @@ Each trial is a healthy run of some 700 steps that then takes 10 % more, or 10 %
 when told within these; a change told before counts as a false alarm. Healthy runs without a change follow.
 The detector is the daemon's own class. Its thresholds were chosen on the seeds below 1000 and on recordings
 that are not kept; the table is of the seed 1000 and of recordings of this machine (`--record` makes fresh
-ones, in a quarter of an hour): loops that wait, as for a device, and one that computes. There trials begin at
+ones, in 20 minutes): loops that wait, as for a device, and one that computes. There trials begin at
 random places. A real machine does change its pace, so that an alarm about a recording is false only if the
 500 steps after it, which the detector had not seen, do not bear it out.
 With --sweep: the greatest spread at which each kind of noise keeps the bounds. Exits 1 if a bound is missed:
