@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks.accuracy.noise import KINDS, LOOPS, Float64, made_up, recorded
 
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
+from torchperfd_daemon.diagnosis.detect.patience import LEAST_SECONDS
 
 SEED: Final = 1000
 CHANGE: Final = 0.1
@@ -221,7 +222,7 @@ def judge_recorded(kind: str, trials: int, *, again: bool) -> list[str]:
         f" {noise:.0%}, {steps:.0f} steps and {seconds:.1f} s to tell {CHANGE:.0%}, nothing below {least:.0%}"
     )
     reachable = least < CHANGE and steps < LATEST
-    long_enough = LATEST * min(float(np.median(series)) for series in loops) > seconds
+    long_enough = LATEST * min(float(np.median(series)) for series in loops) > LEAST_SECONDS
     return [f"{kind}: {text}" for text in result.wrong(reachable=reachable and long_enough)]
 
 

@@ -185,7 +185,7 @@ class RunWatch:
         self._since = now - max(0.0, wall - unix_seconds)
         normal = self.slowdown.normal_seconds if self.slowdown else onset.before_seconds
         if onset.after_seconds <= normal * _RECOVERED:
-            self._accept(self._since)
+            self._accept()
             return
         if self.slowdown is None:
             for watch in self._watches.values():
@@ -195,7 +195,7 @@ class RunWatch:
     def _end(self, slowdown: Slowdown, leader: Rank, now: float, wall: float) -> None:
         """Forget a slowdown that is normal by now, or over though its end was too gradual for an onset."""
         if now - slowdown.told_at > NEW_NORMAL_S:
-            self._accept(self._since)
+            self._accept()
             return
         newest = leader.history.newest(_NORMAL_STEPS)
         first_unix_seconds = newest.end_unix_ns[0] / 1e9
@@ -205,12 +205,12 @@ class RunWatch:
             and statistics.fmean(newest.duration_ns) / 1e9 <= slowdown.normal_seconds * _RECOVERED
         ):
             self._since = now - max(0.0, wall - first_unix_seconds)
-            self._accept(self._since)
+            self._accept()
 
-    def _accept(self, since: float) -> None:
+    def _accept(self) -> None:
         self.slowdown = None
         for watch in self._watches.values():
-            watch.forget(since)
+            watch.forget(self._since)
 
     def _place(self, onset: Onset, leader: Rank) -> tuple[int, float]:
         """Return the index of an onset's step since training began, and when it ended in Unix seconds."""

@@ -166,8 +166,9 @@ class OnsetDetector:
             return None
         values = self._slice(max(since, self._seen - _MEDIAN_OF), self._seen)
         after = statistics.median(values)
-        asked = self._patience.asked(since, math.exp(level))
-        if lasted * math.exp(after) < asked:
+        before_seconds, after_seconds = math.exp(level), math.exp(after)
+        asked = self._patience.asked(since, before_seconds)
+        if lasted * after_seconds < asked:
             return None
         least = math.log1p(self.least_change)
         error = self.noise * math.sqrt(1 / len(values) + 1 / REFERENCE_STEPS)
@@ -175,19 +176,19 @@ class OnsetDetector:
         if (
             score < _SURE
             or sign * (statistics.median(values[-_NEWEST:]) - level) < least
-            or not self._lasts(math.ceil(asked / math.exp(after)), level + sign * least, sign)
+            or not self._lasts(math.ceil(asked / after_seconds), level + sign * least, sign)
         ):
             return None
-        self._patience.learn(since, math.exp(level))
+        self._patience.learn(since, before_seconds)
         confidence = 1 - 0.5 * math.erfc(score / math.sqrt(2))
-        return Onset(since, self._seen - 1, math.exp(level), math.exp(after), confidence)
+        return Onset(since, self._seen - 1, before_seconds, after_seconds, confidence)
 
     def _lasts(self, steps: int, bound: float, sign: int) -> bool:
         """Return whether most of so many newest steps, or of those that the ring has, are beyond a bound.
 
         A sum that has grown in one episode is still there in the next, and takes both for one change.
         """
-        values = self._slice(self._seen - min(steps, self._seen, _RING - 1), self._seen)
+        values = self._slice(self._seen - min(steps, _RING - 1), self._seen)
         return sign * (statistics.median(values) - bound) >= 0
 
 

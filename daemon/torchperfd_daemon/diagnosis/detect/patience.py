@@ -5,6 +5,7 @@ episode cannot be told from a change that stays. The next ones can, once it is k
 the end of one is sure only when it has lasted longer than the episode.
 """
 
+import math
 from typing import Final
 
 LEAST_SECONDS: Final = 0.5
@@ -26,7 +27,7 @@ class Patience:
     def __init__(self) -> None:
         self._learnt = LEAST_SECONDS
         self._until = 0
-        self._since: int | None = None
+        self._since = -math.inf
 
     def seconds(self, step: int) -> float:
         """Return how long a change must have lasted that comes long after the last."""
@@ -50,5 +51,5 @@ class Patience:
 
     def _episode(self, since: int, step_seconds: float) -> float:
         """Return for how many seconds the last change lasted, 0 if that is too long for an episode."""
-        lasted = (since - self._since) * step_seconds if self._since is not None else 0.0
+        lasted = (since - self._since) * step_seconds
         return lasted if lasted < LONGEST_SECONDS else 0.0
