@@ -169,7 +169,7 @@ def test_block_noise_is_that_of_its_definition(series: Float64) -> None:
         means = series[: len(series) // length * length].reshape(-1, length).mean(axis=1)
         if len(means) > 1:
             allan = length * np.mean(np.diff(means) ** 2) / 2
-            variances.append(float(allan) * (1 - 1 / math.sqrt(len(means) - 1)))
+            variances.append(float(allan) * (1 - math.sqrt(3 / (len(means) - 1))))
         if len(means) and length >= 128:
             squares.append(float(np.mean(means**2)))
     assert noise.variance() == pytest.approx(max(variances), abs=1e-12)

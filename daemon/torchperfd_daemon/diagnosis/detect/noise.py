@@ -45,11 +45,15 @@ class BlockNoise:
         Were steps independent, the mean of ``n`` would vary by ``1/n`` of one step's variance. What it
         varies more is memory in the noise. Neighbouring blocks are compared (Allan, Proc. IEEE 54, 1966), so
         that slow drift does not count. The greatest of few estimates is too great by chance: each is first
-        lessened by about its standard error.
+        lessened by its standard error, which for the squares of n independent neighbours' differences is
+        ``sqrt(3 / n)`` of the variance (Lesage and Audoin, IEEE Trans. Instrum. Meas. 22, 1973).
         """
         return max(
-            variance * (1 - 1 / math.sqrt(blocks - 1)) if blocks > 1 else 0.0
-            for variance, blocks in zip(self._variances, self._blocks, strict=True)
+            0.0,
+            *(
+                variance * (1 - math.sqrt(3 / max(1, blocks - 1)))
+                for variance, blocks in zip(self._variances, self._blocks, strict=True)
+            ),
         )
 
     def wander(self) -> float:

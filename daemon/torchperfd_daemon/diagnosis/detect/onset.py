@@ -26,7 +26,7 @@ REFERENCE_STEPS: Final = 256
 _RING: Final = 1024
 _REFER_EVERY: Final = 32
 # Logarithm of the mean run to a false alarm, in steps, were the noise normal and the reference exact.
-_LOG_RUN_LENGTH: Final = 12.0
+_LOG_RUN_LENGTH: Final = 14.0
 _LEAST_STEPS: Final = 12
 _LEAST_SIGMA: Final = 1e-3
 # A change is many times what the reference is usually off by, and beyond the least by three standard errors.
