@@ -114,13 +114,14 @@ class Uploader:
             # It has gone, or is no longer what was looked at: the next look sees it as it is.
             return True
         self._delay = 0.0
-        self._count(capture_id, done)
         try:
             await asyncio.to_thread(self._catalog.note_upload, capture_id, done.receipt)
         except TorchperfdError as error:
             # So the next daemon uploads it once more, and finds that it is there.
             self._unnoted.add(capture_id)
             log.warning("%s", error)
+        # Not earlier: until its receipt is written it counts as pending, and never as both.
+        self._count(capture_id, done)
         return True
 
     def _count(self, capture_id: str, done: Uploaded) -> None:

@@ -146,6 +146,27 @@ def test_a_capture_arrives_whole_and_its_manifest_last(
     assert said.messages == [f"uploaded capture whole to {PREFIX}/whole"]
 
 
+def test_a_capture_is_never_counted_as_both_uploaded_and_pending(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        add(catalog, f"c{number}", requested_at=BASE + number)
+    (tmp_path / "share").mkdir()
+    uploader = Uploader(catalog, Destination((tmp_path / "share").as_uri()))
+    seen = []
+    note = Catalog.note_upload
+
+    def noting(self: Catalog, capture_id: str, receipt: Receipt) -> None:
+        seen.append((uploader.counts.results["uploaded"], uploader.counts.pending))
+        note(self, capture_id, receipt)
+        seen.append((uploader.counts.results["uploaded"], uploader.counts.pending))
+
+    monkeypatch.setattr(Catalog, "note_upload", noting)
+    turn(uploader)
+    assert seen == [(0, 3), (0, 3), (1, 2), (1, 2), (2, 1), (2, 1)]
+    assert (uploader.counts.results["uploaded"], uploader.counts.pending) == (3, 0)
+
+
 def test_only_what_has_ended_with_traces_is_uploaded(catalog: Catalog, store: ObjectStore) -> None:
     failed = RankTrace(1, CaptureState.FAILED, "gone")
     record = add(catalog, "partial", requested_at=BASE + 1)
@@ -566,8 +587,9 @@ def test_a_receipt_that_cannot_be_left_is_said_once_and_sends_nothing_again(
     turn(uploader)
     turn(uploader)
     assert uploader.counts.results == {"uploaded": 1, "failed": 0, "refused": 0}
-    assert said.messages[1:] == [
-        "cannot note the upload of one in its folder: Permission denied; upload it as its owner"
+    assert said.messages == [
+        "cannot note the upload of one in its folder: Permission denied; upload it as its owner",
+        f"uploaded capture one to {PREFIX}/unnoted/one",
     ]
     # The next daemon finds that all is there.
     puts = len(store.puts())
