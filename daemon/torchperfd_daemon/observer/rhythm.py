@@ -28,6 +28,12 @@ class Rhythm:
             self._throughput.observe(ns / 1e9)
         self._step_seconds = statistics.fmean(columns.duration_ns) / 1e9
 
+    @property
+    def period(self) -> int:
+        """Steps from one long one to the next; 1 where they have no period."""
+        found = self._spikes.find()
+        return found.period if found else 1
+
     def remark(self, verdict: Verdict) -> str:
         """Return what there is to add to a verdict's evidence; empty where nothing stands out."""
         found = self._spikes.find()

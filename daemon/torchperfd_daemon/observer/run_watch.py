@@ -17,7 +17,13 @@ from torchperfd_daemon.diagnosis.detect import (
     StepTimes,
     find_stragglers,
 )
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE, WAITING, RankWork, Straggler
+from torchperfd_daemon.diagnosis.detect.straggler import (
+    LEAST_SHARE,
+    LEAST_STEPS,
+    WAITING,
+    RankWork,
+    Straggler,
+)
 from torchperfd_daemon.observer.held import Held
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.rhythm import Rhythm
@@ -277,7 +283,8 @@ class RunWatch:
             return list(seen.values())
         usual = _usual_lateness(list(seen.values()))
         # A rank that was always slow is late all the same, only not the reason for a slowdown.
-        late = (_late(ranks, usual, named) if usual else {}) or _late(ranks, {}, named)
+        period = self._rhythm.period
+        late = (_late(ranks, usual, named, period) if usual else {}) or _late(ranks, {}, named, period)
         self.stragglers = {rank: seconds for rank, (seconds, _) in late.items()}
         told = []
         for watch, evidence in ranks:
@@ -307,6 +314,7 @@ def _late(
     ranks: Sequence[tuple[RankWatch, RankEvidence]],
     usual: Mapping[int, Mapping[str, float]],
     named: Collection[int],
+    period: int,
 ) -> dict[int, tuple[float, str]]:
     """Return the ranks that are late beyond chance: seconds per step, and the phase of most of them."""
     own = np.array([each.own_seconds - sum(usual.get(each.rank, {}).values()) for _, each in ranks])
@@ -319,28 +327,31 @@ def _late(
     others = order[_MOST_SUSPECTS :: max(1, len(order) // _MOST_PEERS)]
     chosen = [ranks[index] for index in (*order[:_MOST_SUSPECTS].tolist(), *others.tolist())]
     works = [watch.work(usual.get(evidence.rank, {})) for watch, evidence in chosen]
-    found = {each.rank: each.phase for each in _stragglers(works, len(ranks), named)}
+    found = {each.rank: each.phase for each in _stragglers(works, len(ranks), named, period)}
     late = {each.rank: float(seconds) - middle for (_, each), seconds in zip(ranks, own, strict=True)}
     return {rank: (late[rank], phase) for rank, phase in found.items() if late[rank] >= least}
 
 
-def _stragglers(works: list[RankWork], among: int, named: Collection[int]) -> list[Straggler]:
+def _stragglers(works: list[RankWork], among: int, named: Collection[int], period: int) -> list[Straggler]:
     """Return who is late beyond chance in the whole window, or else in its newest half.
 
     Where only every so manyth step is slow, no onset soon shortens the window. Until most of it is slow, its
     steps then differ from each other by more than the rank does from its peers.
     """
-    found = find_stragglers(works, among, named)
+    found = find_stragglers(works, among, named, period)
     if found:
         return found
-    newest = [
-        RankWork(
-            each.rank, {name: column[-(len(column) // 2) :] for name, column in each.phase_seconds.items()}
-        )
-        for each in works
-    ]
     # The chance of blaming somebody without reason is shared by both questions.
-    return find_stragglers(newest, 2 * among, named)
+    return find_stragglers([_newest_half(each) for each in works], 2 * among, named, period)
+
+
+def _newest_half(work: RankWork) -> RankWork:
+    """Return the steps of the newest half of a window's time: slow ones are fewer than those before them."""
+    steps = LEAST_STEPS
+    if work.phase_seconds:
+        spent = np.cumsum(np.sum([*work.phase_seconds.values()], axis=0)[::-1])
+        steps = max(steps, int(np.count_nonzero(spent <= spent[-1:] / 2)) + 1)
+    return RankWork(work.rank, {name: column[-steps:] for name, column in work.phase_seconds.items()})
 
 
 def _usual_lateness(ranks: Sequence[RankEvidence]) -> dict[int, dict[str, float]]:

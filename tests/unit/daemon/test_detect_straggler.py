@@ -89,15 +89,45 @@ def test_too_little_to_compare() -> None:
     assert find_stragglers(brief) == []
 
 
+def late_now_and_then(seed: int, steps: int) -> list[RankWork]:
+    ranks = run(8, seed, steps, spread=0.03)
+    ranks[seed % 8].phase_seconds["forward"][seed % 4 :: 4] += 0.08
+    return wait_for_each_other(ranks)
+
+
+def test_lateness_at_a_known_period_takes_fewer_steps_to_be_no_chance() -> None:
+    named = {
+        period: [
+            [each.rank for each in find_stragglers(late_now_and_then(seed, 30), period=period)]
+            for seed in range(40)
+        ]
+        for period in (1, 4)
+    }
+    assert named[4] == [[seed % 8] for seed in range(40)]
+    assert sum(map(bool, named[1])) < 10
+
+
+@pytest.mark.parametrize("period", [2, 4, 9, 50])
+def test_healthy_ranks_whose_steps_have_a_period_are_hardly_ever_blamed(period: int) -> None:
+    blamed = 0
+    for seed in range(200):
+        ranks = run(8, seed, steps=64, spread=0.1)
+        for rank in ranks:
+            rank.phase_seconds["forward"][:: min(period, 9)] *= 3
+        blamed += bool(find_stragglers(wait_for_each_other(ranks), period=period))
+    assert blamed <= 2
+
+
 @given(
     st.lists(
         st.dictionaries(st.sampled_from([*PHASES, "collective_wait"]), st.floats(0, 1e9), max_size=4),
         max_size=6,
     ),
     st.integers(0, 40),
+    st.integers(1, 60),
 )
 def test_no_input_breaks_it_and_the_excess_is_that_over_the_median_of_the_others(
-    profiles: list[dict[str, float]], steps: int
+    profiles: list[dict[str, float]], steps: int, period: int
 ) -> None:
     ranks = [
         RankWork(number, {name: np.full(steps, seconds) for name, seconds in phases.items()})
@@ -108,7 +138,7 @@ def test_no_input_breaks_it_and_the_excess_is_that_over_the_median_of_the_others
         for number, phases in enumerate(profiles)
         if any(name != "collective_wait" for name in phases)
     }
-    for found in find_stragglers(ranks):
+    for found in find_stragglers(ranks, period=period):
         peers = [seconds for rank, seconds in own.items() if rank != found.rank]
         assert found.excess_seconds == pytest.approx(own[found.rank] - float(np.median(peers)))
         assert found.excess_seconds > 0

@@ -105,6 +105,16 @@ def test_a_rank_that_is_slow_now_and_then_is_named_before_the_window_is_full_of_
     assert all(named[8:])
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_makes_steps_many_times_as_long_is_named_as_soon(seed: int) -> None:
+    watched = Watched(seed=seed)
+    watched.train(30)
+    told = watched.train(20, lambda rank, _step: {"forward": 0.25} if rank == seed else {})
+    named = [each is not None and each.rank == seed for each in told]
+    assert any(named[:8]), [each and each.summary for each in told[:10]]
+    assert all(named[8:])
+
+
 def test_a_rank_that_was_always_slow_is_named_without_an_onset() -> None:
     watched = Watched()
     watched.train(20, lambda rank, _step: {"backward": 0.02} if rank == 6 else {})

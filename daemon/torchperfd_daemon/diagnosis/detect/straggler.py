@@ -21,6 +21,10 @@ LEAST_SHARE: Final = 0.05
 """From this share of the peers' own work on, being late is worth telling."""
 
 _BLOCKS: Final = 12
+_FEWEST_BLOCKS: Final = 6
+# Few blocks know their own spread badly. At this level Student's t is above the normal by about so much for
+# each degree of freedom (the first term of its expansion): for the eleven of twelve blocks by a third.
+_STUDENT: Final = 11 / 3
 _MAD_TO_SIGMA: Final = 1.4826
 # Chances that any of all ranks is blamed without reason, and how unlike its peers a rank has to be.
 _WRONG: Final = 1e-3
@@ -64,7 +68,7 @@ class Straggler:
 
 
 def find_stragglers(
-    ranks: Sequence[RankWork], among: int = 0, named: Collection[int] = ()
+    ranks: Sequence[RankWork], among: int = 0, named: Collection[int] = (), period: int = 1
 ) -> list[Straggler]:
     """Return the ranks whose own work is longer than their peers', the slowest first.
 
@@ -81,8 +85,10 @@ def find_stragglers(
         among: How many ranks there are where not all are given; the chance of blame is shared by all.
         named: Ranks that were named a moment ago. They stay so while their excess is still large enough and
             beyond the chance of a single look, whatever the peers differ by.
+        period: Steps after which long ones are known to come again. Blocks then hold whole periods, if the
+            window has enough of them: what comes again in each is no chance.
     """
-    seen = [_Summary(rank) for rank in ranks if _steps(rank) >= LEAST_STEPS]
+    seen = [_Summary(rank, period) for rank in ranks if _steps(rank) >= LEAST_STEPS]
     if len(seen) < 2:
         return []
     means = np.array([each.mean for each in seen])
@@ -112,18 +118,25 @@ def find_stragglers(
 class _Summary:
     """Means of one rank's window."""
 
-    def __init__(self, work: RankWork) -> None:
+    def __init__(self, work: RankWork, period: int) -> None:
         self.rank = work.rank
         own = [name for name in work.phase_seconds if name not in WAITING]
         columns: Float64 = np.stack([work.phase_seconds[name] for name in own])
         self.phases: dict[str, float] = dict(zip(own, columns.mean(axis=1).tolist(), strict=True))
         total: Float64 = columns.sum(axis=0)
         self.mean = float(total.mean())
-        blocks = min(_BLOCKS, len(total))
-        length = len(total) // blocks
+        blocks, length = _blocks(len(total), period)
         means = total[len(total) - blocks * length :].reshape(blocks, length).mean(axis=1)
-        # Few blocks know their own spread badly: Student's t of 11 at this level is a third above the normal.
-        self.error = float(means.std(ddof=1)) / math.sqrt(blocks) * 4 / 3
+        student = 1 + _STUDENT / (blocks - 1)
+        self.error = float(means.std(ddof=1)) / math.sqrt(blocks) * student
+
+
+def _blocks(steps: int, period: int) -> tuple[int, int]:
+    """Return into how many blocks of how many steps to cut a window."""
+    length = math.ceil(steps / _BLOCKS / period) * period
+    if period > 1 and steps // length >= _FEWEST_BLOCKS:
+        return steps // length, length
+    return _BLOCKS, steps // _BLOCKS
 
 
 def _steps(work: RankWork) -> int:
