@@ -277,14 +277,15 @@ class RunWatch:
 
     def _with_lateness(self, seen: Mapping[RankWatch, RankEvidence]) -> Sequence[RankEvidence]:
         """Return the evidence with what each rank is late by, where that is beyond chance."""
-        named, self.stragglers = self.stragglers, {}
+        suspects = self.stragglers.keys() | _held_back(seen.values())
+        self.stragglers = {}
         ranks = list(seen.items())
         if len(ranks) < 2 or not any(each.phase_seconds.get("collective_wait") for _, each in ranks):
             return list(seen.values())
         usual = _usual_lateness(list(seen.values()))
         # A rank that was always slow is late all the same, only not the reason for a slowdown.
         period = self._rhythm.period
-        late = (_late(ranks, usual, named, period) if usual else {}) or _late(ranks, {}, named, period)
+        late = (_late(ranks, usual, suspects, period) if usual else {}) or _late(ranks, {}, suspects, period)
         self.stragglers = {rank: seconds for rank, (seconds, _) in late.items()}
         told = []
         for watch, evidence in ranks:
@@ -310,10 +311,19 @@ class RunWatch:
         self._worst[verdict.cause] = verdict
 
 
+def _held_back(ranks: Collection[RankEvidence]) -> set[int]:
+    """Return the ranks that the quota of their control group holds back by more than most are.
+
+    Much of that falls into a collective, and counts as waiting: what is left of the lateness varies.
+    """
+    usual = statistics.median_low(each.throttled_seconds for each in ranks)
+    return {each.rank for each in ranks if each.throttled_seconds - usual >= LEAST_SHARE * each.step_seconds}
+
+
 def _late(
     ranks: Sequence[tuple[RankWatch, RankEvidence]],
     usual: Mapping[int, Mapping[str, float]],
-    named: Collection[int],
+    suspects: Collection[int],
     period: int,
 ) -> dict[int, tuple[float, str]]:
     """Return the ranks that are late beyond chance: seconds per step, and the phase of most of them."""
@@ -327,22 +337,22 @@ def _late(
     others = order[_MOST_SUSPECTS :: max(1, len(order) // _MOST_PEERS)]
     chosen = [ranks[index] for index in (*order[:_MOST_SUSPECTS].tolist(), *others.tolist())]
     works = [watch.work(usual.get(evidence.rank, {})) for watch, evidence in chosen]
-    found = {each.rank: each.phase for each in _stragglers(works, len(ranks), named, period)}
+    found = {each.rank: each.phase for each in _stragglers(works, len(ranks), suspects, period)}
     late = {each.rank: float(seconds) - middle for (_, each), seconds in zip(ranks, own, strict=True)}
     return {rank: (late[rank], phase) for rank, phase in found.items() if late[rank] >= least}
 
 
-def _stragglers(works: list[RankWork], among: int, named: Collection[int], period: int) -> list[Straggler]:
+def _stragglers(works: list[RankWork], among: int, suspects: Collection[int], period: int) -> list[Straggler]:
     """Return who is late beyond chance in the whole window, or else in its newest half.
 
     Where only every so manyth step is slow, no onset soon shortens the window. Until most of it is slow, its
     steps then differ from each other by more than the rank does from its peers.
     """
-    found = find_stragglers(works, among, named, period)
+    found = find_stragglers(works, among, suspects, period)
     if found:
         return found
     # The chance of blaming somebody without reason is shared by both questions.
-    return find_stragglers([_newest_half(each) for each in works], 2 * among, named, period)
+    return find_stragglers([_newest_half(each) for each in works], 2 * among, suspects, period)
 
 
 def _newest_half(work: RankWork) -> RankWork:

@@ -181,6 +181,33 @@ def test_time_without_a_processor_is_contention() -> None:
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.CPU_CONTENTION, 2)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_the_kernel_held_back_is_named_though_its_lateness_varies(seed: int) -> None:
+    watched = Watched(ranks=4, seed=seed)
+    held_back = Family("process_throttled_seconds", "", "counter", ("run", "rank"))
+    held_back.samples[:] = [((RUN, str(rank)), 0.0) for rank in range(4)]
+    watched.families = [held_back]
+    watched.train(20)
+    late = np.random.default_rng(seed).random(500) < 0.25
+    told = []
+    for second in range(12):
+        held_back.samples[2] = ((RUN, "2"), 0.6 * (second + 1))
+        told += watched.train(1, lambda rank, step: {"forward": 0.3} if rank == 2 and late[step] else {})
+    named = [each is not None and (each.cause, each.rank) == (Cause.CGROUP_THROTTLING, 2) for each in told]
+    assert all(named[10:]), [each and each.summary for each in told]
+
+
+def test_a_quota_that_holds_back_all_ranks_alike_makes_none_of_them_a_suspect() -> None:
+    watched = Watched(ranks=4)
+    held_back = Family("process_throttled_seconds", "", "counter", ("run", "rank"))
+    watched.families = [held_back]
+    for second in range(40):
+        held_back.samples[:] = [((RUN, str(rank)), 0.6 * max(0, second - 19)) for rank in range(4)]
+        watched.train(1, lambda _rank, _step, on=second >= 20: {"forward": 0.06} if on else {})  # type: ignore[misc]
+    assert (watched.verdict.cause, watched.verdict.rank) == (Cause.CGROUP_THROTTLING, None)
+    assert watched.observer.stragglers()[RUN] == {}
+
+
 def test_memory_that_will_be_full_within_the_hour_is_told_before_it_costs_anything() -> None:
     watched = Watched(ranks=2)
     resident = Family("process_resident_memory_bytes", "", "gauge", ("run", "rank"))

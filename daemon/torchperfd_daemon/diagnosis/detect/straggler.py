@@ -68,7 +68,7 @@ class Straggler:
 
 
 def find_stragglers(
-    ranks: Sequence[RankWork], among: int = 0, named: Collection[int] = (), period: int = 1
+    ranks: Sequence[RankWork], among: int = 0, suspects: Collection[int] = (), period: int = 1
 ) -> list[Straggler]:
     """Return the ranks whose own work is longer than their peers', the slowest first.
 
@@ -83,8 +83,8 @@ def find_stragglers(
     Args:
         ranks: All ranks, or the slowest with some of the others.
         among: How many ranks there are where not all are given; the chance of blame is shared by all.
-        named: Ranks that were named a moment ago. They stay so while their excess is still large enough and
-            beyond the chance of a single look, whatever the peers differ by.
+        suspects: Ranks that there is a reason to name, such as that they were a moment ago. They are if their
+            excess is large enough and beyond the chance of a single look, whatever the peers differ by.
         period: Steps after which long ones are known to come again. Blocks then hold whole periods, if the
             window has enough of them: what comes again in each is no chance.
     """
@@ -107,7 +107,7 @@ def find_stragglers(
         peer_error = float(np.median(np.delete(errors, index))) * math.sqrt(math.pi / 2 / len(peers))
         error = max(math.hypot(each.error, peer_error), 1e-9 * middle, 1e-15)
         score = excess / error
-        beyond = score >= _STILL if each.rank in named else score >= needed and excess >= _UNLIKE * spread
+        beyond = score >= _STILL if each.rank in suspects else score >= needed and excess >= _UNLIKE * spread
         if not beyond:
             continue
         phase, phase_excess = _phase(index, seen)
