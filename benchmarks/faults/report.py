@@ -45,6 +45,13 @@ def line(trial: Trial) -> str:
     ).rstrip()
 
 
+def disturbed(trial: Trial) -> str:
+    """Return a line on a trial that does not count, since others used the machine meanwhile."""
+    plan = trial.plan
+    start = f"{plan.fault:<24} {plan.model:<17} {plan.seed:>4}"
+    return f"{start} again: others took {trial.others:.0%} of the processors"
+
+
 def _yes(fact: bool | None) -> str:
     return "-" if fact is None else "yes" if fact else "no"
 

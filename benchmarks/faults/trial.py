@@ -16,6 +16,7 @@ import psutil
 from benchmarks.faults import journal
 from benchmarks.faults.catalog import HANG, PERIOD_STEPS, Plan
 from benchmarks.faults.journal import Measured, Step
+from benchmarks.faults.neighbours import Neighbours
 from benchmarks.faults.quota import Quota
 from tests.node import ROOT, Node, free_port
 
@@ -87,6 +88,7 @@ class Trial:
         standstill: Of a job that hangs; else None.
         failure: Why the job says nothing about anybody; empty when it ran.
         predictions: Of the steps with the fault; empty where none were asked for.
+        others: The share of the processors' time that was neither idle nor spent by this job.
     """
 
     plan: Plan
@@ -95,6 +97,7 @@ class Trial:
     standstill: Standstill | None = None
     failure: str = ""
     predictions: tuple[Prediction, ...] = ()
+    others: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -111,19 +114,22 @@ class Trial:
             standstill=Standstill(tuple(stands["odd"]), tuple(stands["lines"])) if stands else None,
             failure=document["failure"],
             predictions=tuple(Prediction(**each) for each in document.get("predictions", ())),
+            others=document.get("others", 0.0),
         )
 
 
 def run(plan: Plan, watch_seconds: float) -> Trial:
     """Run a job until some time after its onset; its processes and its daemon are gone afterwards."""
     node = Node()
+    neighbours = Neighbours()
     try:
         node.start_daemon()
         with (
             running(plan, node) as job,
             grpc.insecure_channel(f"unix:{node.socket}") as channel,
         ):
-            return _watch(plan, node, job, control_pb2_grpc.ControlStub(channel), watch_seconds)
+            trial = _watch(plan, node, job, control_pb2_grpc.ControlStub(channel), watch_seconds)
+            return replace(trial, others=neighbours.share())
     finally:
         node.close()
 

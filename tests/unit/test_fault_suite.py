@@ -1,17 +1,22 @@
 """The fault suite's plans, the jobs' own measurements, and the scoring of answers."""
 
+import subprocess
+import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 
+import psutil
 import pytest
 from benchmarks.faults import catalog, journal, peers, report
-from benchmarks.faults.__main__ import numbers
+from benchmarks.faults.__main__ import MOST_RUNS, numbers, run_alone
 from benchmarks.faults.catalog import FAULTS, HANG, Plan
 from benchmarks.faults.injections import injection_of
 from benchmarks.faults.journal import Journal, Measured, Step
+from benchmarks.faults.neighbours import Neighbours, own_seconds
 from benchmarks.faults.quota import Quota
 from benchmarks.faults.scoring import SILENT, confusion, macro_f1, mark, right_rank, score
 from benchmarks.faults.trial import Answer, Prediction, Standstill, Trial
@@ -23,6 +28,7 @@ from torchperfd_daemon.diagnosis.verdict import Cause
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "faults.txt"
 NAMED = {fault.name: fault for fault in FAULTS}
+BURN = "import time\nwhile time.process_time() < 1: pass"
 CLASSES = ("none", "input-bound", "slow rank", HANG)
 pairs = st.dictionaries(
     st.tuples(st.sampled_from(CLASSES), st.sampled_from((*CLASSES, SILENT))),
@@ -381,3 +387,27 @@ def test_a_quota_is_written_as_each_version_wants_it(tmp_path: Path) -> None:
         quota.path.mkdir(parents=True)
         quota.limit(0.1)
         assert {file.name: file.read_text() for file in quota.path.iterdir()} == limits
+
+
+@pytest.mark.parametrize(("taken", "runs"), [((0.0,), 1), ((0.2, 0.01), 2), ((0.2, 0.3, 0.4), MOST_RUNS)])
+def test_a_job_that_others_disturbed_is_run_again(
+    taken: tuple[float, ...], runs: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trials = [replace(trial_of("slow loader, one rank", []), others=share) for share in taken]
+    left = iter(trials)
+    assert run_alone(trials[0].plan, lambda _plan: next(left)) is trials[-1]
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == runs - 1
+    assert all("again: others took 20% of the processors" in line for line in told[:1])
+
+
+def test_what_an_orphan_takes_of_the_processors_is_others_and_what_a_child_takes_is_not() -> None:
+    began, neighbours = time.monotonic(), Neighbours()
+    # The shell ends at once, and the orphan is init's; the pipe is open until it has ended as well.
+    subprocess.run(["sh", "-c", f"'{sys.executable}' -c '{BURN}' &"], stdout=subprocess.PIPE, check=True)
+    processors = psutil.cpu_count() or 1
+    assert neighbours.share() * processors * (time.monotonic() - began) > 0.7
+    own = own_seconds()
+    with subprocess.Popen([sys.executable, "-c", BURN]) as child:
+        child.wait()
+    assert 0.9 < own_seconds() - own < 5

@@ -77,6 +77,9 @@ _TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION})
 # As much of a rank's lateness, and the mechanism has all of it.
 _MOST_OF: Final = 0.75
 
+# Where the threads measured have waited for processors this share of a slowdown, others may have all of it.
+_TELLING: Final = 0.25
+
 # What a late rank's lateness is called, by the phase that most of it is in.
 _OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
 
@@ -322,10 +325,16 @@ def _work(rank: RankEvidence) -> float:
 def _unserved(rank: RankEvidence) -> float:
     """Return the wait for a processor, beyond the past's where that is of the threads that exchange.
 
-    Of them several wait one after the other and beside the step's own work: in every run, a part of it.
+    Of them several wait one after the other and beside the step's own work: in every run, a part of it. Who
+    has more to do than in the past has to wait more often, and that much is no lack of processors.
     """
-    grown = rank.exchange_queued_seconds - rank.before.exchange_queued_seconds if rank.before else 0.0
-    return rank.queued_seconds - rank.throttled_seconds + max(0.0, grown)
+    queued, past = rank.queued_seconds - rank.throttled_seconds, rank.before
+    if past is None:
+        return queued
+    does, did = rank.own_seconds - rank.queued_seconds, past.own_seconds - past.queued_seconds
+    more = max(1.0, does / did) if did > 0 else 1.0
+    grown = rank.exchange_queued_seconds - more * past.exchange_queued_seconds
+    return queued - (more - 1) * past.queued_seconds + max(0.0, grown)
 
 
 def _stored(rank: RankEvidence) -> float:
@@ -356,7 +365,8 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
     unexplained = slower - sum(each.cost_seconds_per_step for each in told)
     if slower < LEAST_SHARE * step or unexplained <= (1 - EXPLAINED) * slower:
         return None
-    if any(each.cause is Cause.CPU_CONTENTION for each in told):
+    starved = sum(each.cost_seconds_per_step for each in told if each.cause is Cause.CPU_CONTENTION)
+    if starved >= _TELLING * slower:
         # What other threads of the ranks wait for a processor is measured by nobody.
         return None
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}

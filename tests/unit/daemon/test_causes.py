@@ -168,8 +168,28 @@ def test_exchanges_that_grow_with_all_own_work_are_not_the_networks_fault() -> N
         for each in before
     ]
     assert [verdict.cause for verdict in rank_causes("r", twice)] == [Cause.UNKNOWN]
-    starved = [replace(each, queued_seconds=0.02) for each in twice]
+    starved = [replace(each, queued_seconds=0.04) for each in twice]
     assert [verdict.cause for verdict in rank_causes("r", starved)] == [Cause.CPU_CONTENTION]
+
+
+def test_processors_that_lack_for_a_small_part_of_a_slowdown_do_not_hide_that_most_of_it_is_unknown() -> None:
+    slower = [
+        since(past, replace(changed(past, forward=0.07), queued_seconds=0.009))
+        for past in (rank(number) for number in range(8))
+    ]
+    first, second = rank_causes("r", slower)
+    assert (first.cause, second.cause) == (Cause.UNKNOWN, Cause.CPU_CONTENTION)
+    assert first.cost_seconds_per_step + second.cost_seconds_per_step == pytest.approx(0.04)
+
+
+def test_a_rank_with_more_to_do_waits_more_for_processors_without_a_lack_of_them() -> None:
+    # Of 98 ms of its own 20 in the queue; of 158 ms then 32.
+    pasts = [replace(rank(number), queued_seconds=0.02) for number in range(8)]
+    now = [since(past, changed(past, collective_wait=0.062)) for past in pasts]
+    now[2] = since(pasts[2], replace(late(pasts[2], "forward", 0.06), queued_seconds=0.032))
+    (verdict,) = rank_causes("r", now)
+    assert (verdict.cause, verdict.rank) == (Cause.SLOW_RANK, 2)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.06)
 
 
 def test_what_all_ranks_have_some_of_ever_since_is_told_from_a_larger_share_on() -> None:
