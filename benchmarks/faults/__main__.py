@@ -6,7 +6,7 @@
 Each job is real training of several gloo ranks under `torchperfd run`, on a daemon of its own, well for some
 140 to 180 steps and then with one fault. The daemon is asked for its verdict twice a second; the last
 answer counts. Each fault comes once with every seed, on models that take turns. A job that others on the
-machine took more than 5 % of the processors from is run again, at most twice. Thresholds may be chosen on
+machine took more than 1 % of the processors from is run again, at most twice. Thresholds may be chosen on
 development seeds and models only; --held-out takes the others. With --peers the same jobs
 run under TraceML, too; of other tools it is told why they have no column. Exits 1 when a bound is missed.
 """
@@ -24,7 +24,7 @@ from benchmarks.faults.scoring import score
 from benchmarks.faults.trial import QUICK_WATCH_SECONDS, WATCH_HANG_SECONDS, WATCH_SECONDS, Trial, run
 
 FULL_RANKS: Final = 8
-MOST_OTHERS: Final = 0.05
+MOST_OTHERS: Final = 0.01
 """A job of which others took more of the processors is run again: what it lost was not the fault alone."""
 MOST_RUNS: Final = 3
 

@@ -1,24 +1,33 @@
 """Who else uses the machine while a job runs: processor time that is neither the job's nor idle."""
 
 import contextlib
+from typing import Final, NamedTuple
 
 import psutil
+
+COUNTING_ERROR: Final = 0.02
+"""The kernel times processes to the nanosecond, and processors by ticks: so much the two may differ by."""
 
 
 class Neighbours:
     """Measures, from its making on, what others take of the machine's processors.
 
-    Others are the hypervisor (stolen time), the kernel's own threads, and all processes but this one and
-    those that it has started. The kernel's two ways of counting differ by a hundredth.
+    Others are the hypervisor, which steals time, the kernel's own threads, and all processes but this one and
+    those that it has started.
     """
 
     def __init__(self) -> None:
-        self._taken, self._all = _accounts()
+        self._began = _accounts()
 
     def share(self) -> float:
-        """Return which share, 0 to 1, of the processors' time they have taken so far."""
-        taken, total = _accounts()
-        return max(0.0, taken - self._taken) / max(1e-9, total - self._all)
+        """Return which share, 0 to 1, of the processors' time they have taken so far.
+
+        What has been stolen counts whole, what processes have taken beyond :data:`COUNTING_ERROR`.
+        """
+        total, stolen, processes = (
+            after - before for after, before in zip(_accounts(), self._began, strict=True)
+        )
+        return (stolen + max(0.0, processes - COUNTING_ERROR * total)) / total if total > 0 else 0.0
 
 
 def own_seconds() -> float:
@@ -32,9 +41,17 @@ def own_seconds() -> float:
     return spent
 
 
-def _accounts() -> tuple[float, float]:
-    """Return the processor time that others have had, and how much there was; both since any time."""
+class _Accounts(NamedTuple):
+    """Seconds of all processors since any time: how many there were, and who but us has had them."""
+
+    total: float
+    stolen: float
+    processes: float
+
+
+def _accounts() -> _Accounts:
     times = psutil.cpu_times()
     # A guest's time is in user and nice as well.
     total = sum(times) - times.guest - times.guest_nice
-    return total - times.idle - times.iowait - own_seconds(), total
+    busy = total - times.idle - times.iowait - times.steal
+    return _Accounts(total, times.steal, busy - own_seconds())

@@ -80,6 +80,9 @@ _MOST_OF: Final = 0.75
 # Where the threads measured have waited for processors this share of a slowdown, others may have all of it.
 _TELLING: Final = 0.25
 
+# Ranks that are late alike differ by chance, and one time the one is ahead, one time the other.
+_AS_LATE: Final = 0.9
+
 # What a late rank's lateness is called, by the phase that most of it is in.
 _OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
 
@@ -236,8 +239,13 @@ class _Court:
         left.late = max(0.0, left.late - cost)
 
     def try_lateness(self) -> None:
-        """Tell the rank whose work is longest above its peers', what mechanisms claim of it apart."""
-        rank = max(self._seen, key=lambda each: self._left[id(each)].late)
+        """Tell the rank whose work is longest above its peers', what mechanisms claim of it apart.
+
+        Of ranks that are late alike it is the first, at every look.
+        """
+        longest = max(self._left[id(each)].late for each in self._seen)
+        alike = (each for each in self._seen if self._left[id(each)].late >= _AS_LATE * longest)
+        rank = min(alike, key=lambda each: each.rank)
         cost, phase = self._left[id(rank)].late, rank.late_phase
         if cost < LEAST_SHARE * self.step_seconds:
             return

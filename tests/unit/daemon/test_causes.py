@@ -172,6 +172,16 @@ def test_exchanges_that_grow_with_all_own_work_are_not_the_networks_fault() -> N
     assert [verdict.cause for verdict in rank_causes("r", starved)] == [Cause.CPU_CONTENTION]
 
 
+def test_of_ranks_that_are_late_alike_the_same_is_named_at_every_look() -> None:
+    for one, other in ((0.040, 0.042), (0.042, 0.040)):
+        (verdict,) = rank_causes("r", eight(late(rank(2), "forward", one), late(rank(5), "forward", other)))
+        assert (verdict.cause, verdict.rank) == (Cause.SLOW_RANK, 2)
+        assert verdict.cost_seconds_per_step == pytest.approx(one)
+        assert "so does rank 5" in verdict.evidence
+    (verdict,) = rank_causes("r", eight(late(rank(2), "forward", 0.04), late(rank(5), "forward", 0.05)))
+    assert verdict.rank == 5
+
+
 def test_processors_that_lack_for_a_small_part_of_a_slowdown_do_not_hide_that_most_of_it_is_unknown() -> None:
     slower = [
         since(past, replace(changed(past, forward=0.07), queued_seconds=0.009))
