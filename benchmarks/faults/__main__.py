@@ -152,13 +152,11 @@ def main() -> int:
     for name, why in not_run.items():
         print(f"not run: {name}: {why}")
     print(f"{len(chosen)} jobs, load {_load()} before the start")
-    trials = run_all(
-        chosen,
-        lambda plan: run_alone(
-            plan, lambda plan: run(plan, watch_seconds(named[plan.fault], quick=options.quick))
-        ),
-        options.json,
-    )
+
+    def once(plan: Plan) -> Trial:
+        return run(plan, watch_seconds(named[plan.fault], quick=options.quick))
+
+    trials = run_all(chosen, lambda plan: run_alone(plan, once), options.json)
     most = max(trial.others for trial in trials)
     print(
         f"\nload {_load()} at the end; others took at most {most:.1%} of the processors; times in ms per step"

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks.faults.catalog import Plan
 from benchmarks.faults.scoring import Score, confusion, mark, score
 from benchmarks.faults.trial import Trial
 
@@ -23,16 +24,15 @@ def line(trial: Trial) -> str:
     Times in ms per step. ``injected`` is what the fault timed of itself, ``longer`` by how much steps grew:
     the first explains the second when the label is true.
     """
-    plan, measured = trial.plan, trial.measured
-    start = (plan.fault, plan.model, plan.seed, ",".join(map(str, plan.culprits)) or "all")
+    measured = trial.measured
     if trial.failure:
-        return f"{_ROW.format(*start, *[''] * 9).rstrip()} not scored: {trial.failure}"
+        return f"{_only(trial.plan)} not scored: {trial.failure}"
     own = mark(trial)
     last = trial.answers[-1] if trial.answers else None
     grew = f"{measured.change * 1e3:.1f}" if measured.after else "-"
     hang = [_yes(own.line), _yes(own.stacks_line)] if own.line is not None else []
     return _ROW.format(
-        *start,
+        *_start(trial.plan),
         f"{measured.injected * 1e3:.1f}",
         grew,
         "-" if last is None or last.cost is None else f"{last.cost * 1e3:.1f}",
@@ -47,9 +47,15 @@ def line(trial: Trial) -> str:
 
 def disturbed(trial: Trial) -> str:
     """Return a line on a trial that does not count, since others used the machine meanwhile."""
-    plan = trial.plan
-    start = f"{plan.fault:<24} {plan.model:<17} {plan.seed:>4}"
-    return f"{start} again: others took {trial.others:.0%} of the processors"
+    return f"{_only(trial.plan)} again: others took {trial.others:.0%} of the processors"
+
+
+def _start(plan: Plan) -> tuple[str, str, int, str]:
+    return plan.fault, plan.model, plan.seed, ",".join(map(str, plan.culprits)) or "all"
+
+
+def _only(plan: Plan) -> str:
+    return _ROW.format(*_start(plan), *[""] * 9).rstrip()
 
 
 def _yes(fact: bool | None) -> str:

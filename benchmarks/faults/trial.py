@@ -88,7 +88,7 @@ class Trial:
         standstill: Of a job that hangs; else None.
         failure: Why the job says nothing about anybody; empty when it ran.
         predictions: Of the steps with the fault; empty where none were asked for.
-        others: The share of the processors' time that was neither idle nor spent by this job.
+        others: The share of the processors' time that others took (:meth:`Neighbours.share`).
     """
 
     plan: Plan
