@@ -77,9 +77,6 @@ _TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION})
 # As much of a rank's lateness, and the mechanism has all of it.
 _MOST_OF: Final = 0.75
 
-# Where the threads measured have waited for processors this share of a slowdown, others may have all of it.
-_TELLING: Final = 0.25
-
 # Ranks that are late alike differ by chance, and one time the one is ahead, one time the other.
 _AS_LATE: Final = 0.9
 
@@ -373,8 +370,7 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
     unexplained = slower - sum(each.cost_seconds_per_step for each in told)
     if slower < LEAST_SHARE * step or unexplained <= (1 - EXPLAINED) * slower:
         return None
-    starved = sum(each.cost_seconds_per_step for each in told if each.cause is Cause.CPU_CONTENTION)
-    if starved >= _TELLING * slower:
+    if any(each.cause is Cause.CPU_CONTENTION for each in told):
         # What other threads of the ranks wait for a processor is measured by nobody.
         return None
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
