@@ -32,6 +32,8 @@ from benchmarks.faults.quota import Quota
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
+END_FILE: Final = "end"
+"""Whose fault has begun and finds this file in the job's directory has it no more."""
 LONG_CHECKPOINT_SECONDS: Final = 12.0
 QUICK_CHECKPOINT_SECONDS: Final = 0.005
 LONG_SAVE_EVERY_SECONDS: Final = 60.0
@@ -71,6 +73,8 @@ class Injection:
         self.rank = rank
         self.directory = directory
         self._step = 0
+        self._over = False
+        self._end_file = directory / END_FILE
         self._spent_ns = 0
         self._healthy_ns: list[int] = []
         self._lock = threading.Lock()  # the script's own, not torchperfd's: communication threads spend, too
@@ -81,6 +85,9 @@ class Injection:
     def begin(self, step: int) -> None:
         """A step begins."""
         self._step = step
+        if step > self.plan.onset and not self._over and self._end_file.exists():
+            self._over = True
+            self.end()
 
     def load(self, step: int) -> None:
         """A batch is being made, in the process that makes them."""
@@ -102,6 +109,9 @@ class Injection:
 
     def finish(self) -> None:
         """The step is nearly over."""
+
+    def end(self) -> None:
+        """The fault ends: undo what would go on by itself."""
 
     def learn(self, lasted_ns: int) -> None:
         """The step has taken so long."""
@@ -127,7 +137,7 @@ class Injection:
     @property
     def strikes(self) -> bool:
         """Whether this rank has the fault in this step."""
-        return self._step >= self.plan.onset and self.plan.has_fault(self.rank)
+        return self._step >= self.plan.onset and not self._over and self.plan.has_fault(self.rank)
 
     @property
     def begins(self) -> bool:
@@ -216,15 +226,27 @@ class _GarbageCollection(Injection):
 
 
 class _CpuHog(Injection):
+    def prepare(self, model: nn.Module) -> None:
+        self._allowed = os.sched_getaffinity(0)
+        self._hogs: list[subprocess.Popen[bytes]] = []
+
     def finish(self) -> None:
         if self.begins:
-            cpu = max(os.sched_getaffinity(0))
-            for thread in Path("/proc/self/task").iterdir():
-                os.sched_setaffinity(int(thread.name), {cpu})
+            self._allow({max(self._allowed)})
             # They end with this process, however that ends.
             loop = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
-            for _ in range(HOGS):
-                subprocess.Popen([sys.executable, "-I", "-S", "-c", loop])
+            self._hogs = [subprocess.Popen([sys.executable, "-I", "-S", "-c", loop]) for _ in range(HOGS)]
+
+    def end(self) -> None:
+        for hog in self._hogs:
+            hog.kill()
+            hog.wait()
+        self._allow(self._allowed)
+
+    @staticmethod
+    def _allow(processors: set[int]) -> None:
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), processors)
 
 
 class _CpuQuota(Injection):
@@ -235,6 +257,9 @@ class _CpuQuota(Injection):
     def finish(self) -> None:
         if self.begins:
             self._quota.limit(QUOTA)
+
+    def end(self) -> None:
+        self._quota.lift()
 
 
 class _SlowDisk(Injection):

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-_SETTLED: Final = 20
-"""Steps at the start, and after an onset, that no average is taken of: things get warm."""
+SETTLED: Final = 20
+"""Steps at the start, after an onset and after an end, that no average is taken of: things get warm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,48 +75,79 @@ def onset_unix(ranks: Mapping[int, Sequence[Step]], onset: int) -> float | None:
     return min(times) / 1e9 if times else None
 
 
+def first_after(ranks: Mapping[int, Sequence[Step]], unix: float) -> int | None:
+    """Return the first step that any rank began after a moment, in seconds; None: none yet."""
+    return min(
+        (step.step for steps in ranks.values() for step in steps if step.began_ns >= unix * 1e9), default=None
+    )
+
+
+def last_step(ranks: Mapping[int, Sequence[Step]]) -> int:
+    """Return the last step that all ranks have ended; -1: there is none."""
+    return min((max((step.step for step in steps), default=-1) for steps in ranks.values()), default=-1)
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
     """What a fault did to a job; seconds per step.
 
     Attributes:
         before: The step before the onset.
-        after: The step after it.
+        after: The step after it, with the fault.
         injected: What the fault added to the slowest rank, as far as it timed itself.
         grown: By how much the mean step became longer.
+        healed: The step after the fault's end; None where the fault was not ended.
     """
 
     before: float
     after: float
     injected: float
     grown: float
+    healed: float | None = None
+
+    @property
+    def without(self) -> float:
+        """The step without the fault at the time of the fault: midway between those before and after it."""
+        return self.before if self.healed is None else (self.before + self.healed) / 2
+
+    @property
+    def drift(self) -> float:
+        """By how much steps without the fault differ before and after it, as a part of them."""
+        return 0.0 if self.healed is None else abs(self.healed - self.before) / self.without
 
     @property
     def change(self) -> float:
         """By how much steps became longer."""
-        return self.after - self.before
+        return self.after - self.without
 
 
-def measure(ranks: Mapping[int, Sequence[Step]], onset: int, period: int) -> Measured:
-    """Return a job's own account of its fault.
+def measure(
+    ranks: Mapping[int, Sequence[Step]], onset: int, period: int, end_unix: float | None = None
+) -> Measured:
+    """Return a job's own account of its fault, which ended at ``end_unix``, in seconds; None: it did not.
 
     A time is the median over the means of any ``period`` consecutive steps: what a neighbour on the machine
     does to single steps does not count, and what comes once in a period does. A step's is that on the median
     rank; the injected one is, step by step, the most that any rank had. By how much the mean step has grown
-    is the median rank's, too: of a fault that strikes now here and now there the mean has all. Counted are
-    steps that all ranks have ended: the one that is late has not written its newest.
+    is the median rank's, too: of a fault that strikes now here and now there the mean has all; without the
+    fault it is midway between those before and after it. Counted are steps that all ranks have ended: the one
+    that is late has not written its newest.
     """
-    ended = min((max((step.step for step in steps), default=-1) for steps in ranks.values()), default=-1)
-    befores, afters, grown = [], [], []
+    end = last_step(ranks) + 1
+    healed = end if end_unix is None else min(end, first_after(ranks, end_unix) or end)
+    befores, afters, heals, grown = [], [], [], []
     most: dict[int, int] = {}
     for steps in ranks.values():
-        later = [step for step in steps if onset + _SETTLED <= step.step <= ended]
-        before_ns = [step.duration_ns for step in steps if _SETTLED <= step.step < onset]
+        later = [step for step in steps if onset + SETTLED <= step.step < healed]
+        before_ns = [step.duration_ns for step in steps if SETTLED <= step.step < onset]
         after_ns = [step.duration_ns for step in later]
+        healed_ns = [step.duration_ns for step in steps if healed + SETTLED <= step.step < end]
         befores.append(_usual(before_ns, period))
         afters.append(_usual(after_ns, period))
+        heals.append(_usual(healed_ns, period))
         if before_ns and after_ns:
-            grown.append((statistics.fmean(after_ns) - statistics.fmean(before_ns)) / 1e9)
+            well = [statistics.fmean(each) for each in (before_ns, healed_ns) if each]
+            grown.append((statistics.fmean(after_ns) - statistics.fmean(well)) / 1e9)
         for step in later:
             most[step.step] = max(most.get(step.step, 0), step.injected_ns)
     return Measured(
@@ -124,6 +155,7 @@ def measure(ranks: Mapping[int, Sequence[Step]], onset: int, period: int) -> Mea
         after=statistics.median(afters) if afters else 0.0,
         injected=_usual([most[step] for step in sorted(most)], period),
         grown=statistics.median(grown) if grown else 0.0,
+        healed=statistics.median(heals) or None if heals else None,
     )
 
 

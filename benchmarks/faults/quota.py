@@ -34,6 +34,10 @@ class Quota:
         quota = round(processors * _PERIOD_US)
         (self.path / self._file).write_text(f"{quota} {_PERIOD_US}" if self._unified else str(quota))
 
+    def lift(self) -> None:
+        """Allow any time again."""
+        (self.path / self._file).write_text(f"max {_PERIOD_US}" if self._unified else "-1")
+
     def remove(self) -> None:
         """Remove the group, once no process is in it."""
         self.path.rmdir()

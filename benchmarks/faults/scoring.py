@@ -103,7 +103,7 @@ def _whatif_error(trial: Trial, fault: Fault) -> float | None:
         for each in trial.predictions
         if each.removed == fault.removed.value and (not of_rank or each.rank in trial.plan.culprits)
     )
-    return (min(wanted, default=measured.after) - measured.before) / measured.after
+    return (min(wanted, default=measured.after) - measured.without) / measured.after
 
 
 def right_rank(plan: Plan, rank: int | None) -> bool:

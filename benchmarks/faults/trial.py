@@ -15,6 +15,7 @@ import grpc
 import psutil
 from benchmarks.faults import journal
 from benchmarks.faults.catalog import HANG, PERIOD_STEPS, Plan
+from benchmarks.faults.injections import END_FILE
 from benchmarks.faults.journal import Measured, Step
 from benchmarks.faults.neighbours import Neighbours
 from benchmarks.faults.quota import Quota
@@ -30,6 +31,9 @@ WATCH_SECONDS: Final = 13.0
 WATCH_HANG_SECONDS: Final = 20.0
 QUICK_WATCH_SECONDS: Final = 8.0
 POLL_SECONDS: Final = 0.5
+HEALED_STEPS: Final = 100
+"""So many are measured after a fault has ended, if they come in time."""
+HEALED_SECONDS: Final = 40.0
 
 _RUN: Final = "faults"
 JOB: Final = Path(__file__).with_name("job.py")
@@ -118,8 +122,14 @@ class Trial:
         )
 
 
-def run(plan: Plan, watch_seconds: float) -> Trial:
-    """Run a job until some time after its onset; its processes and its daemon are gone afterwards."""
+def run(plan: Plan, watch_seconds: float, *, heal: bool) -> Trial:
+    """Run a job until some time after its onset; its processes and its daemon are gone afterwards.
+
+    Args:
+        plan: The job.
+        watch_seconds: How long it has its fault, and the daemon is asked.
+        heal: Whether the fault is ended then, and the job measured without it once more.
+    """
     node = Node()
     neighbours = Neighbours()
     try:
@@ -128,7 +138,7 @@ def run(plan: Plan, watch_seconds: float) -> Trial:
             running(plan, node) as job,
             grpc.insecure_channel(f"unix:{node.socket}") as channel,
         ):
-            trial = _watch(plan, node, job, control_pb2_grpc.ControlStub(channel), watch_seconds)
+            trial = _watch(plan, node, job, control_pb2_grpc.ControlStub(channel), watch_seconds, heal=heal)
             return replace(trial, others=neighbours.share())
     finally:
         node.close()
@@ -175,8 +185,10 @@ def _watch(
     job: "subprocess.Popen[bytes]",
     control: control_pb2_grpc.ControlStub,
     seconds: float,
+    *,
+    heal: bool,
 ) -> Trial:
-    """Ask for the verdict until the time is up."""
+    """Ask for the verdict until the time is up, and measure what follows the fault."""
     said: list[tuple[float, Answer]] = []
     onset: float | None = None
     latest = time.time() + START_SECONDS
@@ -190,6 +202,7 @@ def _watch(
     struck = onset is not None and job.poll() is None
     predictions = _predictions(node) if struck and plan.cause != HANG else ()
     stands = _stands(control) if struck and plan.cause == HANG else None
+    end = _healed(plan, node, job) if struck and heal else None
     failure = ""
     if onset is None or job.poll() is not None:
         lines = (node.directory / "job.log").read_text(errors="replace").strip().splitlines()
@@ -197,12 +210,25 @@ def _watch(
         failure = f"the job ended with {job.poll()}: {errors[0] if errors else 'it said nothing'}"
     return Trial(
         plan=plan,
-        measured=journal.measure(journals(plan, node), plan.onset, PERIOD_STEPS),
+        measured=journal.measure(journals(plan, node), plan.onset, PERIOD_STEPS, end),
         answers=tuple(replace(answer, after_onset=at - (onset or latest)) for at, answer in said),
         standstill=stands,
         failure=failure,
         predictions=predictions,
     )
+
+
+def _healed(plan: Plan, node: Node, job: "subprocess.Popen[bytes]") -> float:
+    """End a job's fault and wait for steps without it; return when it ended, Unix time."""
+    end = time.time()
+    (node.directory / END_FILE).touch()
+    while time.time() < end + HEALED_SECONDS and job.poll() is None:
+        ranks = journals(plan, node)
+        first = journal.first_after(ranks, end)
+        if first is not None and journal.last_step(ranks) >= first + journal.SETTLED + HEALED_STEPS:
+            break
+        time.sleep(POLL_SECONDS)
+    return end
 
 
 def journals(plan: Plan, node: Node) -> dict[int, list[Step]]:

@@ -15,17 +15,19 @@ NAMED = {fault.name: fault for fault in catalog.FAULTS}
 )
 def test_a_slow_job(fault: str, model: str) -> None:
     plan = replace(catalog.plan(NAMED[fault], model, 1, ranks=2), onset=45)
-    trial = run(plan, 5.0)
+    trial = run(plan, 5.0, heal=True)
     assert trial.failure == ""
     assert trial.measured.injected >= plan.seconds
     assert trial.measured.before > plan.pace_seconds
+    assert trial.measured.healed is not None
+    assert plan.pace_seconds < trial.measured.healed < trial.measured.after
     assert trial.answers[0].after_onset < 0 < trial.answers[-1].after_onset
     assert not [each for each in psutil.process_iter(["cmdline"]) if str(JOB) in (each.info["cmdline"] or [])]
 
 
 def test_a_rank_that_leaves_a_collective_out_stands_apart_at_its_line() -> None:
     plan = replace(catalog.plan(NAMED["skipped collective"], "mlp-ddp", 1, ranks=3), onset=5)
-    trial = run(plan, 3.0)
+    trial = run(plan, 3.0, heal=False)
     assert trial.failure == ""
     assert trial.standstill is not None
     assert trial.standstill.odd == plan.culprits

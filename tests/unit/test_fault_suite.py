@@ -1,5 +1,6 @@
 """The fault suite's plans, the jobs' own measurements, and the scoring of answers."""
 
+import os
 import subprocess
 import sys
 import time
@@ -11,10 +12,11 @@ from statistics import fmean, median
 
 import psutil
 import pytest
+import torch
 from benchmarks.faults import catalog, journal, peers, report
 from benchmarks.faults.__main__ import MOST_RUNS, numbers, run_alone
 from benchmarks.faults.catalog import FAULTS, HANG, Plan
-from benchmarks.faults.injections import injection_of
+from benchmarks.faults.injections import END_FILE, HOGS, injection_of
 from benchmarks.faults.journal import Journal, Measured, Step
 from benchmarks.faults.neighbours import Neighbours, own_seconds
 from benchmarks.faults.quota import Quota
@@ -61,8 +63,8 @@ def test_development_and_held_out_jobs_have_neither_seed_nor_model_in_common() -
     assert not set(catalog.DEVELOPMENT_SEEDS) & set(catalog.HELD_OUT_SEEDS)
     assert not set(catalog.DEVELOPMENT_MODELS) & set(catalog.HELD_OUT_MODELS)
     assert catalog.split(1, "mlp-ddp") == "development"
-    assert catalog.split(101, "mlp-fsdp2") == "held out"
-    assert catalog.split(101, "mlp-ddp") == "mixed"
+    assert catalog.split(201, "mlp-fsdp2") == "held out"
+    assert catalog.split(201, "mlp-ddp") == "mixed"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
@@ -120,6 +122,33 @@ def test_a_fault_strikes_its_culprit_from_its_onset_on_and_times_itself(tmp_path
     assert [place for place, ns in spent.items() if ns] == [(2, 5), (2, 6)]
     assert spent[2, 5] >= 2_000_000
     assert culprit.take_spent_ns() == 0
+
+
+def test_a_fault_that_is_ended_strikes_no_more(tmp_path: Path) -> None:
+    plan = replace(plan_of("slow compute, one rank"), culprits=(2,), onset=5, seconds=0.002)
+    injection = injection_of(plan, 2, tmp_path)
+    for step, spends in ((5, True), (6, True), (7, False), (8, False)):
+        if step == 7:
+            (tmp_path / END_FILE).touch()
+        injection.begin(step)
+        injection.compute()
+        assert bool(injection.take_spent_ns()) == spends
+
+
+def test_hogs_end_with_their_fault_and_every_processor_is_allowed_again(tmp_path: Path) -> None:
+    injection = injection_of(replace(plan_of("CPU hog"), culprits=(0,), onset=0), 0, tmp_path)
+    allowed = os.sched_getaffinity(0)
+    injection.prepare(torch.nn.Identity())
+    try:
+        injection.begin(0)
+        injection.finish()
+        hogs = psutil.Process().children()
+        assert len(hogs) == HOGS
+        assert os.sched_getaffinity(0) == {max(allowed)}
+    finally:
+        injection.end()
+    assert not any(hog.is_running() for hog in hogs)
+    assert os.sched_getaffinity(0) == allowed
 
 
 def test_a_fault_grows_with_the_steps_that_it_strikes(tmp_path: Path) -> None:
@@ -198,6 +227,36 @@ def test_a_job_s_measurement_is_that_of_a_recomputation(
     assert found.injected == pytest.approx(2 * usual([each for _, each in after[20:]]) / 1e9)
     assert found.change == found.after - found.before
     assert found.grown == pytest.approx((fmean(each for each, _ in after[20:]) - fmean(before[20:])) / 1e9)
+
+
+@given(
+    well=st.lists(st.integers(1, 10**6), min_size=30, max_size=50),
+    ill=st.lists(st.integers(1, 10**6), min_size=30, max_size=50),
+    healed=st.lists(st.integers(1, 10**6), min_size=30, max_size=50),
+)
+def test_without_a_fault_a_step_is_as_long_as_midway_between_those_before_and_after_it(
+    well: list[int], ill: list[int], healed: list[int]
+) -> None:
+    onset, end = len(well), len(well) + len(ill)
+    steps = steps_of([*well, *ill, *healed], [0] * onset + ill + [0] * len(healed))
+    found = journal.measure({0: steps, 1: steps}, onset, 1, (steps[end].began_ns - 0.5) / 1e9)
+    usual = [median(part) / 1e9 for part in (well[20:], ill[20:], healed[20:])]
+    assert [found.before, found.after, found.healed] == pytest.approx(usual)
+    assert found.injected == pytest.approx(usual[1])
+    assert found.without == pytest.approx((usual[0] + usual[2]) / 2)
+    assert found.drift == pytest.approx(abs(usual[2] - usual[0]) / found.without)
+    assert found.change == pytest.approx(usual[1] - found.without)
+    means = [fmean(part) / 1e9 for part in (well[20:], ill[20:], healed[20:])]
+    assert found.grown == pytest.approx(means[1] - (means[0] + means[2]) / 2, abs=1e-12)
+
+
+def test_of_a_fault_that_was_ended_too_late_nothing_is_said_of_the_time_after_it() -> None:
+    steps = steps_of([10] * 100, [0] * 100)
+    for end in (80, 99):
+        found = journal.measure({0: steps, 1: steps}, 40, 20, steps[end].began_ns / 1e9)
+        assert (found.healed, found.drift, found.without) == (None, 0.0, found.before)
+    never = journal.measure({0: steps, 1: steps}, 40, 20, 1.0)
+    assert never == journal.measure({0: steps, 1: steps}, 40, 20)
 
 
 @given(pairs)
@@ -387,6 +446,9 @@ def test_a_quota_is_written_as_each_version_wants_it(tmp_path: Path) -> None:
         quota.path.mkdir(parents=True)
         quota.limit(0.1)
         assert {file.name: file.read_text() for file in quota.path.iterdir()} == limits
+        quota.lift()
+        unlimited = {"cpu.cfs_quota_us": "-1"} if version == 1 else {"cpu.max": "max 100000"}
+        assert {file.name: file.read_text() for file in quota.path.iterdir()} == unlimited
 
 
 @pytest.mark.parametrize(("taken", "runs"), [((0.0,), 1), ((0.2, 0.002), 2), ((0.2, 0.3, 0.4), MOST_RUNS)])
@@ -399,6 +461,16 @@ def test_a_job_that_others_disturbed_is_run_again(
     told = capsys.readouterr().out.splitlines()
     assert len(told) == runs - 1
     assert all("again: others took 20% of the processors" in line for line in told[:1])
+
+
+def test_a_job_whose_machine_changed_its_pace_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+    drifted, steady = (
+        replace(trial_of("slow loader, one rank", []), measured=Measured(0.08, 0.12, 0.03, 0.03, healed))
+        for healed in (0.1, 0.082)
+    )
+    left = iter([drifted, steady])
+    assert run_alone(drifted.plan, lambda _plan: next(left)) is steady
+    assert "steps without the fault took 80 ms before it and 100 after it" in capsys.readouterr().out
 
 
 def test_what_an_orphan_takes_of_the_processors_is_others_and_what_a_child_takes_is_not() -> None:
