@@ -39,7 +39,7 @@ _LEAST_PAST: Final = 0.5
 _ALIKE: Final = 1.02
 _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
-_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _FIXED = range(10, 15)
+_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _FIXED = range(10, 16)
 
 _DOING: Final = {
     State.STARTING: Doing.IDLE,
@@ -65,6 +65,7 @@ class RankWatch:
         self.rank = rank
         self._stall = StallDetector(times)
         self._made = (0, 0, 0, 0)
+        self._ended = now
         self._born = now
         self._names: list[str] = []
         self._rows: Float64 = np.zeros((_KEPT, _FIXED))
@@ -129,13 +130,11 @@ class RankWatch:
         Args:
             since: Monotonic seconds: what lies before is of another regime.
         """
-        most = min(WINDOW_LOOKS, self._count - 1)
-        while most > 0 and self._row(most)[_AT] < since:
-            most -= 1
-        if most < LEAST_LOOKS:
+        if self._looks_since(since, _AT) < LEAST_LOOKS:
             return None
-        self._window = most
-        first, last = self._row(most), self._row(0)
+        # Steps are heard of up to a second late: a look at the new regime may have counted old steps only.
+        self._window = max(1, self._looks_since(since, _ENDED))
+        first, last = self._row(self._window), self._row(0)
         seen = self._between(first, last)
         if seen is None:
             return None
@@ -160,7 +159,7 @@ class RankWatch:
     def forget(self, since: float) -> None:
         """Let the past begin anew, at a moment of monotonic seconds."""
         self._before = self._turned = None
-        later = [back for back in range(self._count) if self._row(back)[_AT] >= since]
+        later = [back for back in range(self._count) if self._row(back)[_ENDED] >= since]
         self._first = self._row(max(later, default=0)).copy() if self._count else None
 
     def work(self, usual: Mapping[str, float]) -> RankWork:
@@ -187,6 +186,7 @@ class RankWatch:
             # The step ended before we heard of it; how long before, the node's clock may be wrong about.
             late = wall - rank.last_step_unix_seconds if made[0] != self._made[0] else 0.0
             self._made = made
+            self._ended = now - late if 0 <= late <= _LATEST_NEWS_S else now
             self._stall.progress(now - min(_LATEST_NEWS_S, max(0.0, late)))
         self._stall.enter(_DOING[rank.state], now)
 
@@ -247,6 +247,7 @@ class RankWatch:
             _saves(totals),
             around.resident.get(key, 0.0),
             around.exchange_queued.get(key, 0.0),
+            self._ended,
         )
         row[_FIXED:] = [phases[name].ns if name in phases else 0 for name in self._names]
         self._count = min(self._count + 1, _KEPT)
@@ -258,6 +259,13 @@ class RankWatch:
         self._rows[:-1] = self._rows[1:]
         last: Float64 = self._rows[-1]
         return last
+
+    def _looks_since(self, since: float, column: int) -> int:
+        """Return how many looks of the window came after the first one whose column is not below a moment."""
+        most = min(WINDOW_LOOKS, self._count - 1)
+        while most > 0 and self._row(most)[column] < since:
+            most -= 1
+        return most
 
     def _row(self, back: int) -> Float64:
         row: Float64 = self._rows[self._count - 1 - back]

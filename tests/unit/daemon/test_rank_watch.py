@@ -49,14 +49,17 @@ class Looked:
         gpu: GpuState = GpuState(),  # noqa: B008 - it cannot change
         checkpoint: PhaseTotal | None = None,
         compiled: PhaseTotal | None = None,
+        late: float | None = None,
     ) -> None:
+        """Hear of steps, and look; ``late`` seconds before that the last one has ended, if it is known."""
         for phases in steps:
             for name, ns in phases.items():
                 self.sums[name] = self.sums.get(name, 0) + ns
         self.steps += len(steps)
         self.gc_ns += gc_ns
         durations = array("q", [sum(phases.values()) for phases in steps])
-        self.store.add_steps(self.rank, StepColumns(durations[:], durations, {}))
+        ends = array("q", [round((self.now + 1 - late) * 1e9)] * len(steps)) if late else durations[:]
+        self.store.add_steps(self.rank, StepColumns(ends, durations, {}))
         self.rank.totals = Totals(
             train=KindTotal(
                 self.steps,
@@ -157,6 +160,36 @@ def test_the_past_is_what_was_before_a_moment_and_begins_anew_when_it_is_over() 
     looked.watch.forget(10.0)
     assert looked.evidence().before is None
     assert looked.watch.evidence(since=18.0) is None
+
+
+def test_steps_that_were_heard_of_late_belong_to_the_time_they_were_made_in() -> None:
+    looked = Looked()
+    quick, slow = {"forward": 10**8}, {"forward": 3 * 10**8}
+    for _ in range(8):
+        looked.look([quick] * 10, late=0.9)
+    # Of the steps until 8.1 s, heard of at 9 s, those since 7.5 s are slow.
+    looked.look([quick] * 4 + [slow] * 2, late=0.9)
+    looked.look([slow] * 3, late=0.9)
+    assert looked.watch.evidence(since=7.5) is None, "there are too few looks"
+    looked.look([slow] * 3, late=0.9)
+    seen = looked.watch.evidence(since=7.5)
+    assert seen is not None
+    assert seen.step_seconds == pytest.approx(0.3)
+    looked.watch.forget(7.5)
+    looked.watch.remember(looked.now)
+    before = looked.evidence().before
+    assert before is not None
+    assert before.step_seconds == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("late", [-30.0, 30.0])
+def test_where_a_clock_is_off_steps_are_as_old_as_the_look_that_saw_them(late: float) -> None:
+    looked = Looked()
+    for second in range(9):
+        looked.look([{"forward": 10**8 * (3 if second >= 5 else 1)}] * 2, late=late)
+    seen = looked.watch.evidence(since=5.0)
+    assert seen is not None
+    assert seen.step_seconds == pytest.approx(0.3)
 
 
 def test_a_slowdown_of_some_steps_that_is_dated_late_is_no_part_of_the_past() -> None:
