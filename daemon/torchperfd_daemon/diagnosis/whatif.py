@@ -113,7 +113,9 @@ def replay(
 
     - A rank's excess: its own work gets the distribution of its peers' (:func:`as_peers`). Where that rank's
       work is most of what has grown, the rest of the growth goes, too: one that computes more takes
-      processors, memory and the network from the others.
+      processors, memory and the network from the others. And what has become shorter meanwhile comes back:
+      one that sleeps leaves its processor to the others. No step gets shorter than the past's without the
+      same excess.
     - Slow ranks: the excess of all that have one; only told where it is more than what any is worth alone.
     - A phase: it takes no time on any rank. Of ``data``, ``h2d``, ``checkpoint`` and the user's own phases.
     - Garbage collection: the pauses are taken out of own work (:func:`without_pauses`).
@@ -303,6 +305,7 @@ class _Growth:
 
     def __init__(self, run: _Steps, past: _Steps) -> None:
         self._run = run
+        self._past = past
         self._own = {number: as_before(work, past.own[number]) for number, work in run.own.items()}
         self._exchange = as_before(run.exchange, past.exchange)
         self._now = run.mean({})
@@ -313,6 +316,10 @@ class _Growth:
         return self._now - self._run.mean({number: self._own[number] for number in numbers}) > self._half
 
     def without(self, changed: Mapping[int, Float64]) -> float:
-        """Return the mean step without all of it, and with some ranks' own work no longer than given."""
+        """Return the mean step without all of it, and with some ranks' own work no longer than given.
+
+        It is at least that of the past, had these ranks worked as their peers did then.
+        """
         shorter = {number: np.minimum(self._own[number], work) for number, work in changed.items()}
-        return self._run.mean({**self._own, **shorter}, self._exchange)
+        past = {number: as_peers(self._past.own[number], self._past.peers(number)) for number in changed}
+        return max(self._run.mean({**self._own, **shorter}, self._exchange), self._past.mean(past))

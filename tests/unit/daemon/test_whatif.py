@@ -220,6 +220,32 @@ def test_what_grows_with_two_slow_ranks_goes_too(job: Job, seconds: float, part:
     assert gain(told, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    jobs.filter(lambda job: len(job.ranks) > 2),
+    st.floats(0.03, 0.1),
+    st.floats(0.0, 0.3),
+    st.integers(1, 2),
+)
+def test_what_others_gain_by_a_rank_that_sleeps_is_lost_again(
+    job: Job, seconds: float, part: float, culprits: int
+) -> None:
+    culprits = culprits if len(job.ranks) > 4 else 1
+    slow = replace(
+        job,
+        forward=[
+            [took + seconds if rank < culprits else took * (1 - part) for took in row]
+            for rank, row in enumerate(job.forward)
+        ],
+        exchange=job.exchange * (1 - part),
+    )
+    past, after = trained(job)
+    works, before = trained(slow)
+    removed, rank = (Removed.SLOW_RANKS, None) if culprits > 1 else (Removed.RANK_EXCESS, 0)
+    told = gain(replay(works, past=past), removed, rank)
+    assert told == pytest.approx(before - after, abs=WITHIN * before)
+
+
 def test_what_all_ranks_take_more_is_no_slow_ranks() -> None:
     job = even(6, 0.02, 1)
     past, _ = trained(job)
