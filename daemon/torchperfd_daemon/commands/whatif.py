@@ -15,6 +15,7 @@ from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
 from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, replay
 from torchperfd_daemon.errors import PartialResultError
+from torchperfd_daemon.observer.rank_watch import WARM_STEPS
 
 _TIMEOUT_S: Final = 10.0
 
@@ -127,7 +128,7 @@ def _replayed(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay |
     if count < LEAST_STEPS:
         return None
     works = [(_view.work(message), message.first_step) for message in messages]
-    earliest = max(start for _, start in works)
+    earliest = max(WARM_STEPS, *(start for _, start in works))
     enough = since - earliest >= LEAST_STEPS
     return replay(
         [_part(work, first - start, first - start + count) for work, start in works],

@@ -269,11 +269,15 @@ class _Steps:
 
     def mean(self, changed: Mapping[int, Float64], exchange: Float64 | None = None) -> float:
         """Return the mean step if some ranks' own work were another, and perhaps the exchange."""
+        return float(self.steps(changed, exchange).mean())
+
+    def steps(self, changed: Mapping[int, Float64], exchange: Float64 | None = None) -> Float64:
+        """Return the steps if it were so; where ranks do not wait for each other, those of the slowest."""
         own = [changed.get(number, work) for number, work in self.own.items()]
         if not self.synchronous:
-            return max(float(work.mean()) for work in own)
-        steps = np.max(own, axis=0) + (self.exchange if exchange is None else exchange)
-        return float(steps.mean())
+            return max(own, key=lambda work: float(work.mean()))
+        longest: Float64 = np.max(own, axis=0) + (self.exchange if exchange is None else exchange)
+        return longest
 
     def shortened(self, changed: Mapping[int, Float64]) -> dict[int, Float64]:
         """Return which of these changes take from own work what counts of a step."""
@@ -318,8 +322,10 @@ class _Growth:
     def without(self, changed: Mapping[int, Float64]) -> float:
         """Return the mean step without all of it, and with some ranks' own work no longer than given.
 
-        It is at least that of the past, had these ranks worked as their peers did then.
+        It is at least that of the past, had these ranks worked as their peers did then; but for steps that
+        were longer than any is now, which do not come back.
         """
         shorter = {number: np.minimum(self._own[number], work) for number, work in changed.items()}
         past = {number: as_peers(self._past.own[number], self._past.peers(number)) for number in changed}
-        return max(self._run.mean({**self._own, **shorter}, self._exchange), self._past.mean(past))
+        least = as_before(self._past.steps(past), self._run.steps({}))
+        return max(self._run.mean({**self._own, **shorter}, self._exchange), float(least.mean()))

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from torchperfd_daemon.commands import _node_view, _view, diagnose
 from torchperfd_daemon.commands._screen import Frame, draw
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import live
-from torchperfd_daemon.store import RankIdentity, Store
+from torchperfd_daemon.store import RankIdentity, StepColumns, Store
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -311,6 +312,28 @@ def test_whatif_of_a_run_that_has_become_slower_is_about_the_steps_since_then(
     assert (run["steps"], run["since_step"]) == (20, since)
     assert run["answers"][0]["rank"] == 2
     assert f" since step {since}, 20 steps replayed" in command("whatif")[1]
+
+
+def test_the_first_steps_of_a_run_are_not_what_it_was_before_it_became_slower(
+    served: Served, command: Command
+) -> None:
+    for number, slow in ((0, 80), (1, 130)):
+        rank = served.store.join(RankIdentity("bert-17", number, 2))
+        own_ms = [980] * 20 + [80] * 40 + [slow] * 30
+        step_ms = [1000] * 20 + [100] * 40 + [150] * 30
+        forward, duration, wait = (
+            array("q", [ms * 10**6 for ms in column])
+            for column in (own_ms, step_ms, [a - b for a, b in zip(step_ms, own_ms, strict=True)])
+        )
+        columns = StepColumns(duration[:], duration, {"forward": forward, "collective_wait": wait})
+        served.store.add_steps(rank, columns)
+    late = Verdict(Cause.SLOW_RANK, "bert-17", "node-b", 1, "forward", "late", 0.05, "", onset_step=60)
+    served.control._verdict = lambda run: late
+    [run] = json.loads(command("whatif", "--json")[1])["runs"]
+    told = {each["removed"]: each["step_seconds"] for each in run["answers"]}
+    assert run["step_seconds"] == pytest.approx(0.15)
+    assert told["growth"] == pytest.approx(0.1)
+    assert told["rank excess"] == pytest.approx(0.1)
 
 
 def test_whatif_says_which_ranks_it_cannot_see(served: Served, command: Command) -> None:

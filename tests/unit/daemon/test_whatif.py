@@ -246,6 +246,18 @@ def test_what_others_gain_by_a_rank_that_sleeps_is_lost_again(
     assert told == pytest.approx(before - after, abs=WITHIN * before)
 
 
+def test_a_past_step_that_took_very_long_does_not_come_back() -> None:
+    job = even(4, 0.02, 1)
+    hiccup = [row[:] for row in job.forward]
+    hiccup[1][60] += 2.0
+    past, _ = trained(replace(job, forward=hiccup))
+    works, before = trained(replace(job, forward=later(job.forward, {2}, 0.05, 1.0, 1)))
+    _, after = trained(job)
+    told = replay(works, past=past)
+    for removed, rank in ((Removed.RANK_EXCESS, 2), (Removed.GROWTH, None)):
+        assert gain(told, removed, rank) == pytest.approx(before - after, abs=0.003)
+
+
 def test_what_all_ranks_take_more_is_no_slow_ranks() -> None:
     job = even(6, 0.02, 1)
     past, _ = trained(job)
