@@ -373,11 +373,33 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
     if any(each.cause is Cause.CPU_CONTENTION for each in told):
         # What other threads of the ranks wait for a processor is measured by nobody.
         return None
+    knock_on = _knock_on(slowed, slower, told)
+    unexplained -= knock_on
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
     phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
     words = f"steps take {in_ms(slower)} more than before, {in_ms(unexplained)} of it without a known cause"
+    words += f", and {in_ms(knock_on)} in exchanges that have grown with it" if knock_on else ""
     words += f"; {phase} has grown most" if phase else ""
     return Verdict(Cause.UNKNOWN, run, "", None, phase, words, unexplained, _next(Cause.UNKNOWN, run))
+
+
+def _knock_on(
+    slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower: float, told: Sequence[Verdict]
+) -> float:
+    """Return how much of a slowdown is in exchanges, where most of it is in the ranks' own work; else 0.
+
+    Ranks that all work longer also meet less evenly by chance: that is no part of what they do more. Less
+    than :data:`LEAST_SHARE` of the slowdown does not count.
+
+    Args:
+        slowed: By how much each rank's steps have grown, the rank, and its past.
+        slower: By how much the run's have.
+        told: What has a cause, of the exchange as well.
+    """
+    own = statistics.median(rank.own_seconds - past.own_seconds for _, rank, past in slowed)
+    exchange = sum(each.cost_seconds_per_step for each in told if each.cause is Cause.COLLECTIVE)
+    beyond = slower - own - exchange
+    return beyond if own >= _MOST_OF * slower and beyond >= LEAST_SHARE * slower else 0.0
 
 
 def _next(cause: Cause, run: str) -> str:

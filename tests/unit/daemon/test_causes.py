@@ -118,6 +118,19 @@ def test_two_causes_are_ordered_by_cost() -> None:
     assert [verdict.cause for verdict in found] == [Cause.INPUT_BOUND, Cause.GARBAGE_COLLECTION]
 
 
+@pytest.mark.parametrize(("exchange", "unknown"), [(0.001, 0.041), (0.008, 0.04), (0.02, 0.06)])
+def test_what_exchanges_grow_by_beside_own_work_is_not_what_that_costs(
+    exchange: float, unknown: float
+) -> None:
+    past = [changed(rank(number), collective_wait=0.1) for number in range(8)]
+    now = [since(each, changed(each, forward=0.07, collective_wait=0.1 + exchange)) for each in past]
+    [verdict] = rank_causes("r", now)
+    assert (verdict.cause, verdict.phase) == (Cause.UNKNOWN, "forward")
+    assert verdict.cost_seconds_per_step == pytest.approx(unknown)
+    told = "8 ms in exchanges that have grown with it" in verdict.evidence
+    assert told == (unknown == 0.04)
+
+
 def test_nothing_seen_is_unknown() -> None:
     assert rank_causes("r", [])[0].cause is Cause.UNKNOWN
     assert rank_causes("r", [RankEvidence(0, "n", 0.0)])[0].cause is Cause.UNKNOWN
