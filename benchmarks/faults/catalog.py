@@ -14,7 +14,7 @@ HANG: Final = Cause.HANG.value
 
 DEVELOPMENT_SEEDS: Final = (1, 2, 3)
 DEVELOPMENT_MODELS: Final = ("mlp-ddp", "transformer-ddp", "transformer-fsdp2")
-HELD_OUT_SEEDS: Final = (201, 202, 203)
+HELD_OUT_SEEDS: Final = (301, 302, 303)
 HELD_OUT_MODELS: Final = ("convnet-ddp", "mlp-fsdp2", "convnet-fsdp2")
 MODELS: Final = (*DEVELOPMENT_MODELS, *HELD_OUT_MODELS)
 

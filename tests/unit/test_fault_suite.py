@@ -63,8 +63,8 @@ def test_development_and_held_out_jobs_have_neither_seed_nor_model_in_common() -
     assert not set(catalog.DEVELOPMENT_SEEDS) & set(catalog.HELD_OUT_SEEDS)
     assert not set(catalog.DEVELOPMENT_MODELS) & set(catalog.HELD_OUT_MODELS)
     assert catalog.split(1, "mlp-ddp") == "development"
-    assert catalog.split(201, "mlp-fsdp2") == "held out"
-    assert catalog.split(201, "mlp-ddp") == "mixed"
+    assert catalog.split(301, "mlp-fsdp2") == "held out"
+    assert catalog.split(301, "mlp-ddp") == "mixed"
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
