@@ -8,6 +8,8 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 
 LOOKS: Final = 3
 """A verdict is told once it has been found at so many looks in a row, and dropped when missed as often."""
+DATED_LOOKS: Final = 2
+"""The same of a verdict on a slowdown that has an onset: that it lasts is known already."""
 _STICKS: Final = 1.25
 """Another verdict comes first only if it costs so many times what the present first does."""
 
@@ -42,7 +44,7 @@ class Held:
             claim.verdict = verdict
             claim.found = claim.found + 1 if claim.missed == 1 or not claim.found else 1
             claim.missed = 0
-            claim.held = claim.held or claim.found >= LOOKS
+            claim.held = claim.held or claim.found >= (LOOKS if verdict.onset_step is None else DATED_LOOKS)
         self._claims = {
             key: claim for key, claim in self._claims.items() if claim.missed < (LOOKS if claim.held else 1)
         }

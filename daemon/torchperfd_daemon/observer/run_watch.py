@@ -4,6 +4,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,13 @@ _MOST_PEERS: Final = 56
 _MARKS: Final = 256
 
 GpuOf = Callable[[Rank], GpuState]
+
+_TIMED: Final = (
+    attrgetter("throttled_seconds"),
+    attrgetter("collected_seconds"),
+    attrgetter("compiled_seconds"),
+)
+"""What takes time within a rank's own work and measures it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +285,7 @@ class RunWatch:
 
     def _with_lateness(self, seen: Mapping[RankWatch, RankEvidence]) -> Sequence[RankEvidence]:
         """Return the evidence with what each rank is late by, where that is beyond chance."""
-        suspects = self.stragglers.keys() | _held_back(seen.values())
+        suspects = self.stragglers.keys() | _suspects(seen.values())
         self.stragglers = {}
         ranks = list(seen.items())
         if len(ranks) < 2 or not any(each.phase_seconds.get("collective_wait") for _, each in ranks):
@@ -311,13 +319,17 @@ class RunWatch:
         self._worst[verdict.cause] = verdict
 
 
-def _held_back(ranks: Collection[RankEvidence]) -> set[int]:
-    """Return the ranks that the quota of their control group holds back by more than most are.
+def _suspects(ranks: Collection[RankEvidence]) -> set[int]:
+    """Return the ranks of which something that times itself takes more than of most.
 
-    Much of that falls into a collective, and counts as waiting: what is left of the lateness varies.
+    These strike in some steps and spare others, or partly while a rank waits for the others anyway: what is
+    left of the lateness varies, and alone would long look like chance.
     """
-    usual = statistics.median_low(each.throttled_seconds for each in ranks)
-    return {each.rank for each in ranks if each.throttled_seconds - usual >= LEAST_SHARE * each.step_seconds}
+    found = set()
+    for lost in _TIMED:
+        usual = statistics.median_low(map(lost, ranks))
+        found |= {each.rank for each in ranks if lost(each) - usual >= LEAST_SHARE * each.step_seconds}
+    return found
 
 
 def _late(

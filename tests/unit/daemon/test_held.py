@@ -1,6 +1,7 @@
 """Verdicts that last: three looks to be told, three to be dropped, and no flicker between two alike."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,14 @@ def test_a_verdict_is_told_at_the_third_look_and_dropped_after_three_without_it(
     told = played([[NONE]] * 4 + [[slow]] * 4 + [[NONE]] * 4)
     assert [each.cause.value if each else "" for each in told] == (
         ["", "", "none", "none"] + ["none"] * 2 + ["slow rank"] * 2 + ["slow rank"] * 2 + ["none"] * 2
+    )
+
+
+def test_what_has_an_onset_is_told_at_the_second_look_and_stays_as_long() -> None:
+    slow = replace(verdict(Cause.SLOW_RANK, 0.03, 2), onset_step=160)
+    told = played([[NONE]] * 4 + [[slow]] * 3 + [[NONE]] * 4)
+    assert [each.cause.value if each else "" for each in told] == (
+        ["", "", "none", "none"] + ["none"] + ["slow rank"] * 2 + ["slow rank"] * 2 + ["none"] * 2
     )
 
 

@@ -197,6 +197,16 @@ def test_a_rank_that_the_kernel_held_back_is_named_though_its_lateness_varies(se
     assert all(named[10:]), [each and each.summary for each in told]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_rank_that_collects_in_some_steps_is_named_though_its_lateness_varies(seed: int) -> None:
+    watched = Watched(ranks=4, seed=seed, spread=0.1)
+    watched.train(20)
+    late = np.random.default_rng(seed).random(500) < 0.25
+    told = watched.train(14, lambda rank, step: {"gc": 0.13} if rank == 2 and late[step] else {})
+    named = [each is not None and (each.cause, each.rank) == (Cause.GARBAGE_COLLECTION, 2) for each in told]
+    assert all(named[10:]), [each and each.summary for each in told]
+
+
 def test_a_quota_that_holds_back_all_ranks_alike_makes_none_of_them_a_suspect() -> None:
     watched = Watched(ranks=4)
     held_back = Family("process_throttled_seconds", "", "counter", ("run", "rank"))
