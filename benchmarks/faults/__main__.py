@@ -8,9 +8,9 @@ Each job is real training of several gloo ranks under `torchperfd run`, on a dae
 is asked for its verdict twice a second while there is the fault; the last answer counts. Each fault comes
 once with every seed, on models that take turns. A job that others on the machine took more than 1 % of the
 processors from, or whose steps without the fault differ by more than 5 % before and after it, is run again,
-at most twice. Thresholds may be chosen on
-development seeds and models only; --held-out takes the others. With --peers the same jobs
-run under TraceML, too; of other tools it is told why they have no column. Exits 1 when a bound is missed.
+at most twice. Thresholds may be chosen on development seeds and models only; --held-out takes the others.
+With --peers the same jobs run under TraceML, too; of other tools it is told why they have no column. Exits 1
+when a bound is missed.
 """
 
 import argparse

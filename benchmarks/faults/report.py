@@ -47,12 +47,13 @@ def line(trial: Trial) -> str:
 
 def disturbed(trial: Trial) -> str:
     """Return a line on a trial that does not count, since more than its fault changed its steps."""
-    before, healed = trial.measured.before * 1e3, (trial.measured.healed or 0.0) * 1e3
-    drifted = f", steps without the fault took {before:.0f} ms before it and {healed:.0f} after it"
-    return (
-        f"{_only(trial.plan)} again: others took {trial.others:.0%} of the processors"
-        f"{drifted if trial.measured.healed else ''}"
-    )
+    text = f"{_only(trial.plan)} again: others took {trial.others:.0%} of the processors"
+    before, healed = trial.measured.before, trial.measured.healed
+    if healed is not None:
+        text += (
+            f", steps without the fault took {before * 1e3:.0f} ms before it and {healed * 1e3:.0f} after it"
+        )
+    return text
 
 
 def _start(plan: Plan) -> tuple[str, str, int, str]:

@@ -452,7 +452,7 @@ def test_a_quota_is_written_as_each_version_wants_it(tmp_path: Path) -> None:
         assert {file.name: file.read_text() for file in quota.path.iterdir()} == unlimited
 
 
-@pytest.mark.parametrize(("taken", "runs"), [((0.0,), 1), ((0.2, 0.002), 2), ((0.2, 0.3, 0.4), MOST_RUNS)])
+@pytest.mark.parametrize(("taken", "runs"), [((0.0,), 1), ((0.2, 0.01), 2), ((0.2, 0.3, 0.4), MOST_RUNS)])
 def test_a_job_that_others_disturbed_is_run_again(
     taken: tuple[float, ...], runs: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -312,7 +312,8 @@ class _Growth:
         self._past = past
         self._own = {number: as_before(work, past.own[number]) for number, work in run.own.items()}
         self._exchange = as_before(run.exchange, past.exchange)
-        self._now = run.mean({})
+        self._steps = run.steps({})
+        self._now = float(self._steps.mean())
         self._half = (self._now - self.without({})) / 2
 
     def is_of(self, numbers: Iterable[int]) -> bool:
@@ -327,5 +328,5 @@ class _Growth:
         """
         shorter = {number: np.minimum(self._own[number], work) for number, work in changed.items()}
         past = {number: as_peers(self._past.own[number], self._past.peers(number)) for number in changed}
-        least = as_before(self._past.steps(past), self._run.steps({}))
+        least = as_before(self._past.steps(past), self._steps)
         return max(self._run.mean({**self._own, **shorter}, self._exchange), float(least.mean()))
