@@ -135,14 +135,7 @@ class RankWatch:
         # Steps are heard of up to a second late: a look at the new regime may have counted old steps only.
         self._window = max(1, self._looks_since(since, _ENDED))
         first, last = self._row(self._window), self._row(0)
-        seen = self._between(first, last)
-        if seen is None:
-            return None
-        grows_by, grows_for = self._growth()
-        full_in = self._room / grows_by if grows_by and self._room is not None else None
-        return replace(
-            seen, grows_by=grows_by, grows_for_seconds=grows_for, full_in_seconds=full_in, before=self._before
-        )
+        return self._between(first, last, before=self._before, growth=self._growth())
 
     def remember(self, until: float) -> None:
         """Take the steps so far for the rank's healthy past.
@@ -271,41 +264,59 @@ class RankWatch:
         row: Float64 = self._rows[self._count - 1 - back]
         return row
 
-    def _between(self, first: Float64, last: Float64) -> RankEvidence | None:
-        """Return the means per step between two looks; None when there was no step in between."""
+    def _between(
+        self,
+        first: Float64,
+        last: Float64,
+        *,
+        before: RankEvidence | None = None,
+        growth: tuple[float, float] = (0.0, 0.0),
+    ) -> RankEvidence | None:
+        """Return the means per step between two looks; None when there was no step in between.
+
+        Args:
+            first: The earlier look.
+            last: The later one.
+            before: The rank's past.
+            growth: What :meth:`_growth` says.
+        """
         steps = last[_STEPS] - first[_STEPS]
         if steps <= 0:
             return None
         span = max(1e-9, last[_AT] - first[_AT])
-        change = (last - first).tolist()
+        # A counter that fell began anew.
+        change = np.maximum(last - first, 0.0).tolist()
         step_seconds = change[_NS] / steps / 1e9
-        phases = {
-            name: max(0.0, ns) / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=True)
-        }
+        phases = {name: ns / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=True)}
         # What the kernel counts goes on between steps: only the steps' part of it is theirs.
         inside = min(1.0, change[_NS] / 1e9 / span)
 
         def per_step(column: int) -> float:
-            return float(max(0.0, change[column]) * inside / steps)
+            return float(change[column] * inside / steps)
 
         identity = self.rank.identity
         slowdown = 1 - self._gpu.clock_hertz / self._top_clock if self._top_clock else 0.0
+        grows_by, grows_for = growth
         return RankEvidence(
             rank=identity.rank,
             node=identity.node,
             step_seconds=step_seconds,
             phase_seconds=phases,
-            collected_seconds=max(0.0, change[_GC_NS]) / steps / 1e9,
+            collected_seconds=change[_GC_NS] / steps / 1e9,
             queued_seconds=per_step(_QUEUED_S),
             exchange_queued_seconds=per_step(_EXCHANGE_S),
             throttled_seconds=per_step(_THROTTLED_S),
             disk_seconds=min(per_step(_DISK_S), phases.get("data", 0.0)),
             reclaim_seconds=per_step(_MEMORY_S),
-            compiled_seconds=max(0.0, change[_COMPILED_NS]) / steps / 1e9,
+            compiled_seconds=change[_COMPILED_NS] / steps / 1e9,
             checkpoint_seconds=self._saved_per_step(first, last),
             device_busy=self._gpu.utilization,
-            device_throttled=min(1.0, max(0.0, change[_GPU_S]) / span),
+            device_throttled=min(1.0, change[_GPU_S] / span),
             device_slowdown=max(0.0, slowdown),
+            grows_by=grows_by,
+            grows_for_seconds=grows_for,
+            full_in_seconds=self._room / grows_by if grows_by and self._room is not None else None,
+            before=before,
         )
 
     def _saved_per_step(self, first: Float64, last: Float64) -> float:
