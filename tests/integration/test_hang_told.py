@@ -138,11 +138,14 @@ Outcomes = dict[str, Future[None]]
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """How each job came out; all at once, each on a node of its own, since most of their time is silence."""
 
+    scenarios = (skips_a_collective, is_stopped, saves_a_checkpoint)
+    # Before there are threads: pytest makes the one that holds them all at the first call.
+    directories = {each.__name__: tmp_path_factory.mktemp(each.__name__) for each in scenarios}
+
     def play(scenario: Callable[[Node, Path], None]) -> None:
         with new_node() as node:
-            scenario(node, tmp_path_factory.mktemp(scenario.__name__))
+            scenario(node, directories[scenario.__name__])
 
-    scenarios = (skips_a_collective, is_stopped, saves_a_checkpoint)
     return side_by_side({each.__name__: partial(play, each) for each in scenarios})
 
 
