@@ -129,8 +129,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     command = (sys.executable, "-m", "torchperfd", "run", "--quiet", "--run", "digits", str(EXAMPLE))
     try:
         with node.running(*command, "--epochs", "5000") as process:
-            # Ten seconds, and only of scrapes that did not fail.
-            eventually(lambda: (prometheus.value("sum_over_time(up[1m])") or 0) >= 20, 90, node.log)
+            # Eleven seconds of steps, of scrapes that did not fail. Neither the daemon's being up nor
+            # the run's own series will do: both are there before torch is imported.
+            phases = 'count_over_time(torchperfd_train_phase_seconds_total{run="digits"}[1m])'
+            eventually(lambda: (prometheus.value(f"min({phases})") or 0) >= 22, 90, node.log)
             eventually(lambda: prometheus.query("rate(torchperfd_train_steps_total[1m]) > 0"), 60, node.log)
             node.command("capture", "--steps", "2")
             yield node, prometheus, store
