@@ -18,7 +18,13 @@ from torchperfd.tape import events as on_tape
 
 log = logging.getLogger("torchperfd")
 
-_CAMPAIGN_EVERY_S: Final = 30.0
+CAMPAIGN_EVERY_S: Final = 30.0
+CAMPAIGN_RARELY_S: Final = 120.0
+"""From one campaign to the next; rarely where nothing is to be given up beside short steps."""
+
+_SHORT_STEP_S: Final = 0.005
+"""The pump turns every few seconds beside these, and a turn takes the time of several of them. A campaign's
+turns would be more than all others."""
 _BLOCKS: Final = 8
 _BLOCK_STEPS: Final = 4
 _CAMPAIGNS_KEPT: Final = 9
@@ -109,7 +115,7 @@ class Overhead:
                 if self._blocks_left:
                     self._begin_block(now, step_seconds)
                 else:
-                    self._conclude(now)
+                    self._conclude(now, step_seconds)
         elif now >= self._next_campaign and step_seconds and self.shed < len(SHED):
             self._blocks_left = _BLOCKS
             self._pumped = (now, self._pump_clock())
@@ -125,9 +131,10 @@ class Overhead:
         self._block_ends = now + _BLOCK_STEPS * step_seconds
         self._tape.doubled = self._blocks_left % 2 == 0
 
-    def _conclude(self, now: float) -> None:
+    def _conclude(self, now: float, step_seconds: float) -> None:
         self._tape.doubled = False
-        self._next_campaign = now + _CAMPAIGN_EVERY_S
+        rarely = self._limit is None and step_seconds < _SHORT_STEP_S
+        self._next_campaign = now + (CAMPAIGN_RARELY_S if rarely else CAMPAIGN_EVERY_S)
         plain, doubled = self._plain, self._doubled
         if len(plain) >= _BLOCK_STEPS and len(doubled) >= _BLOCK_STEPS:
             began, pumped = self._pumped

@@ -1,5 +1,6 @@
 """Our own cost, measured on a scripted tape and clock: what was put in comes out, and limits are kept."""
 
+import itertools
 import random
 import time
 from struct import pack
@@ -80,6 +81,26 @@ def test_most_steps_are_not_doubled() -> None:
         training.run(0.001)
         doubled += training.tape.doubled
     assert 0 < doubled < 0.05 * 120_000
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "limit", "every_seconds"),
+    [(1_000_000, None, 120), (1_000_000, 0.5, 30), (30_000_000, None, 30)],
+)
+def test_it_measures_rarely_beside_short_steps_unless_there_is_a_limit_to_keep(
+    step_ns: int, limit: float | None, every_seconds: int
+) -> None:
+    training = Training(step_ns, 0, limit)
+    begun = []
+    for second in range(400):
+        before = training.overhead.measuring
+        training.run(1)
+        if training.overhead.measuring and not before:
+            begun.append(second)
+    # To this comes the campaign itself, of two seconds.
+    apart = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    assert len(apart) >= 2
+    assert all(every_seconds <= seconds <= every_seconds + 5 for seconds in apart)
 
 
 def test_past_the_limit_detail_is_shed_tier_by_tier(caplog: pytest.LogCaptureFixture) -> None:
