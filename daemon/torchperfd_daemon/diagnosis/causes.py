@@ -27,6 +27,7 @@ EVER_SINCE: Final[Mapping[Cause, float]] = {
 """The least share of what all ranks have lost ever since they started. Some of these is in every run."""
 
 _IDLE_DEVICE: Final = 0.5
+_NOT_HOST: Final = WAITING | {"data"}
 
 Measure = Callable[[RankEvidence], float]
 
@@ -155,11 +156,12 @@ class _Court:
 
     def host_seconds(self, rank: RankEvidence) -> float:
         """Return the time for which a rank's device idles while the host does what nothing claims."""
+        if rank.device_busy is None or rank.device_busy >= _IDLE_DEVICE:
+            return 0.0
         left = self._left.get(id(rank))
         phases = left.phases if left else rank.phase_seconds
-        working = sum(seconds for name, seconds in phases.items() if name not in WAITING | {"data"})
-        idles = rank.device_busy is not None and rank.device_busy < _IDLE_DEVICE
-        return working - _work(rank) if idles else 0.0
+        working = sum(seconds for name, seconds in phases.items() if name not in _NOT_HOST)
+        return working - _work(rank)
 
     def try_cause(self, cause: Cause, phase: str, words: str, measure: Measure) -> None:
         """Find out what a mechanism costs, and take its time out of what is left."""

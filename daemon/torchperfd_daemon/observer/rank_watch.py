@@ -202,13 +202,14 @@ class RankWatch:
 
         The whole run tells slow growth, and the newest looks what is too fast to wait for.
         """
+        if self._grows_by or self._room is None:
+            return self._grows_by, self._grows_for
         # Memory grows whether steps are slow or not: all regimes count.
         rows = self._rows[max(0, self._count - WINDOW_LOOKS) : self._count]
         last, change = rows[-1], rows[-1] - rows[0]
         gained, level, seconds = change[_RESIDENT], last[_RESIDENT], float(change[_AT])
-        soon = self._room is not None and self._room * seconds <= gained * FULL_SOON_S
-        if self._grows_by or not soon or gained < LEAST_SHARE * level:
-            return self._grows_by, self._grows_for
+        if self._room * seconds > gained * FULL_SOON_S or gained < LEAST_SHARE * level:
+            return 0.0, 0.0
         slope = theil_sen(rows[:, _AT], rows[:, _RESIDENT])
         return (slope.per_second, seconds) if slope.low > 0 else (0.0, 0.0)
 
@@ -225,7 +226,7 @@ class RankWatch:
                 self._first = np.pad(self._first, (0, missing))
         key = self.rank.identity.run, self.rank.identity.rank
         row = self._rows[self._count] if self._count < _KEPT else self._turn()
-        row[:_FIXED] = (
+        row[:] = (
             now,
             totals.train.steps,
             totals.train.ns,
@@ -241,8 +242,8 @@ class RankWatch:
             around.resident.get(key, 0.0),
             around.exchange_queued.get(key, 0.0),
             self._ended,
+            *[phases[name].ns if name in phases else 0 for name in self._names],
         )
-        row[_FIXED:] = [phases[name].ns if name in phases else 0 for name in self._names]
         self._count = min(self._count + 1, _KEPT)
         if self._first is None:
             self._first = row.copy()
@@ -280,12 +281,12 @@ class RankWatch:
             before: The rank's past.
             growth: What :meth:`_growth` says.
         """
-        steps = last[_STEPS] - first[_STEPS]
-        if steps <= 0:
-            return None
-        span = max(1e-9, last[_AT] - first[_AT])
         # A counter that fell began anew.
         change = np.maximum(last - first, 0.0).tolist()
+        steps = change[_STEPS]
+        if steps <= 0:
+            return None
+        span = max(1e-9, change[_AT])
         step_seconds = change[_NS] / steps / 1e9
         phases = {name: ns / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=True)}
         # What the kernel counts goes on between steps: only the steps' part of it is theirs.
@@ -325,8 +326,10 @@ class RankWatch:
         A window holds few of them, and by chance one more or less: how often they come is taken from the
         whole regime, and how long one takes from the window, or where that has none from the regime, too.
         """
+        if not last[_SAVES]:
+            return 0.0
         whole = self._first if self._turned is None or last[_AT] <= self._turned[_AT] else self._turned
-        if whole is None or last[_STEPS] <= whole[_STEPS] or last[_SAVES] <= whole[_SAVES]:
+        if whole is None or last[_SAVES] <= whole[_SAVES] or last[_STEPS] <= whole[_STEPS]:
             return 0.0
         since = first if last[_SAVES] > first[_SAVES] else whole
         saved = last[_SAVED_NS] - since[_SAVED_NS]

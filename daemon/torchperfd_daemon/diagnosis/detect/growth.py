@@ -1,5 +1,6 @@
 """Memory that grows: how fast, how certainly, and when it is full."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -98,7 +99,7 @@ def theil_sen(times: Float64, values: Float64) -> Slope:
     ``(N ± z √(n (n - 1) (2n + 5) / 18)) / 2`` of all ``N``, after the variance of Kendall's tau. Points of
     equal times make no pair; without any pair the slope is 0 and its interval has no ends.
     """
-    first, second = np.triu_indices(len(times), 1)
+    first, second = _pairs(len(times))
     run = times[second] - times[first]
     apart = run != 0
     slopes = np.sort((values[second] - values[first])[apart] / run[apart])
@@ -114,3 +115,10 @@ def theil_sen(times: Float64, values: Float64) -> Slope:
         float(slopes[high]) if high < pairs else math.inf,
         float(np.median(values - middle * (times - times[-1]))),
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _pairs(count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the indices of all pairs of so many points; each rank of a run has as many, and asks anew."""
+    first, second = np.triu_indices(count, 1)
+    return first, second

@@ -95,12 +95,13 @@ def find_stragglers(
     errors = np.array([each.error for each in seen])
     needed = _quantile(_WRONG / max(len(seen), among))
     found = []
-    for index, each in enumerate(seen):
+    for index in np.argsort(-means).tolist():
+        each = seen[index]
         peers = np.delete(means, index)
         middle = float(np.median(peers))
         excess = each.mean - middle
         if excess < LEAST_SHARE * middle:
-            continue
+            break  # who is faster exceeds peers that are slower, by less
         # Of few peers the deviation is often too small.
         spread = _MAD_TO_SIGMA * float(np.median(np.abs(peers - middle))) * (1 + 2 / len(peers))
         # The median of n normal values varies by pi / 2n of one's variance.
