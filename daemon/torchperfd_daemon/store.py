@@ -154,6 +154,11 @@ class Arrival:
     last_unix_ns: int
 
 
+def _ring(capacity: int, value: int = 0) -> "array[int]":
+    """Return an array that holds a value so many times, and has no room for more: made of bytes it would."""
+    return array("q", (value,)) * capacity
+
+
 class ArrivalHistory:
     """Of the newest steps of one rank that had a collective, when it came there."""
 
@@ -169,8 +174,7 @@ class ArrivalHistory:
         if not columns.step:
             return
         if self._rings is None:
-            none = array("q", [-1]) * self._capacity
-            self._rings = (none, none[:], none[:])
+            self._rings = (_ring(self._capacity, -1), _ring(self._capacity, -1), _ring(self._capacity, -1))
         rows = zip(columns.step, columns.first_unix_ns, columns.last_unix_ns, strict=True)
         for row in rows:
             for ring, value in zip(self._rings, row, strict=True):
@@ -191,15 +195,15 @@ class History:
     def __init__(self, capacity: int = HISTORY_STEPS) -> None:
         self._capacity = capacity
         self._seen = 0
-        self._end = array("q", bytes(8 * capacity))
-        self._duration = array("q", bytes(8 * capacity))
+        self._end = _ring(capacity)
+        self._duration = _ring(capacity)
         self._phases: dict[str, array[int]] = {}
 
     def append(self, steps: StepColumns) -> None:
         """Add steps, forgetting the oldest."""
         for name in steps.phases:
             if name not in self._phases and len(self._phases) < _MAX_PHASES:
-                self._phases[name] = array("q", bytes(8 * self._capacity))
+                self._phases[name] = _ring(self._capacity)
         count = len(steps.duration_ns)
         skipped = max(0, count - self._capacity)
         first = (self._seen + skipped) % self._capacity
