@@ -22,9 +22,9 @@ CAMPAIGN_EVERY_S: Final = 30.0
 CAMPAIGN_RARELY_S: Final = 120.0
 """From one campaign to the next; rarely where nothing is to be given up beside short steps."""
 
-_SHORT_STEP_S: Final = 0.005
-"""The pump turns every few seconds beside these, and a turn takes the time of several of them. A campaign's
-turns would be more than all others."""
+SHORT_STEP_S: Final = 0.005
+"""The pump turns every few seconds beside steps below it, and a turn takes the time of several of them. A
+campaign's turns would be more than all others."""
 _BLOCKS: Final = 8
 _BLOCK_STEPS: Final = 4
 _CAMPAIGNS_KEPT: Final = 9
@@ -133,7 +133,7 @@ class Overhead:
 
     def _conclude(self, now: float, step_seconds: float) -> None:
         self._tape.doubled = False
-        rarely = self._limit is None and step_seconds < _SHORT_STEP_S
+        rarely = self._limit is None and step_seconds < SHORT_STEP_S
         self._next_campaign = now + (CAMPAIGN_RARELY_S if rarely else CAMPAIGN_EVERY_S)
         plain, doubled = self._plain, self._doubled
         if len(plain) >= _BLOCK_STEPS and len(doubled) >= _BLOCK_STEPS:

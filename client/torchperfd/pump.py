@@ -10,6 +10,7 @@ from torchperfd.account import Account
 from torchperfd.faults import Faults
 from torchperfd.framework import framework_around
 from torchperfd.outbox import Outbox
+from torchperfd.overhead import SHORT_STEP_S
 from torchperfd.pace import Pace
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import TRAIN
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _OFTEN_S: Final = 0.25
 _USUAL_S: Final = 1.0
 _RARELY_S: Final = 4.0
-_SHORT_STEPS_S: Final = (0.0005, 0.005)
+_SHORT_STEPS_S: Final = (0.0005, SHORT_STEP_S)
 _ENOUGH_STEPS: Final = 10_000
 _STEPS_PER_REPORT: Final = 2000
 """The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""

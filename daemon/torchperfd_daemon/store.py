@@ -154,9 +154,9 @@ class Arrival:
     last_unix_ns: int
 
 
-def _ring(capacity: int, value: int = 0) -> "array[int]":
+def _filled(count: int, value: int = 0) -> "array[int]":
     """Return an array that holds a value so many times, and has no room for more: made of bytes it would."""
-    return array("q", (value,)) * capacity
+    return array("q", (value,)) * count
 
 
 class ArrivalHistory:
@@ -174,7 +174,11 @@ class ArrivalHistory:
         if not columns.step:
             return
         if self._rings is None:
-            self._rings = (_ring(self._capacity, -1), _ring(self._capacity, -1), _ring(self._capacity, -1))
+            self._rings = (
+                _filled(self._capacity, -1),
+                _filled(self._capacity, -1),
+                _filled(self._capacity, -1),
+            )
         rows = zip(columns.step, columns.first_unix_ns, columns.last_unix_ns, strict=True)
         for row in rows:
             for ring, value in zip(self._rings, row, strict=True):
@@ -195,15 +199,15 @@ class History:
     def __init__(self, capacity: int = HISTORY_STEPS) -> None:
         self._capacity = capacity
         self._seen = 0
-        self._end = _ring(capacity)
-        self._duration = _ring(capacity)
+        self._end = _filled(capacity)
+        self._duration = _filled(capacity)
         self._phases: dict[str, array[int]] = {}
 
     def append(self, steps: StepColumns) -> None:
         """Add steps, forgetting the oldest."""
         for name in steps.phases:
             if name not in self._phases and len(self._phases) < _MAX_PHASES:
-                self._phases[name] = _ring(self._capacity)
+                self._phases[name] = _filled(self._capacity)
         count = len(steps.duration_ns)
         skipped = max(0, count - self._capacity)
         first = (self._seen + skipped) % self._capacity
@@ -214,7 +218,7 @@ class History:
             (self._duration, steps.duration_ns),
             *((ring, steps.phases.get(name)) for name, ring in self._phases.items()),
         ):
-            values = column if column is not None else array("q", bytes(8 * count))
+            values = column if column is not None else _filled(count)
             ring[first : first + turn - skipped] = values[skipped:turn]
             ring[: count - turn] = values[turn:]
         self._seen += count

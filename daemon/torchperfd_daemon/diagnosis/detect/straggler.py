@@ -101,7 +101,7 @@ def find_stragglers(
         middle = float(np.median(peers))
         excess = each.mean - middle
         if excess < LEAST_SHARE * middle:
-            break  # who is faster exceeds peers that are slower, by less
+            break  # who comes next is faster, and has slower peers: their excess descends
         # Of few peers the deviation is often too small.
         spread = _MAD_TO_SIGMA * float(np.median(np.abs(peers - middle))) * (1 + 2 / len(peers))
         # The median of n normal values varies by pi / 2n of one's variance.
@@ -113,7 +113,7 @@ def find_stragglers(
             continue
         phase, phase_excess = _phase(index, seen)
         found.append(Straggler(each.rank, phase, excess, phase_excess, middle, score))
-    return sorted(found, key=lambda straggler: -straggler.excess_seconds)
+    return found
 
 
 class _Summary:
