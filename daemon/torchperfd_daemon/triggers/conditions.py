@@ -252,18 +252,20 @@ class MetricBound(_RuleCondition):
 def longest_step_seconds(histogram: Histogram) -> float:
     """Return the bound that 99.9 % of a run's steps keep to, in seconds; 0 when there were none.
 
-    It is the upper bound of the bucket that holds the quantile, so it errs towards the longer side; of steps
-    longer than the last bound it is their mean time and a half, if that is more.
+    It is the upper bound of the bucket that holds the quantile, so it errs towards the longer side. Beyond
+    the last bound it is one and a half times the mean of the steps there, or the least that this can be when
+    every other step took all that its bucket allows.
     """
     total = sum(histogram.counts)
     if not total:
         return 0.0
-    running = 0
+    running, most_seconds = 0, 0.0
     for bound, count in zip(HISTOGRAM_BOUNDS_S, histogram.counts, strict=False):
         running += count
+        most_seconds += count * bound
         if running >= _STALL_QUANTILE * total:
             return bound
-    return max(HISTOGRAM_BOUNDS_S[-1], 1.5 * histogram.sum_seconds / total)
+    return 1.5 * max(HISTOGRAM_BOUNDS_S[-1], (histogram.sum_seconds - most_seconds) / (total - running))
 
 
 @dataclass(frozen=True, slots=True)

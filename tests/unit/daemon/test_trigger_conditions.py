@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -322,6 +322,7 @@ class TestMetric:
 
 
 @given(st.lists(st.floats(0.0001, 1000), min_size=1, max_size=300))
+@example([1.0, 61.0])
 def test_nearly_all_steps_keep_to_the_longest_step(seconds: list[float]) -> None:
     histogram = Histogram()
     durations = array("q", [int(each * 1e9) for each in seconds])
@@ -332,6 +333,23 @@ def test_nearly_all_steps_keep_to_the_longest_step(seconds: list[float]) -> None
         tighter = [each for each in HISTOGRAM_BOUNDS_S if each < bound]
         if tighter:
             assert sum(each / 1e9 <= tighter[-1] for each in durations) < 0.999 * len(durations)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        pytest.param([70.0, 90.0], 120.0, id="all"),
+        pytest.param([60.0, 70.0, 90.0], 120.0, id="one within, as long as its bucket"),
+        pytest.param([0.4] * 900 + [300.0] * 100, 1.5 * (300 - 0.9), id="most within"),
+        pytest.param([0.4] * 900 + [60.5] * 100, 90.0, id="never less than the last bound and a half"),
+    ],
+)
+def test_steps_beyond_the_last_bound_are_told_by_their_own_mean(
+    seconds: list[float], expected: float
+) -> None:
+    histogram = Histogram()
+    histogram.observe_ns(array("q", [int(each * 1e9) for each in seconds]))
+    assert longest_step_seconds(histogram) == pytest.approx(expected)
 
 
 def test_of_no_steps_there_is_no_longest() -> None:
