@@ -96,6 +96,7 @@ def figures(result: Score) -> str:
         ("what-if within 5 % of the step", _percent(result.whatif), "all"),
         ("median error of what-if", _percent(result.median_whatif_error), ""),
         ("hang: culprit named by the verdict", _percent(result.hang), ">= 99 %"),
+        ("hang: culprit named within 10 s", _percent(result.hang_within_10_s), ""),
         ("hang: line told by the verdict", _percent(result.hang_line), ">= 99 %"),
         ("hang: culprit apart in the stacks", _percent(result.stacks), ""),
         ("hang: line told by the stacks", _percent(result.stacks_line), ""),

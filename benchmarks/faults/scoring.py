@@ -168,6 +168,7 @@ class Score:
         whatif: The share of predicted steps within 5 % of the step of what was measured without the fault.
         median_whatif_error: Unsigned.
         hang: The share of hangs whose culprit the verdict names as one.
+        hang_within_10_s: The share of hangs with cause and rank right for good within ten seconds.
         hang_line: The share of hangs at a line whose line the verdict tells.
         stacks: The share of hangs whose culprits stand apart in ``stacks``.
         stacks_line: The share of hangs at a line that ``stacks`` tells.
@@ -188,6 +189,7 @@ class Score:
     whatif: float
     median_whatif_error: float
     hang: float
+    hang_within_10_s: float
     hang_line: float
     stacks: float
     stacks_line: float
@@ -234,6 +236,7 @@ def score(trials: Sequence[Trial]) -> Score:
         whatif=_share(error <= 0.05 for error in predicted),
         median_whatif_error=statistics.median(predicted) if predicted else math.nan,
         hang=_share(each.right_cause and each.right_rank for each in hangs),
+        hang_within_10_s=_share(each.seconds is not None and each.seconds <= 10 for each in hangs),
         hang_line=_share(each.line for each in hangs if each.line is not None),
         stacks=_share(each.stacks_rank for each in hangs if each.stacks_rank is not None),
         stacks_line=_share(each.stacks_line for each in hangs if each.stacks_line is not None),

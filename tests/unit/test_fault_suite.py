@@ -406,6 +406,9 @@ def test_what_a_suite_comes_to() -> None:
     assert found.median_seconds == 7.5
     assert found.cost == 2 / 3
     assert (found.hang, found.hang_line, found.stacks, found.stacks_line) == (1, 1, 1, 1)
+    hangs = [trial for trial in suite() if trial.plan.cause == HANG]
+    soon = [replace(trial, answers=(replace(trial.answers[0], after_onset=9.5),)) for trial in hangs]
+    assert (found.hang_within_10_s, score(soon).hang_within_10_s) == (0, 1)
     ran = [mark(trial) for trial in suite() if not trial.failure]
     assert confusion(ran)["input-bound", SILENT] == 1
     assert confusion(ran).total() == 8

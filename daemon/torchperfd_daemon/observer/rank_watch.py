@@ -35,6 +35,8 @@ _KEPT: Final = 18
 _READINGS: Final = 64
 _GROWTH_EVERY: Final = 10
 _LATEST_NEWS_S: Final = 2.0
+# A hang is to be named by the limit: looks are a second apart, and the ranks' answers take their time.
+_EARLY_S: Final = 1.5
 _LEAST_PAST: Final = 0.5
 _ALIKE: Final = 1.02
 _PHASES: Final = 32
@@ -121,8 +123,8 @@ class RankWatch:
         self._stall.progress(now)
 
     def stalled(self, now: float) -> Stall | None:
-        """Return the stall that there is now."""
-        return self._stall.check(now) if self.rank.connected else None
+        """Return the stall that there is now, in time to ask the ranks for their stacks before its limit."""
+        return self._stall.check(now, _EARLY_S) if self.rank.connected else None
 
     def evidence(self, since: float) -> RankEvidence | None:
         """Return what the newest steps were like; None while there are too few.

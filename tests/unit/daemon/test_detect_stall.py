@@ -29,6 +29,14 @@ def test_it_is_told_after_ten_seconds_or_eight_long_steps(step_seconds: float, l
     assert detector.check(last + limit * 2 + 1) is None
 
 
+def test_one_that_wants_to_be_told_early_is_told_so_much_earlier() -> None:
+    detector, last = trained(0.1)
+    assert detector.check(last + 7.9, early=2) is None
+    stall = detector.check(last + 8.1, early=2)
+    assert stall is not None
+    assert (stall.waited_seconds, stall.limit_seconds) == (pytest.approx(8.1), 10)
+
+
 def test_a_minute_elsewhere_is_no_stall_and_the_clock_starts_again_after_it() -> None:
     detector, last = trained(0.1)
     detector.enter(Doing.ELSEWHERE, last + 1)

@@ -105,19 +105,24 @@ class StallDetector:
         """The 99.9th percentile of the time from step to step, up to 5 % too high; 0 without any."""
         return self._times.usual_seconds
 
-    def check(self, now: float) -> Stall | None:
-        """Return the stall that there is now. Before two steps have been made nothing is plausible or not."""
+    def check(self, now: float, early: float = 0.0) -> Stall | None:
+        """Return the stall that there is now. Before two steps have been made nothing is plausible or not.
+
+        Args:
+            now: Seconds, on the caller's clock.
+            early: By how many seconds a stall is told before its limit.
+        """
         if self._progress_at is None or self._doing is Doing.IDLE or not self._times.seen:
             return None
         waited = now - self._progress_at
-        if waited <= LEAST_SECONDS:
+        if waited + early <= LEAST_SECONDS:
             return None
         usual = self.usual_seconds
         if self._doing is Doing.TRAINING:
             limit = max(LEAST_SECONDS, TIMES * usual)
         else:
             limit = max(LEAST_ELSEWHERE_SECONDS, TIMES * self._longest_elsewhere)
-        return Stall(waited, limit, usual) if waited > limit else None
+        return Stall(waited, limit, usual) if waited + early > limit else None
 
 
 def _bucket(seconds: float) -> int:
