@@ -11,8 +11,21 @@
 #include <structmember.h>
 #include <time.h>
 
-/* Cold code costs by the page and by the line: what runs in every step stands together. */
+/* Cold code costs by the page and by the line: what runs in every step stands together, is there once, and has
+   nothing in it that is rare. */
 #define HOT __attribute__((hot))
+#define RARE __attribute__((cold, noinline))
+
+/* What tells threads apart. Python's identifier goes through two libraries; where their C library lays threads out as
+   glibc and musl do, it is this register, and the same distance further for every thread. */
+#if defined(__linux__) && (defined(__x86_64__) || defined(__aarch64__)) && defined(__has_builtin)
+#if __has_builtin(__builtin_thread_pointer)
+#define THIS_THREAD() ((unsigned long)__builtin_thread_pointer())
+#endif
+#endif
+#ifndef THIS_THREAD
+#define THIS_THREAD() PyThread_get_thread_ident()
+#endif
 
 #define MAX_NESTING 2
 #define MAX_PLAIN_ARGUMENTS 8
@@ -30,19 +43,22 @@ typedef struct {
     PyObject_HEAD
     /* What every event needs, side by side. */
     Event *events;
-    uint64_t written, read, mask;
-    uint64_t quiet; /* with so many events on it, or more, there is something to look at */
-    unsigned long thread;
+    uint64_t written, mask;
+    uint64_t calm; /* until so many are written, nothing is to be done but to write */
+    unsigned long thread; /* as THIS_THREAD() says; 0 for none */
     unsigned long long muted;
-    PyObject *on_event, *ticket;
-    char doubled;
     /* The rest. */
+    uint64_t read;
+    uint64_t quiet; /* with so many events on it, or more, there is something to look at */
+    PyObject *on_event, *ticket; /* or NULL */
+    char doubled;
     int ticket_code, shadow_code;
     long steps_open;
     unsigned long long lost;
     PyObject *on_half, *on_full;
 } Tape;
 
+static unsigned long identifiers_ahead; /* of THIS_THREAD() */
 static PyObject *name_call_impl, *name_get_backward_stats, *name_qualname, *name_shape, *name_training;
 
 HOT static int64_t
@@ -72,7 +88,7 @@ referent(PyObject *reference)
    that comes out all the same goes no further, and one that is on its way already stays. Only what
    a signal handler raises (KeyboardInterrupt, SystemExit) happened to be raised here and is the
    program's: then -1, with that error set. Otherwise 0, and a new reference or NULL. */
-static int
+RARE static int
 call_back(PyObject *function, PyObject *argument, PyObject **result)
 {
     PyObject *type, *value, *traceback;
@@ -90,7 +106,7 @@ call_back(PyObject *function, PyObject *argument, PyObject **result)
     return 0;
 }
 
-static int
+RARE static int
 notify(PyObject *callback)
 {
     PyObject *result;
@@ -111,11 +127,11 @@ append(Tape *tape, int64_t time, int code, int64_t argument)
     event->word = (int64_t)((uint64_t)argument << ARGUMENT_SHIFT) | code;
 }
 
-static int
+RARE static int
 write_ticket(Tape *tape, int64_t time)
 {
     PyObject *ticket, *function = tape->ticket;
-    if (function == NULL || function == Py_None)
+    if (function == NULL)
         return 0;
     Py_INCREF(function);
     int raised = call_back(function, NULL, &ticket);
@@ -131,12 +147,21 @@ is_full(const Tape *tape)
     return tape->written - tape->read + MAX_PER_EVENT > tape->mask + 1;
 }
 
+/* Find out anew until when it is calm. */
+static void
+look_ahead(Tape *tape)
+{
+    int busy = tape->doubled || tape->on_event != NULL || tape->ticket != NULL || tape->quiet < MAX_PER_EVENT;
+    tape->calm = busy ? 0 : tape->read + tape->quiet - MAX_PER_EVENT + 1;
+}
+
 /* The tape is half full, or more: say so, once, and have room made when there is none; whether there is then. */
-static int
+RARE static int
 look_for_room(Tape *tape, int *raised)
 {
     if (!is_full(tape)) {
         tape->quiet = tape->mask + 1;
+        look_ahead(tape);
         *raised = notify(tape->on_half);
         return 1;
     }
@@ -147,11 +172,10 @@ look_for_room(Tape *tape, int *raised)
     return 0;
 }
 
-/* Write an event; -1 with an error set where a signal handler raised meanwhile. */
-HOT static int
-put(Tape *tape, int code, int64_t argument)
+/* Write an event where something else is to be done as well. */
+RARE static int
+put_with_care(Tape *tape, int64_t time, int code, int64_t argument)
 {
-    int64_t time = now();
     int raised = 0;
     if (tape->written - tape->read + MAX_PER_EVENT > tape->quiet && !look_for_room(tape, &raised))
         return raised;
@@ -166,10 +190,21 @@ put(Tape *tape, int code, int64_t argument)
     return tape->on_event == NULL ? raised : raised | notify(tape->on_event);
 }
 
+/* Write an event; -1 with an error set where a signal handler raised meanwhile. */
+HOT __attribute__((noinline)) static int
+put(Tape *tape, int code, int64_t argument)
+{
+    int64_t time = now();
+    if (tape->written >= tape->calm)
+        return put_with_care(tape, time, code, argument);
+    append(tape, time, code, argument);
+    return 0;
+}
+
 HOT static inline int
 here(const Tape *tape)
 {
-    return tape->thread == PyThread_get_thread_ident();
+    return tape->thread == THIS_THREAD();
 }
 
 HOT static inline int
@@ -206,9 +241,10 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     tape->mask = capacity - 1;
     tape->quiet = capacity / 2;
+    look_ahead(tape);
     tape->ticket_code = ticket_code;
     tape->shadow_code = shadow_code;
-    tape->thread = PyThread_get_thread_ident();
+    tape->thread = THIS_THREAD();
     return (PyObject *)tape;
 }
 
@@ -324,6 +360,7 @@ tape_skip(Tape *tape, PyObject *argument)
     }
     tape->read += count;
     tape->quiet = (tape->mask + 1) / 2;
+    look_ahead(tape);
     Py_RETURN_NONE;
 }
 
@@ -338,16 +375,73 @@ static PyMethodDef tape_methods[] = {
     {"skip", (PyCFunction)tape_skip, METH_O, "Take so many events off the tape, the oldest."},
     {NULL, NULL, 0, NULL}};
 
+/* What there is to call, of the place in a tape that the closure tells; None where there is nothing. */
+static PyObject *
+tape_callback(PyObject *tape, void *place)
+{
+    PyObject *function = *(PyObject **)((char *)tape + (size_t)place);
+    return Py_NewRef(function == NULL ? Py_None : function);
+}
+
+static int
+tape_call(PyObject *tape, PyObject *function, void *place)
+{
+    PyObject **there = (PyObject **)((char *)tape + (size_t)place), *before = *there;
+    *there = function == Py_None ? NULL : Py_XNewRef(function);
+    look_ahead((Tape *)tape);
+    Py_XDECREF(before);
+    return 0;
+}
+
+static PyObject *
+tape_is_doubled(PyObject *tape, void *Py_UNUSED(none))
+{
+    return PyBool_FromLong(((Tape *)tape)->doubled);
+}
+
+static int
+tape_double(PyObject *tape, PyObject *doubled, void *Py_UNUSED(none))
+{
+    int is_true = doubled == NULL ? 0 : PyObject_IsTrue(doubled);
+    if (is_true < 0)
+        return -1;
+    ((Tape *)tape)->doubled = (char)is_true;
+    look_ahead((Tape *)tape);
+    return 0;
+}
+
+static PyObject *
+tape_thread(PyObject *tape, void *Py_UNUSED(none))
+{
+    unsigned long thread = ((Tape *)tape)->thread;
+    return PyLong_FromUnsignedLong(thread == 0 ? 0 : thread + identifiers_ahead);
+}
+
+static int
+tape_follow(PyObject *tape, PyObject *identifier, void *Py_UNUSED(none))
+{
+    unsigned long thread = identifier == NULL ? 0 : PyLong_AsUnsignedLong(identifier);
+    if (PyErr_Occurred())
+        return -1;
+    ((Tape *)tape)->thread = thread == 0 ? 0 : thread - identifiers_ahead;
+    return 0;
+}
+
+static PyGetSetDef tape_getset[] = {
+    {"thread", tape_thread, tape_follow, "The thread that is followed; 0 for none.", NULL},
+    {"on_event", tape_callback, tape_call, "Called after every event, unless None.",
+     (void *)offsetof(Tape, on_event)},
+    {"ticket", tape_callback, tape_call, "Called for a number that precedes each event, unless None.",
+     (void *)offsetof(Tape, ticket)},
+    {"doubled", tape_is_doubled, tape_double, "Whether every event is written twice.", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
+
 static PyMemberDef tape_members[] = {
-    {"thread", T_ULONG, offsetof(Tape, thread), 0, "The thread that is followed; 0 for none."},
     {"steps_open", T_LONG, offsetof(Tape, steps_open), 0, "Optimizer steps at work; kept by the hooks."},
     {"muted", T_ULONGLONG, offsetof(Tape, muted), 0, "Codes, as bits, whose calls go unnoticed."},
-    {"doubled", T_BOOL, offsetof(Tape, doubled), 0, "Whether every event is written twice."},
     {"lost", T_ULONGLONG, offsetof(Tape, lost), READONLY, "Events for which there was no room."},
-    {"on_event", T_OBJECT, offsetof(Tape, on_event), 0, "Called after every event, unless None."},
     {"on_half", T_OBJECT, offsetof(Tape, on_half), 0, "Called when half of the tape is full, unless None."},
     {"on_full", T_OBJECT, offsetof(Tape, on_full), 0, "Called to make room, unless None."},
-    {"ticket", T_OBJECT, offsetof(Tape, ticket), 0, "Called for a number that precedes each event."},
     {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot tape_slots[] = {
@@ -357,6 +451,7 @@ static PyType_Slot tape_slots[] = {
     {Py_tp_traverse, tape_traverse},
     {Py_tp_clear, tape_clear},
     {Py_tp_methods, tape_methods},
+    {Py_tp_getset, tape_getset},
     {Py_tp_members, tape_members},
     {Py_mp_length, tape_length},
     {0, NULL}};
@@ -499,34 +594,14 @@ tensor_length(const PyTypeObject *tensor, PyObject *part)
     return length;
 }
 
-/* How many samples a batch holds: the first dimension of its first tensor; 0 when unknown. -1 with
-   an error set where a signal handler raised meanwhile. */
-HOT static int64_t
-count_samples(const Timed *self, PyObject *batch)
+/* The samples of a batch that is no plain tensor: the first dimension of its first part, or what Python counts. */
+RARE static int64_t
+count_unusual(const Timed *self, PyObject *batch, PyObject *part)
 {
     int raised = 0;
     int64_t samples = 0;
-    PyObject *part = batch, *shape = NULL;
-    for (int nesting = 0; nesting < MAX_NESTING; nesting++) {
-        Py_ssize_t position = 0;
-        PyObject *first;
-        if (PyList_CheckExact(part) && PyList_GET_SIZE(part) > 0)
-            part = PyList_GET_ITEM(part, 0);
-        else if (PyTuple_CheckExact(part) && PyTuple_GET_SIZE(part) > 0)
-            part = PyTuple_GET_ITEM(part, 0);
-        else if (PyDict_CheckExact(part) && PyDict_Next(part, &position, NULL, &first))
-            part = first;
-        else
-            break;
-    }
-    if ((PyObject *)Py_TYPE(part) == self->tensor) {
-        samples = tensor_length((PyTypeObject *)self->tensor, part);
-        if (samples > 0)
-            return samples;
-        samples = 0;
-    }
     Py_INCREF(part); /* what the batch holds may change while its shape is asked for */
-    shape = PyObject_GetAttr(part, name_shape);
+    PyObject *shape = PyObject_GetAttr(part, name_shape);
     Py_DECREF(part);
     if (shape != NULL && PyTuple_Check(shape) && PyTuple_GET_SIZE(shape) > 0
         && PyLong_Check(PyTuple_GET_ITEM(shape, 0))) {
@@ -547,6 +622,39 @@ count_samples(const Timed *self, PyObject *batch)
     return samples > 0 ? samples : 0;
 }
 
+/* How many samples a batch holds: the first dimension of its first tensor; 0 when unknown. -1 with
+   an error set where a signal handler raised meanwhile. */
+HOT static int64_t
+count_samples(const Timed *self, PyObject *batch)
+{
+    PyObject *part = batch;
+    for (int nesting = 0; nesting < MAX_NESTING; nesting++) {
+        Py_ssize_t position = 0;
+        PyObject *first;
+        if (PyList_CheckExact(part) && PyList_GET_SIZE(part) > 0)
+            part = PyList_GET_ITEM(part, 0);
+        else if (PyTuple_CheckExact(part) && PyTuple_GET_SIZE(part) > 0)
+            part = PyTuple_GET_ITEM(part, 0);
+        else if (PyDict_CheckExact(part) && PyDict_Next(part, &position, NULL, &first))
+            part = first;
+        else
+            break;
+    }
+    int64_t samples = (PyObject *)Py_TYPE(part) == self->tensor ? tensor_length((PyTypeObject *)self->tensor, part) : 0;
+    return samples > 0 ? samples : count_unusual(self, batch, part);
+}
+
+/* Whether a draw that may be another's is to be timed; -1 with an error set where a signal handler raised. */
+RARE static int
+announce(const Timed *self, PyObject *iterator)
+{
+    PyObject *announced;
+    int raised = call_back(self->ahead, iterator, &announced);
+    int timed = announced == Py_True;
+    Py_XDECREF(announced);
+    return raised < 0 ? -1 : timed;
+}
+
 HOT static PyObject *
 draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
 {
@@ -555,11 +663,8 @@ draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObj
     if (!here(tape) || PyVectorcall_NARGS(nargsf) != 1)
         return PyObject_Vectorcall(self->original, args, nargsf, names);
     if (self->watching || tape->steps_open || (PyObject *)Py_TYPE(args[0]) != self->plain) {
-        PyObject *announced;
-        int raised = call_back(self->ahead, args[0], &announced);
-        int timed = announced == Py_True;
-        Py_XDECREF(announced);
-        if (raised < 0)
+        int timed = announce(self, args[0]);
+        if (timed < 0)
             return NULL;
         if (!timed)
             return PyObject_Vectorcall(self->original, args, nargsf, names);
@@ -728,31 +833,31 @@ trains(const Forward *self, PyObject *module)
     return training != 0;
 }
 
+/* The same with a compiled module, many arguments, or some by name. */
+RARE static PyObject *
+call_unusual(const Forward *self, PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    PyObject *call = self->compiled == NULL ? PyObject_GetAttr(module, name_call_impl) : Py_NewRef(self->compiled);
+    PyObject *result = call == NULL ? NULL : PyObject_Call(call, args, kwargs);
+    Py_XDECREF(call);
+    return result;
+}
+
 /* Call what was in this place before, or else the module's own implementation. */
 HOT static PyObject *
 call_module(const Forward *self, PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    PyObject *call, *result, *with_module[1 + MAX_PLAIN_ARGUMENTS];
+    PyObject *with_module[1 + MAX_PLAIN_ARGUMENTS];
     Py_ssize_t count = PyTuple_GET_SIZE(args);
-    if (self->compiled != NULL) {
-        call = Py_NewRef(self->compiled);
-        result = PyObject_Call(call, args, kwargs);
-    }
-    else if (count <= MAX_PLAIN_ARGUMENTS && (kwargs == NULL || PyDict_GET_SIZE(kwargs) == 0)) {
-        call = PyObject_GetAttr((PyObject *)Py_TYPE(module), name_call_impl);
-        if (call == NULL)
-            return NULL;
-        with_module[0] = module;
-        for (Py_ssize_t number = 0; number < count; number++)
-            with_module[number + 1] = PyTuple_GET_ITEM(args, number);
-        result = PyObject_Vectorcall(call, with_module, (size_t)count + 1, NULL);
-    }
-    else {
-        call = PyObject_GetAttr(module, name_call_impl);
-        if (call == NULL)
-            return NULL;
-        result = PyObject_Call(call, args, kwargs);
-    }
+    if (self->compiled != NULL || count > MAX_PLAIN_ARGUMENTS || (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0))
+        return call_unusual(self, module, args, kwargs);
+    PyObject *call = PyObject_GetAttr((PyObject *)Py_TYPE(module), name_call_impl);
+    if (call == NULL)
+        return NULL;
+    with_module[0] = module;
+    for (Py_ssize_t number = 0; number < count; number++)
+        with_module[number + 1] = PyTuple_GET_ITEM(args, number);
+    PyObject *result = PyObject_Vectorcall(call, with_module, (size_t)count + 1, NULL);
     Py_DECREF(call);
     return result;
 }
@@ -1101,13 +1206,10 @@ backward_dealloc(Backward *self)
     Py_DECREF(type);
 }
 
-/* The place of a reducer, of one that is not known yet that of the oldest; NULL without an error. */
-HOT static Reducer *
-place_of(Backward *self, PyObject *reducer)
+/* A place for a reducer that is not known yet: that of the oldest; NULL without an error. */
+RARE static Reducer *
+make_known(Backward *self, PyObject *reducer)
 {
-    for (int number = 0; number < self->known; number++)
-        if (refers_to(self->reducers[number].reference, reducer))
-            return &self->reducers[number];
     PyObject *reference = PyWeakref_NewRef(reducer, NULL);
     if (reference == NULL) {
         PyErr_Clear();
@@ -1121,6 +1223,15 @@ place_of(Backward *self, PyObject *reducer)
     place->prepared = place->newest = 0;
     Py_XSETREF(place->reference, reference);
     return place;
+}
+
+HOT static Reducer *
+place_of(Backward *self, PyObject *reducer)
+{
+    for (int number = 0; number < self->known; number++)
+        if (refers_to(self->reducers[number].reference, reducer))
+            return &self->reducers[number];
+    return make_known(self, reducer);
 }
 
 HOT static void
@@ -1298,7 +1409,7 @@ prepare_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyO
     Tape *tape = backward->tape;
     if (PyVectorcall_NARGS(nargsf) == 0 || !here(tape) || is_muted(tape, backward->begin))
         return PyObject_Vectorcall(self->original, args, nargsf, names);
-    if (tape->ticket == NULL || tape->ticket == Py_None) {
+    if (tape->ticket == NULL) {
         int64_t prepared = now();
         PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
         if (result != NULL)
@@ -1374,6 +1485,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native",
 PyMODINIT_FUNC
 PyInit__native(void)
 {
+    identifiers_ahead = PyThread_get_thread_ident() - THIS_THREAD();
     name_call_impl = PyUnicode_InternFromString("_call_impl");
     name_get_backward_stats = PyUnicode_InternFromString("get_backward_stats");
     name_qualname = PyUnicode_InternFromString("__qualname__");

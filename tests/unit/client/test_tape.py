@@ -85,6 +85,52 @@ def test_other_threads_may_write_but_not_mark(kind: Any) -> None:
 
 
 @both
+def test_another_thread_can_be_followed(kind: Any) -> None:
+    tape = kind.Tape(16)
+    assert tape.thread == threading.get_ident()
+    said: list[object] = []
+    there, told = threading.Event(), threading.Event()
+
+    def work() -> None:
+        there.set()
+        assert told.wait(10)
+        said.extend((tape.thread == threading.get_ident(), tape.here(), tape.mark(1)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert there.wait(10)
+    tape.thread = thread.ident
+    assert not tape.mark(2)
+    told.set()
+    thread.join()
+    assert said == [True, True, True]
+    tape.thread = 0
+    assert (tape.thread, tape.here()) == (0, False)
+    assert codes(tape) == [1]
+
+
+@both
+def test_listeners_come_and_go(kind: Any) -> None:
+    tape = kind.Tape(16, 9, 8)
+    heard: list[int] = []
+
+    def listen() -> None:
+        heard.append(len(tape))
+
+    for name, there in (("on_event", listen), ("ticket", lambda: 6), ("doubled", True)):
+        nobody = getattr(tape, name)
+        assert not nobody
+        setattr(tape, name, there)
+        assert getattr(tape, name) is there
+        tape.mark(1)
+        setattr(tape, name, nobody)
+        assert getattr(tape, name) is nobody
+        tape.mark(2)
+    assert heard == [1]
+    assert written(tape) == [(1, 0), (2, 0), (9, 7), (1, 0), (2, 0), (8, 0), (1, 0), (2, 0)]
+
+
+@both
 @pytest.mark.parametrize("arguments", [(), (1, 2, 3), ("1",), (1, "2")])
 def test_what_is_no_event_is_refused(kind: Any, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError):
