@@ -26,6 +26,8 @@ class Contestant:
     """What to install, where that is not the benchmark's own environment."""
     client: Any = None
     """While attached, the client whose pump has to turn; None where there is none."""
+    switch: Switch
+    """While attached, what takes off and puts on what it changes in torch; only of those that do."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
@@ -60,10 +62,10 @@ class _Patching(Contestant):
     package = ""
 
     def attach(self) -> None:
-        self._switch = Switch(self.workload.model, self.workload.optimizer)
+        self.switch = Switch(self.workload.model, self.workload.optimizer)
         self.begin()
         self.train(self.workload.warm_loader)  # some hooks come with the first step
-        self._switch.learn()
+        self.switch.learn()
         self.off()
         directory = str(Path(import_module(self.package).__file__ or "").parent)
         # A collection may fall anywhere, and who listens to those does so on either side.
@@ -80,10 +82,10 @@ class _Patching(Contestant):
         """Attach for real."""
 
     def on(self) -> None:
-        self._switch.on()
+        self.switch.on()
 
     def off(self) -> None:
-        self._switch.off()
+        self.switch.off()
 
 
 class _Torchperfd(_Patching):

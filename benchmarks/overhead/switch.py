@@ -6,7 +6,7 @@ attaching changed, and proves that nothing of the instrumentation runs while it 
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from importlib import import_module
 from types import FrameType
 from typing import Any, Final
@@ -18,6 +18,9 @@ import torch.optim
 from torch import nn
 from torch._C import _distributed_c10d as c10d
 from torch.utils.data import DataLoader, dataloader
+
+HOOKS: Final = "hooks"
+"""What stands for all hooks in torch's own registries, where attributes have their names."""
 
 _MISSING: Final = object()
 
@@ -48,16 +51,23 @@ class Switch:
             (hooks, before, dict(hooks)) for hooks, before in self._registries if dict(hooks) != before
         ]
 
-    def on(self) -> None:
-        """Put everything on, unless it is."""
+    @property
+    def names(self) -> set[str]:
+        """The attributes that are switched, and ``HOOKS`` if there are any."""
+        return {name for _, name, _, _ in self._patches} | ({HOOKS} if self._hooks else set())
+
+    def on(self, leave_out: Collection[str] = ()) -> None:
+        """Put everything on but what is left out by name, unless it is on already."""
         if self._is_on:
             return
         self._is_on = True
         for owner, name, _, patched in self._patches:
-            setattr(owner, name, patched)
+            if name not in leave_out:
+                setattr(owner, name, patched)
         for hooks, _, after in self._hooks:
-            hooks.clear()
-            hooks.update(after)
+            if HOOKS not in leave_out:
+                hooks.clear()
+                hooks.update(after)
 
     def off(self) -> None:
         """Take everything off, unless it is."""
@@ -65,10 +75,10 @@ class Switch:
             return
         self._is_on = False
         for owner, name, original, _ in self._patches:
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
+            if original is not _MISSING:
                 setattr(owner, name, original)
+            elif name in vars(owner):
+                delattr(owner, name)
         for hooks, before, _ in self._hooks:
             hooks.clear()
             hooks.update(before)
