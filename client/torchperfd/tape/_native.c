@@ -79,9 +79,54 @@ referent(PyObject *reference)
         PyErr_Clear();
     return object;
 #else
-    PyObject *object = PyWeakref_GetObject(reference);
-    return object == NULL || object == Py_None ? NULL : Py_NewRef(object);
+    PyObject *object = PyWeakref_GET_OBJECT(reference);
+    return object == Py_None ? NULL : Py_NewRef(object);
 #endif
+}
+
+/* Which state of a type this is: no other, and none of another type, has the same; 0 where none is known. */
+HOT static inline unsigned int
+version_of(const PyTypeObject *type)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    if (!(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG))
+        return 0;
+#endif
+    return type->tp_version_tag;
+}
+
+/* An attribute of a type, remembered until something of that type changes. */
+typedef struct {
+    unsigned int version;
+    PyObject *found; /* or NULL */
+} Remembered;
+
+RARE static PyObject *
+look_up(Remembered *remembered, PyTypeObject *type, PyObject *name)
+{
+    PyObject *found = PyObject_GetAttr((PyObject *)type, name);
+    if (found != NULL) {
+        remembered->version = version_of(type);
+        Py_XSETREF(remembered->found, Py_NewRef(found));
+    }
+    return found;
+}
+
+/* The attribute of an object's type, a new reference; NULL with an error set where there is none. */
+HOT static inline PyObject *
+attribute_of_type(Remembered *remembered, PyObject *object, PyObject *name)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    unsigned int version = version_of(type);
+    if (version != 0 && version == remembered->version)
+        return Py_NewRef(remembered->found);
+    return look_up(remembered, type, name);
+}
+
+HOT static inline int
+is_true(PyObject *flag)
+{
+    return flag == Py_True ? 1 : flag == Py_False ? 0 : PyObject_IsTrue(flag);
 }
 
 /* Call back into Python, from wherever the program is. The callback handles its own errors; one
@@ -190,15 +235,21 @@ put_with_care(Tape *tape, int64_t time, int code, int64_t argument)
     return tape->on_event == NULL ? raised : raised | notify(tape->on_event);
 }
 
-/* Write an event; -1 with an error set where a signal handler raised meanwhile. */
+/* Write an event of a moment; -1 with an error set where a signal handler raised meanwhile. */
 HOT __attribute__((noinline)) static int
-put(Tape *tape, int code, int64_t argument)
+put_at(Tape *tape, int64_t time, int code, int64_t argument)
 {
-    int64_t time = now();
     if (tape->written >= tape->calm)
         return put_with_care(tape, time, code, argument);
     append(tape, time, code, argument);
     return 0;
+}
+
+/* The same of this moment. */
+HOT __attribute__((noinline)) static int
+put(Tape *tape, int code, int64_t argument)
+{
+    return put_at(tape, now(), code, argument);
 }
 
 HOT static inline int
@@ -740,6 +791,7 @@ typedef struct {
     PyObject *module;   /* weakly: in the module's own dict this must not keep it alive */
     PyObject *compiled; /* what stood in this place before, or NULL */
     PyObject *grad_enabled;
+    Remembered call_impl;
     int train, evaluate, end;
 } Forward;
 
@@ -751,6 +803,7 @@ forward_traverse(Forward *self, visitproc visit, void *arg)
     Py_VISIT(self->module);
     Py_VISIT(self->compiled);
     Py_VISIT(self->grad_enabled);
+    Py_VISIT(self->call_impl.found);
     return 0;
 }
 
@@ -761,6 +814,8 @@ forward_clear(Forward *self)
     Py_CLEAR(self->module);
     Py_CLEAR(self->compiled);
     Py_CLEAR(self->grad_enabled);
+    self->call_impl.version = 0;
+    Py_CLEAR(self->call_impl.found);
     return 0;
 }
 
@@ -821,11 +876,11 @@ trains(const Forward *self, PyObject *module)
         Py_INCREF(flag);
     else if (!PyErr_Occurred())
         flag = PyObject_GetAttr(module, name_training);
-    int training = flag == NULL ? -1 : PyObject_IsTrue(flag);
+    int training = flag == NULL ? -1 : is_true(flag);
     Py_XDECREF(flag);
     if (training > 0) {
         flag = PyObject_CallNoArgs(self->grad_enabled);
-        training = flag == NULL ? -1 : PyObject_IsTrue(flag);
+        training = flag == NULL ? -1 : is_true(flag);
         Py_XDECREF(flag);
     }
     if (training < 0)
@@ -845,13 +900,13 @@ call_unusual(const Forward *self, PyObject *module, PyObject *args, PyObject *kw
 
 /* Call what was in this place before, or else the module's own implementation. */
 HOT static PyObject *
-call_module(const Forward *self, PyObject *module, PyObject *args, PyObject *kwargs)
+call_module(Forward *self, PyObject *module, PyObject *args, PyObject *kwargs)
 {
     PyObject *with_module[1 + MAX_PLAIN_ARGUMENTS];
     Py_ssize_t count = PyTuple_GET_SIZE(args);
     if (self->compiled != NULL || count > MAX_PLAIN_ARGUMENTS || (kwargs != NULL && PyDict_GET_SIZE(kwargs) > 0))
         return call_unusual(self, module, args, kwargs);
-    PyObject *call = PyObject_GetAttr((PyObject *)Py_TYPE(module), name_call_impl);
+    PyObject *call = attribute_of_type(&self->call_impl, module, name_call_impl);
     if (call == NULL)
         return NULL;
     with_module[0] = module;
@@ -1170,6 +1225,7 @@ typedef struct {
     int depth;    /* checkpoints go backward within the backward */
     int expected; /* how many reducers are prepared */
     int known, oldest;
+    Remembered stats;
     Reducer reducers[MAX_REDUCERS];
 } Backward;
 
@@ -1180,6 +1236,7 @@ backward_traverse(Backward *self, visitproc visit, void *arg)
     Py_VISIT(self->dict);
     Py_VISIT(self->tape);
     Py_VISIT(self->original);
+    Py_VISIT(self->stats.found);
     for (int number = 0; number < self->known; number++)
         Py_VISIT(self->reducers[number].reference);
     return 0;
@@ -1191,6 +1248,8 @@ backward_clear(Backward *self)
     Py_CLEAR(self->dict);
     Py_CLEAR(self->tape);
     Py_CLEAR(self->original);
+    self->stats.version = 0;
+    Py_CLEAR(self->stats.found);
     for (int number = 0; number < self->known; number++)
         Py_CLEAR(self->reducers[number].reference);
     return 0;
@@ -1248,9 +1307,10 @@ expect(Backward *self, PyObject *reducer, int64_t prepared)
 /* When the last gradient was ready, in ns since the reducer was prepared; -1 if it does not say. And a mark of
    when all of them were: one moment may well be the same in two backwards, to the nanosecond. */
 HOT static int64_t
-last_gradient(PyObject *reducer, uint64_t *mark)
+last_gradient(Backward *self, PyObject *reducer, uint64_t *mark)
 {
-    PyObject *times = PyObject_CallMethodNoArgs(reducer, name_get_backward_stats);
+    PyObject *stats = attribute_of_type(&self->stats, reducer, name_get_backward_stats);
+    PyObject *times = stats == NULL ? NULL : PyObject_CallOneArg(stats, reducer);
     int64_t last = -1;
     uint64_t all = 0;
     if (times != NULL && PyList_Check(times))
@@ -1261,6 +1321,7 @@ last_gradient(PyObject *reducer, uint64_t *mark)
                 last = at;
         }
     Py_XDECREF(times);
+    Py_XDECREF(stats);
     PyErr_Clear();
     *mark = all;
     return last;
@@ -1277,7 +1338,7 @@ reduced_from(Backward *self, int64_t began)
             continue;
         PyObject *reducer = referent(place->reference);
         uint64_t mark = 0;
-        int64_t last = reducer == NULL ? -1 : last_gradient(reducer, &mark);
+        int64_t last = reducer == NULL ? -1 : last_gradient(self, reducer, &mark);
         Py_XDECREF(reducer);
         if (last >= 0 && mark == place->newest)
             continue; /* of another model, whose backward is yet to come */
@@ -1299,18 +1360,19 @@ backward_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, Py
     Tape *tape = self->tape;
     if (!here(tape) || is_muted(tape, self->begin))
         return PyObject_Vectorcall(self->original, args, nargsf, names);
-    if (put(tape, self->begin, 0) < 0)
+    int64_t began = now(), arrived = 0;
+    if (put_at(tape, began, self->begin, 0) < 0)
         return NULL;
-    int64_t began = self->expected ? now() : 0, arrived = 0;
+    int reduces = self->expected;
     self->depth++;
     PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
     self->depth--;
     if (!here(tape))
         return result;
-    if (result != NULL && began != 0 && self->depth == 0)
+    if (result != NULL && reduces && self->depth == 0)
         arrived = reduced_from(self, began);
-    int64_t ago = arrived == 0 ? 0 : now() - arrived;
-    if (arrived != 0 && put(tape, self->reduction, ago > 0 ? ago : 0) < 0)
+    int64_t ended = arrived == 0 ? 0 : now(), ago = ended - arrived;
+    if (arrived != 0 && put_at(tape, ended, self->reduction, ago > 0 ? ago : 0) < 0)
         Py_CLEAR(result);
     if (put(tape, self->end, 0) < 0)
         Py_CLEAR(result);
@@ -1435,7 +1497,8 @@ prepare_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     self->vectorcall = prepare_vectorcall;
     self->backward = (Backward *)Py_NewRef(backward);
-    self->original = Py_NewRef(original);
+    /* What a pybind class has of a name is a method of another type around the function itself. */
+    self->original = Py_NewRef(PyInstanceMethod_Check(original) ? PyInstanceMethod_GET_FUNCTION(original) : original);
     self->otherwise = Py_NewRef(otherwise);
     return (PyObject *)self;
 }

@@ -555,6 +555,38 @@ def test_a_forward_calls_what_was_in_its_place(kind: Any) -> None:
     assert written(tape) == [(2, 0), (3, 0)]
 
 
+@both
+def test_a_forward_calls_what_its_class_has_by_now(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Base(nn.Module):
+        """What another tool replaces a part of."""
+
+        def forward(self, number: int) -> int:
+            return number
+
+    class Module(Base):
+        """The class of the module."""
+
+    class Other(Base):
+        """What the module becomes, as under FSDP."""
+
+        def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+            return "other"
+
+    module: Any = Module()
+    timed_forward(kind, kind.Tape(64), module)
+    assert [module(1), module(2)] == [1, 2]
+    monkeypatch.setattr(Base, "_call_impl", lambda _module, number: -number)
+    assert [module(1), module(2)] == [-1, -2]
+    monkeypatch.setattr(Module, "_call_impl", lambda _module, number: number + 10)
+    assert [module(1), module(2)] == [11, 12]
+    module.__class__ = Other
+    assert [module(1), module(2)] == ["other", "other"]
+    module.__class__ = Module
+    assert module(1) == 11
+    monkeypatch.undo()
+    assert module(1) == 1
+
+
 # Steps.
 
 

@@ -219,6 +219,27 @@ def test_a_reducer_that_says_something_else_is_left_alone(kind: Any, answer: obj
 
 
 @both
+def test_each_reducer_is_asked_as_its_class_has_it_by_now(kind: Any) -> None:
+    class Silent(Reducer):
+        def get_backward_stats(self) -> list[int]:
+            self.asked += 1
+            return []
+
+    scene, plain, silent = Scene(kind), Reducer(), Silent()
+    scene.prepare(plain, silent)
+    scene.timed(plain.compute)
+    assert [code for code, _ in written(scene.tape)] == [BEGIN, REDUCTION, END]
+    assert (plain.asked, silent.asked) == (1, 1)
+    Silent.get_backward_stats = Reducer.get_backward_stats  # type: ignore[method-assign]
+    scene.prepare(silent)
+    assert scene.backward(silent.compute) == [BEGIN, REDUCTION, END]
+    del Silent.get_backward_stats
+    scene.prepare(silent)
+    assert scene.backward(silent.compute) == [BEGIN, REDUCTION, END]
+    assert (plain.asked, silent.asked) == (1, 3)
+
+
+@both
 def test_reducers_are_not_kept_alive(kind: Any) -> None:
     scene, reducer = Scene(kind), Reducer()
     gone = weakref.ref(reducer)
