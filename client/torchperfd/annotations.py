@@ -6,7 +6,7 @@ what differs is closed or opened: the trace shows the phases that the recorder t
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 
 class Annotations:
@@ -46,10 +46,22 @@ class Annotations:
         if step is not None:
             step.__exit__(None, None, None)
 
+    def abandon(self) -> None:
+        """Leave all of them open for good, since the profiler under which they began is gone.
+
+        Where another one is on by then, torch would write an annotation's end into memory that the first had.
+        """
+        _abandoned.extend([self._step, *(annotation for _, annotation in self._phases)])
+        self._step, self._phases = None, []
+
     def _close_beyond(self, depth: int) -> None:
         while len(self._phases) > depth:
             _, annotation = self._phases.pop()
             annotation.__exit__(None, None, None)
+
+
+_abandoned: Final[list[Any]] = []
+"""Annotations must not be garbage either, as that ends them, too; a handful for each capture that is lost."""
 
 
 def _opened(name: str) -> Any:

@@ -150,6 +150,7 @@ class RankCapture:
         self._trigger = trigger
         self._trace: tracer.Tracer | None = None
         self._annotations = Annotations(phase_name)
+        self._starts_anywhere = False
         self._foreign_steps = 0
         self._cancel_reason = ""
         self._ending = threading.Lock()
@@ -211,22 +212,23 @@ class RankCapture:
                 reason = self.outcome.reason
         return reason
 
-    def arm(self, start_step: int, steps: int = 0) -> None:
+    def arm(self, start_step: int | None = None, steps: int = 0) -> None:
         """Profile the training steps [start_step, start_step + steps) once the loop gets there.
 
         Args:
-            start_step: The first one.
+            start_step: The first one; None for whichever begins next, where no other rank has to agree.
             steps: How many; 0 for as many as the options say.
 
         Raises:
             ValueError: No capture has so many.
         """
         self.options = replace(self.options, steps=steps or self.options.steps)
-        self.start_step = start_step
+        self._starts_anywhere = start_step is None
+        self.start_step = start_step or 0
         self._forget_deadline()
         if self.ended.is_set():
             return
-        if self._loop.train_steps >= start_step:
+        if start_step is not None and self._loop.train_steps >= start_step:
             self.fail(f"step {start_step} was already under way", retry=True)
             return
         self.stage = CaptureStage.ARMED
@@ -246,17 +248,21 @@ class RankCapture:
             if self.outcome is not None:
                 # It was given up in the moment that it was armed.
                 self._replay.unwatch(self)
-            elif next_index == self.start_step and not self._cancel_reason:
+                return
+            if self._starts_anywhere:
+                self.start_step = next_index
+            if next_index == self.start_step and not self._cancel_reason:
                 self._start(next_index)
             elif next_index >= self.start_step:
                 self._give_up(self._cancel_reason or f"step {self.start_step} was missed", retry=True)
             return
-        self._annotations.close()
         self.steps_made = next_index - self.start_step
+        if self._trace.lost:
+            self._give_up(str(tracer.LostTraceError()))
+            return
+        self._annotations.close()
         if self._cancel_reason:
             self._give_up(self._cancel_reason)
-        elif self._trace.lost:
-            self._give_up(str(tracer.LostTraceError()))
         elif next_index == self.start_step + self.options.steps:
             self._stop()
         else:
@@ -331,7 +337,10 @@ class RankCapture:
         trace, self._trace = self._trace, None
         self._replay.follower = None
         self._replay.unwatch(self)
-        self._annotations.close()
+        if trace is not None and trace.lost:
+            self._annotations.abandon()
+        else:
+            self._annotations.close()
         try:
             if trace is not None:
                 trace.stop()

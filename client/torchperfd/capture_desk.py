@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _TORCH_BUDGET_S: Final = 15.0
 _ENDING_BUDGET_S: Final = 5.0
-_OWN_MARGIN_STEPS: Final = 2
 _WORK_BUDGET_S: Final = 60.0
 """Longest delay of an exit in the middle of an export: a million events."""
 
@@ -75,7 +74,7 @@ class CaptureDesk:
             if reason:
                 capture.fail(reason)
             else:
-                capture.arm(self._loop.train_steps + _OWN_MARGIN_STEPS)
+                capture.arm()
 
         threading.Thread(target=prepare_and_arm, name="torchperfd-capture", daemon=True).start()
         return capture

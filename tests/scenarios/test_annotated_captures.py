@@ -1,8 +1,10 @@
 """The phases in a capture's trace: those that the recorder times, nested rightly, and none otherwise."""
 
+import gc
 import json
 import statistics
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 import torchperfd
 from torchperfd import annotations, libtorch
 from torchperfd.capture_desk import Capture
+from torchperfd.errors import CaptureError
 from torchperfd.precedence import PRECEDENCE
 from torchperfd.recorder import TRAIN, Recorder
 from torchperfd.stretch import Stretch
@@ -328,6 +331,45 @@ def test_a_profiler_of_the_scripts_sees_none_of_our_phases(
             step()
     theirs.export_chrome_trace(str(tmp_path / "theirs.json"))
     assert ours(tmp_path / "theirs.json") == []
+
+
+def test_what_the_scripts_profiler_puts_an_end_to_is_never_ended_by_us(
+    way: None, client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch would write that into memory that the profiler had which is gone: now and then it crashed."""
+    opened: list[weakref.ref[Any]] = []
+    ended: list[str] = []
+    honest = annotations._opened
+
+    class Noted:
+        def __init__(self, name: str) -> None:
+            self._name, self._annotation = name, honest(name)
+            opened.append(weakref.ref(self))
+
+        def __exit__(self, *arguments: Any) -> None:
+            ended.append(self._name)
+            self._annotation.__exit__(*arguments)
+
+    monkeypatch.setattr(annotations, "_opened", Noted)
+    step = plain(client)
+    step()
+    capture = client.capture(steps=1000)
+    for _ in range(MOST_STEPS):
+        if capture.state == "running":
+            break
+        step()
+    ended_before, left_open = len(ended), len(opened) - len(ended)
+    assert left_open
+    record: Any = profiler.profile
+    with record(use_kineto=True):
+        for _ in range(3):
+            step()
+        with pytest.raises(CaptureError, match="the script started its own profiler"):
+            capture.wait()
+        gc.collect()
+    assert len(ended) == ended_before
+    # As garbage they would be ended, too.
+    assert sum(reference() is not None for reference in opened) == left_open
 
 
 def test_nothing_is_annotated_while_nothing_is_captured(

@@ -95,6 +95,31 @@ def test_a_capture_that_is_armed_in_time_has_no_deadline(tmp_path: Path) -> None
     assert not prepared.replay.live
 
 
+def test_a_capture_for_which_nobody_waits_begins_with_any_step(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    assert prepared.capture.prepare() == ""
+    prepared.capture.arm()
+    # However many steps went by meanwhile.
+    for next_index in (7, 8, 9):
+        prepared.capture.train_edge(next_index)
+    assert prepared.capture.ended.wait(30)
+    assert [(outcome.ok, outcome.start_step) for outcome in prepared.outcomes] == [(True, 7)]
+    events = json.loads((tmp_path / prepared.capture.file).read_bytes())["traceEvents"]
+    steps = [event["name"] for event in events if event["name"].startswith("ProfilerStep#")]
+    assert steps == ["ProfilerStep#7", "ProfilerStep#8"]
+
+
+def test_a_capture_whose_first_step_went_by_fails_and_may_be_tried_again(tmp_path: Path) -> None:
+    prepared = Prepared(tmp_path)
+    assert prepared.capture.prepare() == ""
+    prepared.capture.arm(5)
+    prepared.capture.train_edge(7)
+    assert prepared.capture.ended.wait(30)
+    assert [(outcome.ok, outcome.reason, outcome.retry) for outcome in prepared.outcomes] == [
+        (False, "step 5 was missed", True)
+    ]
+
+
 def test_captures_follow_one_another_each_whole(client: torchperfd.Client) -> None:
     for _ in range(5):
         step()
