@@ -2,6 +2,7 @@
 
 import io
 import json
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -583,13 +584,19 @@ def test_the_recording_is_taken_off_by_kind() -> None:
 
 def scaled(*events: str, unrecorded_ns: object, steps: int = 1, last_ns: int = MS) -> Scene:
     """The scene of steps of 1 ms, but for the last, each with 400 operators."""
+    return scene_of(*events, unrecorded_ns=unrecorded_ns, lengths=[*[MS] * (steps - 1), last_ns])
+
+
+def scene_of(*events: str, unrecorded_ns: object, lengths: list[int]) -> Scene:
+    """The scene of steps of these lengths, one after another, each with 400 operators."""
+    ends = np.cumsum(lengths).tolist()
+    starts = [0, *ends[:-1]]
     operators = [
-        traces.event("aten::mm", at * MS + number * US, at * MS + number * US + 500)
-        for at in range(steps)
+        traces.event("aten::mm", start + number * US, start + number * US + 500)
+        for start in starts
         for number in range(400)
     ]
-    ends = [*((at + 1) * MS for at in range(steps - 1)), (steps - 1) * MS + last_ns]
-    marks = [step(at, at * MS, end) for at, end in enumerate(ends)]
+    marks = [step(at, start, end) for at, (start, end) in enumerate(zip(starts, ends, strict=True))]
     trace = traces.trace_of([*marks, *operators, *events], torchperfd={"unrecorded_step_ns": unrecorded_ns})
     found = analysis.steps(trace)
     spans = [(each.start_ns, each.start_ns + each.duration_ns) for each in found]
@@ -611,6 +618,17 @@ def test_what_steps_took_before_tells_how_fast_the_machine_records(times: float)
 def test_steps_that_were_shorter_before_by_far_more_are_not_believed() -> None:
     assert scaled(unrecorded_ns=1).step_ns >= MS - 3 * EXPECTED_NS
     assert scaled(unrecorded_ns=10 * MS).step_ns == pytest.approx(MS - EXPECTED_NS / 3, abs=1)
+
+
+@pytest.mark.parametrize(
+    "longer", [[2.0, 2.0, *[4.0] * 6], [1.9, 2.5, *[4.0] * 6], [4.0] * 8], ids=["even", "uneven", "all"]
+)
+def test_where_most_steps_had_to_wait_for_memory_the_others_hardly_tell_the_cost(longer: list[float]) -> None:
+    before = round(MS - EXPECTED_NS)
+    scene = scene_of(unrecorded_ns=before, lengths=[round(times * MS) for times in longer])
+    assert scene.count == 2
+    kept = statistics.fmean(sorted(longer)[:2]) * MS
+    assert kept - 1.5 * EXPECTED_NS < scene.step_ns <= kept - EXPECTED_NS
 
 
 @pytest.mark.parametrize("unrecorded_ns", [0, -5])

@@ -11,7 +11,8 @@ operators themselves took longer, with what the profiler keeps between their own
 
 Now and then the memory for what is recorded must be had from the system, and steps take several times as
 long, though nothing in them is the cause: one operator of hundreds stands still for 30 ms. What recording
-cannot explain, nor waits for a loader, is no time of theirs, so the longest of such steps are left out.
+cannot explain, nor waits for a loader, is no time of theirs, so the longest of such steps are left out. Where
+that is most of them, those kept have their part of it, and hardly tell what recording an event costs.
 """
 
 from typing import Final
@@ -74,10 +75,11 @@ class RecordingCost:
         self.undisturbed: Flags = np.ones(len(starts), dtype=np.bool_)
         if self._unrecorded:
             lengths, costs = ends - starts, self.within(starts, ends)
+            usual = float(np.median(lengths - waited))
             self.undisturbed = _undisturbed(lengths - waited, costs, self._unrecorded)
             lengths, costs, waited = (each[self.undisturbed] for each in (lengths, costs, waited))
             self.scale = _scale(
-                self._unrecorded, float(lengths.mean()), float(costs.mean()), float(waited.mean())
+                self._unrecorded, float(lengths.mean()), float(costs.mean()), float(waited.mean()), usual
             )
         self._waited = float(waited.mean())
 
@@ -127,7 +129,7 @@ def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:
     return kept
 
 
-def _scale(unrecorded: float, recorded: float, cost: float, waited: float) -> float:
+def _scale(unrecorded: float, recorded: float, cost: float, waited: float, usual: float) -> float:
     """Return how many times as much as expected recording cost, between what was measured and 1.
 
     Of two uncertain values for the same thing each counts by its inverse variance. All times are of one step.
@@ -137,10 +139,14 @@ def _scale(unrecorded: float, recorded: float, cost: float, waited: float) -> fl
         recorded: What it took.
         cost: What was expected of recording.
         waited: What it waited for workers, who went on meanwhile: cost may be hidden in there.
+        usual: The median step less its waits, of those that were left out as well.
     """
     if cost <= 0:
         return 1.0
     measured = (recorded - unrecorded) / cost
-    uncertainty = (_UNEVEN * recorded + waited) / cost
+    # What makes most steps longer than those kept, or these longer than anybody believes, is in these, too.
+    disturbed = max(usual - (recorded - waited), 0.0)
+    disturbed += max(recorded - waited - (1 + _UNEVEN) * unrecorded - _MOST * cost, 0.0)
+    uncertainty = (_UNEVEN * recorded + waited + disturbed) / cost
     weight = _MACHINES**2 / (_MACHINES**2 + uncertainty**2)
     return min(max(1 + weight * (measured - 1), 1 / _MOST), _MOST)
