@@ -201,8 +201,10 @@ def test_a_daemon_killed_in_the_middle_costs_no_trace_and_no_truth(
     node: Node, pairs: Callable[..., Pair], survivors: int
 ) -> None:
     pair = pairs()
-    with capturing(node, "--steps", "200") as command:
+    with capturing(node, "--steps", "400") as command:
         found = until_armed(node)
+        # The manifest is written before the ranks are told; once anything else is answered, they have been.
+        assert len(pair.steps()) == 2
         node.stop_daemon(signal.SIGKILL)
         _, errors = command.communicate(timeout=60)
     assert command.returncode == 4
