@@ -15,10 +15,9 @@ from pathlib import Path
 def torchperfd(trace: Path) -> None:
     """Run this project's analyser."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from torchperfd_daemon.analysis import breakdown
-    from torchperfd_daemon.analysis import trace as traces
+    from torchperfd_daemon.analysis import breakdown, loading
 
-    device = breakdown.DeviceTime(traces.load(trace))
+    device = breakdown.DeviceTime(loading.load(trace))
     total = device.all()
     print(total.idle_ns / 1000, total.comm_comp_overlap_pct, len(device.kernels()))
 

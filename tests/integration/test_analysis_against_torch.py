@@ -1,7 +1,8 @@
 """The operator table against the one torch itself computes, to the nanosecond."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,41 @@ def test_the_table_with_python_frames_is_torchs_own(tmp_path: Path) -> None:
     assert our_table(trace, python_functions=True, by_shape=True) == by_shape
     assert any(row[3] for row in by_shape.values())
     assert any("[4, 1, 8, 8]" in shapes for _, _, shapes in by_shape)
+
+
+def never_closed(stack: contextlib.ExitStack) -> None:
+    stack.enter_context(profiling.record_function("open"))
+    torch.ones(64).sum()
+
+
+def closed_around_one_left_open(stack: contextlib.ExitStack) -> None:
+    with profiling.record_function("outer"):
+        stack.enter_context(profiling.record_function("open"))
+        torch.ones(64).sum()
+    torch.ones(64).sum()
+
+
+def one_left_open_in_another(stack: contextlib.ExitStack) -> None:
+    never_closed(stack)
+    stack.enter_context(profiling.record_function("also open"))
+    torch.ones(64).sum()
+
+
+@pytest.mark.parametrize("work", [never_closed, closed_around_one_left_open, one_left_open_in_another])
+def test_what_the_profilers_stop_left_open_counts_as_in_torch(
+    work: Callable[[contextlib.ExitStack], None], tmp_path: Path
+) -> None:
+    # Not to be closed under another profiler: torch would write into this one's memory, which is gone.
+    left_open = contextlib.ExitStack()
+    with cpu_profile(profile_memory=True) as profiler:
+        work(left_open)
+    file = tmp_path / "rank0.json"
+    profiler.export_chrome_trace(str(file))
+    left_open.close()
+
+    table = our_table(analysis.load(file))
+    assert table == torch_table(profiler)
+    assert table["open", True, ""][1] == 0 < table["open", True, ""][2]
 
 
 def test_operators_of_a_module_are_found_by_it_forward_and_backward(tmp_path: Path) -> None:

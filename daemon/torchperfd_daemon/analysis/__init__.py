@@ -21,6 +21,7 @@ from torchperfd_daemon.analysis.compare_report import (
 from torchperfd_daemon.analysis.export import to_csv, to_markdown
 from torchperfd_daemon.analysis.html import rectangles_for, render_html
 from torchperfd_daemon.analysis.idle import CAUSES, Cause, Idle, IdleCause, IdlePlace, idle
+from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GROUPS, GroupBy, Operator, operators
 from torchperfd_daemon.analysis.phases import phases
 from torchperfd_daemon.analysis.ranks import RankFile, Request, analyse, rank_files
@@ -28,7 +29,7 @@ from torchperfd_daemon.analysis.report import SCHEMA, SORT_WORDS, render_text, t
 from torchperfd_daemon.analysis.samples import MemorySteps, Samples
 from torchperfd_daemon.analysis.steps import Step, steps
 from torchperfd_daemon.analysis.summary import Summary, SummaryTable, summarise
-from torchperfd_daemon.analysis.trace import Trace, load
+from torchperfd_daemon.analysis.trace import Trace
 
 __all__ = [
     "CAUSES",

@@ -41,6 +41,7 @@ class Args(msgspec.Struct, gc=False):
     dtype: int | str | None = None
     group_sequence: int | str | None = msgspec.field(name="Seq", default=-1)
     sequence: int | None = msgspec.field(name="Sequence number", default=-1)
+    finished: bool | int | str | None = True
     forward_thread: int = msgspec.field(name="Fwd thread id", default=0)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)

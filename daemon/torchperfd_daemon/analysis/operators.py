@@ -53,7 +53,8 @@ _HIDDEN: Final = frozenset(
     }
 )
 # c10d's Work objects open a span on one thread and close it on another. torch marks such spans as
-# asynchronous, outside all nesting and without self time; the trace shows them only by their name.
+# asynchronous, outside all nesting and without self time; the trace shows them only by their name. What was
+# never closed torch takes for asynchronous too.
 ASYNC_PREFIXES: Final = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
 # torch's numbers for the kinds of device that memory is on.
 HOST_MEMORY: Final = (0, 2, 5)
@@ -209,8 +210,8 @@ def _on_host(trace: Trace) -> Flags:
 
 def _sums(trace: Trace, group: Int64, host: Flags) -> "_Sums":
     """Add up the calls in ``host`` and what ran on a device, by each event's group."""
-    asynchronous = trace.of_categories({_ANNOTATION}) & _named(
-        trace, lambda name: name.startswith(ASYNC_PREFIXES)
+    asynchronous = trace.unfinished | (
+        trace.of_categories({_ANNOTATION}) & _named(trace, lambda name: name.startswith(ASYNC_PREFIXES))
     )
     sums = _Sums(group)
     _add_calls(sums, trace, nest(trace, np.flatnonzero(host & ~asynchronous)))

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
+from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GroupBy
 from torchperfd_daemon.analysis.summary import Summary, summarise
-from torchperfd_daemon.analysis.trace import load
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 _RANK_FILE: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")

@@ -1,42 +1,14 @@
 """One trace as columns: what ran where, from when to when, in integer nanoseconds."""
 
-from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from decimal import Decimal
-from operator import attrgetter
-from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.analysis import kineto
-from torchperfd_daemon.analysis.tracefile import MAX_BYTES, TraceFile
-from torchperfd_daemon.errors import TorchperfdError
-
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
-_Key = TypeVar("_Key")
-
-# Names that older exporters gave to categories, in lower case.
-_CATEGORY_ALIASES: Final = {
-    "operator": "cpu_op",
-    "runtime": "cuda_runtime",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-}
-# The recording window that the exporter draws around everything: not something that ran.
-_WINDOW: Final = ("Trace", "trace")
-_MEMORY: Final = "[memory]"
-# Beyond these a start or an end would leave int64 nanoseconds.
-_LATEST_START_US: Final = float(1 << 53)
-_LONGEST_US: Final = float(1 << 43)
-# What a trace may take in memory ends here, at some 70 bytes an event.
-_MOST_EVENTS: Final = 1 << 26
-_NO_ARGS: Final = kineto.Args()
-_WHERE: Final = attrgetter("pid", "tid")
 
 
 @dataclass(slots=True)
@@ -104,7 +76,7 @@ class Trace:
         category: An index into ``categories``.
         thread: Where it ran, an index into ``threads``.
         start: Start in ns since the origin.
-        end: End in ns on the same clock.
+        end: End in ns on the same clock; of what is unfinished, as `end_unfinished` has it.
         external: Kineto's ``External id``; equal on a kernel and the operator that launched it; 0 for none.
         correlation: Equal on a kernel and the runtime call that launched it; -1 for none.
         shape: The inputs' shapes, an index into ``shapes``.
@@ -112,6 +84,7 @@ class Trace:
         sequence: Autograd's number, equal on an operator and its backward; -1 for none.
         backward: It is a node of the backward pass.
         in_group: Its arguments name a process group.
+        unfinished: It was never closed, or not before the recording was stopped.
         memory: What was allocated and freed; empty unless ``profile_memory`` was on.
         collective_args: What arguments say of collectives, for the events that have such.
         device_memory: Bytes of the smallest accelerator on record; 0 when the file does not say.
@@ -143,6 +116,7 @@ class Trace:
     sequence: Int64
     backward: Flags
     in_group: Flags
+    unfinished: Flags
     memory: Memory
     collective_args: CollectiveArgs
     device_memory: int
@@ -170,280 +144,3 @@ class Trace:
         for name in np.flatnonzero(lookup).tolist():
             lookup[name] = wanted(self.names[name])
         return rows[lookup[names]]
-
-
-def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
-    """Read a Kineto trace, ``.json`` or ``.json.gz``; bad events are skipped and counted.
-
-    The text is never in memory as a whole: what stays is some 60 bytes an event.
-
-    Args:
-        path: The trace file.
-        max_bytes: The most uncompressed bytes to read.
-
-    Raises:
-        NoSuchTargetError: There is no such file.
-        TorchperfdError: The file cannot be read, is no trace, is too big, or holds nothing that ran.
-    """
-    file = TraceFile(Path(path), max_bytes)
-    events = kineto.Events(file.pieces())
-    columns = _Columns()
-    try:
-        for batch in events:
-            columns.add(batch)
-            if len(columns.start) > _MOST_EVENTS:
-                raise TorchperfdError(f"it holds more than {_MOST_EVENTS:,} events", "capture fewer steps")
-    except TorchperfdError as error:
-        if error.problem.startswith("it "):
-            raise TorchperfdError(f"cannot analyse {path}: {error.problem}", error.remedy) from None
-        raise
-    if not columns.start:
-        raise TorchperfdError(f"{path} holds no event with a duration", "capture at least one whole step")
-    return columns.trace(str(path), file, events)
-
-
-def nanoseconds(microseconds: npt.NDArray[np.float64]) -> Int64:
-    """Convert microseconds below 2^43, written with at most three decimals, to exact ns.
-
-    A double still tells neighbouring nanoseconds apart there, so each time is exact by itself. The whole
-    part is set aside because a double cannot hold its product with 1000 as finely; and times are not
-    subtracted as doubles, because that adds their errors and is 1 ns off now and then.
-    """
-    whole = np.floor(microseconds)
-    return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
-
-
-class _Table(dict[_Key, int], Generic[_Key]):
-    """Numbers things in order of first sight."""
-
-    def __missing__(self, key: _Key) -> int:
-        self[key] = number = len(self)
-        return number
-
-
-class _Columns:
-    """The columns while they grow."""
-
-    def __init__(self) -> None:
-        self.events = 0
-        self.skipped = 0
-        self.start = array("q")
-        # What is absent has number 0.
-        self._names = _Table[str]({"": 0})
-        self._written_categories = _Table[str]({"": 0} | {name: 1 + at for at, name in enumerate(_WINDOW)})
-        self._threads = _Table[tuple[int | str, int | str]]()
-        self._shapes = _Table[bytes]({b"": 0})
-        self._types = _Table[bytes]({b"": 0})
-        self._name = array("i")
-        self._category = array("i")
-        self._thread = array("i")
-        self._end = array("q")
-        self._external = array("q")
-        self._correlation = array("q")
-        self._shape = array("i")
-        self._type = array("i")
-        self._sequence = array("q")
-        self._backward = array("b")
-        self._in_group = array("b")
-        self._memory_time = array("q")
-        self._allocated = array("q")
-        self._device_type = array("i")
-        self._collectives = _CollectiveColumns()
-        self._reserved = array("q")
-
-    def add(self, batch: list[Any]) -> None:
-        """Append the complete events of a batch, and what it says of memory."""
-        complete = [event for event in batch if event.ph == "X"]
-        if len(complete) < len(batch):
-            self.events += len(batch) - len(complete)
-            self._add_memory([event for event in batch if event.name == _MEMORY and event.ph == "i"])
-        if not complete:
-            return
-        starts = _doubles([event.ts for event in complete])
-        durations = _doubles([event.dur for event in complete])
-        names = _numbers(map(self._names.__getitem__, [event.name for event in complete]))
-        categories = _numbers(map(self._written_categories.__getitem__, [event.cat for event in complete]))
-        # What stands for an absent time is negative.
-        sound = (starts >= 0) & (starts < _LATEST_START_US) & (durations >= 0) & (durations < _LONGEST_US)
-        sound &= (names != 0) & (categories != 0)
-        wanted = sound & (categories > len(_WINDOW))
-        self.events += int(sound.sum())
-        self.skipped += len(sound) - int(sound.sum())
-        if not wanted.all():
-            complete = [event for event, good in zip(complete, wanted.tolist(), strict=True) if good]
-            starts, durations = starts[wanted], durations[wanted]
-            names, categories = names[wanted], categories[wanted]
-        start_ns = _exact_nanoseconds(complete, starts)
-        args = [event.args or _NO_ARGS for event in complete]
-        self._collectives.add(len(self._name), args)
-        external = _identifiers([each.external_id for each in args], 0)
-        if not external.all():
-            legacy = _identifiers([each.legacy_external_id for each in args], 0)
-            external = np.where(external == 0, legacy, external)
-        dims = map(bytes, [each.dims for each in args])
-        types = map(bytes, [each.types for each in args])
-        _append(self._name, names)
-        _append(self._category, categories)
-        _append(self._thread, _numbers(map(self._threads.__getitem__, map(_WHERE, complete))))
-        _append(self.start, start_ns)
-        _append(self._end, start_ns + nanoseconds(durations))
-        _append(self._external, external)
-        _append(self._correlation, _identifiers([each.correlation for each in args], -1))
-        _append(self._shape, _numbers(map(self._shapes.__getitem__, dims)))
-        _append(self._type, _numbers(map(self._types.__getitem__, types)))
-        _append(self._sequence, _identifiers([each.sequence for each in args], -1))
-        self._backward.extend([each.forward_thread > 0 for each in args])
-        self._in_group.extend([each.process_group not in (None, "") for each in args])
-
-    def _add_memory(self, instants: list[Any]) -> None:
-        times = _doubles([event.ts for event in instants])
-        sound = (times >= 0) & (times < _LATEST_START_US)
-        self.skipped += len(instants) - int(sound.sum())
-        self.events -= len(instants) - int(sound.sum())
-        instants = [event for event, good in zip(instants, sound.tolist(), strict=True) if good]
-        args = [event.args or _NO_ARGS for event in instants]
-        _append(self._memory_time, _exact_nanoseconds(instants, times[sound]))
-        _append(self._allocated, np.array([each.allocated for each in args], dtype=np.int64))
-        _append(self._device_type, np.array([each.device_type for each in args], dtype=np.int32))
-        _append(self._reserved, np.array([each.reserved for each in args], dtype=np.int64))
-
-    def trace(self, path: str, file: TraceFile, events: kineto.Events) -> Trace:
-        """Return the finished columns, without the recording window, on a clock that starts at zero."""
-        categories = _Table[str]()
-        renumbered = np.array([categories[_category(each)] for each in self._written_categories], np.int32)
-        category = renumbered[np.frombuffer(self._category, np.int32)]
-        start, end = np.frombuffer(self.start, np.int64), np.frombuffer(self._end, np.int64)
-        origin = int(start.min())
-        start -= origin
-        end -= origin
-        distributed = events.header.distributed or kineto.Distributed()
-        capture = events.header.capture or kineto.Capture()
-        return Trace(
-            path=path,
-            size=file.size,
-            events=self.events,
-            skipped=self.skipped + events.skipped,
-            damaged=file.broken or events.damaged,
-            rank=distributed.rank,
-            world_size=distributed.world_size,
-            origin_ns=events.header.base_ns + origin,
-            names=list(self._names),
-            categories=list(categories),
-            threads=list(self._threads),
-            shapes=[text.decode(errors="replace") for text in self._shapes],
-            types=[text.decode(errors="replace") for text in self._types],
-            name=np.frombuffer(self._name, np.int32),
-            category=category,
-            thread=np.frombuffer(self._thread, np.int32),
-            start=start,
-            end=end,
-            external=np.frombuffer(self._external, np.int64),
-            correlation=np.frombuffer(self._correlation, np.int64),
-            shape=np.frombuffer(self._shape, np.int32),
-            type=np.frombuffer(self._type, np.int32),
-            sequence=np.frombuffer(self._sequence, np.int64),
-            backward=np.frombuffer(self._backward, np.bool_),
-            in_group=np.frombuffer(self._in_group, np.bool_),
-            collective_args=self._collectives.columns(),
-            memory=Memory(
-                np.frombuffer(self._memory_time, np.int64) - origin,
-                np.frombuffer(self._allocated, np.int64),
-                np.frombuffer(self._device_type, np.int32),
-                np.frombuffer(self._reserved, np.int64),
-            ),
-            device_memory=min((each.memory for each in events.header.devices if each.memory > 0), default=0),
-            unrecorded_step_ns=max(capture.unrecorded_step_ns, 0),
-        )
-
-
-class _CollectiveColumns:
-    """The arguments of collectives while they are gathered: few events have them, so they are rows apart."""
-
-    def __init__(self) -> None:
-        self._words = _Table[str]({"": 0})
-        self._row = array("q")
-        self._name = array("i")
-        self._group = array("i")
-        self._ranks = array("i")
-        self._dtype = array("i")
-        self._elements = array("q")
-        self._sequence = array("q")
-
-    def add(self, first_row: int, args: list[kineto.Args]) -> None:
-        """Append what a batch's arguments say, the first of them being of event ``first_row``."""
-        told = [row for row, each in enumerate(args) if each.collective]
-        if not told:
-            return
-        those = [args[row] for row in told]
-        self._row.extend([first_row + row for row in told])
-        self._name.extend([self._words[str(each.collective)] for each in those])
-        self._group.extend([self._words[_word(each.process_group)] for each in those])
-        ranks = [bytes(each.group_ranks).decode(errors="replace").strip('"') for each in those]
-        self._ranks.extend([self._words[text] for text in ranks])
-        self._dtype.extend([self._words[_word(each.dtype)] for each in those])
-        received = _identifiers([each.output_elements for each in those], -1)
-        sent = _identifiers([each.input_elements for each in those], -1)
-        _append(self._elements, np.maximum(received, sent))
-        _append(self._sequence, _identifiers([each.group_sequence for each in those], -1))
-
-    def columns(self) -> CollectiveArgs:
-        """Return the finished columns."""
-        return CollectiveArgs(
-            words=list(self._words),
-            row=np.frombuffer(self._row, np.int64),
-            name=np.frombuffer(self._name, np.int32),
-            group=np.frombuffer(self._group, np.int32),
-            ranks=np.frombuffer(self._ranks, np.int32),
-            dtype=np.frombuffer(self._dtype, np.int32),
-            elements=np.frombuffer(self._elements, np.int64),
-            sequence=np.frombuffer(self._sequence, np.int64),
-        )
-
-
-def _word(value: int | str | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _doubles(values: Iterable[float | Decimal]) -> npt.NDArray[np.float64]:
-    return np.fromiter(values, np.float64)
-
-
-def _numbers(values: Iterable[int]) -> Int32:
-    return np.fromiter(values, np.int32)
-
-
-def _exact_nanoseconds(events: list[Any], microseconds: npt.NDArray[np.float64]) -> Int64:
-    """Convert the events' starts, given as doubles too, where those are too coarse from the decimals."""
-    coarse = microseconds >= kineto.EXACT_BELOW_US
-    if not coarse.any():
-        return nanoseconds(microseconds)
-    converted = nanoseconds(np.where(coarse, 0.0, microseconds))
-    for row in np.flatnonzero(coarse).tolist():
-        converted[row] = round(Decimal(events[row].ts) * 1000)
-    return converted
-
-
-def _identifiers(values: list[int | str | None], none: int) -> Int64:
-    """Return numbers, also where a trace writes them as strings; ``none`` for what is none."""
-    try:
-        numbers = np.fromiter(values, np.int64)
-    except (TypeError, ValueError, OverflowError):
-        numbers = np.fromiter((_identifier(value, none) for value in values), np.int64)
-    return np.where(numbers < 0, none, numbers)
-
-
-def _identifier(value: int | str | None, none: int) -> int:
-    try:
-        number = none if value is None else int(value)
-    except ValueError:
-        return none
-    return number if abs(number) < 1 << 63 else none
-
-
-def _category(written: str) -> str:
-    lowered = written.lower()
-    return _CATEGORY_ALIASES.get(lowered, lowered)
-
-
-def _append(column: "array[int]", values: npt.NDArray[np.integer[Any]]) -> None:
-    column.frombytes(values.tobytes())
