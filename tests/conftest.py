@@ -1,5 +1,6 @@
-"""What holds for every test: nothing leaks, and CI has the programs that tests need."""
+"""What holds for every test: nothing leaks, and CI has the programs and libraries that tests need."""
 
+import ctypes.util
 import gc
 import os
 import shutil
@@ -17,10 +18,16 @@ import pytest
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for marker in item.iter_markers("needs"):
         for tool in marker.args:
-            if shutil.which(tool) is None:
+            if not _installed(tool):
                 if os.environ.get("CI"):
                     pytest.fail(f"CI must have {tool}; .ci/run installs it", pytrace=False)
                 pytest.skip(f"{tool} is not installed here")
+
+
+def _installed(tool: str) -> bool:
+    if tool.startswith("lib"):
+        return ctypes.util.find_library(tool.removeprefix("lib")) is not None
+    return shutil.which(tool) is not None
 
 
 @pytest.fixture(autouse=True)
