@@ -137,7 +137,10 @@ class _Columns:
         self.events += int(sound.sum())
         self.skipped += len(sound) - int(sound.sum())
         if not wanted.all():
-            self._add_windows([complete[row] for row in np.flatnonzero(sound & ~wanted).tolist()])
+            windows = np.flatnonzero(sound & ~wanted)
+            ends = _exact_nanoseconds([complete[row] for row in windows.tolist()], starts[windows])
+            ends += nanoseconds(durations[windows])
+            self._recorded_until = max([self._recorded_until, *ends.tolist()])
             complete = [event for event, good in zip(complete, wanted.tolist(), strict=True) if good]
             starts, durations = starts[wanted], durations[wanted]
             names, categories = names[wanted], categories[wanted]
@@ -163,12 +166,6 @@ class _Columns:
         self._backward.extend([each.forward_thread > 0 for each in args])
         self._in_group.extend([each.process_group not in (None, "") for each in args])
         self._unfinished.extend([each.finished is False for each in args])
-
-    def _add_windows(self, windows: list[Any]) -> None:
-        for event in windows:
-            (start,) = _exact_nanoseconds([event], _doubles([event.ts]))
-            (duration,) = nanoseconds(_doubles([event.dur]))
-            self._recorded_until = max(self._recorded_until, int(start + duration))
 
     def _add_memory(self, instants: list[Any]) -> None:
         times = _doubles([event.ts for event in instants])
