@@ -4,6 +4,7 @@ import ctypes.util
 import gc
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -13,6 +14,12 @@ from typing import Any
 
 import psutil
 import pytest
+
+
+def pytest_configure() -> None:
+    # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
