@@ -1,7 +1,7 @@
 /* The recorder's work on steps that all go alike, in C; recorder.py says what it is.
 
    The loop decides in Python what each event of a step means, once. Here that is done over again to
-   the steps after it, without the interpreter's lock: training wants it meanwhile. */
+   the steps after it; to very many of them without the interpreter's lock, which training wants meanwhile. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -10,6 +10,11 @@
 
 #define MAX_DEPTH 64
 #define MAX_SLOTS 64
+
+/* Letting the lock go and having it back holds the training thread up once more: two sleeping threads are to be woken
+   up, and on the way there the step after it is late, too. That is worth more than the millisecond that fewer events
+   than these take. */
+#define MANY_EVENTS 65536
 
 enum { DONE, ENTER, EXIT, NAME_GAP, COUNT, CLOSE, ARRIVE }; /* what cycles.py writes, each with an operand */
 enum { INDEX, KIND, START, DURATION, SAMPLES, FIXED }; /* columns; then ns and calls of each phase */
@@ -273,11 +278,12 @@ repeat(PyObject *module, PyObject *args)
         Row sum;
         int begun;
         memset(&sum, 0, sizeof(sum));
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *thread = there > MANY_EVENTS ? PyEval_SaveThread() : NULL;
         cycles = count_alike(events.buf, there, words.buf, masks.buf, length, &begun);
         work(events.buf, cycles, deeds.buf, deeds.len, state.buf, phases.buf, phases.len, other, first, ahead,
              (int64_t *)PyBytes_AS_STRING(columns), stride, &sum, (Arrival *)PyBytes_AS_STRING(arrivals));
-        Py_END_ALLOW_THREADS
+        if (thread != NULL)
+            PyEval_RestoreThread(thread);
         PyObject *totals = sums(&sum, phases.buf, phases.len);
         if (totals != NULL)
             answer = Py_BuildValue("nOnOOO", cycles, begun ? Py_True : Py_False, stride, columns, totals, arrivals);

@@ -31,7 +31,7 @@
 #define MAX_PLAIN_ARGUMENTS 8
 #define ARGUMENT_SHIFT 8
 #define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
-#define FEW_EVENTS 512
+#define MANY_EVENTS 65536 /* as in _cycles.c */
 #define MAX_REDUCERS 16
 
 typedef struct {
@@ -390,8 +390,8 @@ tape_peek(Tape *tape, PyObject *Py_UNUSED(none))
     if (events == NULL)
         return NULL;
     Event *target = (Event *)PyBytes_AS_STRING(events);
-    /* What is written meanwhile is written behind them, and few are copied sooner than a lock is had again. */
-    PyThreadState *state = count > FEW_EVENTS ? PyEval_SaveThread() : NULL;
+    /* What is written meanwhile is written behind them; fewer are copied sooner than a lock is had again. */
+    PyThreadState *state = count > MANY_EVENTS ? PyEval_SaveThread() : NULL;
     memcpy(target, tape->events + first, ahead * sizeof(Event));
     memcpy(target + ahead, tape->events, (count - ahead) * sizeof(Event));
     if (state != NULL)
