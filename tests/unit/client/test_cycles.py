@@ -110,11 +110,11 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
 
 def written(events: list[Event], gaps: list[int]) -> bytes:
     """Return events as a drained tape, with the gaps between them by turns."""
-    now, packed = 10**6, b""
+    now, packed = 10**6, []
     for number, (code, argument) in enumerate(events):
         now += gaps[number % len(gaps)] * (1 + number % 7)
-        packed += pack("=qq", now, argument << on_tape.ARGUMENT_SHIFT | code)
-    return packed
+        packed.append(pack("=qq", now, argument << on_tape.ARGUMENT_SHIFT | code))
+    return b"".join(packed)
 
 
 def check_alike(events: list[Event], gaps: list[int], turns: list[int]) -> tuple[int, int]:
@@ -257,6 +257,14 @@ def test_more_steps_than_the_recorder_has_room_for_are_put_aside(at_once: bool) 
     whole = read(written(epoch([PLAIN] * 3000, 7), [10, 400, 3]), [20_000], 512, at_once=at_once)
     assert whole.state["recorded"][:2] == (3000, 0)
     assert [step.index for step in unpack(whole.stretches)] == [*range(3000)]
+
+
+def test_so_many_events_that_the_lock_is_let_go_are_the_same_as_few_at_a_time() -> None:
+    events = written(epoch([PLAIN] * 8000, 7), [10, 400, 3])
+    assert len(events) > 65_536 * 16
+    whole, parts = (read(events, [turn], 512, at_once=True) for turn in (len(events) // 16, 20_000))
+    assert whole.state["recorded"][:2] == (8000, 0)
+    assert unpack(whole.stretches) == unpack(parts.stretches)
 
 
 _STEP = st.sampled_from(

@@ -171,11 +171,12 @@ def test_what_is_not_skipped_stays(kind: Any) -> None:
 
 
 @both
-def test_many_events_are_the_same_as_few(kind: Any) -> None:
-    tape = kind.Tape(4096)
-    for number in range(3000):
+@pytest.mark.parametrize(("capacity", "events"), [(4096, 3000), (131_072, 100_000)])
+def test_many_events_are_the_same_as_few(kind: Any, capacity: int, events: int) -> None:
+    tape = kind.Tape(capacity)
+    for number in range(events):
         tape.write(number % 30, number)
-    assert written(tape) == [(number % 30, number) for number in range(3000)]
+    assert written(tape) == [(number % 30, number) for number in range(events)]
 
 
 @both
