@@ -6,17 +6,19 @@ batches feed the recent history and the step-time histogram.
 
 import time
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import itemgetter
 from typing import Final
 
+import numpy as np
+
 HISTORY_STEPS: Final = 256
 HISTOGRAM_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
+_BOUNDS: Final = np.array(HISTOGRAM_BOUNDS_S)
 _MAX_PHASES: Final = 32
 
 
@@ -179,10 +181,18 @@ class ArrivalHistory:
                 _filled(self._capacity, -1),
                 _filled(self._capacity, -1),
             )
-        rows = zip(columns.step, columns.first_unix_ns, columns.last_unix_ns, strict=True)
-        for row in rows:
-            for ring, value in zip(self._rings, row, strict=True):
-                ring[row[0] % self._capacity] = value
+        given = (columns.step, columns.first_unix_ns, columns.last_unix_ns)
+        newest = columns.step[-self._capacity :]
+        if newest.tolist() == [*range(newest[0], newest[0] + self._capacity)]:
+            # So many, one after the other, leave nothing of those before.
+            turn = -newest[0] % self._capacity
+            for ring, column in zip(self._rings, given, strict=True):
+                latest = column[-self._capacity :]
+                ring[:] = latest[turn:] + latest[:turn]
+        else:
+            for row in zip(*given, strict=True):
+                for ring, value in zip(self._rings, row, strict=True):
+                    ring[row[0] % self._capacity] = value
         self.newest = max(self.newest, columns.step[-1])
 
     def at(self, step: int) -> Arrival | None:
@@ -267,8 +277,8 @@ class Histogram:
 
     def observe_ns(self, durations: "array[int]") -> None:
         """Add durations."""
-        for duration in durations:
-            self.counts[bisect_left(HISTOGRAM_BOUNDS_S, duration / 1e9)] += 1
+        for bucket in _BOUNDS.searchsorted(np.asarray(durations) / 1e9).tolist():
+            self.counts[bucket] += 1
         self.sum_seconds += sum(durations) / 1e9
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
@@ -51,6 +52,7 @@ _CAPTURE_STATES = {
     CaptureState.FAILED: control_pb2.CAPTURE_STATE_FAILED,
     CaptureState.QUEUED: control_pb2.CAPTURE_STATE_QUEUED,
 }
+_TRAINING = array("q", (session_pb2.STEP_KIND_TRAIN,))
 _IDENTITY_FIELDS = tuple(RankIdentity.__dataclass_fields__)
 _MOST_LABEL_CHARACTERS = 200
 _MOST_REASON_CHARACTERS = 500
@@ -105,15 +107,11 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
     starts = _column(batch.start_ns, batch.count)
     durations = _column(batch.duration_ns, batch.count)
     phases = {column.phase[:64]: _column(column.ns, batch.count) for column in batch.phases}
-    wanted = [position for position, kind in enumerate(kinds) if kind == session_pb2.STEP_KIND_TRAIN]
-    if len(wanted) < batch.count:
+    if kinds != _TRAINING * batch.count:
+        wanted = np.asarray(kinds) == session_pb2.STEP_KIND_TRAIN
         starts, durations = _pick(starts, wanted), _pick(durations, wanted)
         phases = {name: _pick(column, wanted) for name, column in phases.items()}
-    try:
-        ends = array("q", map(int.__add__, starts, durations))
-    except OverflowError as error:
-        raise BadMessageError("a step ends after the end of time") from error
-    return StepColumns(ends, durations, phases, _arrivals(batch.arrivals))
+    return StepColumns(_ends(starts, durations), durations, phases, _arrivals(batch.arrivals))
 
 
 def totals(message: session_pb2.Account) -> Totals:
@@ -386,7 +384,8 @@ def node_of_trace(folder: Path | str, file: str, node: str) -> str:
 def _arrivals(message: session_pb2.Arrivals) -> ArrivalColumns:
     count = len(message.step) // 8
     steps = _column(message.step, count)
-    if any(not 0 <= step <= _LAST_STEP for step in steps):
+    # As unsigned numbers those below 0 are the largest.
+    if (np.frombuffer(message.step, "<u8") > _LAST_STEP).any():
         raise BadMessageError("an arrival at a step that no run makes")
     return ArrivalColumns(steps, _column(message.first_ns, count), _column(message.last_ns, count))
 
@@ -458,5 +457,14 @@ def _column(blob: bytes, count: int) -> "array[int]":
     return column
 
 
-def _pick(column: "array[int]", positions: list[int]) -> "array[int]":
-    return array("q", [column[position] for position in positions])
+def _pick(column: "array[int]", wanted: "npt.NDArray[np.bool_]") -> "array[int]":
+    return array("q", np.asarray(column)[wanted].tobytes())
+
+
+def _ends(starts: "array[int]", durations: "array[int]") -> "array[int]":
+    first, took = np.asarray(starts), np.asarray(durations)
+    ends = first + took
+    # A sum that does not fit has not the sign that both of its parts have.
+    if ((first ^ ends) & (took ^ ends) < 0).any():
+        raise BadMessageError("a step ends after the end of time")
+    return array("q", ends.tobytes())

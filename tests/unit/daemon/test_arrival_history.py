@@ -28,7 +28,11 @@ def columns(steps: list[int]) -> ArrivalColumns:
     )
 
 
-@given(st.lists(st.lists(st.integers(1, 5), max_size=12), max_size=6))
+# Now and then so many one after the other that nothing before them is left.
+GAPS = st.lists(st.integers(1, 5), max_size=12) | st.lists(st.just(1), min_size=7, max_size=30)
+
+
+@given(st.lists(GAPS, max_size=6))
 def test_the_newest_steps_are_kept(batches: list[list[int]]) -> None:
     history, step, known = ArrivalHistory(capacity=8), 0, []
     for gaps in batches:

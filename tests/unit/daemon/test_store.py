@@ -1,5 +1,6 @@
 """The store: who is there, what is remembered, and what is forgotten when."""
 
+import itertools
 from array import array
 from collections.abc import Sequence
 
@@ -210,6 +211,18 @@ def test_history_is_a_list_that_remembers_its_end(
     for name in seen:
         mean = sum(phases.get(name, 0) for _, phases in kept) / len(kept) / 1e9
         assert means[name] == pytest.approx(mean)
+
+
+@given(st.lists(st.lists(st.integers(0, 2**62), max_size=30), max_size=4))
+def test_every_duration_is_counted_below_the_next_bound(batches: list[list[int]]) -> None:
+    histogram = Histogram()
+    for durations in batches:
+        histogram.observe_ns(array("q", durations))
+    every = [ns / 1e9 for durations in batches for ns in durations]
+    bounds = [-1.0, *HISTOGRAM_BOUNDS_S, float("inf")]
+    expected = [sum(low < each <= high for each in every) for low, high in itertools.pairwise(bounds)]
+    assert histogram.counts == expected
+    assert histogram.sum_seconds == pytest.approx(sum(every))
 
 
 def test_a_duration_on_a_bound_belongs_below_it() -> None:
