@@ -109,9 +109,9 @@ close_step(State *state, Row *row, int64_t now, int other)
     state->stack[0] = other;
 }
 
-/* Write a step into its place of every column, and add it to the sum of all. */
+/* Write a step into its place of every column, add it to the sum of all, and begin anew. */
 static void
-write_step(const Row *row, const uint8_t *phases, Py_ssize_t count, int64_t *place, Py_ssize_t stride, Row *sum)
+write_step(Row *row, const uint8_t *phases, Py_ssize_t count, int64_t *place, Py_ssize_t stride, Row *sum)
 {
     place[INDEX * stride] = row->index;
     place[KIND * stride] = row->kind;
@@ -129,7 +129,10 @@ write_step(const Row *row, const uint8_t *phases, Py_ssize_t count, int64_t *pla
         sum->ns[slot] += row->ns[slot];
         sum->calls[slot] += row->calls[slot];
         sum->squares[slot] += row->squares[slot];
+        row->ns[slot] = row->calls[slot] = 0;
+        row->squares[slot] = 0;
     }
+    row->samples = 0;
 }
 
 /* Whether what is to be done keeps to the phases and within the stack, ends every event, and closes one step. */
@@ -169,15 +172,13 @@ static Py_ssize_t
 count_alike(const Event *events, Py_ssize_t there, const int64_t *words, const int64_t *masks, Py_ssize_t length,
             int *begun)
 {
-    for (Py_ssize_t at = 0; at < there; at++) {
-        Py_ssize_t event = at % length;
-        if ((events[at].word & masks[event]) != words[event]) {
-            *begun = 0;
-            return at / length;
+    const Event *event = events, *end = events + there;
+    for (Py_ssize_t cycles = 0;; cycles++)
+        for (Py_ssize_t at = 0; at < length; at++, event++) {
+            *begun = event == end;
+            if (*begun || (event->word & masks[at]) != words[at])
+                return cycles;
         }
-    }
-    *begun = 1;
-    return there / length;
 }
 
 static void
@@ -213,7 +214,6 @@ work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t si
                 row.start = state->start + ahead;
                 row.duration = now - state->start;
                 write_step(&row, phases, count, columns + cycle, stride, sum);
-                memset(&row, 0, sizeof(row));
                 arrival.step = first + cycle;
                 arrivals[cycle] = arrival;
                 arrival = (Arrival){0};
