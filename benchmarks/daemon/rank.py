@@ -69,15 +69,11 @@ class Script:
         first = time.time_ns() - count * step_ns
         batch = session_pb2.StepBatch(
             count=count,
-            index=_packed(range(self._steps, self._steps + count)),
             kind=_packed([session_pb2.STEP_KIND_TRAIN] * count),
             start_ns=_packed(range(first, first + count * step_ns, step_ns)),
             duration_ns=_packed([step_ns] * count),
-            samples=_packed([32] * count),
             phases=[
-                session_pb2.PhaseColumn(
-                    phase=name, ns=_packed([step_ns * share // 100] * count), calls=_packed([1] * count)
-                )
+                session_pb2.PhaseColumn(phase=name, ns=_packed([step_ns * share // 100] * count))
                 for name, share in PHASES.items()
             ],
         )

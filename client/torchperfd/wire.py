@@ -11,7 +11,7 @@ from torchperfd.flight_recorder import GroupProgress
 from torchperfd.identity import Identity
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import TRAIN, VALIDATE
-from torchperfd.stretch import PhaseColumns, Stretch
+from torchperfd.stretch import Stretch
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -49,19 +49,13 @@ def step_batch(
     """Pack drained steps; phases that never occur in them take no room, nor do arrivals."""
     batch = session_pb2.StepBatch(
         count=sum(stretch.count for stretch in stretches),
-        index=_join(each.index for each in stretches),
         kind=_join(each.kind for each in stretches),
         start_ns=_join(each.start for each in stretches),
         duration_ns=_join(each.duration for each in stretches),
-        samples=_join(each.samples for each in stretches),
     )
     for slot in sorted({slot for each in stretches for slot in each.phases}):
-        columns = [each.phases.get(slot) or _absent(each.count) for each in stretches]
-        batch.phases.add(
-            phase=names.name(slot),
-            ns=_join(each.ns for each in columns),
-            calls=_join(each.calls for each in columns),
-        )
+        columns = (each.phases[slot].ns if slot in each.phases else _zeros(each.count) for each in stretches)
+        batch.phases.add(phase=names.name(slot), ns=_join(columns))
     if arrivals is not None and arrivals.step:
         batch.arrivals.step = _join([arrivals.step])
         batch.arrivals.first_ns = _join([arrivals.first_ns])
@@ -187,9 +181,8 @@ def _read_phase(packed: session_pb2.PhaseAccount) -> PhaseAccount:
     )
 
 
-def _absent(steps: int) -> PhaseColumns:
-    zeros = memoryview(array("q", bytes(8 * steps)))
-    return PhaseColumns(zeros, zeros, total_ns=0, total_calls=0, squares=0.0)
+def _zeros(steps: int) -> "array[int]":
+    return array("q", bytes(8 * steps))
 
 
 def _join(columns: "Iterable[array[int] | memoryview[int]]") -> bytes:

@@ -495,9 +495,7 @@ class RankSteps(google.protobuf.message.Message):
     @property
     def status(self) -> global___RankStatus: ...
     @property
-    def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.PhaseColumn]:
-        """without calls"""
-
+    def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.PhaseColumn]: ...
     @property
     def gc(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.GcAccount]:
         """since attach, by generation, youngest first"""

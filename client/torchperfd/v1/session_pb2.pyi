@@ -379,24 +379,18 @@ class StepBatch(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     COUNT_FIELD_NUMBER: builtins.int
-    INDEX_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
     START_NS_FIELD_NUMBER: builtins.int
     DURATION_NS_FIELD_NUMBER: builtins.int
-    SAMPLES_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
     ARRIVALS_FIELD_NUMBER: builtins.int
     count: builtins.int
-    index: builtins.bytes
-    """int64; counts from 0 per kind"""
     kind: builtins.bytes
     """int64, StepKind"""
     start_ns: builtins.bytes
     """int64, Unix time"""
     duration_ns: builtins.bytes
     """int64"""
-    samples: builtins.bytes
-    """int64; 0 when unknown"""
     @property
     def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhaseColumn]: ...
     @property
@@ -407,16 +401,14 @@ class StepBatch(google.protobuf.message.Message):
         self,
         *,
         count: builtins.int = ...,
-        index: builtins.bytes = ...,
         kind: builtins.bytes = ...,
         start_ns: builtins.bytes = ...,
         duration_ns: builtins.bytes = ...,
-        samples: builtins.bytes = ...,
         phases: collections.abc.Iterable[global___PhaseColumn] | None = ...,
         arrivals: global___Arrivals | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arrivals", b"arrivals"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "count", b"count", "duration_ns", b"duration_ns", "index", b"index", "kind", b"kind", "phases", b"phases", "samples", b"samples", "start_ns", b"start_ns"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrivals", b"arrivals", "count", b"count", "duration_ns", b"duration_ns", "kind", b"kind", "phases", b"phases", "start_ns", b"start_ns"]) -> None: ...
 
 global___StepBatch = StepBatch
 
@@ -454,20 +446,16 @@ class PhaseColumn(google.protobuf.message.Message):
 
     PHASE_FIELD_NUMBER: builtins.int
     NS_FIELD_NUMBER: builtins.int
-    CALLS_FIELD_NUMBER: builtins.int
     phase: builtins.str
     ns: builtins.bytes
     """int64, exclusive host time"""
-    calls: builtins.bytes
-    """int64"""
     def __init__(
         self,
         *,
         phase: builtins.str = ...,
         ns: builtins.bytes = ...,
-        calls: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "ns", b"ns", "phase", b"phase"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["ns", b"ns", "phase", b"phase"]) -> None: ...
 
 global___PhaseColumn = PhaseColumn
 

@@ -82,11 +82,8 @@ def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int
     ours = unpack(drained, names)
 
     assert batch.count == len(steps)
-    assert integers(batch.index) == [step.index for step in ours]
     assert integers(batch.kind) == [{"train": 1, "validate": 2}[step.kind] for step in ours]
-    assert integers(batch.samples) == [step.samples for step in ours]
     for column in batch.phases:
-        assert integers(column.calls) == [step.phases.get(column.phase, (0, 0))[0] for step in ours]
         assert integers(column.ns) == [step.phases.get(column.phase, (0, 0))[1] for step in ours]
     assert {column.phase for column in batch.phases} == {name for step in ours for name in step.phases}
 

@@ -181,20 +181,13 @@ def steps_message(
     """Return a batch of steps, back to back from second 1000 on."""
     count = len(durations_ns)
     starts = [1_000_000_000_000 + sum(durations_ns[:position]) for position in range(count)]
-    index, kind, start, duration, samples = columns(
-        range(count), kinds or [session_pb2.STEP_KIND_TRAIN] * count, starts, durations_ns, [32] * count
-    )
+    kind, start, duration = columns(kinds or [session_pb2.STEP_KIND_TRAIN] * count, starts, durations_ns)
     return session_pb2.ClientMessage(
         steps=session_pb2.StepBatch(
             count=count,
-            index=index,
             kind=kind,
             start_ns=start,
             duration_ns=duration,
-            samples=samples,
-            phases=[
-                session_pb2.PhaseColumn(phase=name, ns=columns(row)[0], calls=columns([1] * count)[0])
-                for name, row in phases.items()
-            ],
+            phases=[session_pb2.PhaseColumn(phase=name, ns=columns(row)[0]) for name, row in phases.items()],
         )
     )

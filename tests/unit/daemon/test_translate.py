@@ -36,6 +36,15 @@ def test_only_training_steps_are_taken() -> None:
     assert steps.phases == {"data": array("q", [1, 4])}
 
 
+def test_columns_that_older_clients_send_are_passed_over() -> None:
+    batch = steps_message([10, 20], data=[1, 2]).steps
+    column = b"\x10" + columns([7, 8])[0]
+    older = b"\x12" + column + b"\x32" + column  # index and samples
+    assert translate.training_steps(
+        session_pb2.StepBatch.FromString(batch.SerializeToString() + older)
+    ) == translate.training_steps(batch)
+
+
 def test_an_empty_batch_is_no_steps() -> None:
     steps = translate.training_steps(session_pb2.StepBatch())
     assert (len(steps.duration_ns), len(steps.end_unix_ns), steps.phases) == (0, 0, {})
