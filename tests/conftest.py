@@ -39,7 +39,7 @@ def _installed(tool: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
-    """Fail a test that leaves threads, sockets, children, or a patched torch behind."""
+    """Fail a test that leaves threads, sockets, files in memory, children, or a patched torch behind."""
     before = {name: look() for name, look in _WATCHED.items()}
     yield
     left: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def _sockets() -> set[str]:
             target = os.readlink(entry)
         except OSError:
             continue
-        if target.startswith("socket:"):
+        if target.startswith(("socket:", "/memfd:torchperfd")):
             found.add(target)
     return found
 

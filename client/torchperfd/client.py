@@ -25,6 +25,7 @@ from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
 from torchperfd.precedence import PRECEDENCE
+from torchperfd.pulse import Pulse
 from torchperfd.pump import Pump
 from torchperfd.replay import Replay
 from torchperfd.report import RankReport
@@ -51,7 +52,7 @@ T = TypeVar("T")
 
 _TAPE_EVENTS: Final = 131_072
 _RING_STEPS: Final = 4096
-_OUTBOX_STEPS: Final = 20_000
+_OUTBOX_STEPS: Final = 40_000
 _EXIT_BUDGET_S: Final = 0.8
 _EXPORT_BUDGET_S: Final = 0.3
 
@@ -174,7 +175,8 @@ class Client:
         self._compilations = Compilations()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
         tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator)
-        self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies)
+        self._pulse = Pulse(self._tape, self._faults)
+        self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies, self._pulse)
         self._tape.on_half = self._pump.wake
         self._dialogue = Dialogue(
             self._identity,
@@ -184,6 +186,7 @@ class Client:
             self._outbox,
             lambda: self._stream.session,
             self._faults,
+            self._pulse,
         )
         self._stream = Stream(
             sockets=contract.socket_candidates(),
@@ -208,9 +211,10 @@ class Client:
         from torchperfd import wire  # noqa: F401
 
         self._pump.start()
+        self._pulse.begin()
         self._pauses.install()
-        self._stacks.arm(self._pump.native_id)
         self._stream.start()
+        self._stacks.arm(self._stream.native_id)
         self._pending_torch = when_torch_is_imported(self._install_hooks)
         _watch_forks()
         atexit.register(self.detach)
@@ -386,6 +390,7 @@ class Client:
         self._dialogue.rendezvous.stop(0.1)
         self._stream.stop(max(0.1, deadline - time.monotonic()))
         self._stacks.disarm()
+        self._pulse.end()
         if closing is not None:
             closing.join(max(0.1, deadline - time.monotonic()))
         for sender in self._senders:
@@ -495,6 +500,7 @@ class Client:
         self._tape.thread = 0
         self._accelerator.end("forked")
         self._stacks.disarm()
+        self._pulse.end()
         self._stream.abandon_in_child()
 
 

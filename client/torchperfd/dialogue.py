@@ -13,6 +13,7 @@ from torchperfd.faults import Faults
 from torchperfd.identity import Identity
 from torchperfd.job_capture import JobCaptureDesk
 from torchperfd.outbox import Outbox
+from torchperfd.pulse import Pulse
 from torchperfd.pump import Pump
 from torchperfd.rendezvous import Rendezvous
 from torchperfd.stacks import StackTeller
@@ -33,6 +34,7 @@ class Dialogue:
         outbox: Where answers go.
         session: Returns the number of the session that goes on, 0 between sessions.
         faults: Where failures of ours are counted.
+        pulse: What the daemon may look at by itself.
 
     Attributes:
         captures_dir: Where captures of this process go.
@@ -50,6 +52,7 @@ class Dialogue:
         outbox: "Outbox[session_pb2.ClientMessage]",
         session: Callable[[], int],
         faults: Faults,
+        pulse: Pulse,
     ) -> None:
         self._identity = identity
         self._pump = pump
@@ -57,6 +60,7 @@ class Dialogue:
         self._captures = captures
         self._outbox = outbox
         self._faults = faults
+        self._pulse = pulse
         self.captures_dir = contract.user_captures_dir()
         self.metrics_url = ""
         self.job_captures = JobCaptureDesk(outbox, session)
@@ -66,7 +70,7 @@ class Dialogue:
         """Return the first message of a session."""
         from torchperfd import wire
 
-        return wire.hello(self._identity, _torch_version())
+        return wire.hello(self._identity, _torch_version(), pulse=self._pulse.beats is not None)
 
     def on_welcome(self, welcome: "session_pb2.Welcome") -> None:
         """A daemon is there."""
@@ -75,6 +79,7 @@ class Dialogue:
         self.metrics_url = welcome.metrics_url
         if welcome.fleet_address and self._identity.local_rank == 0:
             self.rendezvous.meet(welcome.fleet_address)
+        self._pulse.seen = contract.PULSE in welcome.features
         self.job_captures.greet(welcome.features)
         self._pump.greet()
 
@@ -83,6 +88,8 @@ class Dialogue:
         if message.HasField("dump_stacks"):
             self._pump.turn()  # it tells which phase the step is in
             self._stacks.tell(message.dump_stacks)
+        elif message.HasField("tell_steps"):
+            self._pump.turn(send=True)
         elif message.HasField("tell_collectives"):
             self._tell_collectives(message.tell_collectives.request_id)
         elif message.HasField("capture_order_result"):

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -13,6 +14,7 @@ from torchperfd.outbox import Outbox
 from torchperfd.overhead import SHORT_STEP_S
 from torchperfd.pace import Pace
 from torchperfd.phases import PhaseNames
+from torchperfd.pulse import Pulse
 from torchperfd.recorder import TRAIN
 from torchperfd.replay import Replay
 from torchperfd.stretch import Stretch
@@ -23,18 +25,23 @@ if TYPE_CHECKING:
 
 # From turn to turn, in seconds: while there is something to look at more often than the daemon hears of it;
 # in general; and beside steps that a turn lasts as long as, and touches one in a thousand of, once there
-# were enough of them that nobody waits for the first ones to show up.
+# were enough of them that nobody waits for the first ones to show up. Such a step is late however short the
+# turn is, so that they are to be few: as few as can be where the daemon sees by itself that steps go on.
 _OFTEN_S: Final = 0.25
 _USUAL_S: Final = 1.0
 _RARELY_S: Final = 4.0
+_SELDOM_S: Final = 16.0
 _SHORT_STEPS_S: Final = (0.0005, SHORT_STEP_S)
 _ENOUGH_STEPS: Final = 10_000
 _STEPS_PER_REPORT: Final = 2000
 """The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
+_STEPS_PER_SELDOM_REPORT: Final = 10_000
+_EVENTS_BETWEEN_SELDOM_TURNS: Final = 524_288
+"""On the tape, half of it room for a turn that comes late: sixteen seconds of steps of a millisecond."""
 
 
 class Pump:
-    """Drains, adds up, packs and reports, once per second; less often beside steps of a millisecond.
+    """Drains, adds up, packs and reports, once per second; seldom beside steps of a millisecond.
 
     By the wall clock: the pumps of all ranks turn at the same moments. What a turn takes from the
     training threads they then lose together, where the ranks of a synchronous job would otherwise
@@ -43,6 +50,14 @@ class Pump:
 
     The account is true whether or not a daemon listens; steps that a full ring or outbox
     threw away are counted by where that happened.
+
+    Args:
+        replay: Reads the tape.
+        names: What phases are called.
+        outbox: Where reports go.
+        faults: Where failures of ours are counted.
+        tallies: What is counted beside steps.
+        pulse: Where the daemon may see steps without a report.
     """
 
     def __init__(
@@ -52,6 +67,7 @@ class Pump:
         outbox: "Outbox[session_pb2.ClientMessage]",
         faults: Faults,
         tallies: Tallies,
+        pulse: Pulse,
     ) -> None:
         self.account = Account()
         self._replay = replay
@@ -60,6 +76,9 @@ class Pump:
         self._outbox = outbox
         self._faults = faults
         self._tallies = tallies
+        self._pulse = pulse
+        self._beats = 0
+        self._beating = False
         self._pace = Pace()
         self._lock = threading.Lock()
         # Its put() may come from anywhere: it takes no lock that who is interrupted could hold.
@@ -74,11 +93,6 @@ class Pump:
     def start(self) -> None:
         """Begin to drain."""
         self._thread.start()
-
-    @property
-    def native_id(self) -> int:
-        """The kernel's id of its thread; 0 before it runs."""
-        return self._thread.native_id or 0
 
     def dropped(self) -> dict[str, int]:
         """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
@@ -102,6 +116,7 @@ class Pump:
             self._pace.fold(drained)
             self._unsent += drained
             if drained:
+                self._feel_pulse(drained)
                 training = drained[-1].kind[0] == TRAIN
                 self._steps_say = (
                     session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
@@ -111,7 +126,8 @@ class Pump:
                 self._state = state
                 self.announce(state)
             unsent = self._unsent
-            due = report or sum(stretch.count for stretch in unsent) >= _STEPS_PER_REPORT
+            most = _STEPS_PER_SELDOM_REPORT if self._is_seldom() else _STEPS_PER_REPORT
+            due = report or sum(stretch.count for stretch in unsent) >= most
             if not send and not (unsent and due):
                 return
             try:
@@ -187,16 +203,35 @@ class Pump:
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("pump", error)
 
+    def _feel_pulse(self, drained: Sequence[Stretch]) -> None:
+        """Find out whether the pulse tells of these steps: not of those that no optimizer makes."""
+        made = sum(stretch.count for stretch in drained if stretch.kind[0] == TRAIN)
+        beats = self._pulse.beats or 0
+        # The newest step may have had its beat and not its end, or the other way round.
+        self._beating = beats - self._beats >= made - 1 if made else self._beating
+        self._beats = beats
+
     def _period(self) -> float:
         """Return how many seconds there are from turn to turn."""
         replay = self._replay
         if replay.overhead.measuring or replay.recorder.device is not None:
             return _OFTEN_S
-        shortest, longest = _SHORT_STEPS_S
-        if (
-            replay.live
-            or self.account.train.steps < _ENOUGH_STEPS
-            or not shortest <= self._pace.step_ns / 1e9 <= longest
-        ):
+        if not self._is_short():
             return _USUAL_S
-        return _RARELY_S
+        if not self._is_seldom():
+            return _RARELY_S
+        replay.make_room(_EVENTS_BETWEEN_SELDOM_TURNS)
+        return _SELDOM_S
+
+    def _is_short(self) -> bool:
+        """Return whether steps are so short, and have been for so long, that turns are to be few."""
+        shortest, longest = _SHORT_STEPS_S
+        return (
+            not self._replay.live
+            and self.account.train.steps >= _ENOUGH_STEPS
+            and shortest <= self._pace.step_ns / 1e9 <= longest
+        )
+
+    def _is_seldom(self) -> bool:
+        """Return whether the daemon need not be told that such steps go on, since it sees them."""
+        return self._pulse.seen and self._beating and self._is_short()

@@ -60,6 +60,7 @@ class Replay:
         self._given_up = False
         self._lost = 0
         self._newest = 0
+        self._room = 0
         # So many events were left on the tape, as the beginning of a step.
         self._left = 0
         # Of the calls that are under way, how deep phases were nested before, and optimizer calls.
@@ -94,6 +95,13 @@ class Replay:
         with self._lock:
             self.catch_up(again=again)
             return self.recorder.drain()
+
+    def make_room(self, events: int) -> None:
+        """Have the tape hold so many events from now on; it never becomes shorter."""
+        if events > self._room:
+            with self._lock:
+                self._room = events
+                self._tape.extend(events)
 
     def watch(self, watcher: StepWatcher) -> None:
         """Have ``watcher`` told of step edges, on the training thread, from now on."""

@@ -4,10 +4,10 @@ While any Python thread can run, the stream's thread answers. When a C extension
 held, none can. For that, :mod:`faulthandler` is registered on a real-time signal; it needs no interpreter
 and writes into a file in memory that only this process, its user and root can open. The daemon
 finds that file among the process's descriptors, and reads from its first line which signal to send to which
-thread: the pump's, so that no system call of the script is interrupted.
+thread: the stream's, so that no system call of the script is interrupted.
 
 Such a handler reads the frames of all threads as they are. While one of them runs Python that can crash the
-process, so the daemon first makes sure that none does: the pump wants the interpreter within a
+process, so the daemon first makes sure that none does: the stream wants the interpreter ten times a
 second, and who waits for it looks again every 5 ms, which the kernel counts as switches.
 
 ``TORCHPERFD_STACK_SIGNAL`` chooses another signal, ``off`` none.
@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+from torchperfd import memory_file
 from torchperfd.faults import Faults
 from torchperfd.outbox import Outbox
 from torchperfd.phases import PhaseNames
@@ -79,7 +80,7 @@ class StackTeller:
         Does nothing where the platform cannot, no signal is free, or the environment says ``off``.
 
         Args:
-            thread: The kernel's id of a thread of ours that runs Python once per second and more.
+            thread: The kernel's id of a thread of ours that runs Python a few times per second.
         """
         try:
             self._arm(thread)
@@ -122,17 +123,9 @@ class StackTeller:
 
         # In this order: a descriptor's number is used again, and faulthandler knows only the number.
         faulthandler.unregister(self._signal)
-        if self._is_open():
+        if memory_file.is_open(self._file, contract.STACKS_FILE):
             os.close(self._file)
         self._file = -1
-
-    def _is_open(self) -> bool:
-        """Return whether the descriptor is still our file's; a script that closes all knows not of ours."""
-        try:
-            target = Path(f"/proc/self/fd/{self._file}").readlink()
-        except OSError:
-            return False
-        return str(target).startswith(f"/memfd:{contract.STACKS_FILE}")
 
     def _arm(self, thread: int) -> None:
         chosen = os.environ.get(VARIABLE, "")

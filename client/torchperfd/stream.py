@@ -28,7 +28,7 @@ log = logging.getLogger("torchperfd")
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 2.0
 _IDLE_POLL_S: Final = 0.5
-# A batch of steps has half a megabyte at most, and a daemon takes messages of 16.
+# What the outbox holds has ten megabytes at most, and a daemon takes messages of 16.
 _MOST_IN_A_BUNDLE: Final = 16
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -94,6 +94,11 @@ class Stream:
         if any(map(answers, self._sockets)):
             load_grpc()
         self._thread.start()
+
+    @property
+    def native_id(self) -> int:
+        """The kernel's id of its thread; 0 before it runs."""
+        return self._thread.native_id or 0
 
     @property
     def connected(self) -> bool:

@@ -15,12 +15,12 @@ from torchperfd.stretch import Stretch
 from torchperfd.v1 import contract, session_pb2
 
 
-def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
-    """Return the first message of a session."""
+def hello(identity: Identity, torch_version: str, *, pulse: bool = False) -> session_pb2.ClientMessage:
+    """Return the first message of a session; ``pulse`` tells whether this process keeps one."""
     return session_pb2.ClientMessage(
         hello=session_pb2.Hello(
             api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
-            features=contract.FEATURES,
+            features=[*contract.FEATURES, contract.PULSE] if pulse else contract.FEATURES,
             client_version=__version__,
             identity=session_pb2.RankIdentity(
                 run=identity.run,

@@ -246,6 +246,7 @@ class Daemon:
             triggers = asyncio.create_task(runner.run(self._catalog))
             relief = asyncio.create_task(_relieve(rotas))
             accounts = asyncio.create_task(self._accountant.run())
+            pulses = asyncio.create_task(sessions.pulses.run())
             watches = asyncio.create_task(observer.run())
             trainer = asyncio.create_task(demo.run()) if demo else None
             await self._announce(checks, ready=True)
@@ -259,7 +260,8 @@ class Daemon:
                 await self._announce(checks, ready=False)
                 triggers.cancel()
                 watches.cancel()
-                await asyncio.wait((triggers, watches), timeout=1.0)
+                pulses.cancel()
+                await asyncio.wait((triggers, watches, pulses), timeout=1.0)
                 await rpc.stop(grace=min(1.0, settings.drain_seconds))
                 if fleet_rpc is not None:
                     await fleet_rpc.stop(grace=min(1.0, settings.drain_seconds))

@@ -56,6 +56,8 @@ typedef struct {
     long steps_open;
     unsigned long long lost;
     PyObject *on_half, *on_full;
+    int64_t *pulse; /* where to count steps, and note when the newest ended; NULL for nowhere */
+    Py_buffer page; /* that this lies in */
 } Tape;
 
 static unsigned long identifiers_ahead; /* of THIS_THREAD() */
@@ -321,11 +323,21 @@ tape_clear(Tape *tape)
 }
 
 static void
+leave_page(Tape *tape)
+{
+    if (tape->pulse != NULL) {
+        tape->pulse = NULL;
+        PyBuffer_Release(&tape->page);
+    }
+}
+
+static void
 tape_dealloc(Tape *tape)
 {
     PyTypeObject *type = Py_TYPE(tape);
     PyObject_GC_UnTrack(tape);
     tape_clear(tape);
+    leave_page(tape);
     PyMem_Free(tape->events);
     type->tp_free(tape);
     Py_DECREF(type);
@@ -415,6 +427,33 @@ tape_skip(Tape *tape, PyObject *argument)
     Py_RETURN_NONE;
 }
 
+static PyObject *
+tape_extend(Tape *tape, PyObject *argument)
+{
+    uint64_t capacity = PyLong_AsUnsignedLongLong(argument);
+    if (PyErr_Occurred())
+        return NULL;
+    if (capacity & (capacity - 1) || capacity <= tape->mask) {
+        PyErr_SetString(PyExc_ValueError, "a tape is extended to a power of two of events, no fewer than it holds");
+        return NULL;
+    }
+    Event *events = PyMem_Malloc(capacity * sizeof(Event)), *before = tape->events;
+    if (events == NULL)
+        return PyErr_NoMemory();
+    /* Here and now: the training thread would be held up by every page that it is the first to write on. */
+    Py_BEGIN_ALLOW_THREADS
+    memset(events, 0, capacity * sizeof(Event));
+    Py_END_ALLOW_THREADS
+    for (uint64_t at = tape->read; at != tape->written; at++)
+        events[at & (capacity - 1)] = before[at & tape->mask];
+    tape->events = events;
+    tape->mask = capacity - 1;
+    tape->quiet = capacity / 2;
+    look_ahead(tape);
+    PyMem_Free(before);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef tape_methods[] = {
     {"mark", (PyCFunction)(void (*)(void))tape_mark, METH_FASTCALL,
      "Write an event if this is the thread that is followed; return whether it is."},
@@ -424,6 +463,8 @@ static PyMethodDef tape_methods[] = {
     {"peek", (PyCFunction)tape_peek, METH_NOARGS,
      "Return all events on the tape: pairs of native int64, a time and argument << 8 | code."},
     {"skip", (PyCFunction)tape_skip, METH_O, "Take so many events off the tape, the oldest."},
+    {"extend", (PyCFunction)tape_extend, METH_O,
+     "Have room for so many events from now on; only who reads may, and not while reading."},
     {NULL, NULL, 0, NULL}};
 
 /* What there is to call, of the place in a tape that the closure tells; None where there is nothing. */
@@ -478,6 +519,34 @@ tape_follow(PyObject *tape, PyObject *identifier, void *Py_UNUSED(none))
     return 0;
 }
 
+static PyObject *
+tape_page(PyObject *tape, void *Py_UNUSED(none))
+{
+    return Py_NewRef(((Tape *)tape)->pulse == NULL ? Py_None : ((Tape *)tape)->page.obj);
+}
+
+static int
+tape_beat_into(PyObject *object, PyObject *page, void *Py_UNUSED(none))
+{
+    Tape *tape = (Tape *)object;
+    Py_buffer view;
+    if (page == NULL || page == Py_None) {
+        leave_page(tape);
+        return 0;
+    }
+    if (PyObject_GetBuffer(page, &view, PyBUF_WRITABLE) < 0)
+        return -1;
+    if (view.len < 2 * (Py_ssize_t)sizeof(int64_t) || (uintptr_t)view.buf % sizeof(int64_t)) {
+        PyBuffer_Release(&view);
+        PyErr_SetString(PyExc_ValueError, "a pulse takes two aligned numbers of 64 bits");
+        return -1;
+    }
+    leave_page(tape);
+    tape->page = view;
+    tape->pulse = view.buf;
+    return 0;
+}
+
 static PyGetSetDef tape_getset[] = {
     {"thread", tape_thread, tape_follow, "The thread that is followed; 0 for none.", NULL},
     {"on_event", tape_callback, tape_call, "Called after every event, unless None.",
@@ -485,6 +554,8 @@ static PyGetSetDef tape_getset[] = {
     {"ticket", tape_callback, tape_call, "Called for a number that precedes each event, unless None.",
      (void *)offsetof(Tape, ticket)},
     {"doubled", tape_is_doubled, tape_double, "Whether every event is written twice.", NULL},
+    {"pulse", tape_page, tape_beat_into,
+     "Writable memory in which optimizer steps are counted, and when the newest ended, unless None.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMemberDef tape_members[] = {
@@ -1064,7 +1135,12 @@ steps_end(Steps *self, PyObject *optimizer)
         Py_RETURN_FALSE;
     if (tape->steps_open > 0)
         tape->steps_open--;
-    if (put(tape, self->end, (int64_t)(intptr_t)optimizer) < 0)
+    int64_t at = now();
+    if (tape->pulse != NULL) {
+        tape->pulse[0]++;
+        tape->pulse[1] = at;
+    }
+    if (put_at(tape, at, self->end, (int64_t)(intptr_t)optimizer) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }

@@ -4,6 +4,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from typing_extensions import Buffer
+
 class Tape:
     """Events of one thread, in a ring of fixed size."""
 
@@ -16,6 +18,7 @@ class Tape:
     on_half: Callable[[], object] | None
     on_full: Callable[[], object] | None
     ticket: Callable[[], int] | None
+    pulse: Buffer | None
     @property
     def lost(self) -> int: ...
     def mark(self, code: int, argument: int = 0, /) -> bool: ...
@@ -23,6 +26,7 @@ class Tape:
     def here(self) -> bool: ...
     def peek(self) -> bytes: ...
     def skip(self, count: int, /) -> None: ...
+    def extend(self, capacity: int, /) -> None: ...
     def __len__(self) -> int: ...
 
 class Timed:

@@ -28,6 +28,12 @@ CAPTURE_KINDS: Final = "capture_kinds"
 COLLECTIVES: Final = "collectives"
 """The feature of a client that tells how far its process groups are."""
 
+PULSE: Final = "pulse"
+"""The feature of a client that keeps a pulse, and of a daemon, in the session of a rank whose pulse it reads.
+
+Then the daemon sees each step without being told, and the client may report rarely: whenever it is asked to.
+"""
+
 FEATURES: Final = (
     *("steps", "account", "capture", BUNDLE, STACKS, CAPTURE_ORDER, CAPTURE_KINDS, COLLECTIVES),
 )
@@ -54,8 +60,14 @@ STACKS_FILE: Final = "torchperfd-stacks"
 """Name of the file in memory that a training process's stacks are written into upon a signal.
 
 Its first line is a JSON object: ``signal`` to send to ``thread`` (the kernel's id of one that runs Python
-once per second and more), ``training`` (the training thread's ident) and ``package`` (directory of the
+a few times per second), ``training`` (the training thread's ident) and ``package`` (directory of the
 client's own code). To be sent only while that thread waits for the interpreter.
+"""
+
+PULSE_FILE: Final = "torchperfd-pulse"
+"""Name of the file in memory in which a training process counts its optimizer steps.
+
+Two native int64: how many have ended, and when the newest did, by the monotonic clock in nanoseconds.
 """
 
 MAX_SOCKET_PATH_BYTES: Final = 107

@@ -27,6 +27,33 @@ def read(path: str | Path) -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
+def open_memory_file(process: Path, name: str, flags: int) -> int | None:
+    """Open a file in memory that a process has among its descriptors, by name; None when it has none.
+
+    Args:
+        process: Its directory in procfs.
+        name: As it was given to ``memfd_create``.
+        flags: As :func:`os.open` takes them.
+
+    Raises:
+        OSError: The process is gone, or not for us.
+    """
+    link = f"/memfd:{name} (deleted)"
+    for entry in os.listdir(process / "fd"):  # noqa: PTH208 - a process may have many thousands
+        path = process / "fd" / entry
+        try:
+            if os.readlink(path) != link:  # noqa: PTH115 - likewise
+                continue
+            file = os.open(path, flags | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # closed in between
+        # What the number stands for may have changed in between; this is certain.
+        if str(Path(f"/proc/self/fd/{file}").readlink()) == link:
+            return file
+        os.close(file)
+    return None
+
+
 def parse_table(text: str, separator: str = ":") -> dict[str, str]:
     """Return the lines ``name: value`` of files like ``status`` and ``meminfo``; others are skipped."""
     table = {}

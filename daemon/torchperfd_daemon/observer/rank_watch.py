@@ -67,6 +67,7 @@ class RankWatch:
         self.rank = rank
         self._stall = StallDetector(times)
         self._made = (0, 0, 0, 0)
+        self._beats = rank.beats
         self._ended = now
         self._born = now
         self._names: list[str] = []
@@ -183,6 +184,9 @@ class RankWatch:
             self._made = made
             self._ended = now - late if 0 <= late <= _LATEST_NEWS_S else now
             self._stall.progress(now - min(_LATEST_NEWS_S, max(0.0, late)))
+        if rank.beats != self._beats:
+            self._beats = rank.beats
+            self._stall.progress(max(now - _LATEST_NEWS_S, rank.beat_at))
         self._stall.enter(_DOING[rank.state], now)
 
     def _follow_memory(self, now: float, around: Surroundings) -> None:

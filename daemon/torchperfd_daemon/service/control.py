@@ -77,7 +77,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.ListRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.ListRunsResponse:
         """List runs with their ranks, on this node or on all."""
-        self._store.forget_departed()
+        await self._sessions.pulses.freshen(ranks_of(self._store, "", request.job))
         own = [run for run in translate.runs(self._store.runs()) if request.job in ("", run.job_name)]
         try:
             if self._is_of_fleet(request):
@@ -107,6 +107,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetStepsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.GetStepsResponse:
         """Return the newest training steps of ranks, on this node or on all."""
+        await self._sessions.pulses.freshen(ranks_of(self._store, request.run, request.job))
         try:
             if self._is_of_fleet(request):
                 newest = request.newest or HISTORY_STEPS
@@ -121,11 +122,12 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.DiagnoseRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run, of its ranks on this node or on all."""
+        ranks = ranks_of(self._store, request.run, request.job)
+        await self._sessions.pulses.freshen(ranks)
         try:
             if self._is_of_fleet(request):
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
                 return await self._others.diagnose(asked, survey(self._store, self._verdict, asked))
-            ranks = ranks_of(self._store, request.run, request.job)
             if not ranks:
                 live.check_found(request.run, request.job)
             return control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))

@@ -17,6 +17,7 @@ from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.service import translate, translate_stacks
 from torchperfd_daemon.service.order_desk import OrderDesk
 from torchperfd_daemon.service.others import Others
+from torchperfd_daemon.service.pulse import PulseDesk
 from torchperfd_daemon.service.stack_desk import StackDesk
 from torchperfd_daemon.stacks import RankStacks
 from torchperfd_daemon.store import Rank, Store
@@ -114,6 +115,10 @@ class Session:
             session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=request_id))
         )
 
+    def tell_steps(self) -> None:
+        """Ask it to report now."""
+        self._send(session_pb2.DaemonMessage(tell_steps=session_pb2.TellSteps()))
+
     def _send(self, message: session_pb2.DaemonMessage) -> None:
         try:
             self.outgoing.put_nowait(message)
@@ -170,6 +175,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._orders = OrderDesk(coordinator, self.of_run, others)
         self.stacks = StackDesk()
         """Asks the ranks where they are."""
+        self.pulses = PulseDesk()
+        """Sees steps that no rank has reported yet."""
 
     def of_run(self, run: str) -> list[Session]:
         """Return the connected ranks of a run, by rank."""
@@ -210,7 +217,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._sessions[key] = session
         self._on_change()
         log.info("rank %d of run %s is here (pid %d)", identity.rank, identity.run, identity.pid)
-        await context.write(self._welcome())
+        features = list(contract.FEATURES)
+        if contract.PULSE in session.features and await self.pulses.admit(session):
+            features.append(contract.PULSE)
+        await context.write(self._welcome(features))
         sender = asyncio.create_task(_send_all(session, context))
         try:
             async for message in request_iterator:
@@ -220,6 +230,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
             sender.cancel()
+            self.pulses.dismiss(session)
             self._orders.on_departure(session)
             self._coordinator.on_departure(session, "the process left during the capture")
             if self._sessions.get(key) is session:
@@ -230,11 +241,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self._on_change()
             log.info("rank %d of run %s is gone", identity.rank, identity.run)
 
-    def _welcome(self) -> session_pb2.DaemonMessage:
+    def _welcome(self, features: Iterable[str]) -> session_pb2.DaemonMessage:
         return session_pb2.DaemonMessage(
             welcome=session_pb2.Welcome(
                 api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
-                features=contract.FEATURES,
+                features=features,
                 daemon_version=__version__,
                 captures_dir=str(self._node.captures_dir),
                 metrics_url=self._node.metrics_url,

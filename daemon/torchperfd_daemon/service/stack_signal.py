@@ -20,16 +20,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperfd.v1 import contract
-from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
+from torchperfd_daemon.collectors.procfs import open_memory_file, parse_stat, parse_table, read
 from torchperfd_daemon.collectors.ranks import RankProcess, own_namespace
 from torchperfd_daemon.stacks import Thread, parse_dump, tidy
 
-_LINK: Final = f"/memfd:{contract.STACKS_FILE} (deleted)"
 _MOST_FIRST_LINE: Final = 4096
 _MOST_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.005
 # A thread that waits for the interpreter looks again 200 times per second, fewer when the node is busy; the
-# pump wakes up otherwise once per second, four times at most.
+# client's otherwise wakes up a dozen times per second.
 _SAMPLE_S: Final = 0.25
 _WAITING_SWITCHES_PER_S: Final = 100
 # The C library has a function for it only since glibc 2.30.
@@ -141,7 +140,7 @@ class _Request:
         self._process = process
         self._proc = proc
         with self._told_of_failures():
-            file = _open_file(proc / str(process.pid))
+            file = open_memory_file(proc / str(process.pid), contract.STACKS_FILE, os.O_RDWR | os.O_NONBLOCK)
         if file is None:
             raise UnreachableError("it has not prepared for being asked by a signal")
         self._file = file
@@ -232,27 +231,6 @@ class _Request:
             raise UnreachableError("its thread that takes the signal has ended") from None
         except OSError as error:
             raise UnreachableError(f"asking it by a signal failed: {error.strerror}") from None
-
-
-def _open_file(folder: Path) -> int | None:
-    """Open the file that a process has prepared; None when it has none.
-
-    Raises:
-        OSError: The process is gone, or not for us.
-    """
-    for entry in os.listdir(folder / "fd"):  # noqa: PTH208 - a process may have many thousands
-        path = folder / "fd" / entry
-        try:
-            if os.readlink(path) != _LINK:  # noqa: PTH115 - likewise
-                continue
-            file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
-        except FileNotFoundError:
-            continue  # closed in between
-        # What the number stands for may have changed in between; this is certain.
-        if str(Path(f"/proc/self/fd/{file}").readlink()) == _LINK:
-            return file
-        os.close(file)
-    return None
 
 
 def _read_invitation(file: int) -> _Invitation:

@@ -29,7 +29,7 @@ class WallClock:
         return self.now
 
     def get(self, timeout: float) -> None:
-        assert 0 < timeout <= 4
+        assert 0 < timeout <= 16
         if len(self.turns) in self._woken:
             self.now += timeout / 2
             self._woken = self._woken - {len(self.turns)}
@@ -52,6 +52,8 @@ def turns(
     live: bool = False,
     steps: int = 0,
     step_ms: float = 0.0,
+    seen: bool = False,
+    beating: bool = False,
 ) -> list[tuple[float, bool]]:
     """Have a pump turn by that clock; return when it did, and whether it reported."""
     with pytest.MonkeyPatch.context() as patch:
@@ -62,9 +64,13 @@ def turns(
         turning._faults = Faults()
         turning.account = Account(train=KindAccount(steps=steps))
         turning._pace = SimpleNamespace(step_ns=step_ms * 1e6)  # type: ignore[assignment]
+        turning._pulse = SimpleNamespace(seen=seen)  # type: ignore[assignment]
+        turning._beating = beating
         overhead = SimpleNamespace(measuring=measuring, turn=lambda _: None)
         recorder = SimpleNamespace(device=device)
-        turning._replay = SimpleNamespace(overhead=overhead, recorder=recorder, live=live)  # type: ignore[assignment]
+        turning._replay = SimpleNamespace(  # type: ignore[assignment]
+            overhead=overhead, recorder=recorder, live=live, make_room=lambda _: None
+        )
         patch.setattr(turning, "turn", clock.turn)
         with pytest.raises(KeyboardInterrupt):
             turning._run()
@@ -82,6 +88,9 @@ _NOW = st.floats(1_700_000_000, 1_800_000_000)
         {"steps": 10_000, "step_ms": 0.4},  # of so many, few are touched
         {"steps": 10_000, "step_ms": 5.1},  # so long that a turn is little of them
         {"steps": 10_000, "step_ms": 1.0, "live": True},
+        {"steps": 9_999, "step_ms": 1.0, "seen": True, "beating": True},
+        {"steps": 10_000, "step_ms": 5.1, "seen": True, "beating": True},
+        {"steps": 10_000, "step_ms": 1.0, "live": True, "seen": True, "beating": True},
     ],
 )
 @given(_NOW, st.floats(0, 0.2))
@@ -105,13 +114,19 @@ def test_while_there_is_more_to_look_at_it_turns_on_quarters_and_reports_on_whol
     assert [report for _, report in done] == [round(quarter) % 4 == 0 for quarter in quarters]
 
 
+@pytest.mark.parametrize(
+    ("how", "period"),
+    [({}, 4), ({"seen": True}, 4), ({"beating": True}, 4), ({"seen": True, "beating": True}, 16)],
+)
 @pytest.mark.parametrize("step_ms", [0.5, 5.0])
 @given(_NOW, st.floats(0, 0.2))
-def test_beside_many_short_steps_it_turns_every_4_s(step_ms: float, now: float, late: float) -> None:
-    done = turns(WallClock(now, late, 4), steps=10_000, step_ms=step_ms)
-    fours = [(moment - late) / 4 for moment, _ in done]
-    first = round(fours[0])
-    assert fours == pytest.approx([*range(first, first + 4)], abs=1e-4, rel=0)
+def test_beside_many_short_steps_it_turns_every_4_s_or_16_where_the_daemon_sees_them(
+    how: dict[str, Any], period: int, step_ms: float, now: float, late: float
+) -> None:
+    done = turns(WallClock(now, late, 4), steps=10_000, step_ms=step_ms, **how)
+    multiples = [(moment - late) / period for moment, _ in done]
+    first = round(multiples[0])
+    assert multiples == pytest.approx([*range(first, first + 4)], abs=1e-4, rel=0)
     assert all(report for _, report in done)
 
 

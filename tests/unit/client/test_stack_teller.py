@@ -148,8 +148,8 @@ def test_attached_it_has_one_signal_and_one_file_and_none_after() -> None:
     assert not os.get_inheritable(file)
     invitation = json.loads(os.pread(file, 4096, 0))
     assert (invitation["signal"], invitation["training"]) == (number, threading.get_ident())
-    (pump,) = (thread for thread in threading.enumerate() if thread.native_id == invitation["thread"])
-    assert pump.name == "torchperfd-pump"
+    (stream,) = (thread for thread in threading.enumerate() if thread.native_id == invitation["thread"])
+    assert stream.name == "torchperfd-stream"
     assert Path(invitation["package"]) == Path(torchperfd.__file__).parent
     client.detach()
     assert (caught(), files()) == before

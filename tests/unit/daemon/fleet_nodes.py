@@ -16,6 +16,7 @@ from torchperfd_daemon.captures.turns import Ack, Result, failure
 from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetService, FleetView, Peers, listen
 from torchperfd_daemon.fleet.peers import Static
 from torchperfd_daemon.service import SessionService
+from torchperfd_daemon.service.pulse import PulseDesk
 from torchperfd_daemon.stacks import Outcome, RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, State, Store
 
@@ -65,6 +66,7 @@ class PlayedSessions:
 
     def __init__(self, ranks: Sequence[PlayedRank]) -> None:
         self.ranks = list(ranks)
+        self.pulses = PulseDesk()
 
     def of_run(self, run: str) -> list[PlayedRank]:
         """Return the ranks, if it is their run."""

@@ -338,6 +338,20 @@ def test_a_hang_is_told_within_ten_seconds_and_names_rank_line_and_collective() 
     assert watched.verdict.cause is Cause.NONE
 
 
+def test_steps_that_are_seen_and_not_yet_told_are_no_stall_and_the_first_that_is_missing_begins_one() -> None:
+    watched = Watched(ranks=4)
+    watched.train(20)
+    watched.stacks = [stacks(rank, COMPUTE if rank == 2 else REDUCE) for rank in range(4)]
+    for second in range(1, 17):
+        for rank in watched.job.ranks:
+            rank.beats, rank.beat_at = 900 * second, watched.job.seconds + 0.9
+        assert watched.stand(1) == []
+    assert watched.stand(15) == [9]
+    assert watched.verdict.rank == 2
+    # Since the newest beat, not since the look that saw it.
+    assert watched.verdict.cost_seconds_per_step == pytest.approx(15.1)
+
+
 def test_a_rank_that_saves_for_a_minute_makes_nobody_hang() -> None:
     watched = Watched(ranks=4)
     watched.train(20)
