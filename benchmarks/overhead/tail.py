@@ -3,7 +3,9 @@
 So that the machine is the same for both, which it is not for half a second. What torchperfd does every
 few seconds must then be made to fall on steps that are on, and as often as if all of them were: its pump is
 woken up after as many of those as fit into that time, and what follows stays on until it is done. By the same
-count of steps that are on it is time to measure its own cost again, for the first time by chance.
+count of steps that are on it is time to measure its own cost again, for the first time by chance. When the
+daemon asks for a report, that too is made beside steps that are on: as often as it asks by its own clock, in
+half as many steps.
 """
 
 import gc
@@ -23,8 +25,8 @@ _chance: Final = random.Random()  # without a seed: processes and rounds are to 
 _SETTLING_STEPS: Final = 2
 """After a switch the interpreter looks up anew what it had remembered."""
 _BLOCK_STEPS: Final = 5
-_AFTERMATH_STEPS: Final = 20
-"""What a turn of the pump sets off (packing, sending) is over within a dozen milliseconds."""
+_AFTERMATH_STEPS: Final = 40
+"""What a turn of the pump sets off (packing, sending) is over within two dozen milliseconds."""
 _CHUNK_STEPS: Final = 1000
 _PASSES_AHEAD: Final = 7
 """Until the pump has found its pace: it turns less often in the long run than at first."""
@@ -51,6 +53,11 @@ class Beat:
         self._struck = threading.Semaphore(0)
         self._queue = self._pump._wake
         self._on = 0
+        self.asked = 0
+        """How many reports the daemon has asked for."""
+        self._answered = 0
+        self._turn = self._pump.turn
+        self._pump.turn = self._turn_on
         self._steps: float = per_second * self._pump._period()
         self._pump._wake = self
         self._queue.put(None)  # it waits there by now
@@ -59,7 +66,7 @@ class Beat:
         """Another step that counts was on; return whether it is time for a turn."""
         self._on += 1
         self._counted += 1
-        return self._on >= self._steps
+        return self._on >= self._steps or self.asked > self._answered
 
     def seconds(self) -> float:
         """Return how long it has been so far."""
@@ -67,7 +74,9 @@ class Beat:
 
     def strike(self) -> None:
         """Have the pump turn."""
-        self._on = 0
+        if self._on >= self._steps:
+            self._on = 0
+        self._answered = self.asked
         self._struck.release()
         # As long as the pump waits from here on, as far as it knows by now.
         self._steps = self._per_second * self._pump._period()
@@ -85,6 +94,13 @@ class Beat:
     def put(self, item: None) -> None:
         """Turn at once."""
         self._queue.put(item)
+
+    def _turn_on(self, **how: bool) -> None:
+        """Turn; where it is the daemon that asks for it, beside steps that are on."""
+        if how.get("send") and threading.current_thread().name == "torchperfd-stream":
+            self.asked += 1
+        else:
+            self._turn(**how)
 
 
 class Alternation:
@@ -162,6 +178,7 @@ def measure_tail(contestant: Contestant, seconds: float) -> Round:
     contestant.train(workload.warm_loader)  # the last step ends with the draw after it
     for start in range(0, len(times), _CHUNK_STEPS):
         _add(measured, times[start : start + _CHUNK_STEPS])
+    measured.asked = beat.asked if beat is not None else 0
     contestant.check(_PASSES_AHEAD * len(workload.loader) + alternation.on_steps + WARM_STEPS)
     contestant.detach()
     return measured

@@ -177,7 +177,7 @@ class Client:
         tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator)
         self._pulse = Pulse(self._tape, self._faults)
         self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies, self._pulse)
-        self._tape.on_half = self._pump.wake
+        self._tape.on_low = self._pump.wake
         self._dialogue = Dialogue(
             self._identity,
             self._pump,

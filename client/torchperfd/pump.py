@@ -37,7 +37,7 @@ _STEPS_PER_REPORT: Final = 2000
 """The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
 _STEPS_PER_SELDOM_REPORT: Final = 10_000
 _EVENTS_BETWEEN_SELDOM_TURNS: Final = 524_288
-"""On the tape, half of it room for a turn that comes late: sixteen seconds of steps of a millisecond."""
+"""On the tape, with room for a turn that comes late: of a rank of DDP, sixteen seconds of steps of 0.6 ms."""
 
 
 class Pump:

@@ -50,12 +50,13 @@ typedef struct {
     /* The rest. */
     uint64_t read;
     uint64_t quiet; /* with so many events on it, or more, there is something to look at */
+    uint64_t spare; /* room that is low: half of what there was at first */
     PyObject *on_event, *ticket; /* or NULL */
     char doubled;
     int ticket_code, shadow_code;
     long steps_open;
     unsigned long long lost;
-    PyObject *on_half, *on_full;
+    PyObject *on_low, *on_full;
     int64_t *pulse; /* where to count steps, and note when the newest ended; NULL for nowhere */
     Py_buffer page; /* that this lies in */
 } Tape;
@@ -202,14 +203,14 @@ look_ahead(Tape *tape)
     tape->calm = busy ? 0 : tape->read + tape->quiet - MAX_PER_EVENT + 1;
 }
 
-/* The tape is half full, or more: say so, once, and have room made when there is none; whether there is then. */
+/* Room is low, or there is none: say so, once, and have room made when there is none; whether there is then. */
 RARE static int
 look_for_room(Tape *tape, int *raised)
 {
     if (!is_full(tape)) {
         tape->quiet = tape->mask + 1;
         look_ahead(tape);
-        *raised = notify(tape->on_half);
+        *raised = notify(tape->on_low);
         return 1;
     }
     *raised = notify(tape->on_full);
@@ -293,7 +294,8 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_NoMemory();
     }
     tape->mask = capacity - 1;
-    tape->quiet = capacity / 2;
+    tape->spare = capacity / 2;
+    tape->quiet = capacity - tape->spare;
     look_ahead(tape);
     tape->ticket_code = ticket_code;
     tape->shadow_code = shadow_code;
@@ -306,7 +308,7 @@ tape_traverse(Tape *tape, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(tape));
     Py_VISIT(tape->on_event);
-    Py_VISIT(tape->on_half);
+    Py_VISIT(tape->on_low);
     Py_VISIT(tape->on_full);
     Py_VISIT(tape->ticket);
     return 0;
@@ -316,7 +318,7 @@ static int
 tape_clear(Tape *tape)
 {
     Py_CLEAR(tape->on_event);
-    Py_CLEAR(tape->on_half);
+    Py_CLEAR(tape->on_low);
     Py_CLEAR(tape->on_full);
     Py_CLEAR(tape->ticket);
     return 0;
@@ -422,7 +424,7 @@ tape_skip(Tape *tape, PyObject *argument)
         return NULL;
     }
     tape->read += count;
-    tape->quiet = (tape->mask + 1) / 2;
+    tape->quiet = tape->mask + 1 - tape->spare;
     look_ahead(tape);
     Py_RETURN_NONE;
 }
@@ -448,7 +450,7 @@ tape_extend(Tape *tape, PyObject *argument)
         events[at & (capacity - 1)] = before[at & tape->mask];
     tape->events = events;
     tape->mask = capacity - 1;
-    tape->quiet = capacity / 2;
+    tape->quiet = capacity - tape->spare;
     look_ahead(tape);
     PyMem_Free(before);
     Py_RETURN_NONE;
@@ -562,7 +564,7 @@ static PyMemberDef tape_members[] = {
     {"steps_open", T_LONG, offsetof(Tape, steps_open), 0, "Optimizer steps at work; kept by the hooks."},
     {"muted", T_ULONGLONG, offsetof(Tape, muted), 0, "Codes, as bits, whose calls go unnoticed."},
     {"lost", T_ULONGLONG, offsetof(Tape, lost), READONLY, "Events for which there was no room."},
-    {"on_half", T_OBJECT, offsetof(Tape, on_half), 0, "Called when half of the tape is full, unless None."},
+    {"on_low", T_OBJECT, offsetof(Tape, on_low), 0, "Called when room is low, unless None."},
     {"on_full", T_OBJECT, offsetof(Tape, on_full), 0, "Called to make room, unless None."},
     {NULL, 0, 0, 0, NULL}};
 

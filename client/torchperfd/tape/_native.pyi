@@ -15,7 +15,7 @@ class Tape:
     muted: int
     doubled: bool
     on_event: Callable[[], object] | None
-    on_half: Callable[[], object] | None
+    on_low: Callable[[], object] | None
     on_full: Callable[[], object] | None
     ticket: Callable[[], int] | None
     pulse: Buffer | None

@@ -28,7 +28,8 @@ class Tape:
         doubled: Whether every event is written twice.
         lost: Events for which there was no room.
         on_event: Called after every event, unless None.
-        on_half: Called when half of it is full, once until events are taken off, unless None.
+        on_low: Called when there is room for half as many events as at first, once until events are taken
+            off, unless None.
         on_full: Called to make room, unless None.
         ticket: Called for a number that precedes each event, -1 for none, unless None.
         beats: Where optimizer steps are counted, and when the newest ended, unless None.
@@ -40,6 +41,7 @@ class Tape:
         "_page",
         "_quiet",
         "_shadow_code",
+        "_spare",
         "_ticket_code",
         "beats",
         "doubled",
@@ -47,7 +49,7 @@ class Tape:
         "muted",
         "on_event",
         "on_full",
-        "on_half",
+        "on_low",
         "steps_open",
         "thread",
         "ticket",
@@ -64,14 +66,14 @@ class Tape:
         self.doubled = False
         self.lost = 0
         self.on_event: Callable[[], object] | None = None
-        self.on_half: Callable[[], object] | None = None
+        self.on_low: Callable[[], object] | None = None
         self.on_full: Callable[[], object] | None = None
         self.ticket: Callable[[], int] | None = None
         self.beats: memoryview[int] | None = None
         self._page: object = None
         # In numbers, of which an event has two.
         self._capacity = 2 * capacity
-        self._quiet = capacity
+        self._quiet = self._spare = capacity
         self._ticket_code = ticket_code
         self._shadow_code = shadow_code
         self._events = array("q")
@@ -112,14 +114,14 @@ class Tape:
         if not 0 <= count <= len(self):
             raise ValueError("there are not so many events on the tape")
         del self._events[: 2 * count]
-        self._quiet = self._capacity // 2
+        self._quiet = self._capacity - self._spare
 
     def extend(self, capacity: int) -> None:
         """Have room for so many events from now on; only who reads may, and not while reading."""
         if capacity & (capacity - 1) or 2 * capacity < self._capacity:
             raise ValueError("a tape is extended to a power of two of events, no fewer than it holds")
         self._capacity = 2 * capacity
-        self._quiet = capacity
+        self._quiet = self._capacity - self._spare
 
     @property
     def pulse(self) -> Any:
@@ -142,7 +144,7 @@ class Tape:
         full = self._capacity - 2 * _MAX_PER_EVENT
         if len(self._events) <= full:
             self._quiet = self._capacity
-            _quietly(self.on_half)
+            _quietly(self.on_low)
             return True
         _quietly(self.on_full)
         if len(self._events) <= full:

@@ -146,10 +146,10 @@ def test_seldom_turns_lose_no_step(hasty: torchperfd.Client) -> None:
     hasty._pump.turn()
     assert hasty._pump._period() == 16
     client_tape = hasty._tape
-    for _ in range(250_000):
+    for _ in range(450_000):
         client_tape.write(14)
     assert hasty._pump._wake.empty(), "there is room for four times as many as at first"
-    for _ in range(20_000):
+    for _ in range(10_000):
         client_tape.write(14)
     assert not hasty._pump._wake.empty()
     assert client_tape.lost == 0

@@ -70,16 +70,16 @@ def test_what_is_marked_is_read_once_and_in_order(kind: Any) -> None:
 @both
 def test_a_tape_that_is_extended_keeps_what_is_on_it_and_takes_more(kind: Any) -> None:
     tape = kind.Tape(16)
-    halves: list[int] = []
+    lows: list[int] = []
     for number in range(20):
         tape.write(3, number)
         tape.skip(max(0, len(tape) - 5))
     tape.extend(64)
-    tape.on_half = lambda: halves.append(len(tape))
-    for number in range(20, 50):
+    tape.on_low = lambda: lows.append(len(tape))
+    for number in range(20, 75):
         tape.write(3, number)
-    assert halves == [29], "with room for four more"
-    assert written(tape) == [(3, number) for number in range(15, 50)]
+    assert lows == [53], "with room for eight, as before, and for what an event may bring with it"
+    assert written(tape) == [(3, number) for number in range(15, 75)]
     for capacity in (32, 65, 0):
         with pytest.raises(ValueError, match="a tape is extended to a power of two of events"):
             tape.extend(capacity)
@@ -238,7 +238,7 @@ def test_many_events_are_the_same_as_few(kind: Any, capacity: int, events: int) 
 def test_a_tape_that_is_half_full_says_so_once_until_it_is_read(kind: Any) -> None:
     tape = kind.Tape(64)
     calls: list[int] = []
-    tape.on_half = lambda: calls.append(len(tape))
+    tape.on_low = lambda: calls.append(len(tape))
     for _ in range(2):
         for code in range(50):
             tape.write(code % 30)
@@ -246,7 +246,7 @@ def test_a_tape_that_is_half_full_says_so_once_until_it_is_read(kind: Any) -> No
         assert 28 <= calls.pop() <= 32
         tape.skip(len(tape))
     assert tape.lost == 0
-    tape.on_half = lambda: 1 / 0
+    tape.on_low = lambda: 1 / 0
     for _ in range(200):
         tape.write(1)
     assert len(tape) == 61
@@ -746,7 +746,7 @@ def test_the_compiled_half_loses_no_reference() -> None:
         lambda _: 1,
     )
     inputs = torch.ones(1, 2)
-    tape.on_full = tape.on_half = lambda: tape.skip(len(tape))
+    tape.on_full = tape.on_low = lambda: tape.skip(len(tape))
     tape.ticket = lambda: 10**6
     watched = [optimizer, result, argument, timed, forward, steps, draws, tape, module, inputs]
 
