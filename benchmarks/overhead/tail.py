@@ -73,10 +73,13 @@ class Beat:
         return self._counted / self._per_second
 
     def strike(self) -> None:
-        """Have the pump turn."""
-        if self._on >= self._steps:
-            self._on = 0
-        self._answered = self.asked
+        """Have the pump turn, or the daemon answered."""
+        if self.asked > self._answered:
+            self._answered = self.asked
+            threading.Thread(target=self._turn, kwargs={"send": True}).start()
+        if self._on < self._steps:
+            return
+        self._on = 0
         self._struck.release()
         # As long as the pump waits from here on, as far as it knows by now.
         self._steps = self._per_second * self._pump._period()

@@ -44,7 +44,10 @@ class Pulse:
     @property
     def beats(self) -> int | None:
         """How many optimizer steps have ended; None where they are not counted."""
-        return self._beats[0] if self._file >= 0 else None
+        try:
+            return self._beats[0] if self._file >= 0 else None
+        except ValueError:
+            return None  # it has ended meanwhile
 
     def end(self) -> None:
         """Count no more; also for a forked child, whose steps are not the rank's."""

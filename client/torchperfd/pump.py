@@ -77,6 +77,7 @@ class Pump:
         self._faults = faults
         self._tallies = tallies
         self._pulse = pulse
+        self._reported = 0.0
         self._beats = 0
         self._beating = False
         self._pace = Pace()
@@ -130,6 +131,7 @@ class Pump:
             due = report or sum(stretch.count for stretch in unsent) >= most
             if not send and not (unsent and due):
                 return
+            self._reported = time.time()
             try:
                 account = wire.account_message(
                     self.account, self._names, self._recorder.recorded, self.dropped()
@@ -197,6 +199,8 @@ class Pump:
                 in_time = following % _USUAL_S == 0
             if self._stopping or self._faults.spent("pump"):
                 return
+            if in_time and period == _SELDOM_S and 0 <= time.time() - self._reported < period / 2:
+                continue  # somebody had it report, and had what there was to tell
             try:
                 self.turn(report=in_time, again=True)
                 replay.overhead.turn(self.account.train.mean_seconds)

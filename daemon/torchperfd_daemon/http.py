@@ -2,7 +2,7 @@
 
 import gzip
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple
 
 from starlette.applications import Starlette
@@ -24,7 +24,10 @@ _RENDERING_SHARE: Final = 0.1
 
 
 def build_app(
-    page: MetricsPage, is_ready: Callable[[], bool], web_config: WebConfigFile | None = None
+    page: MetricsPage,
+    is_ready: Callable[[], bool],
+    web_config: WebConfigFile | None = None,
+    freshen: Callable[[], Awaitable[None]] | None = None,
 ) -> ASGIApp:
     """Return the ASGI application.
 
@@ -32,10 +35,13 @@ def build_app(
         page: What ``/metrics`` shows.
         is_ready: Whether clients are being served; false while starting and draining.
         web_config: Who may read; everybody when None.
+        freshen: Has what the page shows brought up to date.
     """
     pages = PageCache(page)
 
     async def metrics(request: Request) -> Response:
+        if freshen is not None:
+            await freshen()
         zipped = _takes(request.headers.get("accept-encoding", ""), "gzip")
         shown = pages.get(_takes(request.headers.get("accept", ""), _OPENMETRICS), zipped)
         headers = {"content-type": shown.content_type, "vary": "accept, accept-encoding"}

@@ -225,7 +225,9 @@ class Daemon:
             checks = health.HealthServicer()
             rpc = await _start_rpc(settings, sessions, control, checks)
             fleet_rpc = await self._start_fleet(sessions, node.name, observer.verdict)
-            web = WebServer(build_app(page, lambda: self._ready, web_config), web_config)
+            web = WebServer(
+                build_app(page, lambda: self._ready, web_config, sessions.pulses.freshen), web_config
+            )
             web_task = asyncio.create_task(web.serve(sockets=[listener]))
             # A daemon without its page is no daemon: leave, and let the service manager restart it.
             web_task.add_done_callback(lambda _: self._stop.set())

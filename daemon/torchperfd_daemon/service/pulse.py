@@ -168,13 +168,13 @@ class PulseDesk:
         self._wall = wall
         self._followed: dict[Felt, _Followed] = {}
 
-    async def admit(self, felt: Felt) -> bool:
+    def admit(self, felt: Felt) -> bool:
         """Follow a rank's pulse from now on; return whether it can be seen."""
         identity = felt.record.identity
         process = RankProcess(
             identity.run, identity.rank, identity.pid, identity.pid_namespace, identity.process_start_ticks
         )
-        pulse = await asyncio.to_thread(self._find, process)
+        pulse = self._find(process)
         if pulse is None:
             return False
         now = self._clock()
@@ -224,13 +224,13 @@ class PulseDesk:
                 followed.reports -= 1
                 felt.tell_steps()
 
-    async def freshen(self, ranks: Collection[Rank]) -> None:
-        """Have ranks report that have not for some time: somebody looks at what they do."""
+    async def freshen(self, ranks: Collection[Rank] | None = None) -> None:
+        """Have ranks, or all of them, report that have not for some time: somebody looks at what they do."""
         now = self._clock()
         asked = [
             (felt, followed.told)
             for felt, followed in self._followed.items()
-            if followed.is_stale(felt.record, now) and felt.record in ranks
+            if followed.is_stale(felt.record, now) and (ranks is None or felt.record in ranks)
         ]
         for felt, _ in asked:
             felt.tell_steps()

@@ -218,18 +218,20 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._on_change()
         log.info("rank %d of run %s is here (pid %d)", identity.rank, identity.run, identity.pid)
         features = list(contract.FEATURES)
-        if contract.PULSE in session.features and await self.pulses.admit(session):
+        if contract.PULSE in session.features and self.pulses.admit(session):
             features.append(contract.PULSE)
-        await context.write(self._welcome(features))
-        sender = asyncio.create_task(_send_all(session, context))
+        sender: asyncio.Task[None] | None = None
         try:
+            await context.write(self._welcome(features))
+            sender = asyncio.create_task(_send_all(session, context))
             async for message in request_iterator:
                 if not self._receive(session, message):
                     break
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         finally:
-            sender.cancel()
+            if sender is not None:
+                sender.cancel()
             self.pulses.dismiss(session)
             self._orders.on_departure(session)
             self._coordinator.on_departure(session, "the process left during the capture")

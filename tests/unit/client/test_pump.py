@@ -54,6 +54,7 @@ def turns(
     step_ms: float = 0.0,
     seen: bool = False,
     beating: bool = False,
+    reported: float = 0.0,
 ) -> list[tuple[float, bool]]:
     """Have a pump turn by that clock; return when it did, and whether it reported."""
     with pytest.MonkeyPatch.context() as patch:
@@ -66,6 +67,7 @@ def turns(
         turning._pace = SimpleNamespace(step_ns=step_ms * 1e6)  # type: ignore[assignment]
         turning._pulse = SimpleNamespace(seen=seen)  # type: ignore[assignment]
         turning._beating = beating
+        turning._reported = reported
         overhead = SimpleNamespace(measuring=measuring, turn=lambda _: None)
         recorder = SimpleNamespace(device=device)
         turning._replay = SimpleNamespace(  # type: ignore[assignment]
@@ -128,6 +130,17 @@ def test_beside_many_short_steps_it_turns_every_4_s_or_16_where_the_daemon_sees_
     first = round(multiples[0])
     assert multiples == pytest.approx([*range(first, first + 4)], abs=1e-4, rel=0)
     assert all(report for _, report in done)
+
+
+@pytest.mark.parametrize(("before", "skips"), [(1.0, True), (7.5, True), (8.5, False), (-3.0, False)])
+def test_a_report_that_somebody_asked_for_just_before_stands_for_the_next(before: float, skips: bool) -> None:
+    now, due = 1_700_000_003.0, 1_700_000_016.0
+    assert due % 16 == 0
+    how: dict[str, Any] = {"steps": 10_000, "step_ms": 1.0, "seen": True, "beating": True}
+    done = turns(WallClock(now, 0.0, 1), reported=due - before, **how)
+    assert done[0][0] == pytest.approx(due + 16 if skips else due)
+    # Where turns are not so far from each other none is left out.
+    assert turns(WallClock(now, 0.0, 1), reported=now)[0][0] == pytest.approx(now + 1)
 
 
 @given(_NOW)

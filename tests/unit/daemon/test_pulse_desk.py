@@ -117,7 +117,7 @@ class Desk:
         )
         for number, run in enumerate(runs or ("r",)):
             self.ranks.append(Beating(self, number, run))
-            assert asyncio.run(self.desk.admit(self.ranks[-1]))
+            assert self.desk.admit(self.ranks[-1])
 
     def go_on(self, *paces: float, of: Sequence[int] | None = None) -> list[int]:
         """Let a second go by for each pace, steps per second; return how often the first was asked."""
@@ -222,7 +222,7 @@ def test_a_pulse_that_cannot_be_read_any_more_leaves_the_others_seen() -> None:
     late = Beating(desk, 2)
     late.broken = True
     desk.ranks.append(late)
-    assert not asyncio.run(desk.desk.admit(late))
+    assert not desk.desk.admit(late)
     assert late.closed
 
 
@@ -241,6 +241,8 @@ def test_who_looks_has_the_stale_ranks_report_first() -> None:
     for _ in range(2):
         asyncio.run(desk.desk.freshen([rank.record for rank in desk.ranks[:2]]))
         assert [rank.asked for rank in desk.ranks] == [1, 1, 0], "who has just reported is not asked"
+    asyncio.run(desk.desk.freshen())
+    assert [rank.asked for rank in desk.ranks] == [1, 1, 1]
 
 
 def test_who_looks_does_not_wait_for_who_does_not_answer() -> None:
