@@ -47,7 +47,7 @@ OURS: Final = "torchperfd"
 NOBODY: Final = "nothing (A/A)"
 _PROCESSES: Final = 3  # Where the memory of a process happens to lie is worth a microsecond or two.
 _TAIL_STEPS: Final = 1500
-_TAIL_S: Final = 60.0  # Getting ready takes a round twenty seconds of its own.
+_TAIL_S: Final = 60.0  # Getting ready takes a round half a minute of its own.
 _START_S: Final = 120.0
 _ANSWER_S: Final = 150.0
 

@@ -30,6 +30,8 @@ _AFTERMATH_STEPS: Final = 40
 _CHUNK_STEPS: Final = 1000
 _PASSES_AHEAD: Final = 7
 """Until the pump has found its pace: it turns less often in the long run than at first."""
+_UNTIMED_S: Final = 12.0
+"""Half as many steps are made on, all at once: the daemon takes that for another pace and asks about it."""
 
 
 class Beat:
@@ -167,13 +169,16 @@ def measure_tail(contestant: Contestant, seconds: float) -> Round:
     beat = Beat(contestant.client, round(1e9 / usual)) if contestant.client is not None else None
     alternation = Alternation(contestant, beat)
     times: list[tuple[bool, int]] = []
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+    begins = time.monotonic() + _UNTIMED_S
+    asked_before = 0
+    while (now := time.monotonic()) < begins + seconds:
+        if now < begins and beat is not None:
+            asked_before = beat.asked
         began = time.perf_counter_ns()
         for number, _ in enumerate(workload.steps(workload.loader)):
             ended = time.perf_counter_ns()
             # What begins a pass over the data belongs to no step.
-            if alternation.is_timed and number:
+            if alternation.is_timed and number and now >= begins:
                 times.append((alternation.is_on, ended - began))
             alternation.end_step()
             began = time.perf_counter_ns()
@@ -181,7 +186,7 @@ def measure_tail(contestant: Contestant, seconds: float) -> Round:
     contestant.train(workload.warm_loader)  # the last step ends with the draw after it
     for start in range(0, len(times), _CHUNK_STEPS):
         _add(measured, times[start : start + _CHUNK_STEPS])
-    measured.asked = beat.asked if beat is not None else 0
+    measured.asked = beat.asked - asked_before if beat is not None else 0
     contestant.check(_PASSES_AHEAD * len(workload.loader) + alternation.on_steps + WARM_STEPS)
     contestant.detach()
     return measured

@@ -47,6 +47,8 @@ typedef struct {
     uint64_t calm; /* until so many are written, nothing is to be done but to write */
     unsigned long thread; /* as THIS_THREAD() says; 0 for none */
     unsigned long long muted;
+    long steps_open;
+    int64_t *pulse; /* where to count steps, and note when the newest ended; NULL for nowhere */
     /* The rest. */
     uint64_t read;
     uint64_t quiet; /* with so many events on it, or more, there is something to look at */
@@ -54,11 +56,9 @@ typedef struct {
     PyObject *on_event, *ticket; /* or NULL */
     char doubled;
     int ticket_code, shadow_code;
-    long steps_open;
     unsigned long long lost;
     PyObject *on_low, *on_full;
-    int64_t *pulse; /* where to count steps, and note when the newest ended; NULL for nowhere */
-    Py_buffer page; /* that this lies in */
+    Py_buffer page; /* that the pulse is in */
 } Tape;
 
 static unsigned long identifiers_ahead; /* of THIS_THREAD() */

@@ -98,6 +98,7 @@ class _Followed:
         looked_at: When that was.
         paces: Steps per second between looks.
         told: The account that came last.
+        told_count: Steps when it was asked for, or had come.
         heard_at: When it was first seen to be there.
         reports: So many are still to be asked for.
         asked_at: When the newest change was asked about.
@@ -107,6 +108,7 @@ class _Followed:
     count: int
     looked_at: float
     told: object
+    told_count: int
     heard_at: float
     paces: deque[float] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     reports: int = 0
@@ -126,7 +128,7 @@ class _Followed:
             rank.beats, rank.beat_at = count, at
             rank.last_step_unix_seconds = wall - (now - at)
         if rank.totals is not self.told:
-            self.told, self.heard_at = rank.totals, now
+            self.told, self.told_count, self.heard_at = rank.totals, count, now
         # While nobody would be asked, what the pace was before is remembered.
         if seconds > 0 and (now - self.asked_at >= _REST_S or len(self.paces) < _REMEMBERED):
             self.paces.append(made / seconds)
@@ -134,11 +136,11 @@ class _Followed:
         return made
 
     def is_stale(self, rank: Rank, now: float) -> bool:
-        """Return whether it has not reported for some time."""
-        return rank.totals is self.told and now - self.heard_at > _STALE_S
+        """Return whether it has not reported for some time, and has made steps in it."""
+        return rank.totals is self.told and self.count != self.told_count and now - self.heard_at > _STALE_S
 
     def may_be_asked(self, rank: Rank, now: float) -> bool:
-        """Return whether it reports seldom, and has not been asked a moment ago."""
+        """Return whether it reports seldom, and has not been asked about a change a moment ago."""
         return self.is_stale(rank, now) and now - self.asked_at >= _REST_S
 
     def begin_to_ask(self, now: float) -> None:
@@ -184,7 +186,7 @@ class PulseDesk:
             log.debug("rank %d of run %s: %s", identity.rank, identity.run, error)
             pulse.close()
             return False
-        self._followed[felt] = _Followed(pulse, count, now, felt.record.totals, now)
+        self._followed[felt] = _Followed(pulse, count, now, felt.record.totals, count, now)
         return True
 
     def dismiss(self, felt: Felt) -> None:
@@ -227,13 +229,13 @@ class PulseDesk:
     async def freshen(self, ranks: Collection[Rank] | None = None) -> None:
         """Have ranks, or all of them, report that have not for some time: somebody looks at what they do."""
         now = self._clock()
-        asked = [
-            (felt, followed.told)
-            for felt, followed in self._followed.items()
-            if followed.is_stale(felt.record, now) and (ranks is None or felt.record in ranks)
-        ]
-        for felt, _ in asked:
-            felt.tell_steps()
+        asked = []
+        for felt, followed in self._followed.items():
+            if followed.is_stale(felt.record, now) and (ranks is None or felt.record in ranks):
+                # Who does not answer is not waited for again before it goes on.
+                followed.told_count = followed.count
+                asked.append((felt, followed.told))
+                felt.tell_steps()
         for _ in range(_POLLS):
             if all(felt.record.totals is not told for felt, told in asked):
                 return

@@ -249,8 +249,12 @@ def test_who_looks_does_not_wait_for_who_does_not_answer() -> None:
     desk = Desk("r")
     desk.ranks[0].answers = False
     desk.go_on(*[1000] * 5)
+    for _ in range(2):
+        asyncio.run(asyncio.wait_for(desk.desk.freshen([desk.ranks[0].record]), 20))
+        assert desk.ranks[0].asked == 1, "nor is it asked again while it makes no step"
+    desk.go_on(1000)
     asyncio.run(asyncio.wait_for(desk.desk.freshen([desk.ranks[0].record]), 20))
-    assert desk.ranks[0].asked == 1
+    assert desk.ranks[0].asked == 2
 
 
 def beating_hello(keeps: bool = True) -> session_pb2.ClientMessage:
