@@ -130,7 +130,7 @@ class Tape:
 
     @pulse.setter
     def pulse(self, page: Any) -> None:
-        beats = None if page is None else memoryview(page)[:16].cast("q")
+        beats = None if page is None else memoryview(page).cast("B")[:16].cast("q")
         if beats is not None and (len(beats) < 2 or beats.readonly):
             raise ValueError("a pulse takes two aligned numbers of 64 bits")
         if self.beats is not None:

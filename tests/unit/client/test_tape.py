@@ -1,6 +1,7 @@
 """The tape and what writes on it, in C and in Python: the same events, and nothing of ours comes out."""
 
 import copy
+import ctypes
 import functools
 import gc
 import inspect
@@ -110,6 +111,18 @@ def test_steps_are_counted_in_the_memory_that_is_given_for_it(kind: Any) -> None
     steps.begin(optimizer)
     steps.end(optimizer)
     assert codes(tape) == [1, 2] * 4
+
+
+@both
+def test_that_memory_may_be_no_pythons(kind: Any) -> None:
+    tape, page = kind.Tape(64), (ctypes.c_char * 64)()
+    optimizer = torch.optim.SGD([torch.ones(1)])
+    steps = kind.Steps(tape, {id(optimizer): weakref.ref(optimizer)}, 1, 2)
+    tape.pulse = page
+    steps.begin(optimizer)
+    steps.end(optimizer)
+    assert struct.unpack_from("=q", page) == (1,)
+    tape.pulse = None
 
 
 @both
