@@ -97,11 +97,15 @@ class Replay:
             return self.recorder.drain()
 
     def make_room(self, events: int) -> None:
-        """Have the tape hold so many events from now on; it never becomes shorter."""
-        if events > self._room:
-            with self._lock:
-                self._room = events
+        """Have the tape hold so many events from now on, if there is memory; it never becomes shorter."""
+        if events <= self._room:
+            return
+        with self._lock:
+            self._room = events
+            try:
                 self._tape.extend(events)
+            except Exception as error:  # noqa: BLE001 - it is as long as it was, and read more often
+                self._faults.note("tape", error)
 
     def watch(self, watcher: StepWatcher) -> None:
         """Have ``watcher`` told of step edges, on the training thread, from now on."""

@@ -439,7 +439,8 @@ tape_extend(Tape *tape, PyObject *argument)
         PyErr_SetString(PyExc_ValueError, "a tape is extended to a power of two of events, no fewer than it holds");
         return NULL;
     }
-    Event *events = PyMem_Malloc(capacity * sizeof(Event)), *before = tape->events;
+    int fits = capacity <= PY_SSIZE_T_MAX / sizeof(Event);
+    Event *events = fits ? PyMem_Malloc(capacity * sizeof(Event)) : NULL, *before = tape->events;
     if (events == NULL)
         return PyErr_NoMemory();
     /* Here and now: the training thread would be held up by every page that it is the first to write on. */

@@ -155,6 +155,22 @@ def test_seldom_turns_lose_no_step(hasty: torchperfd.Client) -> None:
     assert client_tape.lost == 0
 
 
+def test_a_tape_that_cannot_be_extended_is_as_long_as_it_was(
+    hasty: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump, "_EVENTS_BETWEEN_SELDOM_TURNS", 100)
+    welcome(hasty, contract.PULSE)
+    make_steps(12)
+    hasty._pump.turn()
+    for _ in range(2):
+        assert hasty._pump._period() == 16
+        assert hasty._faults.counts() == {"tape": 1}
+    make_steps(3)
+    hasty._pump.turn()
+    assert hasty._pump.account.train.steps >= 14
+    assert hasty._pump._period() == 16
+
+
 def test_steps_that_no_optimizer_makes_are_told_as_before(hasty: torchperfd.Client) -> None:
     welcome(hasty, contract.PULSE)
     for _ in range(20):

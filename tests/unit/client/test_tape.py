@@ -86,6 +86,17 @@ def test_a_tape_that_is_extended_keeps_what_is_on_it_and_takes_more(kind: Any) -
             tape.extend(capacity)
 
 
+@pytest.mark.needs("gcc")
+@pytest.mark.parametrize("capacity", [2**50, 2**60, 2**63])
+def test_a_tape_for_which_there_is_no_memory_stays_as_it_is(capacity: int) -> None:
+    tape = native.Tape(16)
+    tape.write(3, 1)
+    with pytest.raises(MemoryError):
+        tape.extend(capacity)
+    tape.write(3, 2)
+    assert written(tape) == [(3, 1), (3, 2)]
+
+
 @both
 def test_steps_are_counted_in_the_memory_that_is_given_for_it(kind: Any) -> None:
     tape, page = kind.Tape(64), bytearray(32)
