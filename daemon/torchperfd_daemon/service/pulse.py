@@ -21,9 +21,10 @@ from typing import Final, Protocol
 from torchperfd.v1 import contract
 from torchperfd_daemon.collectors.procfs import open_memory_file
 from torchperfd_daemon.collectors.ranks import RankProcess, own_namespace, stat_here
+from torchperfd_daemon.service.process import process_of
 from torchperfd_daemon.store import Rank, State
 
-log = logging.getLogger("torchperfd.sessions")
+log = logging.getLogger("torchperfd.session")
 
 LOOK_S: Final = 1.0
 
@@ -173,10 +174,7 @@ class PulseDesk:
     def admit(self, felt: Felt) -> bool:
         """Follow a rank's pulse from now on; return whether it can be seen."""
         identity = felt.record.identity
-        process = RankProcess(
-            identity.run, identity.rank, identity.pid, identity.pid_namespace, identity.process_start_ticks
-        )
-        pulse = self._find(process)
+        pulse = self._find(process_of(felt.record))
         if pulse is None:
             return False
         now = self._clock()

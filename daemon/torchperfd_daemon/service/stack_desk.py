@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.service.process import process_of
 from torchperfd_daemon.service.stack_signal import (
     GoneError,
     StoppedError,
@@ -102,7 +103,7 @@ class StackDesk:
         _settle(self._counting.get((request_id, asked)), groups)
 
     async def _of(self, rank: Rank, asked: Asked | None, deadline: float) -> RankStacks:
-        process = _process(rank)
+        process = process_of(rank)
         try:
             await asyncio.to_thread(look, process)
             if asked is not None and asked.tells_stacks:
@@ -218,10 +219,3 @@ def choose(store: Store, run: str, wanted: Collection[int]) -> list[Rank]:
 def _settle(future: asyncio.Future[T] | None, answer: T) -> None:
     if future is not None and not future.done():
         future.set_result(answer)
-
-
-def _process(rank: Rank) -> RankProcess:
-    identity = rank.identity
-    return RankProcess(
-        identity.run, identity.rank, identity.pid, identity.pid_namespace, identity.process_start_ticks
-    )
