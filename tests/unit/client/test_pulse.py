@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.unit.client.descriptors import memory_files
 from tests.unit.client.training import loader, tiny_model, train
 
 import torchperfd
@@ -21,14 +22,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="no file
 
 def files() -> list[int]:
     """Return the descriptors of this process's pulses."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if str(entry.readlink()).startswith(f"/memfd:{contract.PULSE_FILE}"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    return memory_files(contract.PULSE_FILE)
 
 
 def told(file: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.client.descriptors import memory_files
 
 import torchperfd
 from torchperfd.stacks import VARIABLE, _free_signal, _signal_masks
@@ -31,14 +32,7 @@ def caught() -> set[int]:
 
 def files() -> list[int]:
     """Return the descriptors of files for stacks that this process has open."""
-    found = []
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if contract.STACKS_FILE in os.readlink(entry):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    return memory_files(contract.STACKS_FILE)
 
 
 def told(client: torchperfd.Client) -> session_pb2.StackReport:
