@@ -38,7 +38,6 @@ class Tape:
     __slots__ = (
         "_capacity",
         "_events",
-        "_page",
         "_quiet",
         "_shadow_code",
         "_spare",
@@ -70,7 +69,6 @@ class Tape:
         self.on_full: Callable[[], object] | None = None
         self.ticket: Callable[[], int] | None = None
         self.beats: memoryview[int] | None = None
-        self._page: object = None
         # In numbers, of which an event has two.
         self._capacity = 2 * capacity
         self._quiet = self._spare = capacity
@@ -126,7 +124,7 @@ class Tape:
     @property
     def pulse(self) -> Any:
         """Writable memory in which optimizer steps are counted, and when the newest ended, unless None."""
-        return self._page
+        return None if self.beats is None else self.beats.obj
 
     @pulse.setter
     def pulse(self, page: Any) -> None:
@@ -135,7 +133,7 @@ class Tape:
             raise ValueError("a pulse takes two aligned numbers of 64 bits")
         if self.beats is not None:
             self.beats.release()
-        self.beats, self._page = beats, page
+        self.beats = beats
 
     def __len__(self) -> int:
         return len(self._events) // 2
