@@ -1,13 +1,10 @@
 """Who comes late to a collective lets the others wait: seen on real ranks, and nothing else changes."""
 
-import gc
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -112,16 +109,6 @@ def test_the_outcome_is_the_same_bit_for_bit(kind: str, ranks: list[Told]) -> No
 
 
 # One rank, in this process.
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process alone."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    torch._dynamo.reset()
-    dist.destroy_process_group()
-    gc.collect()
 
 
 def places() -> dict[str, Any]:

@@ -14,10 +14,11 @@ from typing import Any, Final
 import torch
 import torch.autograd
 
+from torchperfd.hooks.backward_stats import find_stats
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
-from torchperfd.tape import Backward, Prepare
+from torchperfd.tape import NATIVE, Backward, Prepare
 from torchperfd.tape import events as on_tape
 
 _C10D: Final = "torch._C._distributed_c10d"
@@ -45,6 +46,8 @@ class Reductions:
         c10d = sys.modules.get(_C10D)
         if c10d is None:
             return
+        if NATIVE:
+            self._timed.find_stats = find_stats
         original = vars(c10d.Reducer)["prepare_for_backward"]
         told = functools.update_wrapper(Prepare(self._timed, original, self._prepare), original)
         self._patches.replace(c10d.Reducer, "prepare_for_backward", told)

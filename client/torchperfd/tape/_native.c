@@ -33,6 +33,8 @@
 #define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
 #define MANY_EVENTS 65536 /* as in _cycles.c */
 #define MAX_REDUCERS 16
+#define ENOUGH_AGREEMENTS 3
+#define ASKED_EVERY 1024 /* backwards */
 
 typedef struct {
     int64_t time;
@@ -1288,11 +1290,28 @@ static PyType_Spec step_hook_spec = {"torchperfd.tape._native.StepHook", sizeof(
 
 /* Backward: torch.autograd.backward between two events, and when all gradients of a reducer were ready in it */
 
+/* A std::vector, in which a reducer has when each gradient was ready, in ns since it was prepared. */
+typedef struct {
+    const int64_t *begin, *end;
+} Stats;
+
+/* What of these a backward is told: the last, -1 if nothing is known; and a mark of all of them, since one moment
+   may well be the same in two backwards, to the nanosecond. */
+typedef struct {
+    int64_t last;
+    uint64_t mark;
+} Ready;
+
 typedef struct {
     PyObject *reference; /* weak */
     int64_t prepared;    /* when it began to be, for a backward that is yet to come; 0 if it did not */
     int64_t taken;       /* how long that took: somewhere in it the reducer began to count */
     uint64_t newest;     /* mark of the last backward's gradients: 0 before there was one */
+    const Stats *stats;  /* in its own memory; NULL where they have not been found */
+    Py_ssize_t gradients;
+    int searched;   /* whether they have been looked for */
+    int agreements; /* how often they were what the reducer says */
+    int unasked;    /* for how many backwards it has not been asked */
 } Reducer;
 
 typedef struct {
@@ -1304,7 +1323,8 @@ typedef struct {
     int depth;    /* checkpoints go backward within the backward */
     int expected; /* how many reducers are prepared */
     int known, oldest;
-    Remembered stats;
+    Remembered get_stats;
+    PyObject *find_stats; /* or NULL */
     Reducer reducers[MAX_REDUCERS];
 } Backward;
 
@@ -1315,7 +1335,8 @@ backward_traverse(Backward *self, visitproc visit, void *arg)
     Py_VISIT(self->dict);
     Py_VISIT(self->tape);
     Py_VISIT(self->original);
-    Py_VISIT(self->stats.found);
+    Py_VISIT(self->get_stats.found);
+    Py_VISIT(self->find_stats);
     for (int number = 0; number < self->known; number++)
         Py_VISIT(self->reducers[number].reference);
     return 0;
@@ -1327,8 +1348,9 @@ backward_clear(Backward *self)
     Py_CLEAR(self->dict);
     Py_CLEAR(self->tape);
     Py_CLEAR(self->original);
-    self->stats.version = 0;
-    Py_CLEAR(self->stats.found);
+    self->get_stats.version = 0;
+    Py_CLEAR(self->get_stats.found);
+    Py_CLEAR(self->find_stats);
     for (int number = 0; number < self->known; number++)
         Py_CLEAR(self->reducers[number].reference);
     return 0;
@@ -1358,8 +1380,9 @@ make_known(Backward *self, PyObject *reducer)
     if (self->known < MAX_REDUCERS)
         self->known++;
     self->expected -= place->prepared != 0;
-    place->prepared = place->newest = 0;
-    Py_XSETREF(place->reference, reference);
+    PyObject *before = place->reference;
+    *place = (Reducer){.reference = reference};
+    Py_XDECREF(before);
     return place;
 }
 
@@ -1383,30 +1406,83 @@ expect(Backward *self, PyObject *reducer, int64_t prepared)
     }
 }
 
-/* When the last gradient was ready, in ns since the reducer was prepared; -1 if it does not say. And a mark of
-   when all of them were: one moment may well be the same in two backwards, to the nanosecond. */
-HOT static int64_t
-last_gradient(Backward *self, PyObject *reducer, uint64_t *mark)
+HOT static inline void
+note_gradient(Ready *ready, int64_t at)
 {
-    PyObject *stats = attribute_of_type(&self->stats, reducer, name_get_backward_stats);
-    PyObject *times = stats == NULL ? NULL : PyObject_CallOneArg(stats, reducer);
-    int64_t last = -1;
-    uint64_t all = 0;
-    if (times != NULL && PyList_Check(times))
-        for (Py_ssize_t number = 0; number < PyList_GET_SIZE(times); number++) {
-            int64_t at = PyLong_AsLongLong(PyList_GET_ITEM(times, number));
-            all = all * 1000003 + (uint64_t)at;
-            if (at > last)
-                last = at;
-        }
-    Py_XDECREF(times);
-    Py_XDECREF(stats);
-    PyErr_Clear();
-    *mark = all;
-    return last;
+    ready->mark = ready->mark * 1000003 + (uint64_t)at;
+    if (at > ready->last)
+        ready->last = at;
 }
 
-/* When the last gradient was ready that a reducer waited for in a backward that began at a time; 0 if none did. */
+HOT static Ready
+read_stats(const Reducer *place)
+{
+    Ready ready = {-1, 0};
+    if (place->stats->end - place->stats->begin == place->gradients)
+        for (const int64_t *at = place->stats->begin; at != place->stats->end; at++)
+            note_gradient(&ready, *at);
+    return ready;
+}
+
+/* Have it found where the reducer has them; -1 with an error set where a signal handler raised meanwhile. */
+RARE static int
+find_stats(const Backward *self, Reducer *place, PyObject *reducer)
+{
+    PyObject *address;
+    int raised = call_back(self->find_stats, reducer, &address);
+    /* A signal handler may have trained something else, and the place be another's by now. */
+    if (address != NULL && PyLong_Check(address) && refers_to(place->reference, reducer)) {
+        place->stats = PyLong_AsVoidPtr(address);
+        if (place->stats == NULL)
+            PyErr_Clear();
+    }
+    Py_XDECREF(address);
+    return raised;
+}
+
+/* The same as the reducer says, which is dear; and find out whether it may be read where it is thought to be. -1 with an error set where a signal handler raised meanwhile. */
+RARE static int
+ask_for_stats(Backward *self, Reducer *place, PyObject *reducer, Ready *ready)
+{
+    PyObject *stats = attribute_of_type(&self->get_stats, reducer, name_get_backward_stats);
+    PyObject *times = stats == NULL ? NULL : PyObject_CallOneArg(stats, reducer);
+    Py_XDECREF(stats);
+    *ready = (Ready){-1, 0};
+    Py_ssize_t gradients = times != NULL && PyList_Check(times) ? PyList_GET_SIZE(times) : 0;
+    for (Py_ssize_t number = 0; number < gradients; number++)
+        note_gradient(ready, PyLong_AsLongLong(PyList_GET_ITEM(times, number)));
+    Py_XDECREF(times);
+    PyErr_Clear();
+    if (ready->last <= 0 || ready->mark == place->newest)
+        return 0;
+    place->gradients = gradients;
+    place->unasked = 0;
+    if (place->stats != NULL) {
+        Ready seen = read_stats(place);
+        place->agreements++;
+        if (seen.last != ready->last || seen.mark != ready->mark)
+            place->stats = NULL;
+    }
+    else if (self->find_stats != NULL && !place->searched) {
+        place->searched = 1;
+        return find_stats(self, place, reducer);
+    }
+    return 0;
+}
+
+HOT static int
+last_gradient(Backward *self, Reducer *place, PyObject *reducer, Ready *ready)
+{
+    if (place->stats != NULL && place->agreements >= ENOUGH_AGREEMENTS && ++place->unasked < ASKED_EVERY) {
+        *ready = read_stats(place);
+        if (ready->last >= 0)
+            return 0;
+    }
+    return ask_for_stats(self, place, reducer, ready);
+}
+
+/* When the last gradient was ready that a reducer waited for in a backward that began at a time; 0 if none did, -1
+   with an error set where a signal handler raised meanwhile. */
 HOT static int64_t
 reduced_from(Backward *self, int64_t began)
 {
@@ -1416,17 +1492,19 @@ reduced_from(Backward *self, int64_t began)
         if (place->prepared == 0)
             continue;
         PyObject *reducer = referent(place->reference);
-        uint64_t mark = 0;
-        int64_t last = reducer == NULL ? -1 : last_gradient(self, reducer, &mark);
+        Ready ready = {-1, 0};
+        int raised = reducer == NULL ? 0 : last_gradient(self, place, reducer, &ready);
         Py_XDECREF(reducer);
-        if (last >= 0 && mark == place->newest)
+        if (raised < 0)
+            return -1;
+        if (ready.last >= 0 && ready.mark == place->newest)
             continue; /* of another model, whose backward is yet to come */
-        int64_t earliest = place->prepared + last, latest = earliest + place->taken;
+        int64_t earliest = place->prepared + ready.last, latest = earliest + place->taken;
         int64_t at = earliest > began ? earliest : began;
-        place->newest = mark;
+        place->newest = ready.mark;
         place->prepared = 0;
         self->expected--;
-        if (last >= 0 && latest >= began && at > arrived)
+        if (ready.last >= 0 && latest >= began && at > arrived)
             arrived = at;
     }
     return arrived;
@@ -1450,8 +1528,10 @@ backward_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, Py
         return result;
     if (result != NULL && reduces && self->depth == 0)
         arrived = reduced_from(self, began);
-    int64_t ended = arrived == 0 ? 0 : now(), ago = ended - arrived;
-    if (arrived != 0 && put_at(tape, ended, self->reduction, ago > 0 ? ago : 0) < 0)
+    if (arrived < 0)
+        Py_CLEAR(result);
+    int64_t ended = arrived > 0 ? now() : 0, ago = ended - arrived;
+    if (arrived > 0 && put_at(tape, ended, self->reduction, ago > 0 ? ago : 0) < 0)
         Py_CLEAR(result);
     if (put(tape, self->end, 0) < 0)
         Py_CLEAR(result);
@@ -1482,6 +1562,8 @@ backward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 static PyMemberDef backward_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Backward, vectorcall), READONLY, NULL},
     {"__dictoffset__", T_PYSSIZET, offsetof(Backward, dict), READONLY, NULL},
+    {"find_stats", T_OBJECT, offsetof(Backward, find_stats), 0,
+     "Called for the address of a reducer's backward stats, unless None."},
     {NULL, 0, 0, 0, NULL}};
 
 static PyType_Slot backward_slots[] = {{Py_tp_doc, "The backward, between two events, and its reduction."},

@@ -91,6 +91,7 @@ class StepHook:
 class Backward:
     """``torch.autograd.backward`` between two events, and when a reducer's gradients were ready in it."""
 
+    find_stats: Callable[[Any], int | None] | None
     def __init__(
         self, tape: Tape, original: Callable[..., Any], begin: int, end: int, reduction: int
     ) -> None: ...

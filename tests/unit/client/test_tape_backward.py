@@ -1,5 +1,6 @@
 """A backward and the reducers that wait at its end, in C and in Python."""
 
+import ctypes
 import gc
 import sys
 import time
@@ -262,6 +263,197 @@ def test_many_reducers_come_and_go(kind: Any) -> None:
         assert scene.backward(reducer.compute) == [BEGIN, REDUCTION, END]
     scene.prepare(*reducers)
     assert scene.backward(reducers[-1].compute) == [BEGIN, REDUCTION, END]
+
+
+class Vector(ctypes.Structure):
+    """As the C++ library has it."""
+
+    _fields_ = [("begin", ctypes.c_void_p), ("end", ctypes.c_void_p)]
+
+    def __init__(self, numbers: Any) -> None:
+        self.show(numbers, len(numbers))
+
+    def show(self, numbers: Any, count: int) -> None:
+        """Have so many of these numbers in it."""
+        self.numbers = numbers
+        self.begin = ctypes.addressof(numbers)
+        self.end = self.begin + 8 * count
+
+
+class Open(Reducer):
+    """A reducer that has its stats in memory in which they can be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector = Vector((ctypes.c_int64 * 2)())
+        self.said: list[int] | None = None
+
+    def compute(self) -> None:
+        """Have them in memory."""
+        super().compute()
+        self.vector.numbers[:] = self._times
+
+    def get_backward_stats(self) -> list[int]:
+        """Return them, unless something else is to be said."""
+        self.asked += 1
+        return self.said or list(self.vector.numbers)
+
+
+class Finder:
+    """Tells where a reducer has them, and notes who is looked for."""
+
+    def __init__(self, scene: Scene, found: Callable[[Any], object]) -> None:
+        self.looked_for: list[Any] = []
+        self._found = found
+        scene.timed.find_stats = self
+
+    def __call__(self, reducer: Any) -> object:
+        self.looked_for.append(reducer)
+        return self._found(reducer)
+
+
+compiled = pytest.mark.skipif(native is None, reason="only C reads where torch has written")
+
+
+def backwards(scene: Scene, reducer: Reducer, count: int) -> None:
+    """Go backward so often, each time with a reduction."""
+    for _ in range(count):
+        scene.prepare(reducer)
+        assert scene.backward(reducer.compute) == [BEGIN, REDUCTION, END]
+
+
+@compiled
+def test_once_it_was_the_same_three_times_it_is_read_where_it_is() -> None:
+    scene, reducer = Scene(native), Open()
+    finder = Finder(scene, lambda reducer: ctypes.addressof(reducer.vector))
+    scene.prepare(reducer)
+    assert scene.backward() == [BEGIN, END]  # there was no gradient yet, and nothing to compare with
+    assert finder.looked_for == []
+    backwards(scene, reducer, 1)
+    assert finder.looked_for == [reducer]
+    backwards(scene, reducer, 3)
+    asked = reducer.asked
+    backwards(scene, reducer, 1023)
+    assert reducer.asked == asked
+    backwards(scene, reducer, 1)
+    assert reducer.asked == asked + 1  # now and then it is compared again
+    assert finder.looked_for == [reducer]
+
+
+@compiled
+def test_what_is_read_says_when_the_last_gradient_was_ready() -> None:
+    scene, reducer = Scene(native), Open()
+    Finder(scene, lambda reducer: ctypes.addressof(reducer.vector))
+    backwards(scene, reducer, 4)
+    asked, ready = reducer.asked, 0
+
+    def wait() -> None:
+        nonlocal ready
+        reducer.compute()
+        ready = time.perf_counter_ns()
+        time.sleep(0.002)
+
+    scene.prepare(reducer)
+    scene.timed(wait)
+    _, (reduction, ago), _ = written(scene.tape)
+    assert reduction == REDUCTION
+    assert 2_000_000 <= ago <= time.perf_counter_ns() - ready + 1_000_000
+    assert reducer.asked == asked
+
+
+@compiled
+@pytest.mark.parametrize("answer", ["another", None, "text", 0, 1 << 70, ZeroDivisionError])
+def test_a_reducer_that_is_not_found_is_asked(answer: Any) -> None:
+    scene, reducer = Scene(native), Open()
+    other = Vector((ctypes.c_int64 * 2)(7, 8))
+
+    def find(_: Any) -> object:
+        if answer is ZeroDivisionError:
+            raise answer
+        return ctypes.addressof(other) if answer == "another" else answer
+
+    finder = Finder(scene, find)
+    backwards(scene, reducer, 20)
+    assert reducer.asked == 20
+    assert finder.looked_for == [reducer]
+
+
+@compiled
+def test_what_was_found_is_given_up_once_it_is_no_longer_the_same() -> None:
+    scene, reducer = Scene(native), Open()
+    Finder(scene, lambda reducer: ctypes.addressof(reducer.vector))
+    backwards(scene, reducer, 4)
+    reducer.said = [10**6, 5]
+    backwards(scene, reducer, 1024)
+    asked = reducer.asked
+    reducer.said = None
+    backwards(scene, reducer, 10)
+    assert reducer.asked == asked + 10
+
+
+@compiled
+def test_what_has_another_length_by_now_is_not_read() -> None:
+    scene, reducer = Scene(native), Open()
+    Finder(scene, lambda reducer: ctypes.addressof(reducer.vector))
+    backwards(scene, reducer, 4)
+    asked = reducer.asked
+    reducer.vector.show(reducer.vector.numbers, 1)
+    backwards(scene, reducer, 10)
+    assert reducer.asked == asked + 10
+
+
+@compiled
+def test_each_of_several_reducers_is_read_where_it_is() -> None:
+    scene, reducers = Scene(native), [Open() for _ in range(3)]
+    finder = Finder(scene, lambda reducer: ctypes.addressof(reducer.vector))
+    for _ in range(4):
+        for reducer in reducers:
+            backwards(scene, reducer, 1)
+    asked = [reducer.asked for reducer in reducers]
+    for _ in range(5):
+        scene.prepare(*reducers)
+        for reducer in reducers:
+            assert scene.backward(reducer.compute) == [BEGIN, REDUCTION, END]
+    assert [reducer.asked for reducer in reducers] == asked
+    assert finder.looked_for == reducers
+
+
+@compiled
+def test_what_a_signal_handler_raises_while_it_is_looked_for_is_the_programs() -> None:
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    scene, reducer = Scene(native), Open()
+    Finder(scene, interrupt)
+    scene.prepare(reducer)
+    with pytest.raises(KeyboardInterrupt):
+        scene.timed(reducer.compute)
+    assert [code for code, _ in written(scene.tape)] == [BEGIN, END]
+    backwards(scene, reducer, 5)
+
+
+@compiled
+def test_a_reducer_that_has_been_replaced_meanwhile_is_not_taken_for_the_other() -> None:
+    scene, reducer = Scene(native), Open()
+    others = [Open() for _ in range(16)]
+
+    def find(found: Any) -> object:
+        if found is reducer:  # a signal handler trains, too
+            for other in others:
+                scene.prepare(other)
+        return ctypes.addressof(found.vector)
+
+    Finder(scene, find)
+    scene.prepare(reducer)
+    scene.timed(reducer.compute)
+    written(scene.tape)
+    for _ in range(5):
+        for other in others:
+            backwards(scene, other, 1)
+    asked = [other.asked for other in others]
+    for other in others:
+        backwards(scene, other, 5)
+    assert [other.asked for other in others] == asked
 
 
 ACTIONS = st.lists(
