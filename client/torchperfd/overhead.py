@@ -19,7 +19,7 @@ from torchperfd.tape import events as on_tape
 log = logging.getLogger("torchperfd")
 
 CAMPAIGN_EVERY_S: Final = 30.0
-CAMPAIGN_RARELY_S: Final = 120.0
+CAMPAIGN_RARELY_S: Final = 600.0
 """From one campaign to the next; rarely where nothing is to be given up beside short steps."""
 
 SHORT_STEP_S: Final = 0.005
