@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from torchperfd.overhead import RESOLUTION
 from torchperfd.report.numbers import Row, Table
 
 NOTHING = "-"
@@ -94,9 +95,14 @@ def _facts(table: Table) -> Iterator[str]:
     if table.gc_seconds is not None:
         yield f"garbage collector: {duration(table.gc_seconds)}, within the phases above and between steps"
     if table.overhead is not None or table.shed:
-        parts = [] if table.overhead is None else [f"{table.overhead:.2%} of the time of training"]
+        parts = [] if table.overhead is None else [f"{_rounded(table.overhead)} of the time of training"]
         parts += [f"{table.shed} tier{'s' if table.shed > 1 else ''} of detail shed"] if table.shed else []
         yield f"overhead of torchperfd: {' · '.join(parts)}"
+
+
+def _rounded(overhead: float) -> str:
+    """Return how a part of the time reads that is known to ``RESOLUTION`` only."""
+    return f"under {RESOLUTION:.0%}" if overhead < RESOLUTION else f"{overhead:.1%}"
 
 
 def _cells(row: Row, *, on_device: bool) -> tuple[str, ...]:

@@ -2,14 +2,19 @@
 
 import itertools
 import random
+import statistics
 import time
+from collections.abc import Callable
 from struct import pack
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
+from torchperfd.campaign import median_and_error
 from torchperfd.overhead import SHED, Overhead
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
@@ -18,17 +23,30 @@ SGD, ADAM = 42, 43
 
 
 class Training:
-    """Plays steps of a given length, longer while they are doubled, and lets the pump turn."""
+    """Plays steps of a given length, longer while they are doubled, and lets the pump turn.
 
-    def __init__(self, step_ns: int, cost_ns: int, limit: float | None = None, pump: float = 0.0) -> None:
+    A step beginning at a second for which ``busy`` holds takes twice as long. The pump takes a part of the
+    time, and a tenth more while a campaign is on, in which it turns more often.
+    """
+
+    def __init__(
+        self,
+        step_ns: int,
+        cost_ns: int,
+        limit: float | None = None,
+        pump: float = 0.0,
+        busy: Callable[[float], bool] = lambda _: False,
+    ) -> None:
         self.tape = Tape(16)
         self.now_ns = 10**9
-        self.pump = pump
+        self._pumped_ns = 0.0
+        self._pump = pump
+        self._busy = busy
         self.overhead = Overhead(
             self.tape,
             limit,
             clock=lambda: self.now_ns / 1e9,
-            pump_clock=lambda: self.pump * self.now_ns / 1e9,
+            pump_clock=lambda: self._pumped_ns / 1e9,
         )
         self._step_ns = step_ns
         self._cost_ns = cost_ns
@@ -39,8 +57,11 @@ class Training:
         while self.now_ns < until:
             if self.tape.doubled:
                 self._happens(on_tape.SHADOW, times=10)
-            self.now_ns += round(self._step_ns * (1 + noise * self._random.random()))
+            began = self.now_ns
+            busy = 2 if self._busy(began / 1e9) else 1
+            self.now_ns += round(busy * self._step_ns * (1 + noise * self._random.random()))
             self.now_ns += self._cost_ns * self.tape.doubled
+            self._pumped_ns += (self._pump + 0.1 * self.overhead.measuring) * (self.now_ns - began)
             self._happens(on_tape.OPTIMIZER)
             self._happens(on_tape.OPTIMIZER, optimizer=ADAM)  # of another model, in the same steps
             while turn <= self.now_ns:
@@ -68,10 +89,58 @@ def test_the_median_of_campaigns_stands_noise() -> None:
     assert training.overhead.ratio == pytest.approx(0.01, abs=0.003)
 
 
-def test_what_the_pump_takes_counts() -> None:
+@settings(max_examples=30)
+@given(start=st.floats(0.5, 4), seconds=st.floats(0.1, 3))
+def test_what_else_slows_steps_for_a_while_is_no_cost(start: float, seconds: float) -> None:
+    """Like a program that starts, or a capture, in the first campaign, which is the only one for minutes."""
+    training = Training(4_000_000, 40_000, busy=lambda second: start <= second < start + seconds)
+    training.run(10)
+    # Of a step that takes twice as long, half as much.
+    assert training.overhead.ratio is not None
+    assert 0.0049 <= training.overhead.ratio <= 0.0101
+
+
+def test_a_campaign_that_cannot_tell_goes_on_for_twice_as_long_and_then_tells_nothing() -> None:
+    def seconds_measured(noise: float) -> tuple[float, float | None]:
+        training = Training(40_000_000, 0)
+        measured = 0.0
+        for _ in range(200):
+            training.run(0.1, noise)
+            measured += 0.1 * training.overhead.measuring
+        return measured, training.overhead.ratio
+
+    quiet, ratio = seconds_measured(0.01)
+    assert ratio == pytest.approx(0.0, abs=0.005)
+    loud, ratio = seconds_measured(2.0)
+    assert ratio is None
+    assert loud == pytest.approx(2 * quiet, rel=0.2)
+
+
+def test_campaigns_that_cannot_tell_do_so_together() -> None:
+    training = Training(40_000_000, 2_000_000)
+    ratios = []
+    for _ in range(20):
+        training.run(30, noise=0.15)
+        ratios.append(training.overhead.ratio)
+    assert ratios[0] is None
+    assert ratios[-1] is not None
+    # Of a mean step: half the noise is in all of them.
+    assert ratios[-1] == pytest.approx(0.05 / 1.075, abs=0.01)
+
+
+def test_what_the_pump_takes_counts_as_between_campaigns() -> None:
     training = Training(1_000_000, 4_000, pump=0.01)
     training.run(30)
     assert training.overhead.ratio == pytest.approx(0.014, abs=1e-4)
+
+
+def test_the_error_of_a_median_is_what_medians_scatter_by() -> None:
+    chance = random.Random(1)
+    found = [median_and_error([chance.gauss(0.3, 0.02) for _ in range(64)]) for _ in range(2000)]
+    medians, errors = zip(*found, strict=True)
+    assert statistics.fmean(medians) == pytest.approx(0.3, abs=0.001)
+    # Half of them count, as each block is in two differences.
+    assert statistics.median(errors) == pytest.approx(2**0.5 * statistics.stdev(medians), rel=0.15)
 
 
 def test_most_steps_are_not_doubled() -> None:
@@ -140,6 +209,12 @@ def test_below_the_limit_nothing_is_shed() -> None:
     assert training.tape.muted == 0
 
 
+def test_in_noise_nothing_is_shed() -> None:
+    training = Training(1_000_000, 0, limit=0.001)
+    training.run(300, noise=2.0)
+    assert training.overhead.shed == 0
+
+
 def test_without_steps_nothing_is_measured_and_after_the_end_nothing_is_doubled() -> None:
     training = Training(1_000_000, 0)
     training.overhead.turn(0.0)
@@ -152,8 +227,11 @@ def test_without_steps_nothing_is_measured_and_after_the_end_nothing_is_doubled(
     assert training.overhead.ratio is None
 
 
-def test_a_real_training_is_measured_and_counted_the_same(client: torchperfd.Client) -> None:
+def test_a_real_training_is_measured_and_counted_the_same(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All events of the doubled steps are there once."""
+    monkeypatch.setattr("torchperfd.overhead.RESOLUTION", 5.0)  # however noisy this machine is
     client._pump.stop(5)
     overhead = client._replay.overhead
     model = tiny_model()
