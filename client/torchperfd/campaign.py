@@ -24,8 +24,7 @@ class Campaign:
     """Reads what was taken off the tape, and knows from it which steps were doubled."""
 
     def __init__(self) -> None:
-        self._blocks: list[list[int]] = []
-        self._doubled: list[bool] = []
+        self._blocks: list[tuple[bool, list[int]]] = []  # whether doubled, nanoseconds of each step
         self._optimizer = 0
         self._began = 0
         self._shadows = 0
@@ -46,23 +45,18 @@ class Campaign:
             return
         doubled, self._shadows = self._shadows > 0, 0
         spent, self._began = now - self._began, now
-        if not self._doubled or doubled is not self._doubled[-1]:
+        if not self._blocks or doubled is not self._blocks[-1][0]:
             # The first of a block may be doubled in part: it tells nothing.
-            self._blocks.append([])
-            self._doubled.append(doubled)
-        elif len(self._blocks[-1]) < _MOST_STEPS_KEPT:
-            self._blocks[-1].append(spent)
+            self._blocks.append((doubled, []))
+        elif len(self._blocks[-1][1]) < _MOST_STEPS_KEPT:
+            self._blocks[-1][1].append(spent)
 
     def differences(self) -> list[float]:
         """Return by which part the median step of each doubled block is longer than that of a neighbour."""
-        medians = [
-            (statistics.median(block), doubled)
-            for block, doubled in zip(self._blocks, self._doubled, strict=True)
-            if block
-        ]
+        medians = [(doubled, statistics.median(steps)) for doubled, steps in self._blocks if steps]
         return [
             (later - earlier) / earlier if doubled else (earlier - later) / later
-            for (earlier, was), (later, doubled) in itertools.pairwise(medians)
+            for (was, earlier), (doubled, later) in itertools.pairwise(medians)
             if was is not doubled
         ]
 

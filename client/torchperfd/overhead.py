@@ -109,16 +109,14 @@ class Overhead:
                 self._begin_block(now, step_seconds)
         elif now >= self._block_ends:
             self._block += 1
-            if self._block < _BLOCKS or (self._block < _MOST_BLOCKS and not self._is_known(campaign)):
+            if self._block < _BLOCKS or not self._concludes(campaign, now, step_seconds):
                 self._begin_block(now, step_seconds)
-            else:
-                self._conclude(campaign, now, step_seconds)
 
     def stop(self) -> None:
         """Measure no more."""
         self._tape.doubled = False
         self._campaign = None
-        self._next_campaign = float("inf")
+        self._next_campaign = math.inf
 
     def _watch_pump(self, now: float) -> None:
         spent = self._pump_clock()
@@ -132,23 +130,21 @@ class Overhead:
         self._block_ends = now + _BLOCK_STEPS * step_seconds
         self._tape.doubled = self._block % 2 == 0
 
-    def _is_known(self, campaign: Campaign) -> bool:
-        return self._measured(campaign)[1] <= RESOLUTION
-
-    def _measured(self, campaign: Campaign) -> tuple[float, float]:
-        """Return what writing costs by this campaign and those before it, and its standard error."""
-        differences = list(chain.from_iterable((*self._kept, campaign.differences())))
-        return median_and_error(differences) if differences else (0.0, math.inf)
-
-    def _conclude(self, campaign: Campaign, now: float, step_seconds: float) -> None:
+    def _concludes(self, campaign: Campaign, now: float, step_seconds: float) -> bool:
+        """End the campaign if it and those before it tell, or it had time enough; return whether it did."""
+        found = campaign.differences()
+        differences = list(chain(*self._kept, found))
+        writing, error = median_and_error(differences) if differences else (0.0, math.inf)
+        if error > RESOLUTION and self._block < _MOST_BLOCKS:
+            return False
         self._tape.doubled = False
         self._campaign = None
         rarely = self._limit is None and step_seconds < SHORT_STEP_S
         self._next_campaign = now + (CAMPAIGN_RARELY_S if rarely else CAMPAIGN_EVERY_S)
-        writing, error = self._measured(campaign)
-        self._kept.append(campaign.differences())
+        self._kept.append(found)
         self._writing = writing if error <= RESOLUTION else None
         self._keep_within(error)
+        return True
 
     def _keep_within(self, error: float) -> None:
         """Give a tier up if we take more than is allowed, by more than what was measured may be off."""
