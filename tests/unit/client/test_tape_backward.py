@@ -383,7 +383,7 @@ def test_what_was_found_is_given_up_once_it_is_no_longer_the_same() -> None:
     scene, reducer = Scene(native), Open()
     Finder(scene, lambda reducer: ctypes.addressof(reducer.vector))
     backwards(scene, reducer, 4)
-    reducer.said = [10**6, 5]
+    reducer.said = [10**10, 5]  # after the backward began, however long this process is held up before
     backwards(scene, reducer, 1024)
     asked = reducer.asked
     reducer.said = None
