@@ -159,7 +159,8 @@ class Account:
         began_ns: When the first step began, Unix nanoseconds; 0 where it was not kept.
         ended_ns: When the newest step ended.
         checkpoint: Saves between steps, in the time of no step. Those within one are its phase.
-        gc: Pauses of the garbage collector by generation, wherever they fell; empty where unknown.
+        gc: Pauses of the garbage collector from the first step's start to the newest one's end, by
+            generation; empty where unknown.
         compiled: Compilations by torch.compile, wherever they fell.
         ready: Batches that waited in the loader's workers at the newest draw; None without workers.
         epoch: Training passes, each with what belongs to it, that have ended.

@@ -2,10 +2,20 @@
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 GENERATIONS: Final = 3
+_RECENT: Final = 2048
+
+
+class Pause(NamedTuple):
+    """One collection; nanoseconds of the monotonic clock."""
+
+    generation: int
+    start_ns: int
+    end_ns: int
 
 
 class GcPauses:
@@ -14,13 +24,15 @@ class GcPauses:
     Attributes:
         calls: Collections since :meth:`install`, by generation.
         ns: Nanoseconds that they took.
+        recent: The newest of them, in the order of time, for the one reader that takes them out.
     """
 
-    __slots__ = ("_began", "_callback", "_clock", "calls", "ns")
+    __slots__ = ("_began", "_callback", "_clock", "calls", "ns", "recent")
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.calls = [0] * GENERATIONS
         self.ns = [0] * GENERATIONS
+        self.recent: deque[Pause] = deque(maxlen=_RECENT)
         self._clock = clock
         self._began = 0
         # One object: a bound method is another one each time it is asked for.
@@ -42,6 +54,8 @@ class GcPauses:
             self._began = self._clock()
         elif self._began:
             generation = info["generation"]
-            self.ns[generation] += self._clock() - self._began
+            now = self._clock()
+            self.ns[generation] += now - self._began
             self.calls[generation] += 1
+            self.recent.append(Pause(generation, self._began, now))
             self._began = 0

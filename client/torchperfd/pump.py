@@ -112,8 +112,8 @@ class Pump:
 
         with self._lock:
             drained = self._replay.drain(again=again)
-            self._tallies.fill(self.account)
             self.account.fold(drained)
+            self._tallies.fill(self.account)
             self._pace.fold(drained)
             self._unsent += drained
             if drained:

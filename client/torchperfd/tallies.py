@@ -5,6 +5,7 @@ from dataclasses import replace
 from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account, GcAccount, PhaseAccount
 from torchperfd.compilations import Compilations
+from torchperfd.fit_pauses import FitPauses
 from torchperfd.pauses import GcPauses
 from torchperfd.replay import Replay
 
@@ -24,7 +25,8 @@ class Tallies:
     ) -> None:
         self._replay = replay
         self._loop = replay.loop
-        self._pauses = pauses
+        self._pauses = FitPauses(pauses)
+        self._began_ns = 0
         self._compilations = compilations
         self._accelerator = accelerator
 
@@ -34,12 +36,12 @@ class Tallies:
         return self._loop.saving > 0
 
     def fill(self, account: Account) -> None:
-        """Bring the account up to date. It may be a step ahead of the steps that were drained."""
-        loop, pauses = self._loop, self._pauses
+        """Bring the account up to date, once the drained steps are in it. It may be a step ahead of them."""
+        loop = self._loop
         account.train.micro_batches = loop.micro_batches
         account.train.skipped = loop.skipped
         account.checkpoint = PhaseAccount(loop.saves, loop.save_ns, loop.save_squares)
-        account.gc = tuple(GcAccount(*totals) for totals in zip(pauses.calls, pauses.ns, strict=True))
+        self._count_pauses(account)
         self._compilations.follow()
         account.compiled = PhaseAccount(self._compilations.calls, self._compilations.ns)
         account.ready = loop.ready if loop.ready >= 0 else None
@@ -55,3 +57,14 @@ class Tallies:
             phase = account.of(spent.kind).phases[spent.phase]
             phase.device_ns += spent.ns
             phase.device_calls += spent.calls
+
+    def _count_pauses(self, account: Account) -> None:
+        # Steps have Unix times, collections those of the monotonic clock. The wall clock may be set during
+        # training: the start is converted once, while the offset is that of the first step.
+        offset = self._replay.recorder.wall_offset
+        if account.began_ns and not self._began_ns:
+            self._began_ns = account.began_ns - offset
+        self._pauses.settle(self._began_ns, account.ended_ns - offset)
+        account.gc = tuple(
+            GcAccount(calls, ns) for calls, ns in zip(self._pauses.calls, self._pauses.ns, strict=True)
+        )

@@ -83,7 +83,7 @@ class KindTotal:
 
 @dataclass(frozen=True, slots=True)
 class GcTotal:
-    """Collections of one generation of Python's garbage collector since attach."""
+    """Collections of one generation of Python's garbage collector from the first step to the newest."""
 
     calls: int
     ns: int

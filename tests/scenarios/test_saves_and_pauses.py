@@ -117,12 +117,26 @@ def test_collections_are_counted_by_generation(client: torchperfd.Client) -> Non
         account = client.report().account.gc[2]
         return account.calls, account.ns
 
-    calls_before, ns_before = oldest()
-    for _ in range(3):
-        gc.collect()
-    calls_after, ns_after = oldest()
-    assert calls_after >= calls_before + 3
-    assert ns_after > ns_before
+    gc.disable()
+    try:
+        model = tiny_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            gc.collect()  # before training: none of it is training's
+        assert oldest() == (0, 0)
+        train(model, optimizer, loader(2))
+        assert oldest() == (0, 0)
+        for _ in range(3):
+            gc.collect()
+        train(model, optimizer, loader(2))
+        calls, ns = oldest()
+        assert calls == 3
+        assert ns > 0
+        for _ in range(2):
+            gc.collect()  # after it
+        assert oldest() == (3, ns)
+    finally:
+        gc.enable()
     client.detach()
     assert not any("torchperfd" in each.__module__ for each in gc.callbacks)
 

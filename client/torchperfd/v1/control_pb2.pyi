@@ -498,7 +498,7 @@ class RankSteps(google.protobuf.message.Message):
     def phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.PhaseColumn]: ...
     @property
     def gc(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.GcAccount]:
-        """since attach, by generation, youngest first"""
+        """from the first step to the newest, by generation, youngest first"""
 
     def __init__(
         self,

@@ -538,7 +538,7 @@ class Account(google.protobuf.message.Message):
 
     @property
     def gc(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GcAccount]:
-        """by generation, youngest first"""
+        """from the first step to the newest, by generation, youngest first"""
 
     @property
     def cuda(self) -> global___CudaMemory:

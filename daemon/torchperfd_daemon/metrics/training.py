@@ -119,7 +119,12 @@ def _beside(counted: list[Counted]) -> Iterator[Family]:
         "counter",
         _RANK,
     )
-    gc = Family("train_gc_seconds", "Pauses of Python's garbage collector.", "counter", _RANK)
+    gc = Family(
+        "train_gc_seconds",
+        "Pauses of Python's garbage collector, from the first step on.",
+        "counter",
+        _RANK,
+    )
     ready = Family(
         "train_dataloader_ready_batches",
         "Batches that waited in the loader's workers at the newest draw; 0 when they starve.",

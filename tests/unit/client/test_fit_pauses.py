@@ -1,0 +1,102 @@
+"""Which collections count as training's."""
+
+import pytest
+
+from torchperfd.fit_pauses import FitPauses
+from torchperfd.pauses import GcPauses
+
+
+class Process:
+    """A process whose collections are made by hand; nanoseconds."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.pauses = GcPauses(clock=lambda: self.now)
+
+    def collect(self, start: int, length: int, generation: int = 0) -> None:
+        self.now = start
+        self.pauses._note("start", {"generation": generation})
+        self.now = start + length
+        self.pauses._note("stop", {"generation": generation})
+
+
+@pytest.fixture
+def process() -> Process:
+    return Process()
+
+
+def test_fit_pauses_before_first_step_are_not_counted(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    for start in (100, 200, 300):
+        process.collect(start, 50, 2)
+    fit.settle(0, 0)
+    process.collect(900, 50, 2)
+    process.collect(1_100, 7)
+    fit.settle(1_000, 2_000)
+    assert (fit.calls, fit.ns) == ([1, 0, 0], [7, 0, 0])
+
+
+def test_fit_pauses_after_newest_step_count_once_another_ends(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    process.collect(1_100, 10)
+    process.collect(2_500, 20)
+    fit.settle(1_000, 2_000)
+    assert fit.ns == [10, 0, 0]
+    fit.settle(1_000, 2_000)
+    assert fit.ns == [10, 0, 0]
+    fit.settle(1_000, 3_000)
+    assert fit.ns == [30, 0, 0]
+
+
+def test_fit_pauses_after_last_step_are_not_counted(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    process.collect(1_100, 10, 1)
+    fit.settle(1_000, 2_000)
+    process.collect(5_000, 900, 2)
+    fit.settle(1_000, 2_000)
+    assert (fit.calls, fit.ns) == ([0, 1, 0], [0, 10, 0])
+
+
+def test_fit_pauses_across_an_edge_are_not_counted(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    process.collect(990, 20)
+    process.collect(1_990, 20)
+    fit.settle(1_000, 2_000)
+    assert fit.calls == [0, 0, 0]
+
+
+def test_fit_pauses_more_than_are_kept_in_training_all_count(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    process.collect(1_100, 1)
+    fit.settle(1_000, 1_500)
+    for number in range(10_000):
+        process.collect(2_000 + 10 * number, 3, number % 2)
+    fit.settle(1_000, 200_000)
+    assert (fit.calls, fit.ns) == ([5_001, 5_000, 0], [15_001, 15_000, 0])
+
+
+def test_fit_pauses_long_wait_for_a_step_keeps_all_in_bounds(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    process.collect(1_100, 1)
+    fit.settle(1_000, 1_500)
+    for number in range(20_000):
+        process.collect(2_000 + 10 * number, 3, number % 3)
+        if number % 100 == 0:
+            fit.settle(1_000, 1_500)
+    assert fit.calls == [1, 0, 0]
+    assert len(fit._waiting) <= 4_200
+    fit.settle(1_000, 300_000)
+    assert sum(fit.calls) == 20_001
+    assert sum(fit.ns) == 60_001
+
+
+def test_fit_pauses_many_before_training_are_dropped(process: Process) -> None:
+    fit = FitPauses(process.pauses)
+    for number in range(20_000):
+        process.collect(10 * number, 3)
+        if number % 100 == 0:
+            fit.settle(0, 0)
+    assert len(fit._waiting) <= 4_200
+    process.collect(300_000, 5)
+    fit.settle(290_000, 310_000)
+    assert (fit.calls, fit.ns) == ([1, 0, 0], [5, 0, 0])
