@@ -4,16 +4,15 @@ Communication and copies are exposed where nothing more useful runs at the same 
 behind a matrix product costs nothing, and the same collective alone costs all of its time.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from torchperfd_daemon.analysis.comm_kernels import communicates
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
-from torchperfd_daemon.errors import UsageError
 
 KERNEL: Final = "kernel"
 _COPY: Final = "gpu_memcpy"
@@ -26,8 +25,6 @@ LAUNCHES: Final = frozenset(
         for layer in ("runtime", "driver")
     }
 )
-# Kernels of the collective libraries, and of those that read other devices' memory directly.
-_COMMUNICATION: Final = "nccl|rccl|hccl|multimem|symm_mem|deep_ep|::ep::|nvshmem|cross_device_reduce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +190,9 @@ def _breakdown(
 
 def _communicates(trace: Trace, further: str | None) -> Flags:
     """Return for each name in the trace's table whether it is a communication kernel's."""
-    try:
-        pattern = re.compile(f"{_COMMUNICATION}|{further}" if further else _COMMUNICATION)
-    except re.error as error:
-        raise UsageError(f"{further!r} is no regular expression: {error}") from None
+    is_communication = communicates(further)
     used = np.zeros(len(trace.names), dtype=np.bool_)
     used[trace.name[trace.of_categories({KERNEL})]] = True
     for name in np.flatnonzero(used).tolist():
-        used[name] = pattern.search(trace.names[name]) is not None
+        used[name] = is_communication(trace.names[name])
     return used
