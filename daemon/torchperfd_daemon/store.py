@@ -80,6 +80,18 @@ class KindTotal:
     skipped: int = 0
     tokens: int = 0
 
+    def mean_seconds(self, without: "KindTotal") -> tuple[int, float, dict[str, float]]:
+        """Return how many steps there are, the mean step and the mean of each phase, without some of them."""
+        steps = self.steps - without.steps
+        if steps <= 0:
+            return 0, 0.0, {}
+        nothing = PhaseTotal()
+        phases = {
+            name: (total.ns - without.phases.get(name, nothing).ns) / steps / 1e9
+            for name, total in self.phases.items()
+        }
+        return steps, (self.ns - without.ns) / steps / 1e9, phases
+
 
 @dataclass(frozen=True, slots=True)
 class GcTotal:
@@ -124,6 +136,13 @@ class Totals:
     validate_pass: PhaseTotal = PhaseTotal()
     began_ns: int = 0
     ended_ns: int = 0
+
+    def steady_means(self) -> tuple[int, float, dict[str, float]]:
+        """Return how many training steps means are made of, the mean step and each phase's mean in seconds.
+
+        These are the steps after the first, as in the client's report; the first while it is the only one.
+        """
+        return self.train.mean_seconds(self.warmup if self.train.steps > 1 else KindTotal())
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,17 +274,22 @@ class History:
             {name: turned(ring) for name, ring in self._phases.items()},
         )
 
-    def mean_step_seconds(self) -> float:
-        """Return the mean duration of the steps held, 0 when there are none."""
-        return self._mean_seconds(self._duration)
+    def mean_step_seconds(self, count: int = HISTORY_STEPS) -> float:
+        """Return the mean duration of the newest steps held, 0 when there are none."""
+        return self._mean_seconds(self._duration, count)
 
-    def mean_phase_seconds(self) -> dict[str, float]:
-        """Return each phase's mean exclusive time per step held."""
-        return {name: self._mean_seconds(ring) for name, ring in self._phases.items()}
+    def mean_phase_seconds(self, count: int = HISTORY_STEPS) -> dict[str, float]:
+        """Return each phase's mean exclusive time per step, of the newest steps held."""
+        return {name: self._mean_seconds(ring, count) for name, ring in self._phases.items()}
 
-    def _mean_seconds(self, ring: "array[int]") -> float:
+    def _mean_seconds(self, ring: "array[int]", count: int) -> float:
+        count = min(count, len(self))
+        if not count:
+            return 0.0
+        oldest = (self._seen - len(self)) % self._capacity
+        left_out = sum(ring[(oldest + index) % self._capacity] for index in range(len(self) - count))
         # Slots never written hold zero, so a ring that is not full yet sums up right too.
-        return sum(ring) / len(self) / 1e9 if self._seen else 0.0
+        return (sum(ring) - left_out) / count / 1e9
 
 
 class Histogram:
@@ -300,6 +324,24 @@ class Rank:
         """Optimizer steps that were seen without a report, where its process keeps a pulse."""
         self.beat_at = now
         """When the newest of these ended; monotonic seconds."""
+
+    @property
+    def steady_steps(self) -> int:
+        """How many of the newest steps means are made of: those held, less the run's first step.
+
+        The first step pays for all that is initialised lazily. The client's report keeps it apart as well.
+        """
+        held = len(self.history)
+        first_is_held = bool(self.totals.warmup.steps) and self.totals.train.steps <= held
+        return held - 1 if first_is_held and held > 1 else held
+
+    def mean_step_seconds(self) -> float:
+        """Return the mean duration of recent steps after the first; 0 when there are none."""
+        return self.history.mean_step_seconds(self.steady_steps)
+
+    def mean_phase_seconds(self) -> dict[str, float]:
+        """Return each phase's mean exclusive time per recent step after the first."""
+        return self.history.mean_phase_seconds(self.steady_steps)
 
 
 class Store:

@@ -99,10 +99,24 @@ def present(messages: Sequence[control_pb2.RankSteps]) -> list[control_pb2.RankS
     return [message for message in messages if message.status.connected] or list(messages)
 
 
+def steady(message: control_pb2.RankSteps) -> control_pb2.RankSteps:
+    """Return a rank's steps less the run's first one, once another has followed: it is part of no mean."""
+    # Blocks are made without it.
+    if message.first_step or message.count < 2 or message.block_steps:
+        return message
+    rest = control_pb2.RankSteps()
+    rest.CopyFrom(message)
+    rest.first_step, rest.count = 1, message.count - 1
+    rest.end_ns, rest.duration_ns = message.end_ns[8:], message.duration_ns[8:]
+    for column in rest.phases:
+        column.ns = column.ns[8:]
+    return rest
+
+
 def runs(messages: Iterable[control_pb2.RankSteps]) -> list[RunView]:
     """Return what there is to show of each run, by name."""
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
-    for message in messages:
+    for message in map(steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
     return [_run(run, by_run[run]) for run in sorted(by_run)]
 

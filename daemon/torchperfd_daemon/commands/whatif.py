@@ -36,7 +36,7 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
         verdicts = daemon.Diagnose(control_pb2.DiagnoseRequest(run=run), timeout=_TIMEOUT_S).verdicts
     since = {verdict.run: verdict.onset_step for verdict in verdicts if verdict.HasField("onset_step")}
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
-    for message in messages:
+    for message in map(_view.steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
     replays = {
         name: _replayed(_view.present(ranks), since.get(name, 0)) for name, ranks in sorted(by_run.items())

@@ -127,5 +127,11 @@ def capture_command(run: str) -> str:
 
 
 def in_ms(seconds: float) -> str:
-    """Return a time as people read it in a verdict."""
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    """Return a time as people read it in a verdict, with the digits and the unit of the phase table."""
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        # What three digits would round up to 1000 of one unit is 1 of the next.
+        if seconds >= scale * 0.99949:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e9:.0f} ns"

@@ -53,8 +53,8 @@ def recent_profile(rank: Rank) -> RankProfile:
         rank=rank.identity.rank,
         node=rank.identity.node,
         steps=len(rank.history),
-        step_seconds=rank.history.mean_step_seconds(),
-        phase_seconds=rank.history.mean_phase_seconds(),
+        step_seconds=rank.mean_step_seconds(),
+        phase_seconds=rank.mean_phase_seconds(),
     )
 
 
@@ -164,7 +164,7 @@ def _beside(counted: list[Counted]) -> Iterator[Family]:
             peak.add(totals.cuda.peak, *labels)
         if totals.flops_per_step:
             flops.add(totals.flops_per_step, *labels)
-            step_seconds = rank.history.mean_step_seconds()
+            step_seconds = rank.mean_step_seconds()
             if totals.peak_flops and step_seconds:
                 utilization.add(totals.flops_per_step / step_seconds / totals.peak_flops, *labels)
         if totals.overhead is not None:

@@ -179,7 +179,7 @@ class StackDesk:
             threads=threads,
             phase=phase,
             step=step,
-            step_seconds=rank.history.mean_step_seconds(),
+            step_seconds=rank.mean_step_seconds(),
             seconds_since_step=max(0.0, self._wall() - last) if last else None,
         )
 

@@ -60,7 +60,7 @@ def blocks(rank: Rank, newest: int) -> control_pb2.RankSteps:
         rank: Whose.
         newest: How many steps; 0 for those of the newest :data:`PRESENT_S`.
     """
-    steps = rank.history.newest(min(newest or HISTORY_STEPS, HISTORY_STEPS))
+    steps = rank.history.newest(min(newest or HISTORY_STEPS, rank.steady_steps))
     held = len(steps.duration_ns) if newest else _present(steps)
     length = max(1, held // LEAST_STEPS)
     count = held if length == 1 else LEAST_STEPS
@@ -92,13 +92,5 @@ def _present(steps: StepColumns) -> int:
 
 
 def _whole_profile(rank: Rank) -> RankProfile:
-    train = rank.totals.train
-    return RankProfile(
-        rank=rank.identity.rank,
-        node=rank.identity.node,
-        steps=train.steps,
-        step_seconds=train.ns / train.steps / 1e9 if train.steps else 0.0,
-        phase_seconds={
-            name: total.ns / train.steps / 1e9 for name, total in train.phases.items() if train.steps
-        },
-    )
+    steps, step_seconds, phase_seconds = rank.totals.steady_means()
+    return RankProfile(rank.identity.rank, rank.identity.node, steps, step_seconds, phase_seconds)

@@ -181,9 +181,9 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         state=_STATES_OUT[rank.state],
         connected=rank.connected,
         steps=rank.totals.train.steps,
-        step_seconds=rank.history.mean_step_seconds(),
+        step_seconds=rank.mean_step_seconds(),
         last_step_unix_seconds=rank.last_step_unix_seconds,
-        phase_seconds=rank.history.mean_phase_seconds(),
+        phase_seconds=rank.mean_phase_seconds(),
         dropped_steps=sum(rank.totals.dropped.values()),
     )
 

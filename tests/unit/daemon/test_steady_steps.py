@@ -1,0 +1,131 @@
+"""The run's first step is in no mean: not in the verdict's, nor in those that commands show."""
+
+from array import array
+
+import pytest
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands import _view, whatif
+from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.verdict import in_ms
+from torchperfd_daemon.service import live, survey, translate
+from torchperfd_daemon.service.survey import verdict_on
+from torchperfd_daemon.store import KindTotal, PhaseTotal, Rank, RankIdentity, StepColumns, Store, Totals
+
+MS = 1_000_000
+
+
+def run_of(*steps_ms: tuple[float, float], kept: int | None = None, run: str = "r") -> tuple[Store, Rank]:
+    """Return a store with one rank.
+
+    Args:
+        steps_ms: Of each step, the wait for data and the rest.
+        kept: How many of the newest the daemon has seen; all by default.
+    """
+    store = Store()
+    rank = store.join(RankIdentity(run=run, rank=0, node="a", pid=1))
+    data = [int(each[0] * MS) for each in steps_ms]
+    rest = [int(each[1] * MS) for each in steps_ms]
+    whole = [one + other for one, other in zip(data, rest, strict=True)]
+    ends = [10_000 * MS + sum(whole[: index + 1]) for index in range(len(whole))]
+    newest = slice(len(whole) - (len(whole) if kept is None else kept), None)
+    store.add_steps(
+        rank,
+        StepColumns(
+            array("q", ends[newest]),
+            array("q", whole[newest]),
+            {"data": array("q", data[newest]), "forward": array("q", rest[newest])},
+        ),
+    )
+
+    def total(part: slice) -> KindTotal:
+        return KindTotal(
+            len(whole[part]),
+            sum(whole[part]),
+            phases={
+                "data": PhaseTotal(len(data[part]), sum(data[part])),
+                "forward": PhaseTotal(len(rest[part]), sum(rest[part])),
+            },
+        )
+
+    rank.totals = Totals(train=total(slice(None)), warmup=total(slice(1)))
+    return store, rank
+
+
+def test_verdict_slow_first_step_is_in_no_figure() -> None:
+    """The first step starts two workers, which takes 1.4 s."""
+    _, rank = run_of((1400, 10), *[(2.63, 17.47)] * 299)
+    verdict = verdict_on("r", [rank], lambda _: None)
+    assert verdict.cause is Cause.NONE
+    assert "a 20.1 ms step, data 13%" in verdict.evidence
+
+
+def test_verdict_only_one_step_is_that_step() -> None:
+    _, rank = run_of((30, 10))
+    verdict = verdict_on("r", [rank], lambda _: None)
+    assert verdict.cause is Cause.INPUT_BOUND
+    assert "30 ms of each 40 ms step" in verdict.evidence
+
+
+def test_status_slow_first_step_is_in_no_mean() -> None:
+    _, rank = run_of((900, 100), (1, 3), (3, 5))
+    status = translate.rank_status(rank)
+    assert status.step_seconds == pytest.approx(0.006)
+    assert dict(status.phase_seconds) == pytest.approx({"data": 0.002, "forward": 0.004})
+    assert status.steps == 3
+
+
+def test_status_only_one_step_is_shown() -> None:
+    _, rank = run_of((900, 100))
+    assert translate.rank_status(rank).step_seconds == pytest.approx(1.0)
+
+
+def test_status_first_step_not_held_leaves_nothing_out() -> None:
+    _, rank = run_of((900, 100), (1, 3), (3, 5), kept=2)
+    assert translate.rank_status(rank).step_seconds == pytest.approx(0.006)
+
+
+def messages(store: Store) -> list[control_pb2.RankSteps]:
+    return list(live.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
+
+
+def test_ranks_slow_first_step_is_in_no_mean() -> None:
+    store, _ = run_of((900, 100), (1, 3), (3, 5))
+    [view] = _view.runs(messages(store))
+    assert view.step_seconds == pytest.approx(0.006)
+    assert view.ranks[0].phase_seconds == pytest.approx({"data": 0.002, "forward": 0.004})
+    assert view.ranks[0].window == 2
+
+
+def test_blocks_slow_first_step_is_in_none() -> None:
+    _, rank = run_of((900, 100), *[(1, 3)] * 60)
+    for newest in (0, 256):
+        message = survey.blocks(rank, newest)
+        [view] = _view.runs([message])
+        assert view.step_seconds == pytest.approx(0.004)
+
+
+def test_whatif_slow_first_step_is_not_replayed() -> None:
+    store, _ = run_of((5000, 100), *[(1, 3)] * 20)
+    told = whatif._replayed([*map(_view.steady, messages(store))], 0)
+    assert told is not None
+    assert told.steps == 20
+    assert told.step_seconds == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "0 ns"),
+        (0.000_195, "195 µs"),
+        (0.000_999_6, "1 ms"),
+        (0.005_27, "5.27 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1 s"),
+        (3.0, "3 s"),
+        (22.3, "22.3 s"),
+        (1234.0, "1,234 s"),
+    ],
+)
+def test_in_ms_reads_as_the_table_does(seconds: float, words: str) -> None:
+    assert in_ms(seconds) == words
