@@ -1,23 +1,56 @@
-"""The wheel, in an environment without torch: the daemon and the analyser must do without."""
+"""The wheel, built as the image builds it, in an environment without torch."""
 
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 from tests.node import ROOT, Node, eventually, free_port
 
+DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
+
+
+def copy_build_context(target: Path) -> None:
+    """Copy what `.dockerignore` lets into the build and the Dockerfile copies from there."""
+    rules = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    allowed = {rule[1:] for rule in rules if rule.startswith("!")}
+    excluded = [rule for rule in rules if rule.startswith("**/") or "/" in rule]
+
+    def ignored(directory: str, names: list[str]) -> set[str]:
+        inside = Path(directory).relative_to(ROOT)
+        return {
+            name
+            for name in names
+            if any(
+                fnmatch(name, rule[3:]) if rule.startswith("**/") else str(inside / name) == rule
+                for rule in excluded
+            )
+        }
+
+    for copied in re.findall(r"^COPY (.+)$", DOCKERFILE, re.MULTILINE):
+        for source in copied.split()[:-1]:
+            if source not in allowed:
+                continue
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, target / source, ignore=ignored)
+            else:
+                shutil.copy(ROOT / source, target / source)
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
+    context, wheels = tmp_path_factory.mktemp("context"), tmp_path_factory.mktemp("wheels")
+    copy_build_context(context)
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(directory), str(ROOT)],
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(wheels), str(context)],
         check=True,
         capture_output=True,
     )
-    (path,) = directory.glob("*.whl")
+    (path,) = wheels.glob("*.whl")
     return path
 
 
@@ -32,6 +65,23 @@ def test_the_wheel_holds_both_packages_and_the_generated_code(wheel: Path) -> No
         "torchperfd_daemon/py.typed",
     } <= names
     assert not any(name.startswith(("tests/", "benchmarks/", "examples/")) for name in names)
+
+
+@pytest.mark.needs("gcc")
+def test_wheel_of_the_image_holds_the_native_hooks(wheel: Path) -> None:
+    assert re.search(r"^RUN apt-get .*\bgcc\b", DOCKERFILE, re.MULTILINE)
+    with zipfile.ZipFile(wheel) as archive:
+        native = {name.split(".")[0] for name in archive.namelist() if name.endswith(".so")}
+    assert native == {"torchperfd/tape/_native", "torchperfd/_cycles"}
+
+
+def test_image_installs_extras_that_the_wheel_offers(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        offered = set(re.findall(r"^Provides-Extra: (.+)$", archive.read(metadata).decode(), re.MULTILINE))
+    asked = [set(extras.split(",")) for extras in re.findall(r"(?:\.|torchperfd)\[([a-z0-9,]+)\]", DOCKERFILE)]
+    assert asked == [{"web", "s3"}, {"web", "s3"}]
+    assert asked[0] <= offered
 
 
 def test_it_serves_and_analyses_without_torch(wheel: Path, tmp_path: Path, node: Node) -> None:
