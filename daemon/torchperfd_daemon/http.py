@@ -21,6 +21,8 @@ _ASKED: Final = {False: "text/plain;version=0.0.4", True: f"{_OPENMETRICS};versi
 # The least effort: a page shrinks to a tenth either way, and more of it costs more than the page.
 _GZIP_LEVEL: Final = 1
 _RENDERING_SHARE: Final = 0.1
+_PROBES: Final = ("/-/healthy", "/-/ready")
+"""Open to all who reach the port: a kubelet has no password, and they show nothing but the daemon's state."""
 
 
 def build_app(
@@ -34,7 +36,7 @@ def build_app(
     Args:
         page: What ``/metrics`` shows.
         is_ready: Whether clients are being served; false while starting and draining.
-        web_config: Who may read; everybody when None.
+        web_config: Which users may read; all when None. The two health endpoints are open to all.
         freshen: Has what the page shows brought up to date.
     """
     pages = PageCache(page)
@@ -110,7 +112,7 @@ class PageCache:
 
 
 class _Guard:
-    """Lets requests through that carry nothing and come from those who may read."""
+    """Lets requests through that carry no body and come from users that may read; probes need no user."""
 
     def __init__(self, app: ASGIApp, web_config: WebConfigFile | None) -> None:
         self._app = app
@@ -126,7 +128,8 @@ class _Guard:
         elif self._web_config is not None:
             config = self._web_config.current()
             send = _adding(config.headers, send) if config.headers else send
-            if config.users and not await self._auth.admits(headers.get("authorization", ""), config.users):
+            guarded = config.users and scope.get("path") not in _PROBES
+            if guarded and not await self._auth.admits(headers.get("authorization", ""), config.users):
                 app = PlainTextResponse(
                     "not authorised\n", 401, {"www-authenticate": 'Basic realm="torchperfd"'}
                 )

@@ -1,5 +1,6 @@
 """systemd's readiness protocol: one datagram to the socket that the environment names."""
 
+import asyncio
 import os
 import socket
 
@@ -21,3 +22,22 @@ def notify(state: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def watchdog_seconds() -> float | None:
+    """Return how long systemd waits for a sign of life of this process; None when it expects none.
+
+    See sd_watchdog_enabled(3).
+    """
+    microseconds, process = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not microseconds.isdigit() or int(microseconds) == 0 or process not in ("", str(os.getpid())):
+        return None
+    return int(microseconds) / 1e6
+
+
+async def keep_watchdog_quiet() -> None:
+    """Send systemd a sign of life twice in each period that it allows; end at once if it expects none."""
+    period = watchdog_seconds()
+    while period is not None:
+        notify("WATCHDOG=1")
+        await asyncio.sleep(period / 2)

@@ -44,6 +44,8 @@ from torchperfd_daemon.demo import DemoRanks
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import (
     Address,
+    AuthInterceptor,
+    Credentials,
     FanOut,
     FleetService,
     FleetView,
@@ -61,6 +63,7 @@ from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.analysis import AnalysisMetrics
 from torchperfd_daemon.metrics.cap import DEFAULT_SERIES, SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
+from torchperfd_daemon.metrics.fleet import FleetMetrics
 from torchperfd_daemon.metrics.goodput import GoodputMetrics
 from torchperfd_daemon.metrics.node import NodeMetrics
 from torchperfd_daemon.metrics.own import OwnMetrics
@@ -69,7 +72,7 @@ from torchperfd_daemon.metrics.process import RankProcesses
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.metrics.triggers import TriggerMetrics
 from torchperfd_daemon.metrics.uploads import UploadMetrics
-from torchperfd_daemon.notify import notify
+from torchperfd_daemon.notify import keep_watchdog_quiet, notify
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
 from torchperfd_daemon.service import ControlService, Node, SessionService
@@ -135,9 +138,8 @@ class Daemon:
         goodput = None if settings.demo else settings.captures_dir / FOLDER
         self._accountant = Accountant(self._store, Book(goodput, socket.gethostname()))
         self._instance = secrets.token_hex(8)
-        self._credentials = read_credentials(
-            settings.fleet_token_file, settings.fleet_tls_cert, settings.fleet_tls_key, settings.fleet_tls_ca
-        )
+        self._credentials = self._read_credentials()
+        self._interceptor = AuthInterceptor(lambda: self._credentials)
         self._fleet_address = Address(*settings.fleet_address) if settings.fleet_address else None
         if self._fleet_address is not None:
             check_listening(self._fleet_address, self._credentials)
@@ -161,6 +163,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload, web_config)
         with _own(settings.socket), _listen(settings) as listener:
             _note_place(settings, self._uploader)
             ranks = RankProcesses(self._store)
@@ -178,7 +181,7 @@ class Daemon:
             scheme = "https" if web_config is not None and web_config.current().tls else "http"
             url = f"{scheme}://{_shown(host)}:{port}/metrics"
             node = Node(socket.gethostname(), url, settings.captures_dir)
-            fan_out = FanOut(self._credentials)
+            fan_out = FanOut(lambda: self._credentials)
             fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
             others = fleet if self._peers is not None else None
             sessions = SessionService(
@@ -207,6 +210,7 @@ class Daemon:
                     TriggerMetrics(self._triggers),
                     GoodputMetrics(self._accountant.settled_seconds),
                     *([UploadMetrics(self._uploader.counts)] if self._uploader else []),
+                    *([FleetMetrics(lambda: self._interceptor.refused_calls)] if self._fleet_address else []),
                     *([AnalysisMetrics(self._store, self._analyst.counts)] if self._analyst else []),
                 ],
                 SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store)),
@@ -251,12 +255,14 @@ class Daemon:
             pulses = asyncio.create_task(sessions.pulses.run())
             watches = asyncio.create_task(observer.run())
             trainer = asyncio.create_task(demo.run()) if demo else None
+            watchdog = asyncio.create_task(keep_watchdog_quiet())
             await self._announce(checks, ready=True)
             log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
             try:
                 await self._until_unneeded(sessions)
             finally:
                 log.info("stopping")
+                watchdog.cancel()
                 if trainer is not None:
                     trainer.cancel()
                 await self._announce(checks, ready=False)
@@ -285,6 +291,28 @@ class Daemon:
                 for rota in rotas:
                     rota.stop()
 
+    def _read_credentials(self) -> Credentials:
+        settings = self._settings
+        return read_credentials(
+            settings.fleet_token_file, settings.fleet_tls_cert, settings.fleet_tls_key, settings.fleet_tls_ca
+        )
+
+    def _reload(self, web_config: WebConfigFile | None) -> None:
+        """Read the files of credentials and certificates again; those that are wrong change nothing."""
+        log.info("SIGHUP: reading credentials and certificates again")
+        if web_config is not None:
+            web_config.current()
+        try:
+            newest = self._read_credentials()
+            if newest.kinds != self._credentials.kinds:
+                raise UsageError(
+                    "token or TLS of the fleet has come or gone", "restart the daemon to change that"
+                )
+        except TorchperfdError as error:
+            log.error("%s; the fleet's credentials from before stay in force", error)
+        else:
+            self._credentials = newest
+
     async def _start_fleet(
         self, sessions: SessionService, node: str, verdict: Held
     ) -> grpc.aio.Server | None:
@@ -294,7 +322,7 @@ class Daemon:
         service = FleetService(
             self._store, sessions, self._coordinator, self._catalog, self._instance, node, verdict
         )
-        server, address = await listen(self._fleet_address, self._credentials, service)
+        server, address = await listen(self._fleet_address, self._interceptor, service)
         log.info("the fleet may ask on %s", address)
         return server
 

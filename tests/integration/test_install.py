@@ -79,7 +79,9 @@ def test_image_installs_extras_that_the_wheel_offers(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         offered = set(re.findall(r"^Provides-Extra: (.+)$", archive.read(metadata).decode(), re.MULTILINE))
-    asked = [set(extras.split(",")) for extras in re.findall(r"(?:\.|torchperfd)\[([a-z0-9,]+)\]", DOCKERFILE)]
+    asked = [
+        set(extras.split(",")) for extras in re.findall(r"(?:\.|torchperfd)\[([a-z0-9,]+)\]", DOCKERFILE)
+    ]
     assert asked == [{"web", "s3"}, {"web", "s3"}]
     assert asked[0] <= offered
 

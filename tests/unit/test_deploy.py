@@ -151,9 +151,26 @@ def test_the_unit_hides_neither_gpus_nor_training_processes() -> None:
         "PrivateUsers",
         "PrivateNetwork",
         "DynamicUser",
-        "WatchdogSec",
     }
     assert not hiding & unit_settings().keys()
+
+
+def test_unit_keeps_its_runtime_directory_over_restarts() -> None:
+    # Containers bind-mount it: after a restart they must find the new daemon's socket in it.
+    assert unit_settings()["RuntimeDirectoryPreserve"] == "yes"
+
+
+def test_unit_restarts_however_the_daemon_ended() -> None:
+    settings = unit_settings()
+    assert settings["Restart"] == "always"
+    assert settings["ExecReload"] == "/bin/kill -HUP $MAINPID"
+    assert int(settings["WatchdogSec"]) >= 30
+
+
+def test_readme_makes_the_folder_that_it_installs_the_user_into() -> None:
+    readme = (DEPLOY / "systemd" / "README.md").read_text(encoding="utf-8")
+    # Debian ships no /etc/sysusers.d; cp would fail there.
+    assert "install -D -m 644 torchperfd.sysusers.conf /etc/sysusers.d/torchperfd.conf" in readme
 
 
 # Docker

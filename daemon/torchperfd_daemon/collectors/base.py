@@ -33,7 +33,11 @@ class Family:
 
 
 class CollectorUnavailableError(Exception):
-    """What the collector samples does not exist on this node; not worth a traceback."""
+    """What the collector samples cannot be had for a reason that is known; not worth a traceback."""
+
+
+class NothingToCollectError(CollectorUnavailableError):
+    """The node has nothing of what the collector samples: no failure, and no series about one."""
 
 
 class Collector(Protocol):
@@ -45,7 +49,8 @@ class Collector(Protocol):
         """Return what is true now.
 
         Raises:
-            CollectorUnavailableError: There is nothing to sample on this node.
+            NothingToCollectError: There is nothing to sample on this node.
+            CollectorUnavailableError: It cannot be sampled, for a reason that is known.
         """
 
 
@@ -78,6 +83,8 @@ class Sampler:
         self._success = False
         self._duration = 0.0
         self.last_success_unix_seconds = 0.0
+        self.has_nothing = False
+        """Whether the newest sample found that the node has nothing to collect."""
 
     @property
     def name(self) -> str:
@@ -110,15 +117,18 @@ class Sampler:
         try:
             self._families = self._collector.sample()
             self._success = True
+            self.has_nothing = False
             self.last_success_unix_seconds = self._wall()
             self._complained = False
         except Exception as error:
             self._families = ()
             self._success = False
+            self.has_nothing = isinstance(error, NothingToCollectError)
             if not self._complained:
                 self._complained = True
+                level = logging.INFO if self.has_nothing else logging.WARNING
                 quiet = isinstance(error, CollectorUnavailableError)
-                log.warning("collector %s: %s", self.name, error, exc_info=None if quiet else error)
+                log.log(level, "collector %s: %s", self.name, error, exc_info=None if quiet else error)
         self._duration = self._clock() - began
         self._began = None
 

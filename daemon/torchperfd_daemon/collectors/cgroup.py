@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
+from torchperfd_daemon.collectors.base import Family, NothingToCollectError
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_table, read
 from torchperfd_daemon.collectors.ranks import Ranks, is_here
 
@@ -53,11 +53,11 @@ class CgroupCollector:
         """Return limits and throttling of all ranks; a limit that is not set is absent.
 
         Raises:
-            CollectorUnavailableError: The node has no cgroups.
+            NothingToCollectError: The node has no cgroups.
             ValueError: A file is damaged.
         """
         if not (self._root / "cgroup.controllers").exists() and not _is_split(self._root):
-            raise CollectorUnavailableError(
+            raise NothingToCollectError(
                 f"no control groups are mounted at {self._root}; mount them to have limits and throttling"
             )
         throttled = Family(

@@ -4,10 +4,11 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pynvml
 
-from torchperfd_daemon.collectors.base import CollectorUnavailableError
+from torchperfd_daemon.collectors.base import CollectorUnavailableError, NothingToCollectError
 from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
 from torchperfd_daemon.collectors.nvml_call import DriverGoneError, GpuLostError, ask
 from torchperfd_daemon.collectors.nvml_device import NvmlDevice
@@ -15,6 +16,9 @@ from torchperfd_daemon.collectors.nvml_xid import XidLog
 from torchperfd_daemon.collectors.ranks import Ranks
 
 log = logging.getLogger("torchperfd.collectors")
+
+_KERNEL_MODULE: Final = "driver/nvidia/version"
+"""Below procfs, while the driver's kernel module is loaded; also seen from within containers."""
 
 
 class NvmlCollector(GpuCollector):
@@ -49,7 +53,8 @@ class NvmlCollector(GpuCollector):
         """Return one reading per GPU and instance.
 
         Raises:
-            CollectorUnavailableError: There is no driver on this node, or it has just gone.
+            NothingToCollectError: There is no driver on this node.
+            CollectorUnavailableError: The driver cannot be used, or has just gone.
         """
         if self._count is None:
             self._count = self._initialise()
@@ -68,9 +73,15 @@ class NvmlCollector(GpuCollector):
             pynvml.nvmlInit()
             self._driver_version = pynvml.nvmlSystemGetDriverVersion()
             return int(pynvml.nvmlDeviceGetCount())
+        except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded) as error:
+            if self._driver_version or (self._proc / _KERNEL_MODULE).exists():
+                raise CollectorUnavailableError(
+                    f"the NVIDIA driver is loaded, but NVML cannot be used ({error}); GPU metrics are off"
+                ) from error
+            raise NothingToCollectError(f"no NVIDIA driver here ({error}); GPU metrics are off") from error
         except pynvml.NVMLError as error:
             raise CollectorUnavailableError(
-                f"no NVIDIA driver here ({error}); GPU metrics are off"
+                f"the NVIDIA driver cannot be used ({error}); GPU metrics are off"
             ) from error
 
     def _read(self, index: int) -> list[GpuReading]:

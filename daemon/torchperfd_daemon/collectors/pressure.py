@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
+from torchperfd_daemon.collectors.base import Family, NothingToCollectError
 from torchperfd_daemon.collectors.procfs import read
 
 _RESOURCES: Final = ("cpu", "io", "memory")
@@ -26,7 +26,7 @@ class PressureCollector:
         """Return stall times by resource and kind.
 
         Raises:
-            CollectorUnavailableError: The kernel keeps none, or a container hides them.
+            NothingToCollectError: The kernel keeps none, or a container hides them.
             ValueError: A file is damaged.
         """
         family = Family(
@@ -45,7 +45,7 @@ class PressureCollector:
                 if (resource, kind) != ("cpu", "full"):
                     family.add(seconds, resource, kind)
         if not family.samples:
-            raise CollectorUnavailableError(
+            raise NothingToCollectError(
                 f"nothing readable in {self._pressure}; boot the kernel with psi=1 to have pressure metrics"
             )
         return [family]

@@ -1,14 +1,13 @@
 """``torchperfd serve``."""
 
 import asyncio
-import logging
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from torchperfd_daemon.commands._serve_flags import configuration, serve_flags
+from torchperfd_daemon.logs import configure_logging
 
 
 @click.command("serve")
@@ -18,18 +17,14 @@ def command(context: click.Context, /, config_file: Path | None, **_: Any) -> No
     """Run the node's daemon in the foreground.
 
     It receives step timings over a unix socket, samples the node, and serves Prometheus
-    metrics. SIGTERM ends it within 10 seconds.
+    metrics. SIGTERM ends it within 10 seconds; SIGHUP has it read its credentials and certificates again.
 
     Each option can also be set by a variable (--interval by TORCHPERFD_INTERVAL) and in a file
     (interval = 1.0); `torchperfd config show` tells what is in force.
     """
     config = configuration(context, config_file)
     settings = config.serve_settings()
-    logging.basicConfig(
-        level=settings.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    configure_logging(settings.log_level)
     from torchperfd_daemon.server import AlreadyServedError, Daemon
 
     async def serve() -> None:

@@ -3,6 +3,7 @@
 from torchperfd_daemon.fleet.address import Address, parse_address
 from torchperfd_daemon.fleet.credentials import Credentials, check_listening, read_credentials
 from torchperfd_daemon.fleet.fanout import FanOut
+from torchperfd_daemon.fleet.interceptor import AuthInterceptor
 from torchperfd_daemon.fleet.job_peers import JobPeers, check_trust
 from torchperfd_daemon.fleet.listener import listen
 from torchperfd_daemon.fleet.peers import Peers, parse_peers
@@ -11,6 +12,7 @@ from torchperfd_daemon.fleet.view import FleetView
 
 __all__ = [
     "Address",
+    "AuthInterceptor",
     "Credentials",
     "FanOut",
     "FleetService",

@@ -1,7 +1,7 @@
 """What daemons of a fleet know each other by: a shared secret, certificates, or both."""
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,10 +11,14 @@ import grpc
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet.address import Address
 
+Current = Callable[[], "Credentials"]
+"""Returns the credentials in force: their files may have been read again."""
+
 _KEY: Final = "authorization"
 _SCHEME: Final = b"Bearer "
 _FEWEST_CHARACTERS: Final = 16
 _MOST_BYTES: Final = 4096
+_MOST_TOKENS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +32,27 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The fleet's own; with neither part, only the node itself is trusted."""
+    """The fleet's own; with neither part, only the node itself is trusted.
+
+    Attributes:
+        token: The secret that this daemon's own calls carry; empty for none.
+        tls: Its certificates; None for plain connections.
+        also_accepted: Further secrets that calls of peers may carry, while the fleet changes its secret.
+    """
 
     token: str = field(default="", repr=False)
     tls: Tls | None = None
+    also_accepted: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def kinds(self) -> tuple[bool, bool]:
+        """Whether there is a secret, and whether there are certificates."""
+        return bool(self.token), self.tls is not None
 
     @property
     def any(self) -> bool:
         """Whether a stranger can be told from a peer."""
-        return bool(self.token) or self.tls is not None
+        return any(self.kinds)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return what each call carries."""
@@ -46,9 +62,12 @@ class Credentials:
         """Return whether a call's metadata has the secret, if there is one, in a time that tells nothing."""
         if not self.token:
             return True
-        told = next((value for key, value in metadata or () if key == _KEY), "")
-        raw = told if isinstance(told, bytes) else told.encode()
-        return hmac.compare_digest(raw, _SCHEME + self.token.encode())
+        given = next((value for key, value in metadata or () if key == _KEY), "")
+        raw = given if isinstance(given, bytes) else given.encode()
+        accepted = [
+            hmac.compare_digest(raw, _SCHEME + token.encode()) for token in (self.token, *self.also_accepted)
+        ]
+        return any(accepted)
 
     def channel(self) -> grpc.ChannelCredentials | None:
         """Return what a channel to a peer is secured with; None for nothing."""
@@ -56,35 +75,33 @@ class Credentials:
             return None
         return grpc.ssl_channel_credentials(self.tls.authority, self.tls.key, self.tls.certificate)
 
-    def server(self) -> grpc.ServerCredentials | None:
-        """Return what the fleet's port is secured with; None for nothing."""
-        if self.tls is None:
+
+def server_credentials(current: Current) -> grpc.ServerCredentials | None:
+    """Return what the fleet's port is secured with; None for nothing.
+
+    Each new connection gets the certificates in force at that moment.
+    """
+    if (tls := current().tls) is None:
+        return None
+    served = tls
+
+    def changed() -> grpc.ServerCertificateConfiguration | None:
+        nonlocal served
+        newest = current().tls
+        if newest is None or newest == served:
             return None
-        return grpc.ssl_server_credentials(
-            [(self.tls.key, self.tls.certificate)], self.tls.authority, require_client_auth=True
-        )
+        served = newest
+        return _configuration(newest)
 
-
-class Doorkeeper(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
-    """Lets calls in that carry the fleet's secret, whatever they call."""
-
-    def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
-
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
-    ) -> Any:
-        """Go on to the method, or to a refusal."""
-        if self._credentials.admits(handler_call_details.invocation_metadata):
-            return await continuation(handler_call_details)
-        return grpc.stream_stream_rpc_method_handler(_refuse)
-
-
-async def _refuse(_requests: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    await context.abort(
-        grpc.StatusCode.UNAUTHENTICATED,
-        "the fleet's token is missing or another one; give all daemons the same --fleet-token-file",
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(tls),
+        changed,  # type: ignore[arg-type] # its stub has forgotten that None stands for no change
+        require_client_authentication=True,
     )
+
+
+def _configuration(tls: Tls) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.authority)
 
 
 def read_credentials(
@@ -104,22 +121,34 @@ def read_credentials(
                 "give --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca together",
             )
         tls = Tls(_read(certificate), _read(key), _read(authority))
-    return Credentials(parse_token(_read(token_file)) if token_file else "", tls)
+    tokens = parse_tokens(_read(token_file)) if token_file else ("",)
+    return Credentials(tokens[0], tls, tokens[1:])
 
 
-def parse_token(content: bytes) -> str:
-    """Read a secret: one line of visible ASCII characters, 16 of them at least.
+def parse_tokens(content: bytes) -> tuple[str, ...]:
+    """Read secrets, one a line: visible ASCII characters, 16 of them at least.
+
+    The first is what this daemon sends; all of them are accepted.
 
     Raises:
-        UsageError: It is nothing of the kind.
+        UsageError: There is none, one of them is no secret, or there are more than 8.
     """
-    text = content[: _MOST_BYTES + 1].strip()
-    if not _FEWEST_CHARACTERS <= len(text) <= _MOST_BYTES or not all(0x21 <= byte <= 0x7E for byte in text):
+    lines = [line.strip() for line in content[: _MOST_BYTES * _MOST_TOKENS + 1].strip().splitlines()]
+    tokens = [line for line in lines if line] or [b""]
+    for token in tokens:
+        if not _FEWEST_CHARACTERS <= len(token) <= _MOST_BYTES or not all(
+            0x21 <= byte <= 0x7E for byte in token
+        ):
+            raise UsageError(
+                f"the fleet's token must be {_FEWEST_CHARACTERS} to {_MOST_BYTES:,} characters on one line",
+                "make one with `openssl rand -hex 32`",
+            )
+    if len(tokens) > _MOST_TOKENS:
         raise UsageError(
-            f"the fleet's token must be {_FEWEST_CHARACTERS} to {_MOST_BYTES:,} characters on one line",
-            "make one with `openssl rand -hex 32`",
+            f"the file of the fleet's token has more than {_MOST_TOKENS} lines",
+            "leave out those no longer in use",
         )
-    return text.decode("ascii")
+    return tuple(token.decode("ascii") for token in tokens)
 
 
 def check_listening(address: Address, credentials: Credentials) -> None:

@@ -15,7 +15,7 @@ import grpc
 
 from torchperfd.v1 import fleet_pb2_grpc
 from torchperfd_daemon.fleet.address import Address
-from torchperfd_daemon.fleet.credentials import Credentials
+from torchperfd_daemon.fleet.credentials import Current
 
 Answer = TypeVar("Answer")
 
@@ -62,13 +62,13 @@ class FanOut:
     """Asks peers concurrently.
 
     Args:
-        credentials: The fleet's.
+        current: Returns the fleet's credentials in force.
         most_at_once: How many questions may be on the way at the same time.
     """
 
-    def __init__(self, credentials: Credentials, most_at_once: int = _MOST_AT_ONCE) -> None:
-        self._metadata = credentials.metadata()
-        self._secure = credentials.channel()
+    def __init__(self, current: Current, most_at_once: int = _MOST_AT_ONCE) -> None:
+        self._current = current
+        self._tls = current().tls
         self._most_at_once = most_at_once
         self._channels: dict[Address, grpc.aio.Channel] = {}
         self._held: Counter[Address] = Counter()
@@ -76,7 +76,7 @@ class FanOut:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What each call has to carry."""
-        return self._metadata
+        return self._current().metadata()
 
     async def ask(
         self,
@@ -92,7 +92,11 @@ class FanOut:
             seconds: How long each peer may take, from its own turn on.
         """
         addresses = list(peers)
-        await self._forget(self._channels.keys() - set(addresses) - self._held.keys())
+        wanted = set(addresses)
+        if self._tls != (newest := self._current().tls):
+            # Channels keep the certificates that they were made with.
+            self._tls, wanted = newest, set()
+        await self._forget(self._channels.keys() - wanted - self._held.keys())
         turns = asyncio.Semaphore(self._most_at_once)
 
         async def one(address: Address) -> Answer | Unreachable:
@@ -133,10 +137,11 @@ class FanOut:
     def _stub(self, address: Address) -> "fleet_pb2_grpc.FleetAsyncStub":
         channel = self._channels.get(address)
         if channel is None:
+            secure = self._current().channel()
             channel = (
                 grpc.aio.insecure_channel(str(address), options=_OPTIONS)
-                if self._secure is None
-                else grpc.aio.secure_channel(str(address), self._secure, options=_OPTIONS)
+                if secure is None
+                else grpc.aio.secure_channel(str(address), secure, options=_OPTIONS)
             )
             self._channels[address] = channel
         return fleet_pb2_grpc.FleetStub(channel)  # type: ignore[return-value] # the same class serves both

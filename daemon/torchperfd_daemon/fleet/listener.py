@@ -7,7 +7,8 @@ import grpc
 from torchperfd.v1 import fleet_pb2_grpc
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.fleet.address import Address
-from torchperfd_daemon.fleet.credentials import Credentials, Doorkeeper, check_listening
+from torchperfd_daemon.fleet.credentials import check_listening, server_credentials
+from torchperfd_daemon.fleet.interceptor import AuthInterceptor
 
 _MOST_RECEIVED_BYTES: Final = 256 * 1024
 _MOST_CALLS: Final = 256
@@ -21,20 +22,25 @@ _OPTIONS: Final = (
 
 
 async def listen(
-    address: Address, credentials: Credentials, service: fleet_pb2_grpc.FleetServicer
+    address: Address, interceptor: AuthInterceptor, service: fleet_pb2_grpc.FleetServicer
 ) -> tuple[grpc.aio.Server, Address]:
     """Serve the fleet; return the server and where it listens, which for port 0 is known only then.
+
+    Args:
+        address: Where to listen.
+        interceptor: Decides which calls are admitted, and by which credentials connections are secured.
+        service: Answers.
 
     Raises:
         UsageError: Other nodes can reach the address, and there are no credentials.
         TorchperfdError: The address cannot be had.
     """
-    check_listening(address, credentials)
+    check_listening(address, interceptor.current())
     server = grpc.aio.server(
-        interceptors=[Doorkeeper(credentials)], options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS
+        interceptors=[interceptor], options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS
     )
     fleet_pb2_grpc.add_FleetServicer_to_server(service, server)
-    secure = credentials.server()
+    secure = server_credentials(interceptor.current)
     try:
         port = (
             server.add_insecure_port(str(address))

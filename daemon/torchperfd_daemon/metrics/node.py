@@ -14,7 +14,7 @@ class NodeMetrics:
         self._samplers = samplers
 
     def families(self) -> Iterator[Family]:
-        """Return every sampler's newest families, then success and duration of each."""
+        """Return every sampler's newest families, then success and duration of each that has a subject."""
         success = Family("collector_success", "Whether the newest sample succeeded.", "gauge", _COLLECTOR)
         duration = Family("collector_duration_seconds", "Time the newest sample took.", "gauge", _COLLECTOR)
         last = Family(
@@ -22,6 +22,9 @@ class NodeMetrics:
         )
         for sampler in self._samplers:
             yield from sampler.families
+            if sampler.has_nothing:
+                # A node without GPUs is not one whose driver is broken.
+                continue
             success.add(float(sampler.success), sampler.name)
             duration.add(sampler.duration_seconds, sampler.name)
             if sampler.last_success_unix_seconds:

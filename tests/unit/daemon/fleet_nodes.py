@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,17 @@ import grpc
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant, RankFacts
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.turns import Ack, Result, failure
-from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetService, FleetView, Peers, listen
+from torchperfd_daemon.fleet import (
+    Address,
+    AuthInterceptor,
+    Credentials,
+    FanOut,
+    FleetService,
+    FleetView,
+    Peers,
+    listen,
+    read_credentials,
+)
 from torchperfd_daemon.fleet.peers import Static
 from torchperfd_daemon.service import SessionService
 from torchperfd_daemon.service.pulse import PulseDesk
@@ -88,13 +99,22 @@ class PlayedNode:
     coordinator: Coordinator
     ranks: list[PlayedRank]
     server: grpc.aio.Server
+    interceptor: AuthInterceptor
+
+
+Given = Credentials | Callable[[], Credentials] | None
+"""Credentials that stay, or what returns those in force."""
+
+
+def _current(given: Given) -> Callable[[], Credentials]:
+    return given if callable(given) else lambda: given or Credentials()
 
 
 async def start_node(
     directory: Path,
     ranks: Sequence[int],
     world_size: int,
-    credentials: Credentials | None = None,
+    credentials: Given = None,
     address: Address | None = None,
 ) -> PlayedNode:
     """Start a node that has some ranks of the run."""
@@ -109,17 +129,18 @@ async def start_node(
     service = FleetService(
         store, cast("SessionService", PlayedSessions(played)), coordinator, catalog, f"i-{name}", name
     )
-    server, where = await listen(address or Address("127.0.0.1", 0), credentials or Credentials(), service)
-    return PlayedNode(where, catalog, coordinator, played, server)
+    interceptor = AuthInterceptor(_current(credentials))
+    server, where = await listen(address or Address("127.0.0.1", 0), interceptor, service)
+    return PlayedNode(where, catalog, coordinator, played, server, interceptor)
 
 
 @contextlib.asynccontextmanager
 async def asking(
-    directory: Path, peers: Sequence[Address], credentials: Credentials | None = None
+    directory: Path, peers: Sequence[Address], credentials: Given = None
 ) -> AsyncIterator[tuple[FleetView, Coordinator]]:
     """A daemon without ranks of its own that knows the peers."""
     coordinator = Coordinator(Catalog(directory / "asking"))
-    fan_out = FanOut(credentials or Credentials())
+    fan_out = FanOut(_current(credentials))
     try:
         yield (
             FleetView(Peers(Static(tuple(peers))), fan_out, coordinator, "i-asking", "asking"),
@@ -140,3 +161,20 @@ def play(scenario: Callable[[], Coroutine[None, None, None]]) -> None:
         asyncio.run(asyncio.wait_for(scenario(), GIVE_UP_S))
     finally:
         gc.collect()  # its poller thread ends with its last object, and some sit in cycles
+
+
+def certificates(directory: Path, name: str) -> Credentials:
+    """Make an authority, and a certificate of it for this node."""
+    own = directory / name
+    own.mkdir()
+    extension = own / "ext"
+    extension.write_text("subjectAltName=IP:127.0.0.1\n")
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    for command in (
+        ["req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2"],
+        ["req", *key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"],
+        ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+         "-out", "node.pem", "-days", "2", "-extfile", "ext"],
+    ):  # fmt: skip
+        subprocess.run(["openssl", *command], cwd=own, check=True, capture_output=True)
+    return read_credentials(None, own / "node.pem", own / "node.key", own / "ca.pem")

@@ -65,7 +65,7 @@ async def serving(directory: Path) -> AsyncIterator[Served]:
     coordinator = Coordinator(catalog)
     node = Node("node-a", "http://127.0.0.1:9407/metrics", settings.captures_dir)
     sessions = SessionService(store, coordinator, node, lambda: None)
-    alone = FleetView(None, FanOut(Credentials()), coordinator, "", node.name)
+    alone = FleetView(None, FanOut(Credentials), coordinator, "", node.name)
     control = ControlService(store, sessions, coordinator, catalog, node, alone)
     checks = health.HealthServicer()
     server = await _start_rpc(settings, sessions, control, checks)

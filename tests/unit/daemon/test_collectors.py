@@ -2,12 +2,19 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pynvml
 import pytest
 
-from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family, Sampler
+from torchperfd_daemon.collectors.base import (
+    CollectorUnavailableError,
+    Family,
+    NothingToCollectError,
+    Sampler,
+)
 from torchperfd_daemon.collectors.nvml import NvmlCollector
+from torchperfd_daemon.metrics.node import NodeMetrics
 
 GIVE_UP_S = 20
 
@@ -76,6 +83,22 @@ def test_what_does_not_exist_here_is_no_surprise(caplog: pytest.LogCaptureFixtur
     [record] = caplog.records
     assert record.levelno == logging.WARNING
     assert not record.exc_info
+    assert not sampler.has_nothing
+
+
+def test_sampler_without_anything_to_collect_has_no_series(caplog: pytest.LogCaptureFixture) -> None:
+    scripted = Scripted("absent", raising(NothingToCollectError("no such thing")))
+    sampler = Sampler(scripted, 1)
+    caplog.set_level(logging.INFO)
+    sampler.sample_once()
+    [record] = caplog.records
+    assert (record.levelno, record.exc_info) == (logging.INFO, None)
+    about = [family for family in NodeMetrics([sampler]).families() if family.name.startswith("collector_")]
+    assert [family.samples for family in about] == [[], [], []]
+    scripted.sample = lambda: gauge(1)
+    sampler.sample_once()
+    (success,) = (each for each in NodeMetrics([sampler]).families() if each.name == "collector_success")
+    assert success.samples == [(("absent",), 1.0)]
 
 
 def values(families: Sequence[Family], name: str) -> dict[tuple[str, ...], float]:
@@ -87,15 +110,40 @@ def test_a_node_without_a_driver_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", raising(pynvml.NVMLError_LibraryNotFound()))
-    with pytest.raises(CollectorUnavailableError, match=r"no NVIDIA driver here .*GPU metrics are off"):
+    with pytest.raises(NothingToCollectError, match=r"no NVIDIA driver here .*GPU metrics are off"):
         NvmlCollector().sample()
     sampler = Sampler(NvmlCollector(), 1)
+    caplog.set_level(logging.INFO)
     for _ in range(3):
         sampler.sample_once()
-    assert (sampler.success, sampler.families) == (False, ())
+    assert (sampler.success, sampler.families, sampler.has_nothing) == (False, (), True)
     [record] = caplog.records
     assert "GPU metrics are off" in record.getMessage()
     assert not record.exc_info
+
+
+@pytest.mark.parametrize(
+    "error", [pynvml.NVMLError_LibRmVersionMismatch, pynvml.NVMLError_Unknown, pynvml.NVMLError_NoPermission]
+)
+def test_driver_that_cannot_be_used_is_a_failure(
+    error: type[pynvml.NVMLError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", raising(error()))
+    sampler = Sampler(NvmlCollector(), 1)
+    sampler.sample_once()
+    assert (sampler.success, sampler.has_nothing) == (False, False)
+
+
+def test_loaded_driver_without_its_library_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pynvml, "nvmlInit", raising(pynvml.NVMLError_LibraryNotFound()))
+    version = tmp_path / "driver" / "nvidia" / "version"
+    version.parent.mkdir(parents=True)
+    version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15\n")
+    with pytest.raises(CollectorUnavailableError, match="is loaded, but NVML cannot be used") as failed:
+        NvmlCollector(proc=tmp_path).sample()
+    assert not isinstance(failed.value, NothingToCollectError)
 
 
 def test_the_real_library_answers_or_says_why_not() -> None:

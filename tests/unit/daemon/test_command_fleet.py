@@ -20,7 +20,16 @@ from tests.unit.daemon.served import GIVE_UP_S, from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import Catalog, Coordinator
-from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetService, FleetView, Peers, listen
+from torchperfd_daemon.fleet import (
+    Address,
+    AuthInterceptor,
+    Credentials,
+    FanOut,
+    FleetService,
+    FleetView,
+    Peers,
+    listen,
+)
 from torchperfd_daemon.fleet.peers import Static
 from torchperfd_daemon.server import _start_rpc
 from torchperfd_daemon.service import ControlService, Node, SessionService
@@ -57,14 +66,14 @@ async def serving(directory: Path, *, knows: bool) -> AsyncIterator[Pair]:
     played = cast("SessionService", PlayedSessions([]))
     server, peer = await listen(
         Address("127.0.0.1", 0),
-        Credentials(),
+        AuthInterceptor(Credentials),
         FleetService(there, played, Coordinator(catalog), catalog, "i-b", "node-b"),
     )
     settings = ServeSettings(socket=str(directory / "d.sock"), captures_dir=directory / "captures")
     coordinator = Coordinator(Catalog(settings.captures_dir))
     node = Node("node-a", "http://127.0.0.1:9407/metrics", settings.captures_dir)
     sessions = SessionService(here, coordinator, node, lambda: None)
-    fan_out = FanOut(Credentials())
+    fan_out = FanOut(Credentials)
     fleet = FleetView(Peers(Static((peer,))) if knows else None, fan_out, coordinator, "i-a", node.name)
     control = ControlService(here, sessions, coordinator, Catalog(settings.captures_dir), node, fleet)
     rpc = await _start_rpc(settings, sessions, control, health.HealthServicer())

@@ -23,7 +23,7 @@ from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.errors import NoSuchTargetError
-from torchperfd_daemon.fleet import Address, Credentials, FleetService, listen
+from torchperfd_daemon.fleet import Address, AuthInterceptor, Credentials, FleetService, listen
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.service import SessionService, live, survey, translate
@@ -74,7 +74,7 @@ async def node(
     catalog = Catalog(directory / name)
     sessions = cast("SessionService", PlayedSessions([]))
     answers = service(store, sessions, Coordinator(catalog), catalog, f"i-{name}", name, verdict)
-    server, address = await listen(Address("127.0.0.1", 0), Credentials(), answers)
+    server, address = await listen(Address("127.0.0.1", 0), AuthInterceptor(Credentials), answers)
     try:
         yield Node(address, store)
     finally:

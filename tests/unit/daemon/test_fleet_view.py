@@ -1,17 +1,16 @@
 """One question to all daemons: who answers is counted once, who does not is named."""
 
-import subprocess
 from pathlib import Path
 
 import grpc
 import pytest
 from tests.node import free_port
-from tests.unit.daemon.fleet_nodes import RUN, asking, none_here, play, start_node
+from tests.unit.daemon.fleet_nodes import RUN, asking, certificates, none_here, play, start_node
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.fleet import Address, Credentials, FanOut, FleetView, check_listening, read_credentials
-from torchperfd_daemon.fleet.credentials import parse_token
+from torchperfd_daemon.fleet.credentials import parse_tokens
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -76,7 +75,7 @@ def test_stacks_of_a_run_come_from_every_node_that_has_it(tmp_path: Path) -> Non
 def test_a_daemon_that_was_told_of_no_peers_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with asking(tmp_path, []) as (_, coordinator):
-            view = FleetView(None, FanOut(Credentials()), coordinator, "i", "n")
+            view = FleetView(None, FanOut(Credentials), coordinator, "i", "n")
             with pytest.raises(UsageError, match="--fleet-peers"):
                 await view.runs([])
 
@@ -117,7 +116,7 @@ def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
 
 @pytest.mark.needs("openssl")
 def test_with_tls_both_sides_must_show_a_certificate_of_the_one_authority(tmp_path: Path) -> None:
-    ours, theirs = (_certificates(tmp_path, name) for name in ("ours", "theirs"))
+    ours, theirs = (certificates(tmp_path, name) for name in ("ours", "theirs"))
 
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1, ours)
@@ -153,11 +152,11 @@ def test_an_address_in_use_is_a_clean_error(tmp_path: Path) -> None:
 )
 def test_what_is_no_secret_is_refused(content: bytes) -> None:
     with pytest.raises(UsageError):
-        parse_token(content)
+        parse_tokens(content)
 
 
 def test_credentials_that_are_half_there_are_refused(tmp_path: Path) -> None:
-    assert parse_token(TOKEN.encode() + b"\n") == TOKEN
+    assert parse_tokens(TOKEN.encode() + b"\n") == (TOKEN,)
     with pytest.raises(UsageError, match="three files"):
         read_credentials(None, tmp_path / "cert", None, None)
     with pytest.raises(TorchperfdError, match="cannot read"):
@@ -177,20 +176,3 @@ def test_a_message_that_is_too_large_is_refused(tmp_path: Path, size: int) -> No
         await node.server.stop(None)
 
     play(scenario)
-
-
-def _certificates(directory: Path, name: str) -> Credentials:
-    """Make an authority, and a certificate of it for this node."""
-    own = directory / name
-    own.mkdir()
-    extension = own / "ext"
-    extension.write_text("subjectAltName=IP:127.0.0.1\n")
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
-    for command in (
-        ["req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=authority", "-days", "2"],
-        ["req", *key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"],
-        ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-         "-out", "node.pem", "-days", "2", "-extfile", "ext"],
-    ):  # fmt: skip
-        subprocess.run(["openssl", *command], cwd=own, check=True, capture_output=True)
-    return read_credentials(None, own / "node.pem", own / "node.key", own / "ca.pem")

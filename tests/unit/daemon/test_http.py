@@ -181,13 +181,16 @@ def test_headers_of_the_web_configuration_are_on_every_answer(tmp_path: Path) ->
         assert http.get(page).headers["x-frame-options"] == "deny"
 
 
-def test_only_users_may_read_and_nothing_is_excepted(tmp_path: Path) -> None:
+def test_only_users_may_read_anything_but_the_probes(tmp_path: Path) -> None:
     bcrypt = pytest.importorskip("bcrypt")
     path = tmp_path / "web.yml"
     path.write_text(f"basic_auth_users: {{ada: {bcrypt.hashpw(b'right', bcrypt.gensalt(4)).decode()}}}")
     http = Http(WebConfigFile(path))
+    http.ready = True
     right, wrong = ("Basic " + base64.b64encode(text).decode() for text in (b"ada:right", b"ada:wrong"))
-    for page in ("/metrics", "/-/healthy", "/-/ready", "/none"):
+    for page in ("/-/healthy", "/-/ready"):
+        assert http.get(page).status_code == http.get(page, authorization=wrong).status_code == 200
+    for page in ("/metrics", "/none", "/-/healthy/", "/-/Ready", "//-/ready"):
         for answer in (http.get(page), http.get(page, authorization=wrong)):
             assert (answer.status_code, answer.headers["www-authenticate"]) == (
                 401,

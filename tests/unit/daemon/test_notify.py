@@ -1,5 +1,7 @@
 """systemd's readiness protocol, against real datagram sockets."""
 
+import asyncio
+import os
 import secrets
 import socket
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.daemon.served import short_directory
 
-from torchperfd_daemon.notify import notify
+from torchperfd_daemon.notify import keep_watchdog_quiet, notify, watchdog_seconds
 
 
 @pytest.fixture
@@ -57,3 +59,47 @@ def test_a_socket_that_nobody_reads_any_more_is_no_error(
         manager.close()
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
         assert not notify("READY=1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "seconds"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "60000000"}, 60.0),
+        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}, 60.0),
+        ({"WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_watchdog_period_is_read_from_the_environment(
+    variables: dict[str, str], seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WATCHDOG_USEC", "WATCHDOG_PID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert watchdog_seconds() == seconds
+
+
+def test_watchdog_gets_signs_of_life_while_the_loop_runs(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"torchperfd-test-{secrets.token_hex(8)}"
+    manager.bind(f"\0{name}")
+    monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+    monkeypatch.setenv("WATCHDOG_USEC", "20000")
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+
+    async def live() -> list[bytes]:
+        task = asyncio.create_task(keep_watchdog_quiet())
+        received = [await asyncio.to_thread(manager.recv, 100) for _ in range(3)]
+        task.cancel()
+        return received
+
+    assert asyncio.run(live()) == [b"WATCHDOG=1"] * 3
+
+
+def test_watchdog_that_expects_nothing_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WATCHDOG_USEC", raising=False)
+    asyncio.run(asyncio.wait_for(keep_watchdog_quiet(), 20))

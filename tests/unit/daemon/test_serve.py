@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import logging
 import os
 import signal
 import socket
@@ -15,9 +16,10 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.node import free_port
 from tests.unit.daemon.served import GIVE_UP_S, RankStream, control, short_directory
 
-from torchperfd.v1 import control_pb2
+from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.server import _SERVICES, Daemon, _listen, _shown
@@ -240,6 +242,45 @@ def test_a_daemon_is_ready_serves_and_drains(life: Life, number: signal.Signals)
             assert "torchperfd_clients 1.0" in page.text.splitlines()
             assert "server" not in page.headers
         os.kill(os.getpid(), number)
+
+    life.play(scenario)
+
+
+def test_daemon_reads_its_credentials_again_on_sighup(life: Life, caplog: pytest.LogCaptureFixture) -> None:
+    token = life.directory / "token"
+    token.write_text("a" * 32)
+    token.chmod(0o600)
+    address = ("127.0.0.1", free_port())
+    life.settings |= {"fleet_token_file": token, "fleet_address": address}
+    caplog.set_level(logging.INFO)
+
+    async def allowed(secret: str) -> bool:
+        async with grpc.aio.insecure_channel(f"{address[0]}:{address[1]}") as fleet:
+            stub = fleet_pb2_grpc.FleetStub(fleet)
+            request = fleet_pb2.NodeRunsRequest(api=session_pb2.ApiRange(min=1, max=99))
+            call: Any = stub.ListRuns(request, metadata=(("authorization", f"Bearer {secret}"),))
+            code = await call.code()
+        assert code in (grpc.StatusCode.OK, grpc.StatusCode.UNAUTHENTICATED)
+        return bool(code is grpc.StatusCode.OK)
+
+    async def scenario(channel: grpc.aio.Channel, metrics_url: str) -> None:
+        async def hang_up() -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+            # The loop handles signals before it answers what arrives after them.
+            await control(channel).GetInfo(control_pb2.GetInfoRequest())
+
+        assert [await allowed("a" * 32), await allowed("b" * 32)] == [True, False]
+        token.write_text("b" * 32)
+        await hang_up()
+        assert [await allowed("a" * 32), await allowed("b" * 32)] == [False, True]
+        token.write_text("short")
+        await hang_up()
+        assert await allowed("b" * 32), "a wrong file changes nothing"
+        assert "the fleet's credentials from before stay in force" in caplog.text
+        async with httpx.AsyncClient() as http:
+            page = await http.get(metrics_url)
+        assert 'torchperfd_daemon_refused_calls_total{listener="fleet"} 2.0' in page.text.splitlines()
+        os.kill(os.getpid(), signal.SIGTERM)
 
     life.play(scenario)
 

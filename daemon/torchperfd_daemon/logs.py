@@ -1,0 +1,50 @@
+"""Where the daemon's log lines go, and in which form."""
+
+import logging
+import os
+import sys
+from typing import Final, TextIO
+
+_TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_JOURNAL: Final = "%(name)s: %(message)s"
+# syslog(3): err, warning, info, debug.
+_PRIORITIES: Final = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
+
+
+class JournalFormatter(logging.Formatter):
+    """Lines for systemd's journal: a priority in front of each, and no time, which the journal has.
+
+    See sd-daemon(3). A record of several lines, such as a traceback, is several entries of one priority.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_JOURNAL)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record with ``<N>`` in front of each line."""
+        priority = next(number for level, number in _PRIORITIES if record.levelno >= level)
+        return "\n".join(f"<{priority}>{line}" for line in super().format(record).split("\n"))
+
+
+def configure_logging(level: str, stream: TextIO | None = None) -> None:
+    """Send the daemon's log to a stream.
+
+    Args:
+        level: What to log of our own; a name of logging's, in lower case. Libraries log from warnings on:
+            their debug lines would hide ours.
+        stream: Where to; standard error by default.
+    """
+    target = stream or sys.stderr
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(JournalFormatter() if is_journal(target) else logging.Formatter(_TEXT))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("torchperfd").setLevel(level.upper())
+
+
+def is_journal(stream: TextIO) -> bool:
+    """Return whether a stream is the one that systemd connected to its journal; see sd_journal(3)."""
+    try:
+        status = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

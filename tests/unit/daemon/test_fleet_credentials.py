@@ -1,0 +1,86 @@
+"""Secrets and certificates of a fleet: they change while it runs, and calls without them are seen."""
+
+from pathlib import Path
+
+import pytest
+from tests.unit.daemon.fleet_nodes import asking, certificates, play, start_node
+
+from torchperfd_daemon.errors import UsageError
+from torchperfd_daemon.fleet import Credentials
+from torchperfd_daemon.fleet.credentials import parse_tokens
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+OLD_TOKEN = "fedcba9876543210fedcba9876543210"
+
+
+def test_token_file_with_two_lines_sends_first_accepts_both() -> None:
+    tokens = parse_tokens(f"{TOKEN}\n\n{OLD_TOKEN}\n".encode())
+    assert tokens == (TOKEN, OLD_TOKEN)
+    credentials = Credentials(tokens[0], None, tokens[1:])
+    assert credentials.metadata() == (("authorization", f"Bearer {TOKEN}"),)
+    accepted = [
+        credentials.admits((("authorization", f"Bearer {each}"),)) for each in (TOKEN, OLD_TOKEN, "x" * 32)
+    ]
+    assert accepted == [True, True, False]
+
+
+def test_token_file_with_nine_secrets_is_refused() -> None:
+    with pytest.raises(UsageError, match="more than 8"):
+        parse_tokens("\n".join(f"{TOKEN}{number}" for number in range(9)).encode())
+
+
+def test_fleet_changes_its_token_without_refusing_a_call(tmp_path: Path) -> None:
+    in_force = {"node": Credentials(OLD_TOKEN), "asker": Credentials(OLD_TOKEN)}
+
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1, lambda: in_force["node"])
+        async with asking(tmp_path, [node.address], lambda: in_force["asker"]) as (view, _):
+            answered = [len((await view.runs([])).runs)]
+            # Accept both, then send the new one, then accept only that; in any order of the daemons.
+            for credentials in (
+                Credentials(OLD_TOKEN, None, (TOKEN,)),
+                Credentials(TOKEN, None, (OLD_TOKEN,)),
+                Credentials(TOKEN),
+            ):
+                for name in ("asker", "node"):
+                    in_force[name] = credentials
+                    answered.append(len((await view.runs([])).runs))
+        assert answered == [1] * 7
+        assert node.interceptor.refused_calls == 0
+        await node.server.stop(None)
+
+    play(scenario)
+
+
+def test_call_with_wrong_token_is_refused_counted_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1, Credentials(TOKEN))
+        async with asking(tmp_path, [node.address], Credentials(OLD_TOKEN)) as (view, _):
+            for _ in range(3):
+                answer = await view.runs([])
+                assert [peer.reason for peer in answer.unreachable]
+        assert node.interceptor.refused_calls == 3
+        await node.server.stop(None)
+
+    play(scenario)
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "torchperfd.fleet"]
+    assert line.startswith("refused /torchperfd.v1.Fleet/ListRuns from ipv4:127.0.0.1:")
+
+
+def test_new_connections_use_certificates_read_again(tmp_path: Path) -> None:
+    old, new = certificates(tmp_path, "old"), certificates(tmp_path, "new")
+    in_force = {"node": old, "asker": old}
+
+    async def scenario() -> None:
+        node = await start_node(tmp_path, [0], 1, lambda: in_force["node"])
+        async with asking(tmp_path, [node.address], lambda: in_force["asker"]) as (view, _):
+            assert len((await view.runs([])).runs) == 1
+            in_force["node"] = in_force["asker"] = new
+            assert len((await view.runs([])).runs) == 1
+            in_force["asker"] = old
+            assert len((await view.runs([])).unreachable) == 1
+        await node.server.stop(None)
+
+    play(scenario)
