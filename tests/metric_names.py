@@ -99,6 +99,8 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_captures": _NONE,
     "torchperfd_captures_bytes": _NONE,
     "torchperfd_captures_removed_total": frozenset({"reason"}),
+    "torchperfd_background_failures_total": frozenset({"worker"}),
+    "torchperfd_background_last_success_timestamp_seconds": frozenset({"worker"}),
     "torchperfd_triggers_total": frozenset({"rule", "result"}),
     "torchperfd_captures_uploads_total": frozenset({"result"}),
     "torchperfd_captures_upload_pending": _NONE,

@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import (
     Analyst,
     Catalog,
@@ -61,6 +63,7 @@ from torchperfd_daemon.goodput import FOLDER, Accountant, Book
 from torchperfd_daemon.http import build_app
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.analysis import AnalysisMetrics
+from torchperfd_daemon.metrics.background import BackgroundMetrics
 from torchperfd_daemon.metrics.cap import DEFAULT_SERIES, SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
 from torchperfd_daemon.metrics.fleet import FleetMetrics
@@ -203,10 +206,30 @@ class Daemon:
                 DiagnosisMetrics(self._store, observer),
                 NodeMetrics(samplers),
             ]
+            runner = Runner(
+                self._plan,
+                self._store,
+                # Without the cap: what is left out of a page still counts.
+                MetricsPage(measured).collect,
+                Actions(self._coordinator, self._catalog, SessionReach(self._store, sessions)),
+                counts=self._triggers,
+            )
+            relief = WorkerHealth("collectors")
+            workers = [
+                self._keeper.health,
+                self._accountant.health,
+                observer.health,
+                sessions.pulses.health,
+                relief,
+                *([runner.health] if runner.has_work else []),
+                *([self._uploader.health] if self._uploader else []),
+                *([self._analyst.health] if self._analyst else []),
+            ]
             page = MetricsPage(
                 [
                     *measured,
                     OwnMetrics(self._store, self._coordinator.counts, self._keeper.counts),
+                    BackgroundMetrics(workers),
                     TriggerMetrics(self._triggers),
                     GoodputMetrics(self._accountant.settled_seconds),
                     *([UploadMetrics(self._uploader.counts)] if self._uploader else []),
@@ -241,16 +264,8 @@ class Daemon:
             if self._analyst is not None:
                 self._analyst.start()
             uploads = asyncio.create_task(self._uploader.run()) if self._uploader else None
-            runner = Runner(
-                self._plan,
-                self._store,
-                # Without the cap: what is left out of a page still counts.
-                MetricsPage(measured).collect,
-                Actions(self._coordinator, self._catalog, SessionReach(self._store, sessions)),
-                counts=self._triggers,
-            )
             triggers = asyncio.create_task(runner.run(self._catalog))
-            relief = asyncio.create_task(_relieve(rotas))
+            reliefs = asyncio.create_task(_relieve(rotas, relief))
             accounts = asyncio.create_task(self._accountant.run())
             pulses = asyncio.create_task(sessions.pulses.run())
             watches = asyncio.create_task(observer.run())
@@ -280,7 +295,7 @@ class Daemon:
                 web.leave()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(web_task, settings.drain_seconds)
-                relief.cancel()
+                reliefs.cancel()
                 if uploads is not None:
                     uploads.cancel()
                     # What it holds of the interpreter must be let go before that ends.
@@ -376,11 +391,17 @@ def _note_place(settings: ServeSettings, uploader: Uploader | None) -> None:
         place.forget(settings.captures_dir)
 
 
-async def _relieve(rotas: Sequence[Rota]) -> None:
+async def _relieve(rotas: Sequence[Rota], health: WorkerHealth) -> None:
     while True:
         await asyncio.sleep(_RELIEF_S)
-        for rota in rotas:
-            rota.relieve()
+        try:
+            for rota in rotas:
+                rota.relieve()
+            health.succeeded(time.time())
+        except Exception:
+            # Not even a thread may be left to be had; then the next time.
+            if health.failed():
+                log.exception("collectors that hang cannot be replaced")
 
 
 def _host_collectors(ranks: RankProcesses) -> list[Collector]:

@@ -13,6 +13,7 @@ import queue
 import re
 import secrets
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,8 @@ from typing import IO, Final
 
 import msgspec
 
+from torchperfd_daemon import documents
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord
@@ -105,6 +108,7 @@ class Analyst:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self.counts = AnalysisCounts()
+        self.health = WorkerHealth("analysis")
 
     def start(self) -> None:
         """Begin."""
@@ -152,18 +156,27 @@ class Analyst:
 
     def _run(self) -> None:
         while (record := self._waiting.get()) is not None and not self._stopped.is_set():
-            if self._catalog.has_analysis(record.capture_id):
-                continue
             try:
+                if self._catalog.has_analysis(record.capture_id):
+                    continue
                 self.analyse(record)
-            except TorchperfdError as error:
+            except Exception as error:
                 if self._stopped.is_set():
                     return
                 self.counts.results["failed"] += 1
-                log.warning("capture %s is not analysed: %s", record.capture_id, error)
+                self.health.failed()
+                expected = isinstance(error, (TorchperfdError, OSError, sqlite3.Error))
+                log.warning(
+                    "capture %s is not analysed: %s",
+                    record.capture_id,
+                    error,
+                    exc_info=None if expected else error,
+                )
             else:
+                now = self._catalog.wall()
                 self.counts.results["analysed"] += 1
-                self.counts.last_success_unix_seconds = self._catalog.wall()
+                self.counts.last_success_unix_seconds = now
+                self.health.succeeded(now)
 
     def _store(self, held: int, path: Path, run: str) -> None:
         part = f".{folder.ANALYSIS}.{secrets.token_hex(8)}"
@@ -245,8 +258,8 @@ def _shares(document: IO[bytes]) -> tuple[RankShares, ...]:
     try:
         # Mapped, so that a long one costs this process no memory of its own.
         with mmap.mmap(document.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-            ranks = msgspec.json.decode(mapped, type=_Document).ranks
-    except (ValueError, msgspec.MsgspecError) as error:
+            ranks = documents.decode(mapped, _Document).ranks
+    except ValueError as error:
         raise TorchperfdError("the analyser wrote no analysis") from error
     return tuple(
         RankShares(

@@ -23,6 +23,7 @@ from torchperfd_daemon.captures.retention import Quota
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
 
 _REMOVED: Final = ".removed-"
+_MOST_ANALYSIS_BYTES: Final = 256 * 2**20
 _LISTED: Final = "list them with `torchperfd captures list`"
 
 
@@ -216,16 +217,23 @@ class Catalog:
 
         Raises:
             NoSuchTargetError: There is no such capture, or it has not been analysed.
+            TorchperfdError: It is too large to be one.
         """
         self.get(capture_id)
         try:
             with self.open(capture_id, folder.ANALYSIS) as file:
-                return file.read()
+                content = file.read(_MOST_ANALYSIS_BYTES + 1)
         except NoSuchTargetError:
             raise NoSuchTargetError(
                 f"capture {capture_id} has not been analysed",
                 f"`torchperfd analyze {capture_id}` does it now",
             ) from None
+        if len(content) > _MOST_ANALYSIS_BYTES:
+            raise TorchperfdError(
+                f"the analysis of capture {capture_id} has more than {_MOST_ANALYSIS_BYTES:,} bytes",
+                f"`torchperfd analyze {capture_id}` makes one",
+            )
+        return content
 
     def pin(self, capture_id: str) -> None:
         """Keep a capture from being removed, by the quota and by hand.

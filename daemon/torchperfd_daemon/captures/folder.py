@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import msgspec
-
 from torchperfd_daemon.captures import manifest, receipt
 from torchperfd_daemon.captures.manifest import (
     CaptureRecord,
@@ -31,6 +29,7 @@ from torchperfd_daemon.captures.manifest import (
     overall_state,
 )
 from torchperfd_daemon.captures.receipt import Upload
+from torchperfd_daemon.documents import DamagedError
 from torchperfd_daemon.errors import TorchperfdError
 
 MODE: Final = 0o1777
@@ -193,7 +192,7 @@ def _record(
 ) -> tuple[CaptureRecord | None, bool, bytes]:
     """Return the capture, whether its daemon has closed it, and its manifest as JSON."""
     given_up = now >= changed_ns / 1e9 + UNFINISHED_S
-    with contextlib.suppress(OSError, RecursionError, msgspec.MsgspecError):
+    with contextlib.suppress(OSError, DamagedError):
         document = _content(folder, manifest.FILE_NAME)[0]
         record = manifest.decode(document)
         record.capture_id = capture_id
@@ -215,7 +214,7 @@ def _uploaded(folder: int, directory: Path, manifest_sha256: str) -> Upload:
     Anybody can write there, and what is uploaded may be removed: only a receipt of those who keep the
     captures directory counts.
     """
-    with contextlib.suppress(OSError, RecursionError, msgspec.MsgspecError):
+    with contextlib.suppress(OSError, DamagedError):
         content, status = _content(folder, receipt.FILE_NAME)
         found = receipt.decode(content)
         keepers = (0, os.geteuid(), directory.stat().st_uid)
@@ -264,7 +263,7 @@ def _from_rank_manifests(folder: int, capture_id: str, names: set[str]) -> Captu
 def _rank_manifests(folder: int, names: set[str]) -> Iterator[tuple[RankManifest, float]]:
     """Yield what the ranks wrote, and when; what is none of theirs is left out."""
     for name in sorted(filter(_RANK_MANIFEST.fullmatch, names)):
-        with contextlib.suppress(OSError, RecursionError, msgspec.MsgspecError):
+        with contextlib.suppress(OSError, DamagedError):
             content, status = _content(folder, name)
             yield manifest.decode_rank(content), status.st_mtime
 

@@ -21,6 +21,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from torchperfd_daemon import documents
 from torchperfd_daemon.captures import folder, manifest
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.captures.receipt import Upload
@@ -191,7 +192,7 @@ class Index:
         while True:
             try:
                 return action()
-            except (sqlite3.Error, msgspec.MsgspecError, ValueError) as error:
+            except (sqlite3.Error, ValueError) as error:
                 self._close()
                 self._is_current = False
                 if self._way is _Way.MANIFESTS:
@@ -223,6 +224,7 @@ class Index:
             if self._way is _Way.OWN and not self._is_ours():
                 self._way = _Way.COPY
             if self._way is _Way.OWN:
+                documents.check_database(self._path)
                 self._connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
                 self._connection.execute("PRAGMA journal_mode = WAL")
                 self._connection.execute("PRAGMA synchronous = NORMAL")
@@ -260,6 +262,7 @@ class Index:
             owners = (0, os.geteuid(), self._directory.stat().st_uid)
             if not _is_private(status) or status.st_uid not in owners:
                 raise sqlite3.OperationalError("the index could be anybody's")
+            documents.check_database(self._path)
             before = self._path.stat()
             log = self._path.with_name(f"{self._path.name}-wal")
             # With nobody at it there is no log, and none can be made where we may not write.

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.index import Holding, Index
 from torchperfd_daemon.captures.receipt import Upload
@@ -43,6 +44,7 @@ class Keeper:
         self._refused: set[str] = set()
         self._stop = threading.Event()
         self.counts = KeptCounts()
+        self.health = WorkerHealth("retention")
 
     def start(self) -> None:
         """Begin."""
@@ -74,8 +76,13 @@ class Keeper:
         while True:
             try:
                 self.sweep()
-            except (TorchperfdError, OSError, sqlite3.Error) as error:
-                log.warning("captures are not held to their quota: %s", error)
+                self.health.succeeded(self._catalog.wall())
+            except Exception as error:
+                # Whatever lies in the directory: the next sweep may do better, and the daemon goes on.
+                expected = isinstance(error, (TorchperfdError, OSError, sqlite3.Error))
+                if self.health.failed() or expected:
+                    trace = None if expected else error
+                    log.warning("captures are not held to their quota: %s", error, exc_info=trace)
             if self._stop.wait(_SWEEP_S):
                 return
 

@@ -6,6 +6,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from torchperfd_daemon import documents
+
 SCHEMA: Final = "torchperfd.capture/1"
 FILE_NAME: Final = "manifest.json"
 LATEST: Final = 1e11
@@ -230,18 +232,18 @@ def decode(document: bytes) -> CaptureRecord:
     """Read a manifest.
 
     Raises:
-        msgspec.MsgspecError: It is not one.
+        DamagedError: It is not one.
     """
-    return msgspec.json.decode(document, type=CaptureRecord)
+    return documents.decode(document, CaptureRecord)
 
 
 def decode_rank(document: bytes) -> RankManifest:
     """Read what a rank wrote.
 
     Raises:
-        msgspec.MsgspecError: It is no such manifest.
+        DamagedError: It is no such manifest.
     """
-    return msgspec.json.decode(document, type=RankManifest)
+    return documents.decode(document, RankManifest)
 
 
 def overall_state(ranks: list[RankTrace]) -> CaptureState:

@@ -6,6 +6,8 @@ from typing import Annotated, Final
 
 import msgspec
 
+from torchperfd_daemon import documents
+
 FILE_NAME: Final = ".upload"
 SCHEMA: Final = "torchperfd.upload/1"
 
@@ -49,6 +51,6 @@ def decode(document: bytes) -> Receipt:
     """Read a receipt.
 
     Raises:
-        msgspec.MsgspecError: It is none.
+        DamagedError: It is none.
     """
-    return msgspec.json.decode(document, type=Receipt)
+    return documents.decode(document, Receipt)

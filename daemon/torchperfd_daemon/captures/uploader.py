@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import Destination, UploadError
 from torchperfd_daemon.captures.index import Index
@@ -62,6 +63,7 @@ class Uploader:
         self._failed: dict[str, int] = {}
         self._unnoted: set[str] = set()
         self.counts = UploadCounts()
+        self.health = WorkerHealth("uploads")
 
     @property
     def url(self) -> str:
@@ -73,10 +75,13 @@ class Uploader:
         while True:
             try:
                 pause = await self.turn()
+                self.health.succeeded(self._catalog.wall())
             except (TorchperfdError, OSError, sqlite3.Error) as error:
+                self.health.failed()
                 log.warning("captures are not uploaded: %s", error)
                 pause = LOOK_S
             except Exception:
+                self.health.failed()
                 log.exception("captures are not uploaded, by a bug of ours or of obstore's")
                 pause = LONGEST_DELAY_S
             await asyncio.sleep(pause)

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from torchperfd_daemon import documents
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet.address import DEFAULT_PORT, Address, parse_address, parse_port
 from torchperfd_daemon.fleet.hostlist import expand
@@ -217,8 +218,8 @@ def parse_targets(document: bytes) -> list[Address]:
     if len(document) > _MOST_FILE_BYTES:
         raise UsageError(f"the file of the fleet's peers has more than {_MOST_FILE_BYTES:,} bytes")
     try:
-        groups = msgspec.json.decode(document, type=list[_Group])
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        groups = documents.decode(document, list[_Group])
+    except documents.DamagedError as error:
         raise UsageError(
             f"the fleet's peers are not in the format of file_sd ({error})",
             'write [{"targets": ["node1:9408"]}]',

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.goodput.book import Book, RankKey, packed
 from torchperfd_daemon.goodput.clock import Clocks, LedgerClock, boot_id
@@ -70,6 +71,7 @@ class Accountant:
         self._unsaved: set[RankKey] = set()
         # Runs of which a rank does what the others may have to wait for.
         self._paused: set[str] = set()
+        self.health = WorkerHealth("goodput")
 
     async def run(self) -> None:
         """Look once a second, until cancelled."""
@@ -81,7 +83,9 @@ class Accountant:
                 looks += 1
                 if looks % _SAVE_EVERY == 0:
                     await self.save()
+                self.health.succeeded(self._clocks.unix_ns() / 1e9)
             except Exception:
+                self.health.failed()
                 # A book-keeper that fails is no reason for a daemon to.
                 log.exception("goodput was not accounted for")
 

@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
+from torchperfd_daemon import documents
 from torchperfd_daemon.goodput.ledger import RankLedger
 
 log = logging.getLogger("torchperfd.goodput")
@@ -33,6 +34,7 @@ _SCHEMA: Final = (
 _BUSY_S: Final = 2.0
 _MOST_ROWS: Final = 20_000
 _MOST_AGE_NS: Final = 90 * 86_400 * 10**9
+_MOST_RANK: Final = 2**32 - 1
 
 RankKey = tuple[str, int]
 """Run and rank."""
@@ -64,10 +66,11 @@ class Book:
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 row = database.execute("SELECT boot_id, offset_ns FROM clock").fetchone()
+                latest_ns = unix_ns + _MOST_AGE_NS
                 if row is not None and row[0] == boot_id and boot_id:
-                    return int(row[1])
+                    return _whole(row[1], latest_ns)
                 (newest_ns,) = database.execute("SELECT COALESCE(MAX(until_ns), 0) FROM ledgers").fetchone()
-                offset_ns = max(unix_ns, int(newest_ns)) - boottime_ns
+                offset_ns = max(unix_ns, _whole(newest_ns, latest_ns)) - boottime_ns
                 database.execute("DELETE FROM clock")
                 database.execute("INSERT INTO clock VALUES (?, ?)", (boot_id, offset_ns))
                 return offset_ns
@@ -125,10 +128,16 @@ class Book:
 
     def _database(self) -> sqlite3.Connection:
         if self._connection is None:
-            path = ":memory:" if self._folder is None else str(_private(self._folder) / self._file)
+            path = ":memory:"
+            if self._folder is not None:
+                file = _private(self._folder) / self._file
+                documents.check_database(file)
+                path = str(file)
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
+            # Text that is no UTF-8 costs its own row only.
+            self._connection.text_factory = _text
             self._connection.execute("PRAGMA journal_mode = WAL")
             # A daemon that is killed loses nothing; a node that loses power, the last seconds.
             self._connection.execute("PRAGMA synchronous = NORMAL")
@@ -174,12 +183,28 @@ def packed(ledger: RankLedger) -> bytes:
 
 
 def _read(database: sqlite3.Connection, where: str, value: str | int) -> Iterator[tuple[RankKey, RankLedger]]:
-    rows: Iterable[tuple[str, int, str]] = database.execute(
+    rows: Iterable[tuple[object, object, Any]] = database.execute(
         f"SELECT run, rank, document FROM ledgers WHERE {where}", (value,)
     )
     for run, rank, document in rows:
-        with suppress(msgspec.MsgspecError):
-            yield (run, rank), msgspec.json.decode(document, type=RankLedger)
+        if isinstance(run, str) and isinstance(rank, int) and 0 <= rank <= _MOST_RANK:
+            with suppress(documents.DamagedError):
+                yield (run, rank), documents.decode(document, RankLedger)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _whole(value: object, most: int) -> int:
+    """Return a number of the database.
+
+    Raises:
+        sqlite3.DatabaseError: It is none, or beyond what the clock can have shown.
+    """
+    if not isinstance(value, int) or abs(value) > most:
+        raise sqlite3.DatabaseError(f"it has a time of {value!r:.40}")
+    return value
 
 
 def _private(folder: Path) -> Path:

@@ -9,10 +9,15 @@ All times are nanoseconds of one clock that the caller chooses, and that ought n
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from torchperfd_daemon.diagnosis.detect.stall import LEAST_SECONDS, TIMES
 from torchperfd_daemon.store import State
+
+# Bounded, as the messages that show it are.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Bucket(Enum):
@@ -95,8 +100,8 @@ class RankLedger:
     frontier_ns: int
     seen_ns: int
     progress_ns: int
-    starts: int = 1
-    gpus: int = 0
+    starts: _Count = 1
+    gpus: _Count = 0
     state: State = State.STARTING
     before: State = State.STARTING
     told: Claims = field(default_factory=Claims)

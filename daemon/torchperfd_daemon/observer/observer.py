@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import Cause, Verdict
@@ -67,7 +68,7 @@ class Observer:
         self._asked: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._looked_at = clock()
-        self._complained = False
+        self.health = WorkerHealth("diagnosis")
 
     async def run(self) -> None:
         """Look once a second until cancelled."""
@@ -77,10 +78,10 @@ class Observer:
                 try:
                     for run in self.look():
                         self._begin_to_ask(run)
+                    self.health.succeeded(self._wall())
                 except Exception:
                     # An observer that fails is no reason for a daemon to; once is enough to say so.
-                    if not self._complained:
-                        self._complained = True
+                    if self.health.failed():
                         log.exception("the ranks cannot be looked at")
         finally:
             for task in self._tasks.values():

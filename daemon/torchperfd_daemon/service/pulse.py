@@ -19,6 +19,7 @@ from statistics import median
 from typing import Final, Protocol
 
 from torchperfd.v1 import contract
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.procfs import open_memory_file
 from torchperfd_daemon.collectors.ranks import RankProcess, own_namespace, stat_here
 from torchperfd_daemon.service.process import process_of
@@ -170,6 +171,7 @@ class PulseDesk:
         self._clock = clock
         self._wall = wall
         self._followed: dict[Felt, _Followed] = {}
+        self.health = WorkerHealth("pulse")
 
     def admit(self, felt: Felt) -> bool:
         """Follow a rank's pulse from now on; return whether it can be seen."""
@@ -199,9 +201,11 @@ class PulseDesk:
             await asyncio.sleep(LOOK_S)
             try:
                 self.look()
+                self.health.succeeded(self._wall())
             except Exception:
-                # What cannot be seen is told, only later.
-                log.exception("pulses cannot be looked at")
+                # The ranks still report their steps, only later.
+                if self.health.failed():
+                    log.exception("pulses cannot be looked at")
 
     def look(self) -> None:
         """Look at all pulses once, and ask whom there is to ask."""

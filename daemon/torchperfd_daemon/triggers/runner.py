@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from prometheus_client.core import Metric
 
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Query
 from torchperfd_daemon.captures.queue import BusyError
 from torchperfd_daemon.errors import TorchperfdError
@@ -115,6 +116,7 @@ class Runner:
         self._turns = [Turns(schedule, clock()) for schedule in plan.schedules]
         self._tasks = set[asyncio.Task[None]]()
         self._broken = set[str]()
+        self.health = WorkerHealth("triggers")
 
     async def run(self, catalog: Catalog) -> None:
         """Look once a second until cancelled; what was begun is cancelled, too.
@@ -122,17 +124,27 @@ class Runner:
         Args:
             catalog: Tells what a daemon before this one did today.
         """
-        if not (self._watches or self._turns):
+        if not self.has_work:
             return
         try:
             await self._remember(catalog)
             while True:
                 await self._sleep(INTERVAL_S)
-                self.look()
+                try:
+                    self.look()
+                    self.health.succeeded(self._wall())
+                except Exception:
+                    if self.health.failed():
+                        log.exception("triggers cannot be looked at")
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the plan has rules or schedules."""
+        return bool(self._watches or self._turns)
 
     def look(self) -> None:
         """Look at everything once, and begin what is due."""
@@ -144,6 +156,7 @@ class Runner:
                 due = watch.due(scene)
             except Exception:
                 # A rule that cannot be looked at costs itself only, and says so once.
+                self.health.failed()
                 if watch.rule.name not in self._broken:
                     self._broken.add(watch.rule.name)
                     log.exception("trigger %s cannot be looked at", watch.rule.name)

@@ -18,6 +18,7 @@ from tests.metric_names import METRICS
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __version__
+from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import AnalysisCounts, CaptureCounts, KeptCounts, RankShares, UploadCounts
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
@@ -34,6 +35,7 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
 from torchperfd_daemon.metrics.analysis import AnalysisMetrics
+from torchperfd_daemon.metrics.background import BackgroundMetrics
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
 from torchperfd_daemon.metrics.goodput import GoodputMetrics
@@ -259,6 +261,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
             UploadMetrics(uploads()),
             AnalysisMetrics(kept, analyses()),
             TriggerMetrics({("slow", Result.FIRED): 2, ("slow", Result.COOLDOWN): 1}),
+            BackgroundMetrics([WorkerHealth("retention", 2, 1_700_000_040.0), WorkerHealth("uploads", 1)]),
             GoodputMetrics(lambda: {"bert-17": dict.fromkeys(Bucket, 12.5)}),
         ],
         SeriesCap(1000, lambda: by_age(kept)),
@@ -458,7 +461,7 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     units = "seconds|bytes|ratio|celsius|watts|joules|hertz|info"
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
-        "|up|pending|failure|errors|overflow|switches|cpus|cores|captures|removed|uploads|analyses|triggers"
+        "|up|pending|failure|failures|errors|overflow|switches|cpus|cores|captures|removed|uploads|analyses|triggers"
     )
     odd = re.compile(
         r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"

@@ -1,0 +1,32 @@
+"""Health of the daemon's background work: how often it failed, and when it last did what it is for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class WorkerHealth:
+    """One background worker, a thread or a task; read by the metrics page.
+
+    Attributes:
+        worker: Its name, a label of the metrics.
+        failures: Rounds that it could not finish since the daemon started.
+        last_success_unix_seconds: When it last finished one; 0 for never.
+        is_failing: Whether the newest round failed.
+    """
+
+    worker: str
+    failures: int = 0
+    last_success_unix_seconds: float = 0.0
+
+    is_failing: bool = False
+
+    def succeeded(self, now: float) -> None:
+        """Note that a round was finished at Unix time ``now``."""
+        self.last_success_unix_seconds = now
+        self.is_failing = False
+
+    def failed(self) -> bool:
+        """Count a failure; return whether it is the first in a row, so that it is logged once."""
+        self.failures += 1
+        first, self.is_failing = not self.is_failing, True
+        return first

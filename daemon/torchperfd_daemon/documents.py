@@ -1,0 +1,45 @@
+"""Files that other processes may have damaged: any bytes whatever are read, or raise one kind of error."""
+
+import sqlite3
+import stat
+from mmap import mmap
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class DamagedError(ValueError):
+    """A document is not what it should be."""
+
+
+def decode(document: bytes | str | mmap, kind: type[T]) -> T:
+    """Decode a JSON document of any origin.
+
+    Damaged input raises one of several unrelated errors in msgspec: its own, ``UnicodeDecodeError``
+    or ``RecursionError``.
+
+    Raises:
+        DamagedError: It is no JSON, or not of this kind.
+    """
+    try:
+        return msgspec.json.decode(document, type=kind)
+    except (ValueError, RecursionError, OverflowError) as error:
+        raise DamagedError(f"not a {kind.__name__}: {error}") from error
+
+
+def check_database(path: Path) -> None:
+    """Refuse to have SQLite open what is no regular file: it waits on a pipe, and follows a link.
+
+    Raises:
+        sqlite3.DatabaseError: Something else has the name.
+        OSError: It cannot be examined.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise sqlite3.DatabaseError(f"{path.name} is no regular file")
