@@ -4,10 +4,11 @@ Totals come from the clients' cumulative accounts, so a lost batch loses no time
 batches feed the recent history and the step-time histogram.
 """
 
+import itertools
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import itemgetter
 from typing import Final
@@ -306,11 +307,59 @@ class Histogram:
         self.sum_seconds += sum(durations) / 1e9
 
 
-class Rank:
-    """One rank of one run on this node."""
+@dataclass(frozen=True, slots=True)
+class ProcessKey:
+    """What tells two training processes apart.
 
-    def __init__(self, identity: RankIdentity, now: float) -> None:
+    Attributes:
+        run: The run's name, as the process gives it.
+        rank: Likewise.
+        node: Likewise, as are the two below.
+        pid_namespace: Inode of its pid namespace.
+        pid: In that namespace.
+        start_ticks: When it started.
+        uid: Its user, as the kernel says; None when that is not known.
+        peer_pid: Its process id in the daemon's own pid namespace, as the kernel says; 0 when not known.
+    """
+
+    run: str
+    rank: int
+    node: str
+    pid_namespace: int
+    pid: int
+    start_ticks: int
+    uid: int | None = None
+    peer_pid: int = 0
+
+    @classmethod
+    def of(cls, identity: RankIdentity, uid: int | None, peer_pid: int) -> "ProcessKey":
+        """Return the key of a process that says who it is."""
+        return cls(
+            identity.run,
+            identity.rank,
+            identity.node,
+            identity.pid_namespace,
+            identity.pid,
+            identity.process_start_ticks,
+            uid,
+            peer_pid,
+        )
+
+
+class Rank:
+    """One rank of one run on this node.
+
+    Args:
+        identity: Who it is, its run by the name that it has here.
+        now: Monotonic seconds.
+        process: Which process it is; by default that of the identity, of an unknown user.
+    """
+
+    def __init__(self, identity: RankIdentity, now: float, process: ProcessKey | None = None) -> None:
         self.identity = identity
+        self.process = process or ProcessKey.of(identity, None, 0)
+        self.is_process_known = True
+        """Whether the process id of the identity may be believed; else nothing is read of that process."""
         self.state = State.STARTING
         self.framework = ""
         self.connected = True
@@ -360,21 +409,48 @@ class Store:
         self.ingested_steps = 0
         self._departed_dropped: dict[str, int] = {}
 
-    def join(self, identity: RankIdentity) -> Rank:
-        """Admit a process. The same process coming back keeps its record; another one starts afresh."""
+    def join(
+        self,
+        identity: RankIdentity,
+        uid: int | None = None,
+        peer_pid: int = 0,
+        has_ended: Callable[[Rank], bool] = lambda rank: not rank.connected,
+    ) -> Rank:
+        """Admit a process. The same process coming back keeps its record; another one starts afresh.
+
+        A process takes over the place of an earlier one of its user that has ended. Where the place is
+        taken, its run has another name here; see :func:`_names`.
+
+        Args:
+            identity: Who the process says it is.
+            uid: Its user, as the kernel says; None when that is not known.
+            peer_pid: Its process id here, as the kernel says; 0 when that is not known.
+            has_ended: Returns whether the process of a record has ended.
+        """
         self.forget_departed()
-        key = (identity.run, identity.rank)
-        known = self._ranks.get(key)
-        if known is not None and _same_process(known.identity, identity):
-            known.identity = identity
-            known.connected = True
-            known.left_at = None
-            return known
-        if known is not None:
-            self._keep_dropped(known)
-        rank = Rank(identity, self._clock())
+        process = ProcessKey.of(identity, uid, peer_pid)
+        for known in self._ranks.values():
+            if known.process == process:
+                known.identity = replace(identity, run=known.identity.run)
+                known.connected = True
+                known.left_at = None
+                return known
+        name = self._free_name(identity, uid, has_ended)
+        key = (name, identity.rank)
+        if key in self._ranks:
+            self._keep_dropped(self._ranks[key])
+        rank = Rank(replace(identity, run=name), self._clock(), process)
         self._ranks[key] = rank
         return rank
+
+    def _free_name(self, identity: RankIdentity, uid: int | None, has_ended: Callable[[Rank], bool]) -> str:
+        """Return the first name of the run under which this rank has no other user's or living process."""
+        owners = {run: rank.process.uid for (run, _), rank in self._ranks.items()}
+        for name in _names(identity.run, uid, owners.get(identity.run, uid)):
+            known = self._ranks.get((name, identity.rank))
+            if owners.get(name, uid) == uid and (known is None or has_ended(known)):
+                return name
+        raise AssertionError("names never end")
 
     def leave(self, rank: Rank) -> None:
         """Mark a rank as gone; its record stays for the grace time."""
@@ -431,10 +507,16 @@ class Store:
             self._departed_dropped[where] = self._departed_dropped.get(where, 0) + count
 
 
-def _same_process(one: RankIdentity, other: RankIdentity) -> bool:
-    return (one.node, one.pid_namespace, one.pid, one.process_start_ticks) == (
-        other.node,
-        other.pid_namespace,
-        other.pid,
-        other.process_start_ticks,
-    )
+def _names(run: str, uid: int | None, owner: int | None) -> Iterator[str]:
+    """Yield the names that a run may have here: ``run``, ``run#2``, ``run#3``, and so on.
+
+    Args:
+        run: As its process calls it.
+        uid: Of the process.
+        owner: Of the run that has this name. When it is another user's, the names are ``run@uid``,
+            ``run@uid#2``, and so on.
+    """
+    name = run if uid == owner else f"{run}@{uid}"
+    yield name
+    for number in itertools.count(2):
+        yield f"{name}#{number}"

@@ -1,5 +1,8 @@
 """The kernel's small text files: reading them, and the forms that several collectors meet."""
 
+import errno
+import functools
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +12,8 @@ _CHUNK: Final = 1 << 16
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 # More than any kernel supports: what claims to be a larger number is damaged.
 _MOST_CPUS: Final = 1 << 16
+# A process may have a million descriptors, and have them looked through again and again.
+_MOST_DESCRIPTORS: Final = 1 << 16
 
 
 def read(path: str | Path) -> str:
@@ -30,6 +35,9 @@ def read(path: str | Path) -> str:
 def open_memory_file(process: Path, name: str, flags: int) -> int | None:
     """Open a file in memory that a process has among its descriptors, by name; None when it has none.
 
+    Nothing that the process can put in its place is opened. A link's text proves nothing: a FIFO or a
+    file of FUSE can have any path, and opening it, or even asking for its size, would wait for that process.
+
     Args:
         process: Its directory in procfs.
         name: As it was given to ``memfd_create``.
@@ -39,19 +47,43 @@ def open_memory_file(process: Path, name: str, flags: int) -> int | None:
         OSError: The process is gone, or not for us.
     """
     link = f"/memfd:{name} (deleted)"
-    for entry in os.listdir(process / "fd"):  # noqa: PTH208 - a process may have many thousands
-        path = process / "fd" / entry
-        try:
-            if os.readlink(path) != link:  # noqa: PTH115 - likewise
-                continue
-            file = os.open(path, flags | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue  # closed in between
-        # What the number stands for may have changed in between; this is certain.
-        if str(Path(f"/proc/self/fd/{file}").readlink()) == link:
-            return file
-        os.close(file)
+    with os.scandir(process / "fd") as entries:
+        for entry in itertools.islice(entries, _MOST_DESCRIPTORS):
+            try:
+                if os.readlink(entry.path) != link:  # noqa: PTH115 - a process may have many thousands
+                    continue
+                # It only names the file, and waits for no one.
+                handle = os.open(entry.path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # closed in between
+            try:
+                if _mount_of(handle) == _memory_mount():
+                    return os.open(f"/proc/self/fd/{handle}", flags | os.O_CLOEXEC | os.O_NONBLOCK)
+            finally:
+                os.close(handle)
     return None
+
+
+def _mount_of(descriptor: int) -> str:
+    """Return the id of the mount that a descriptor's file is on, as the kernel keeps it.
+
+    Raises:
+        OSError: The kernel does not say; such a kernel is not trusted with what others have open.
+    """
+    mount = parse_table(read(f"/proc/self/fdinfo/{descriptor}")).get("mnt_id")
+    if mount is None:
+        raise OSError(errno.ENOTSUP, "the kernel does not say on which mount a file is")
+    return mount
+
+
+@functools.cache
+def _memory_mount() -> str:
+    """Return the id of the kernel's own mount, which has all files of ``memfd_create`` and no others."""
+    file = os.memfd_create("torchperfd-probe", os.MFD_CLOEXEC)
+    try:
+        return _mount_of(file)
+    finally:
+        os.close(file)
 
 
 def parse_table(text: str, separator: str = ":") -> dict[str, str]:

@@ -9,6 +9,7 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet.fanout import PeerError, Unreachable
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import HISTORY_STEPS
+from torchperfd_daemon.text import one_line
 
 _CAUSES = {cause.value: cause for cause in Cause}
 _MOST_CHARACTERS = 200
@@ -63,7 +64,7 @@ def tidy_survey(told: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
             raise PeerError("the steps that it tells of cannot be read")
         del rank.phases[_MOST_PHASES:]
         for phase in rank.phases:
-            phase.phase = translate.one_line(phase.phase, _MOST_PHASE_CHARACTERS)
+            phase.phase = one_line(phase.phase, _MOST_PHASE_CHARACTERS)
         rank.block_steps = min(rank.block_steps, HISTORY_STEPS)
     return told
 
@@ -76,8 +77,8 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         run=line(message.run),
         node=line(message.node),
         rank=message.rank if message.rank >= 0 else None,
-        phase=translate.one_line(message.phase, _MOST_PHASE_CHARACTERS),
-        evidence=translate.one_line(message.evidence, _MOST_EVIDENCE_CHARACTERS),
+        phase=one_line(message.phase, _MOST_PHASE_CHARACTERS),
+        evidence=one_line(message.evidence, _MOST_EVIDENCE_CHARACTERS),
         cost_seconds_per_step=cost if 0 <= cost < math.inf else 0.0,
         next_command="",
     )
@@ -85,7 +86,7 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
 
 def line(text: str) -> str:
     """Return another node's words as one short line."""
-    return translate.one_line(text, _MOST_CHARACTERS)
+    return one_line(text, _MOST_CHARACTERS)
 
 
 def _tidy_status(status: control_pb2.RankStatus) -> None:

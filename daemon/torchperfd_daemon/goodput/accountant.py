@@ -165,7 +165,8 @@ class Accountant:
             self._ledgers[key] = RankLedger.begin(process, started)
         else:
             ledger.start(process, started, now)
-        seen = RankProcess(*key, identity.pid, identity.pid_namespace, identity.process_start_ticks)
+        pid = identity.pid if rank.is_process_known else 0
+        seen = RankProcess(*key, pid, identity.pid_namespace, identity.process_start_ticks)
         self._followed[key] = _Followed(rank, self._exits(seen, clock.now), Totals(), rank.beats)
 
     def _observe(self, key: RankKey, followed: _Followed) -> None:

@@ -23,7 +23,7 @@ class RankProcesses:
             yield RankProcess(
                 identity.run,
                 identity.rank,
-                identity.pid,
+                identity.pid if rank.is_process_known else 0,
                 identity.pid_namespace,
                 identity.process_start_ticks,
             )

@@ -11,6 +11,7 @@ import logging
 import os
 import struct
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -62,6 +63,9 @@ class Pulse:
 
     def __init__(self, file: int) -> None:
         self._file = file
+        # A session may end while its pulse is being looked for.
+        self.close = weakref.finalize(self, os.close, file)
+        """Close it; more than once is no error."""
 
     @classmethod
     def open(cls, process: RankProcess, proc: Path = Path("/proc")) -> "Pulse | None":
@@ -85,10 +89,6 @@ class Pulse:
         except (OSError, struct.error) as error:
             raise ValueError(f"a pulse cannot be read: {error}") from error
         return count, at_ns / 1e9
-
-    def close(self) -> None:
-        """Close it."""
-        os.close(self._file)
 
 
 @dataclass(slots=True)
@@ -173,12 +173,13 @@ class PulseDesk:
         self._followed: dict[Felt, _Followed] = {}
         self.health = WorkerHealth("pulse")
 
-    def admit(self, felt: Felt) -> bool:
-        """Follow a rank's pulse from now on; return whether it can be seen."""
+    def find(self, rank: Rank) -> Pulse | None:
+        """Return a rank's pulse, None where it has none; looks through its descriptors, however many."""
+        return self._find(process_of(rank))
+
+    def admit(self, felt: Felt, pulse: Pulse) -> bool:
+        """Follow a rank's pulse from now on; return whether it can be read."""
         identity = felt.record.identity
-        pulse = self._find(process_of(felt.record))
-        if pulse is None:
-            return False
         now = self._clock()
         try:
             count, _ = pulse.read()

@@ -21,9 +21,5 @@ class SessionReach:
 
     async def stacks(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
         """Yield where the threads of a run's ranks are, waiting for any of them so long."""
-        sessions = {session.record: session for session in self._sessions.of_run(run)}
-        ranks = self._store.runs().get(run, [])
-        async for told in self._sessions.stacks.stacks(
-            [(rank, sessions.get(rank)) for rank in ranks], seconds
-        ):
+        async for told in self._sessions.stacks_of(self._store.runs().get(run, []), seconds):
             yield told

@@ -14,13 +14,13 @@ from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
-from torchperfd_daemon.service import translate, translate_stacks
+from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.order_desk import OrderDesk
 from torchperfd_daemon.service.others import Others
 from torchperfd_daemon.service.pulse import PulseDesk
 from torchperfd_daemon.service.stack_desk import StackDesk
 from torchperfd_daemon.stacks import RankStacks
-from torchperfd_daemon.store import Rank, Store
+from torchperfd_daemon.store import Rank, RankIdentity, Store
 
 log = logging.getLogger("torchperfd.session")
 
@@ -171,7 +171,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._node = node
         self._on_change = on_change
         self._meeting = meeting
-        self._sessions: dict[tuple[str, int], Session] = {}
+        self._sessions: dict[Rank, Session] = {}
         self._orders = OrderDesk(coordinator, self.of_run, others)
         self.stacks = StackDesk()
         """Asks the ranks where they are."""
@@ -180,13 +180,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
 
     def of_run(self, run: str) -> list[Session]:
         """Return the connected ranks of a run, by rank."""
-        found = [session for (name, _), session in self._sessions.items() if name == run]
+        found = [session for rank, session in self._sessions.items() if rank.identity.run == run]
         return sorted(found, key=lambda session: session.rank)
 
     def stacks_of(self, ranks: Iterable[Rank], seconds: float) -> AsyncIterator[RankStacks]:
         """Yield where the threads of ranks of this node are; ``seconds`` is how long any of them may take."""
-        sessions = {session.record: session for session in self._sessions.values()}
-        return self.stacks.stacks([(rank, sessions.get(rank)) for rank in ranks], seconds)
+        return self.stacks.stacks([(rank, self._sessions.get(rank)) for rank in ranks], seconds)
 
     @property
     def count(self) -> int:
@@ -212,20 +211,17 @@ class SessionService(session_pb2_grpc.SessionServicer):
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        session = Session(self._store.join(identity), hello.features, hello.client_version)
-        key = (identity.run, identity.rank)
-        self._sessions[key] = session
-        self._on_change()
-        log.info("rank %d of run %s is here (pid %d)", identity.rank, identity.run, identity.pid)
+        session = self._begin(identity, hello)
+        record = session.record
         features = list(contract.FEATURES)
-        if contract.PULSE in session.features and self.pulses.admit(session):
-            features.append(contract.PULSE)
         sender: asyncio.Task[None] | None = None
         try:
+            if contract.PULSE in session.features and await self._admit_pulse(session):
+                features.append(contract.PULSE)
             await context.write(self._welcome(features))
             sender = asyncio.create_task(_send_all(session, context))
             async for message in request_iterator:
-                if not self._receive(session, message):
+                if self._sessions.get(record) is not session or not self._receive(session, message):
                     break
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -235,13 +231,45 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self.pulses.dismiss(session)
             self._orders.on_departure(session)
             self._coordinator.on_departure(session, "the process left during the capture")
-            if self._sessions.get(key) is session:
-                del self._sessions[key]
-                self._store.leave(session.record)
-                if self._meeting is not None:
-                    self._meeting.forget(session.record)
-            self._on_change()
-            log.info("rank %d of run %s is gone", identity.rank, identity.run)
+            self._end(session)
+            log.info("rank %d of run %s is gone", identity.rank, record.identity.run)
+
+    def _begin(self, identity: RankIdentity, hello: session_pb2.Hello) -> Session:
+        """Admit a process, in the place of an earlier one of its rank that has ended."""
+        record = self._store.join(identity)
+        run = record.identity.run
+        session = Session(record, hello.features, hello.client_version)
+        for other in self.of_run(run):
+            # Children of a process may hold on to its connection after its end.
+            if other.rank == session.rank and other.record is not record:
+                self._coordinator.on_departure(other, "another process has taken its place")
+                self._end(other)
+        self._sessions[record] = session
+        self._on_change()
+        log.info("rank %d of run %s is here (pid %d)", identity.rank, run, identity.pid)
+        if run != identity.run:
+            log.warning(
+                "run %s has a rank %d of another process already: that of pid %d is named %s here",
+                identity.run,
+                identity.rank,
+                identity.pid,
+                run,
+            )
+        return session
+
+    async def _admit_pulse(self, session: Session) -> bool:
+        """Follow the rank's pulse, if it can be seen; returns whether."""
+        pulse = await asyncio.to_thread(self.pulses.find, session.record)
+        return pulse is not None and self.pulses.admit(session, pulse)
+
+    def _end(self, session: Session) -> None:
+        """Take note that a session is over; nothing changes where a later one has taken its place."""
+        if self._sessions.get(session.record) is session:
+            del self._sessions[session.record]
+            self._store.leave(session.record)
+            if self._meeting is not None:
+                self._meeting.forget(session.record)
+        self._on_change()
 
     def _welcome(self, features: Iterable[str]) -> session_pb2.DaemonMessage:
         return session_pb2.DaemonMessage(
@@ -263,7 +291,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self._store.ingested_steps += message.steps.count
             self._store.add_steps(rank, translate.training_steps(message.steps))
         elif body == "account":
-            rank.totals = translate.totals(message.account)
+            rank.totals = translate_account.totals(message.account)
         elif body == "state":
             rank.state = translate.state(message.state.state) or rank.state
             rank.framework = translate.framework(message.state.framework) or rank.framework

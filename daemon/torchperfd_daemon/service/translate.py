@@ -1,11 +1,10 @@
 """Between messages and the daemon's own types; the only place that knows both."""
 
-import math
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +17,17 @@ from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.errors import UsageError
+from torchperfd_daemon.service import translate_account
+from torchperfd_daemon.service.numbers import LAST_UNIX_NS, MOST_NS, count, total, within
+from torchperfd_daemon.service.translate_account import MOST_PHASE_CHARACTERS, MOST_PHASES
 from torchperfd_daemon.store import (
     ArrivalColumns,
-    CudaMemory,
-    GcTotal,
-    KindTotal,
-    PhaseTotal,
     Rank,
     RankIdentity,
     State,
     StepColumns,
-    Totals,
 )
+from torchperfd_daemon.text import one_line
 
 _STATES = {
     session_pb2.RUN_STATE_STARTING: State.STARTING,
@@ -56,9 +54,16 @@ _TRAINING = array("q", (session_pb2.STEP_KIND_TRAIN,))
 _IDENTITY_FIELDS = tuple(RankIdentity.__dataclass_fields__)
 _MOST_LABEL_CHARACTERS = 200
 _MOST_REASON_CHARACTERS = 500
-_MOST_PHASES = 32
-_MOST_GENERATIONS = 4
 _SHORTEST_STEP_S = 1e-6
+_LONGEST_STEP_S = 1e6
+_LAST_RANK = 2**24
+_LAST_PID = 2**22  # of Linux on 64 bits
+_MOST_OF_NUMBER = {
+    "world_size": _LAST_RANK,
+    "local_rank": _LAST_RANK,
+    "node_rank": _LAST_RANK,
+    "process_start_ticks": 2**53,
+}
 _LAST_STEP = 2**62
 _LONGEST_CAPTURE_S = 86_400.0
 
@@ -71,14 +76,20 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
     """Read who a process is; its text ends up in metric labels and on terminals.
 
     Raises:
-        BadMessageError: The run has no name.
+        BadMessageError: The run has no name, or the rank is none.
     """
     if not message.run:
         raise BadMessageError("the run has no name")
+    if message.rank > _LAST_RANK:
+        raise BadMessageError(f"no run has a rank {message.rank}")
     values: dict[str, Any] = {name: getattr(message, name) for name in _IDENTITY_FIELDS}
     for name, value in values.items():
         if isinstance(value, str):
             values[name] = one_line(value, _MOST_LABEL_CHARACTERS)
+    for name, most in _MOST_OF_NUMBER.items():
+        values[name] = min(values[name], most)
+    if values["pid"] > _LAST_PID:
+        values["pid"] = 0
     return RankIdentity(**values)
 
 
@@ -106,72 +117,18 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
     kinds = _column(batch.kind, batch.count)
     starts = _column(batch.start_ns, batch.count)
     durations = _column(batch.duration_ns, batch.count)
-    phases = {column.phase[:64]: _column(column.ns, batch.count) for column in batch.phases}
+    phases = {
+        one_line(column.phase, MOST_PHASE_CHARACTERS): _column(column.ns, batch.count)
+        for column in batch.phases[:MOST_PHASES]
+    }
     if kinds != _TRAINING * batch.count:
         wanted = np.asarray(kinds) == session_pb2.STEP_KIND_TRAIN
         starts, durations = _pick(starts, wanted), _pick(durations, wanted)
         phases = {name: _pick(column, wanted) for name, column in phases.items()}
-    return StepColumns(_ends(starts, durations), durations, phases, _arrivals(batch.arrivals))
-
-
-def totals(message: session_pb2.Account) -> Totals:
-    """Unpack a cumulative account."""
-    kinds = {kind.kind: _kind(kind) for kind in message.kinds}
-    cuda = message.cuda
-    return Totals(
-        train=kinds.get(session_pb2.STEP_KIND_TRAIN, KindTotal()),
-        validate=kinds.get(session_pb2.STEP_KIND_VALIDATE, KindTotal()),
-        recorded=message.recorded_steps,
-        dropped={where[:32]: count for where, count in list(message.dropped_steps.items())[:8]},
-        warmup=_kind(message.warmup),
-        checkpoint=_phase(message.checkpoint) if message.HasField("checkpoint") else None,
-        gc=tuple(GcTotal(pauses.calls, pauses.ns) for pauses in message.gc[:_MOST_GENERATIONS]),
-        compiled=_phase(message.compiled) if message.HasField("compiled") else None,
-        loader_ready=message.loader_ready if message.HasField("loader_ready") else None,
-        cuda=CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
-        if message.HasField("cuda")
-        else None,
-        flops_per_step=_quantity(message, "flops_per_step"),
-        peak_flops=_quantity(message, "peak_flops"),
-        overhead=_quantity(message, "overhead_ratio"),
-        shed=message.shed_tiers,
-        epoch=_phase(message.epoch),
-        train_pass=_phase(message.train_pass),
-        validate_pass=_phase(message.validate_pass),
-        began_ns=message.began_ns,
-        ended_ns=message.ended_ns,
-    )
-
-
-def account_message(own: Totals) -> session_pb2.Account:
-    """Pack a cumulative account."""
-    return session_pb2.Account(
-        recorded_steps=own.recorded,
-        dropped_steps=own.dropped,
-        kinds=[
-            _kind_message(session_pb2.STEP_KIND_TRAIN, own.train),
-            _kind_message(session_pb2.STEP_KIND_VALIDATE, own.validate),
-        ],
-        warmup=_kind_message(session_pb2.STEP_KIND_TRAIN, own.warmup) if own.warmup.steps else None,
-        checkpoint=_phase_message("", own.checkpoint) if own.checkpoint is not None else None,
-        gc=[session_pb2.GcAccount(calls=pauses.calls, ns=pauses.ns) for pauses in own.gc],
-        compiled=_phase_message("", own.compiled) if own.compiled is not None else None,
-        loader_ready=own.loader_ready,
-        cuda=session_pb2.CudaMemory(
-            allocated_bytes=own.cuda.allocated, reserved_bytes=own.cuda.reserved, peak_bytes=own.cuda.peak
-        )
-        if own.cuda is not None
-        else None,
-        flops_per_step=own.flops_per_step,
-        peak_flops=own.peak_flops,
-        overhead_ratio=own.overhead,
-        shed_tiers=own.shed,
-        epoch=_phase_message("", own.epoch),
-        train_pass=_phase_message("", own.train_pass),
-        validate_pass=_phase_message("", own.validate_pass),
-        began_ns=own.began_ns,
-        ended_ns=own.ended_ns,
-    )
+    (ends,) = within([_ends(starts, durations)], LAST_UNIX_NS)
+    durations, *columns = within([durations, *phases.values()], MOST_NS)
+    phases = dict(zip(phases, columns, strict=True))
+    return StepColumns(ends, durations, phases, _arrivals(batch.arrivals))
 
 
 def rank_status(rank: Rank) -> control_pb2.RankStatus:
@@ -184,7 +141,7 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         step_seconds=rank.mean_step_seconds(),
         last_step_unix_seconds=rank.last_step_unix_seconds,
         phase_seconds=rank.mean_phase_seconds(),
-        dropped_steps=sum(rank.totals.dropped.values()),
+        dropped_steps=total(*rank.totals.dropped.values()),
     )
 
 
@@ -214,7 +171,7 @@ def rank_account(rank: Rank) -> control_pb2.RankAccount:
     return control_pb2.RankAccount(
         identity=identity_message(rank.identity),
         state=_STATES_OUT[rank.state],
-        account=account_message(rank.totals),
+        account=translate_account.account_message(rank.totals),
     )
 
 
@@ -303,7 +260,9 @@ def ack(message: session_pb2.CaptureAck) -> Ack:
         message.ready,
         one_line(message.reason, _MOST_REASON_CHARACTERS),
         min(message.next_step, _LAST_STEP),
-        max(message.step_seconds, _SHORTEST_STEP_S) if message.step_seconds > 0 else 0.0,
+        min(max(message.step_seconds, _SHORTEST_STEP_S), _LONGEST_STEP_S)
+        if message.step_seconds > 0
+        else 0.0,
     )
 
 
@@ -315,8 +274,8 @@ def result(message: session_pb2.CaptureResult) -> Result:
         retry=message.retry,
         start_step=min(message.start_step, _LAST_STEP),
         file=one_line(message.file, 100).rpartition("/")[2],
-        bytes=message.bytes,
-        sha256=message.sha256[:64],
+        bytes=count(message.bytes),
+        sha256=one_line(message.sha256, 64),
         steps=message.steps,
         steps_made=message.steps_made,
     )
@@ -387,64 +346,8 @@ def _arrivals(message: session_pb2.Arrivals) -> ArrivalColumns:
     # As unsigned numbers those below 0 are the largest.
     if (np.frombuffer(message.step, "<u8") > _LAST_STEP).any():
         raise BadMessageError("an arrival at a step that no run makes")
-    return ArrivalColumns(steps, _column(message.first_ns, count), _column(message.last_ns, count))
-
-
-def _kind(message: session_pb2.KindAccount) -> KindTotal:
-    return KindTotal(
-        steps=message.steps,
-        ns=message.step_ns,
-        samples=message.samples,
-        phases={phase.phase[:64]: _phase(phase) for phase in message.phases[:_MOST_PHASES]},
-        squares=message.sum_squares_ns2,
-        micro_batches=message.micro_batches,
-        skipped=message.skipped,
-        tokens=message.tokens,
-    )
-
-
-def _kind_message(kind: session_pb2.StepKind.ValueType, own: KindTotal) -> session_pb2.KindAccount:
-    return session_pb2.KindAccount(
-        kind=kind,
-        steps=own.steps,
-        step_ns=own.ns,
-        samples=own.samples,
-        phases=[_phase_message(name, phase) for name, phase in own.phases.items()],
-        sum_squares_ns2=own.squares,
-        micro_batches=own.micro_batches,
-        skipped=own.skipped,
-        tokens=own.tokens,
-    )
-
-
-def _phase(message: session_pb2.PhaseAccount) -> PhaseTotal:
-    return PhaseTotal(
-        message.calls, message.ns, message.sum_squares_ns2, message.device_ns, message.device_calls
-    )
-
-
-def _phase_message(name: str, own: PhaseTotal) -> session_pb2.PhaseAccount:
-    return session_pb2.PhaseAccount(
-        phase=name,
-        calls=own.calls,
-        ns=own.ns,
-        sum_squares_ns2=own.squares,
-        device_ns=own.device_ns,
-        device_calls=own.device_calls,
-    )
-
-
-def _quantity(
-    message: session_pb2.Account, field: Literal["flops_per_step", "peak_flops", "overhead_ratio"]
-) -> float | None:
-    """Return an optional field; None where it is absent or no quantity."""
-    value = getattr(message, field)
-    return value if message.HasField(field) and 0 <= value < math.inf else None
-
-
-def one_line(text: str, most: int) -> str:
-    """Return text that can neither break a line nor drive a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text[:most])
+    first, last = within([_column(message.first_ns, count), _column(message.last_ns, count)], LAST_UNIX_NS)
+    return ArrivalColumns(steps, first, last)
 
 
 def _column(blob: bytes, count: int) -> "array[int]":

@@ -6,8 +6,8 @@ from typing import Final
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.service.stack_desk import Report
-from torchperfd_daemon.service.translate import one_line
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread, tidy
+from torchperfd_daemon.text import one_line
 
 _OUTCOMES: Final = {
     Outcome.ANSWERED: control_pb2.STACK_OUTCOME_ANSWERED,

@@ -17,7 +17,7 @@ from torchperfd.phases import PhaseNames
 from torchperfd.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
 from torchperfd.stretch import Stretch
 from torchperfd.v1 import contract, session_pb2
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.service import translate, translate_account
 
 
 def sent(message: session_pb2.ClientMessage) -> session_pb2.ClientMessage:
@@ -106,7 +106,7 @@ def test_an_account_arrives_as_it_was_added_up(
     account.fold(record(steps))
     message = sent(wire.account_message(account, names, recorded, dropped)).account
 
-    theirs = translate.totals(message)
+    theirs = translate_account.totals(message)
     assert (theirs.recorded, theirs.dropped) == (recorded, dropped)
     for ours, total in ((account.train, theirs.train), (account.validate, theirs.validate)):
         assert (total.steps, total.ns, total.samples) == (ours.steps, ours.ns, ours.samples)
@@ -121,7 +121,7 @@ def test_an_account_arrives_as_it_was_added_up(
 
 def told_by_the_daemon(message: session_pb2.Account) -> Account:
     """Return the account that another rank reads, which asks the daemon."""
-    again = translate.account_message(translate.totals(message))
+    again = translate_account.account_message(translate_account.totals(message))
     return wire.read_account(session_pb2.Account.FromString(again.SerializeToString()), all_names())
 
 
@@ -202,7 +202,7 @@ def test_an_older_client_tells_what_it_knows_and_the_rest_stays_unknown() -> Non
         expected = Account(train=KindAccount(steps=4, ns=40, samples=8), gc=())
         expected.train.phases[DATA] = PhaseAccount(4, 40, 400.0)
         assert told == expected
-    theirs = translate.totals(message)
+    theirs = translate_account.totals(message)
     unknown = (theirs.checkpoint, theirs.loader_ready, theirs.cuda, theirs.overhead, theirs.flops_per_step)
     assert unknown == (None,) * 5
     assert theirs.gc == ()

@@ -77,7 +77,7 @@ def add_rank(served: Served, rank: int, run: str = "bert-17", reason: str = "") 
         run, rank, world_size=2, local_rank=rank, node="node-a", pid=4000 + rank, script="t.py"
     )
     record = served.store.join(identity)
-    served.sessions._sessions[run, rank] = Trained(record, served.coordinator, reason, asked)
+    served.sessions._sessions[record] = Trained(record, served.coordinator, reason, asked)
     return asked
 
 

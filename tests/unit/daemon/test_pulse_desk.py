@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.daemon.served import RankStream, Served, control, hello, play
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
+from torchperfd_daemon.collectors import procfs
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.collectors.ranks import RankProcess, own_namespace
 from torchperfd_daemon.service.pulse import Pulse, PulseDesk
@@ -75,6 +76,20 @@ def test_a_process_that_keeps_none_has_none() -> None:
         assert Pulse.open(ourselves()) is None
 
 
+@pytest.mark.parametrize("kind", ["fifo", "file"])
+def test_open_memory_file_by_a_false_link_opens_nothing(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    false = tmp_path / "false"
+    os.mkfifo(false) if kind == "fifo" else false.write_bytes(bytes(16))
+    process = tmp_path / "proc"
+    (process / "fd").mkdir(parents=True)
+    (process / "fd" / "3").symlink_to(false)
+    monkeypatch.setattr(os, "readlink", lambda _: f"/memfd:{contract.PULSE_FILE} (deleted)")
+    # Opening the FIFO would wait for a writer that never comes.
+    assert procfs.open_memory_file(process, contract.PULSE_FILE, os.O_RDONLY) is None
+
+
 class Beating:
     """A rank that makes steps by a clock of its own, and the desk that looks at it."""
 
@@ -117,7 +132,13 @@ class Desk:
         )
         for number, run in enumerate(runs or ("r",)):
             self.ranks.append(Beating(self, number, run))
-            assert self.desk.admit(self.ranks[-1])
+            assert self.admit(self.ranks[-1])
+
+    def admit(self, rank: Beating) -> bool:
+        """Have the desk find a rank's pulse, and follow it."""
+        pulse = self.desk.find(rank.record)
+        assert pulse is not None
+        return self.desk.admit(rank, pulse)
 
     def go_on(self, *paces: float, of: Sequence[int] | None = None) -> list[int]:
         """Let a second go by for each pace, steps per second; return how often the first was asked."""
@@ -222,7 +243,7 @@ def test_a_pulse_that_cannot_be_read_any_more_leaves_the_others_seen() -> None:
     late = Beating(desk, 2)
     late.broken = True
     desk.ranks.append(late)
-    assert not desk.desk.admit(late)
+    assert not desk.admit(late)
     assert late.closed
 
 

@@ -405,7 +405,7 @@ class Answering(Session):
 
 def join(served: Served, rank: int, run: str = "bert-17", world_size: int = 2) -> Rank:
     joined = served.store.join(RankIdentity(run, rank, world_size, node="node-a", pid=4000 + rank))
-    served.sessions._sessions[run, rank] = Answering(joined, served.sessions.stacks)
+    served.sessions._sessions[joined] = Answering(joined, served.sessions.stacks)
     return joined
 
 

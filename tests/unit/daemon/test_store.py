@@ -84,11 +84,58 @@ def test_another_process_in_its_place_starts_afresh(store: Store, other: RankIde
     rank = store.join(who())
     store.add_steps(rank, steps([10]))
     rank.totals = Totals(dropped={"ring": 3})
+    store.leave(rank)
     fresh = store.join(other)
     assert fresh is not rank
     assert list(store.ranks()) == [fresh]
     assert (len(fresh.history), fresh.totals) == (0, Totals())
     assert store.dropped() == {"ring": 3}, "what was lost stays lost"
+
+
+def test_join_beside_a_living_process_is_named_apart(store: Store) -> None:
+    first = store.join(who(), uid=1000)
+    store.add_steps(first, steps([10]))
+    second, third = (store.join(who(pid=pid), uid=1000) for pid in (11, 12))
+    assert [rank.identity.run for rank in (first, second, third)] == ["bert", "bert#2", "bert#3"]
+    assert [rank.process.run for rank in (second, third)] == ["bert", "bert"]
+    store.leave(second)
+    assert (first.connected, len(first.history), len(list(store.ranks()))) == (True, 1, 3)
+    # Its name is free again, and a process that comes back has that which it had.
+    assert store.join(who(pid=13), uid=1000).identity.run == "bert#2"
+    assert store.join(who(pid=12), uid=1000) is third
+
+
+def test_join_by_another_user_never_enters_the_run(store: Store) -> None:
+    first = store.join(who(0), uid=1000)
+    second = store.join(who(1, pid=11), uid=1001)
+    third = store.join(who(0, pid=12), uid=1001)
+    assert [rank.identity.run for rank in (second, third)] == ["bert@1001", "bert@1001"]
+    store.leave(first)
+    # As long as its record is kept, so is its name.
+    assert store.join(who(0, pid=13), uid=1002).identity.run == "bert@1002"
+    assert list(store.runs()["bert"]) == [first]
+    assert store.join(who(0), uid=1000) is first
+
+
+def test_join_by_a_name_that_looks_apart_is_no_way_in(store: Store) -> None:
+    store.join(who(), uid=1000)
+    squatter = store.join(who(run="bert@1001"), uid=1002)
+    other = store.join(who(pid=11), uid=1001)
+    assert (squatter.identity.run, other.identity.run) == ("bert@1001", "bert@1001#2")
+
+
+def test_join_after_its_process_has_died_takes_the_name(store: Store) -> None:
+    first = store.join(who(), uid=1000)
+    again = store.join(who(pid=11), uid=1000, has_ended=lambda rank: rank is first)
+    assert (again.identity.run, list(store.ranks())) == ("bert", [again])
+
+
+def test_join_from_two_pid_namespaces_is_two_processes(store: Store) -> None:
+    inside = [
+        RankIdentity("bert", 0, node="a", pid=1, process_start_ticks=7, pid_namespace=number)
+        for number in (4, 5)
+    ]
+    assert [store.join(identity, uid=1000).identity.run for identity in inside] == ["bert", "bert#2"]
 
 
 def test_a_rank_goes_when_its_grace_is_over_and_not_before(store: Store, clock: Clock) -> None:

@@ -1,5 +1,6 @@
 """Between messages and the daemon's own types: nothing is lost, and no bytes break it."""
 
+import math
 from array import array
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.service import translate, translate_account
 from torchperfd_daemon.store import (
     CudaMemory,
     GcTotal,
@@ -20,6 +21,7 @@ from torchperfd_daemon.store import (
     History,
     KindTotal,
     PhaseTotal,
+    Rank,
     RankIdentity,
     State,
     Totals,
@@ -83,8 +85,9 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 def test_well_formed_columns_are_read_exactly_or_refused(rows: list[tuple[int, int, int]]) -> None:
     kinds, starts, durations = columns(*zip(*rows, strict=True)) if rows else (b"", b"", b"")
     batch = session_pb2.StepBatch(count=len(rows), kind=kinds, start_ns=starts, duration_ns=durations)
-    expected = [(start + duration, duration) for kind, start, duration in rows if kind == TRAIN]
-    if any(not -(2**63) <= end < 2**63 for end, _ in expected):
+    trained = [(start + duration, duration) for kind, start, duration in rows if kind == TRAIN]
+    expected = [(min(max(end, 0), 2**62), min(max(duration, 0), 2**58)) for end, duration in trained]
+    if any(not -(2**63) <= end < 2**63 for end, _ in trained):
         with pytest.raises(translate.BadMessageError, match="ends after the end of time"):
             translate.training_steps(batch)
         return
@@ -92,7 +95,8 @@ def test_well_formed_columns_are_read_exactly_or_refused(rows: list[tuple[int, i
     assert list(zip(steps.end_unix_ns, steps.duration_ns, strict=True)) == expected
 
 
-COUNTS = st.integers(0, 2**63)
+# What a client may truly have counted; beyond, see the test of limits.
+COUNTS = st.integers(0, 2**53)
 PHASES = st.builds(PhaseTotal, COUNTS, COUNTS, st.floats(0, 1e300), COUNTS, COUNTS)
 KINDS = st.builds(
     KindTotal,
@@ -132,15 +136,73 @@ TOTALS = st.builds(
 
 @given(TOTALS)
 def test_an_account_survives_the_wire(totals: Totals) -> None:
-    message = session_pb2.Account.FromString(translate.account_message(totals).SerializeToString())
-    assert translate.totals(message) == totals
+    message = session_pb2.Account.FromString(translate_account.account_message(totals).SerializeToString())
+    assert translate_account.totals(message) == totals
 
 
 @given(st.floats(max_value=0, exclude_max=True) | st.sampled_from([float("inf"), float("nan")]))
 def test_what_is_no_quantity_is_not_known(value: float) -> None:
     message = session_pb2.Account(flops_per_step=value, peak_flops=value, overhead_ratio=value)
-    totals = translate.totals(message)
+    totals = translate_account.totals(message)
     assert (totals.flops_per_step, totals.peak_flops, totals.overhead) == (None, None, None)
+
+
+def test_totals_out_of_range_are_limited() -> None:
+    most = 2**64 - 1
+    phase = session_pb2.PhaseAccount(
+        phase="\x1b]0;x\x07data",
+        calls=most,
+        ns=most,
+        sum_squares_ns2=math.inf,
+        device_ns=most,
+        device_calls=most,
+    )
+    kind = session_pb2.KindAccount(
+        kind=TRAIN, steps=most, step_ns=most, samples=most, phases=[phase], sum_squares_ns2=math.nan
+    )
+    message = session_pb2.Account(
+        kinds=[kind],
+        recorded_steps=most,
+        dropped_steps={"ring": most, "outbox": most, "x": most, "y": most},
+        cuda=session_pb2.CudaMemory(allocated_bytes=most, reserved_bytes=most, peak_bytes=most),
+        gc=[session_pb2.GcAccount(calls=most, ns=most)],
+        peak_flops=math.inf,
+        overhead_ratio=math.nan,
+        began_ns=most,
+        ended_ns=most,
+    )
+    totals = translate_account.totals(message)
+    assert totals.train.phases == {"?]0;x?data": PhaseTotal(2**53, 2**58, 1e300, 2**58, 2**53)}
+    assert (totals.train.steps, totals.train.ns, totals.train.squares) == (2**53, 2**58, 0.0)
+    assert totals.dropped == {"ring": 2**53, "outbox": 2**53, "other": 2**53}
+    assert (totals.gc, totals.cuda) == ((GcTotal(2**53, 2**58),), CudaMemory(2**53, 2**53, 2**53))
+    assert (totals.peak_flops, totals.overhead) == (None, None)
+    assert (totals.recorded, totals.began_ns, totals.ended_ns) == (2**53, 2**62, 2**62)
+    rank = Rank(RankIdentity("bert", 0), 0.0)
+    rank.totals = totals
+    # What holds the limited numbers can be packed again, sums included.
+    assert translate.rank_status(rank).dropped_steps == 3 * 2**53
+    assert translate_account.totals(translate_account.account_message(totals)) == totals
+
+
+def test_columns_out_of_range_are_limited() -> None:
+    steps = translate.training_steps(steps_message([-5, 10, 2**60], **{"da\nta": [-1, 2**63 - 1, 3]}).steps)
+    assert steps.duration_ns == array("q", [0, 10, 2**58])
+    assert steps.phases == {"da?ta": array("q", [0, 2**58, 3])}
+
+
+@pytest.mark.parametrize("field", ["world_size", "local_rank", "node_rank", "pid", "process_start_ticks"])
+def test_identity_numbers_out_of_range_are_limited(field: str) -> None:
+    most = 2**64 - 1 if field == "process_start_ticks" else 2**32 - 1
+    read = translate.identity(session_pb2.RankIdentity(run="bert", **{field: most}))  # type: ignore[arg-type]
+    assert 0 <= getattr(read, field) <= 2**53
+    # What takes process ids takes C integers.
+    assert read.pid < 2**31
+
+
+def test_a_rank_that_no_run_has_is_refused() -> None:
+    with pytest.raises(translate.BadMessageError, match="no run has a rank 4294967295"):
+        translate.identity(session_pb2.RankIdentity(run="bert", rank=2**32 - 1))
 
 
 def test_an_account_takes_bounded_memory() -> None:
@@ -153,7 +215,7 @@ def test_an_account_takes_bounded_memory() -> None:
         dropped_steps={f"{n}-" * 30: 1 for n in range(100)},
         gc=[session_pb2.GcAccount(calls=1)] * 100,
     )
-    totals = translate.totals(message)
+    totals = translate_account.totals(message)
     for total in (totals.train, totals.warmup):
         assert len(total.phases) <= 32
         assert max(map(len, total.phases)) <= 64

@@ -1,0 +1,147 @@
+"""Between a rank's cumulative account on the wire and the daemon's own totals."""
+
+import math
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from torchperfd.v1 import session_pb2
+from torchperfd_daemon.service.numbers import count, moment, nanoseconds, quantity
+from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, Totals
+from torchperfd_daemon.text import one_line
+
+MOST_PHASES: Final = 32
+MOST_PHASE_CHARACTERS: Final = 64
+
+_MOST_GENERATIONS: Final = 4
+_WHERE: Final = frozenset(("ring", "outbox"))
+_ELSEWHERE: Final = "other"
+
+
+def totals(message: session_pb2.Account) -> Totals:
+    """Unpack a cumulative account; numbers out of range are limited, so that they harm this rank only."""
+    kinds = {kind.kind: _kind(kind) for kind in message.kinds}
+    cuda = message.cuda
+    return Totals(
+        train=kinds.get(session_pb2.STEP_KIND_TRAIN, KindTotal()),
+        validate=kinds.get(session_pb2.STEP_KIND_VALIDATE, KindTotal()),
+        recorded=count(message.recorded_steps),
+        dropped=_dropped(message.dropped_steps),
+        warmup=_kind(message.warmup),
+        checkpoint=_phase(message.checkpoint) if message.HasField("checkpoint") else None,
+        gc=tuple(
+            GcTotal(count(pauses.calls), nanoseconds(pauses.ns)) for pauses in message.gc[:_MOST_GENERATIONS]
+        ),
+        compiled=_phase(message.compiled) if message.HasField("compiled") else None,
+        loader_ready=message.loader_ready if message.HasField("loader_ready") else None,
+        cuda=CudaMemory(count(cuda.allocated_bytes), count(cuda.reserved_bytes), count(cuda.peak_bytes))
+        if message.HasField("cuda")
+        else None,
+        flops_per_step=_quantity(message, "flops_per_step"),
+        peak_flops=_quantity(message, "peak_flops"),
+        overhead=_quantity(message, "overhead_ratio"),
+        shed=message.shed_tiers,
+        epoch=_phase(message.epoch),
+        train_pass=_phase(message.train_pass),
+        validate_pass=_phase(message.validate_pass),
+        began_ns=moment(message.began_ns),
+        ended_ns=moment(message.ended_ns),
+    )
+
+
+def account_message(own: Totals) -> session_pb2.Account:
+    """Pack a cumulative account."""
+    return session_pb2.Account(
+        recorded_steps=own.recorded,
+        dropped_steps=own.dropped,
+        kinds=[
+            _kind_message(session_pb2.STEP_KIND_TRAIN, own.train),
+            _kind_message(session_pb2.STEP_KIND_VALIDATE, own.validate),
+        ],
+        warmup=_kind_message(session_pb2.STEP_KIND_TRAIN, own.warmup) if own.warmup.steps else None,
+        checkpoint=_phase_message("", own.checkpoint) if own.checkpoint is not None else None,
+        gc=[session_pb2.GcAccount(calls=pauses.calls, ns=pauses.ns) for pauses in own.gc],
+        compiled=_phase_message("", own.compiled) if own.compiled is not None else None,
+        loader_ready=own.loader_ready,
+        cuda=session_pb2.CudaMemory(
+            allocated_bytes=own.cuda.allocated, reserved_bytes=own.cuda.reserved, peak_bytes=own.cuda.peak
+        )
+        if own.cuda is not None
+        else None,
+        flops_per_step=own.flops_per_step,
+        peak_flops=own.peak_flops,
+        overhead_ratio=own.overhead,
+        shed_tiers=own.shed,
+        epoch=_phase_message("", own.epoch),
+        train_pass=_phase_message("", own.train_pass),
+        validate_pass=_phase_message("", own.validate_pass),
+        began_ns=own.began_ns,
+        ended_ns=own.ended_ns,
+    )
+
+
+def _kind(message: session_pb2.KindAccount) -> KindTotal:
+    return KindTotal(
+        steps=count(message.steps),
+        ns=nanoseconds(message.step_ns),
+        samples=count(message.samples),
+        phases={
+            one_line(phase.phase, MOST_PHASE_CHARACTERS): _phase(phase)
+            for phase in message.phases[:MOST_PHASES]
+        },
+        squares=quantity(message.sum_squares_ns2),
+        micro_batches=count(message.micro_batches),
+        skipped=count(message.skipped),
+        tokens=count(message.tokens),
+    )
+
+
+def _kind_message(kind: session_pb2.StepKind.ValueType, own: KindTotal) -> session_pb2.KindAccount:
+    return session_pb2.KindAccount(
+        kind=kind,
+        steps=own.steps,
+        step_ns=own.ns,
+        samples=own.samples,
+        phases=[_phase_message(name, phase) for name, phase in own.phases.items()],
+        sum_squares_ns2=own.squares,
+        micro_batches=own.micro_batches,
+        skipped=own.skipped,
+        tokens=own.tokens,
+    )
+
+
+def _phase(message: session_pb2.PhaseAccount) -> PhaseTotal:
+    return PhaseTotal(
+        count(message.calls),
+        nanoseconds(message.ns),
+        quantity(message.sum_squares_ns2),
+        nanoseconds(message.device_ns),
+        count(message.device_calls),
+    )
+
+
+def _phase_message(name: str, own: PhaseTotal) -> session_pb2.PhaseAccount:
+    return session_pb2.PhaseAccount(
+        phase=name,
+        calls=own.calls,
+        ns=own.ns,
+        sum_squares_ns2=own.squares,
+        device_ns=own.device_ns,
+        device_calls=own.device_calls,
+    )
+
+
+def _dropped(message: Mapping[str, int]) -> dict[str, int]:
+    """Return steps lost by where; places that this version does not know are one, so that they stay few."""
+    found: dict[str, int] = {}
+    for where, steps in message.items():
+        place = where if where in _WHERE else _ELSEWHERE
+        found[place] = count(found.get(place, 0) + count(steps))
+    return found
+
+
+def _quantity(
+    message: session_pb2.Account, field: Literal["flops_per_step", "peak_flops", "overhead_ratio"]
+) -> float | None:
+    """Return an optional field; None where it is absent or no quantity."""
+    value = float(getattr(message, field))
+    return value if message.HasField(field) and 0 <= value < math.inf else None
