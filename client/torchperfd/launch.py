@@ -29,7 +29,8 @@ Usage: torchperfd run [OPTIONS] SCRIPT [ARGS]...
 
 Options:
   --run NAME      Name of the run; the launcher's job id by default. (torchrun takes
-                  --run for its own --run-path: there, set TORCHPERFD_RUN or --rdzv-id.)
+                  --run for its own --run-path, and replaces --rdzv-id on one node:
+                  there, set the environment variable TORCHPERFD_RUN.)
   --job NAME      What people call this kind of run; the script's name by default.
   --report FILE   Write the account of the run as JSON (schema torchperfd.run/1).
   --no-daemon     Start no daemon when none answers.
@@ -227,6 +228,17 @@ def _verdict(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | No
         "phase": verdict.phase or None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
         "next_command": verdict.next_command,
+        "others": [
+            {
+                "cause": other.cause,
+                "summary": other.summary,
+                "evidence": other.evidence,
+                "rank": other.rank if other.rank >= 0 else None,
+                "phase": other.phase or None,
+                "cost_seconds_per_step": other.cost_seconds_per_step,
+            }
+            for other in verdict.others
+        ],
     }
 
 
@@ -241,13 +253,14 @@ def _summary(
     lines = ["", f"── torchperfd · run {client.run} ──"]
     lines += ["\n\n".join(rank.to_text() for rank in ranks), ""]
     if verdict is None:
-        lines.append("verdict   none: no daemon answered")
+        lines.append("verdict   not known: no daemon answered")
     else:
         lines.append(f"verdict   {verdict['summary']}")
+        lines += [f"also      {other['summary']}" for other in verdict["others"]]
     # The run is over, so the verdict's own next command would come too late for it.
     lines.append("next      torchperfd capture --steps 5, while a run trains")
-    if client.metrics_url:
-        lines.append(f"metrics   {client.metrics_url}{' (until now)' if embedded else ''}")
+    if client.metrics_url and not embedded:
+        lines.append(f"metrics   {client.metrics_url}")
     lines.append(f"captures  {client.captures_dir}")
     if options.report is not None:
         lines.append(f"report    {options.report}")

@@ -373,6 +373,10 @@ class Rank:
         """Optimizer steps that were seen without a report, where its process keeps a pulse."""
         self.beat_at = now
         """When the newest of these ended; monotonic seconds."""
+        self.stalled_seconds = 0.0
+        """For how long it has made no step while its run hangs; 0 while that does not."""
+        self.stopped = False
+        """Whether its process was found stopped, as by SIGSTOP, in the present hang."""
 
     @property
     def steady_steps(self) -> int:

@@ -266,6 +266,8 @@ class RankStatus(google.protobuf.message.Message):
     LAST_STEP_UNIX_SECONDS_FIELD_NUMBER: builtins.int
     PHASE_SECONDS_FIELD_NUMBER: builtins.int
     DROPPED_STEPS_FIELD_NUMBER: builtins.int
+    STALLED_SECONDS_FIELD_NUMBER: builtins.int
+    STOPPED_FIELD_NUMBER: builtins.int
     state: torchperfd.v1.session_pb2.RunState.ValueType
     connected: builtins.bool
     steps: builtins.int
@@ -274,6 +276,10 @@ class RankStatus(google.protobuf.message.Message):
     last_step_unix_seconds: builtins.float
     """0 when none"""
     dropped_steps: builtins.int
+    stalled_seconds: builtins.float
+    """of a hang: for how long it has made no step; 0 while it does not hang"""
+    stopped: builtins.bool
+    """its process is stopped, as by SIGSTOP"""
     @property
     def identity(self) -> torchperfd.v1.session_pb2.RankIdentity: ...
     @property
@@ -291,9 +297,11 @@ class RankStatus(google.protobuf.message.Message):
         last_step_unix_seconds: builtins.float = ...,
         phase_seconds: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
         dropped_steps: builtins.int = ...,
+        stalled_seconds: builtins.float = ...,
+        stopped: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connected", b"connected", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "phase_seconds", b"phase_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["connected", b"connected", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped"]) -> None: ...
 
 global___RankStatus = RankStatus
 
@@ -603,6 +611,9 @@ class Verdict(google.protobuf.message.Message):
     NEXT_COMMAND_FIELD_NUMBER: builtins.int
     SUMMARY_FIELD_NUMBER: builtins.int
     ONSET_STEP_FIELD_NUMBER: builtins.int
+    STALLED_SECONDS_FIELD_NUMBER: builtins.int
+    WINDOW_SECONDS_FIELD_NUMBER: builtins.int
+    OTHERS_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
     node: builtins.str
@@ -616,6 +627,14 @@ class Verdict(google.protobuf.message.Message):
     """the one line that people read"""
     onset_step: builtins.int
     """index of the first slower training step, where it is known"""
+    stalled_seconds: builtins.float
+    """of a hang: for how long no step has ended; its cost per step is 0"""
+    window_seconds: builtins.float
+    """the evidence is of the newest so many; 0: not of a window"""
+    @property
+    def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]:
+        """further causes of the same run, the costliest first; they have none"""
+
     def __init__(
         self,
         *,
@@ -629,9 +648,12 @@ class Verdict(google.protobuf.message.Message):
         next_command: builtins.str = ...,
         summary: builtins.str = ...,
         onset_step: builtins.int | None = ...,
+        stalled_seconds: builtins.float = ...,
+        window_seconds: builtins.float = ...,
+        others: collections.abc.Iterable[global___Verdict] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "onset_step", b"onset_step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "phase", b"phase", "rank", b"rank", "run", b"run", "summary", b"summary"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "stalled_seconds", b"stalled_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict

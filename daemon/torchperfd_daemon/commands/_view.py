@@ -11,6 +11,8 @@ from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, fi
 from torchperfd_daemon.service.translate import rank_work
 
 WAIT: Final = "collective_wait"
+STALLED: Final = "stalled"
+STOPPED: Final = "stopped"
 work = rank_work
 _ORDER: Final = ("data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad", "checkpoint")
 
@@ -23,12 +25,14 @@ class RankView:
         rank: Its number.
         node: Where it runs.
         pid: Its process.
-        state: What it is doing; ``gone`` once its process has left.
+        state: What it is doing; ``gone`` once its process has left, ``stalled`` or ``stopped`` in a hang.
+        stalled_seconds: Of a hang, for how long it has made no step; 0 while its run does not hang.
         steps: Training steps made since it has attached.
         window: How many of them the times are of.
         step_seconds: Its step; 0 where it has made none.
         phase_seconds: Exclusive host time by phase.
-        behind_seconds: Own work above its peers' median, negative where below; None without a peer.
+        behind_seconds: Own work above its peers' median, negative where below; None without a peer, and for
+            the faster of two ranks.
         behind_ratio: The same as a part of the peers' own work.
         slow: What makes it a rank that others wait for; None where it is none.
     """
@@ -37,6 +41,7 @@ class RankView:
     node: str
     pid: int
     state: str
+    stalled_seconds: float
     steps: int
     window: int
     step_seconds: float
@@ -87,6 +92,17 @@ class RunView:
         there = {name for rank in self.ranks for name, seconds in rank.phase_seconds.items() if seconds > 0}
         users = sorted(there - {*_ORDER, WAIT, "other"})
         return [name for name in (*_ORDER, *users, "other") if name in there]
+
+
+def state(status: control_pb2.RankStatus) -> str:
+    """Return what a rank is doing, for people: what it said, unless it has left or its run hangs."""
+    if not status.connected:
+        return "gone"
+    if status.stopped:
+        return STOPPED
+    if status.stalled_seconds:
+        return STALLED
+    return session_pb2.RunState.Name(status.state).removeprefix("RUN_STATE_").lower()
 
 
 def spent(own: RankWork, phase: str) -> bool:
@@ -157,14 +173,15 @@ def _rank(message: control_pb2.RankSteps, own: dict[int, float], slow: dict[int,
     number = status.identity.rank
     peers = [seconds for other, seconds in own.items() if other != number]
     usual = float(np.median(peers)) if peers else 0.0
-    compared = number in own and usual > 0
+    # The only peer of the faster of two may be the slow one: what it is ahead by says nothing about it.
+    compared = number in own and usual > 0 and (len(peers) > 1 or own[number] >= usual)
     behind = own[number] - usual if compared else None
-    state = session_pb2.RunState.Name(status.state).removeprefix("RUN_STATE_").lower()
     return RankView(
         rank=number,
         node=status.identity.node,
         pid=status.identity.pid,
-        state=state if status.connected else "gone",
+        state=state(status),
+        stalled_seconds=status.stalled_seconds,
         steps=status.steps,
         window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
@@ -183,6 +200,7 @@ def _rank_dict(rank: RankView) -> dict[str, Any]:
         "node": rank.node,
         "pid": rank.pid,
         "state": rank.state,
+        "stalled_seconds": rank.stalled_seconds or None,
         "steps": rank.steps,
         "window_steps": rank.window,
         "step_seconds": rank.step_seconds,

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import click
@@ -14,6 +14,7 @@ from torchperfd_daemon.commands._daemon import connect, unreachable_text
 from torchperfd_daemon.commands._every import repeat
 from torchperfd_daemon.commands._options import Age, Seconds, fleet_option, json_option, socket_option
 from torchperfd_daemon.commands._scope import job_option
+from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
     DeadlineError,
@@ -27,6 +28,8 @@ _MOST_RANKS: Final = 100_000
 _STEPS: Final = 5
 _TIMEOUT_S: Final = 60.0
 _DAY_S: Final = 86_400.0
+_ASK_TIMEOUT_S: Final = 5.0
+_IS_IT_TRAINING: Final = "is the job training? see `torchperfd ps`"
 
 
 @click.command("capture")
@@ -123,7 +126,7 @@ def _capture(request: control_pb2.CaptureRequest, socket: str | None, *, as_json
     missing = unreachable_text(peer for message in ended for peer in message.unreachable)
     if missing:
         click.echo(missing, err=True)
-    _raise_unless_complete(ended)
+    _raise_unless_complete(ended, lambda run: _hang(run, socket))
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -187,7 +190,18 @@ def _follow(
     return list(newest.values())
 
 
-def _raise_unless_complete(ended: list[control_pb2.CaptureProgress]) -> None:
+def _hang(run: str, socket: str | None) -> str:
+    """Return the verdict on a run if that is a hang, and what shows more of it; else empty."""
+    try:
+        with connect(socket) as daemon:
+            asked = control_pb2.DiagnoseRequest(run=run)
+            [verdict] = daemon.Diagnose(asked, timeout=_ASK_TIMEOUT_S).verdicts
+    except (TorchperfdError, ValueError):
+        return ""
+    return f"{verdict.summary}; `{verdict.next_command}`" if verdict.cause == Cause.HANG.value else ""
+
+
+def _raise_unless_complete(ended: list[control_pb2.CaptureProgress], hang_of: Callable[[str], str]) -> None:
     lacking = [each for each in ended if each.state != control_pb2.CAPTURE_STATE_COMPLETE]
     if not lacking:
         return
@@ -200,7 +214,8 @@ def _raise_unless_complete(ended: list[control_pb2.CaptureProgress]) -> None:
     if len(lacking) < len(ended) or any(each.state == control_pb2.CAPTURE_STATE_PARTIAL for each in lacking):
         raise PartialResultError(problem)
     if worst.timed_out:
-        raise DeadlineError(problem, "is the job training? see `torchperfd ps`")
+        hang = hang_of(worst.run)
+        raise DeadlineError(problem, f"the run hangs: {hang}" if hang else _IS_IT_TRAINING)
     raise TorchperfdError(problem)
 
 

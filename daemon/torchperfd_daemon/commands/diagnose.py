@@ -11,6 +11,7 @@ from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, fleet_dict, missing, scope_options
 from torchperfd_daemon.commands._watch import show, watch_option
+from torchperfd_daemon.diagnosis import Cause
 
 
 @click.command("diagnose")
@@ -30,7 +31,7 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
         def frame() -> tuple[str, str]:
             answer = scope.verdicts(daemon)
             if as_json:
-                told = {"verdicts": [_dict(each) for each in answer.verdicts], **fleet_dict(answer)}
+                told = {"verdicts": [verdict_dict(each) for each in answer.verdicts], **fleet_dict(answer)}
                 return json.dumps({"schema": "torchperfd.diagnosis/1", **told}), missing(answer)
             return "\n\n".join(map(text, answer.verdicts)), missing(answer)
 
@@ -39,12 +40,13 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
 
 def text(verdict: control_pb2.Verdict) -> str:
     """Return a verdict as people read it, one part a line."""
-    cost = verdict.cost_seconds_per_step
     parts = [
         ("cause", verdict.cause),
         ("where", where(verdict)),
         ("evidence", verdict.evidence),
-        ("cost", f"{_table.duration(cost)} of each step" if cost else "nothing"),
+        ("window", f"last {verdict.window_seconds:.0f} s" if verdict.window_seconds >= 1 else ""),
+        ("cost", _cost(verdict)),
+        *(("also", _other(other)) for other in verdict.others),
         ("next", verdict.next_command),
     ]
     return "\n".join([f"run {verdict.run}", *(f"  {name:<8}  {words}" for name, words in parts if words)])
@@ -56,7 +58,25 @@ def where(verdict: control_pb2.Verdict) -> str:
     return f"{rank}, {verdict.phase}" if verdict.phase else rank
 
 
-def _dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
+def _cost(verdict: control_pb2.Verdict) -> str:
+    if verdict.stalled_seconds:
+        return f"all of it: no step for {verdict.stalled_seconds:.0f} s"
+    if verdict.cost_seconds_per_step:
+        return f"{_table.duration(verdict.cost_seconds_per_step)} of each step"
+    return "not known" if verdict.cause == Cause.UNKNOWN.value else "nothing"
+
+
+def _other(verdict: control_pb2.Verdict) -> str:
+    rank = f" · rank {verdict.rank} on {verdict.node}" if verdict.rank >= 0 else ""
+    return f"{verdict.cause}{rank} · {verdict.evidence}"
+
+
+def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
+    """Return a verdict as the versioned documents have it, with the causes beside it."""
+    return {**_one(verdict), "others": [_one(other) for other in verdict.others]}
+
+
+def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
     return {
         "run": verdict.run,
         "cause": verdict.cause,
@@ -65,6 +85,9 @@ def _dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
         "phase": verdict.phase or None,
         "evidence": verdict.evidence,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
+        "stalled_seconds": verdict.stalled_seconds or None,
+        "window_seconds": verdict.window_seconds or None,
+        "onset_step": verdict.onset_step if verdict.HasField("onset_step") else None,
         "next_command": verdict.next_command,
         "summary": verdict.summary,
     }

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.commands import _view
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import fleet_option, json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, fleet_dict, job_option, missing
@@ -73,7 +74,8 @@ def _run_dict(run: control_pb2.Run) -> dict[str, Any]:
                 "node": rank.identity.node,
                 "pid": rank.identity.pid,
                 "script": rank.identity.script,
-                "state": _state(rank),
+                "state": _view.state(rank) if rank.connected else _state(rank),
+                "stalled_seconds": rank.stalled_seconds or None,
                 "connected": rank.connected,
                 "steps": rank.steps,
                 "step_seconds": rank.step_seconds,
@@ -92,7 +94,7 @@ def _cells(rank: control_pb2.RankStatus) -> list[str]:
     return [
         str(rank.identity.rank),
         str(rank.identity.pid),
-        _state(rank) if rank.connected else "gone",
+        _view.state(rank),
         str(rank.steps),
         f"{rank.step_seconds * 1e3:.2f} ms" if rank.step_seconds else "-",
         f"{data / rank.step_seconds:.1%}" if rank.step_seconds else "-",

@@ -12,6 +12,7 @@ from torchperfd_daemon.commands import _table, _view
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS
+from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
 from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, replay
 from torchperfd_daemon.errors import PartialResultError
@@ -34,6 +35,7 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
     with connect(socket) as daemon:
         messages = daemon.GetSteps(control_pb2.GetStepsRequest(run=run), timeout=_TIMEOUT_S).ranks
         verdicts = daemon.Diagnose(control_pb2.DiagnoseRequest(run=run), timeout=_TIMEOUT_S).verdicts
+    hangs = {verdict.run: verdict.summary for verdict in verdicts if verdict.cause == Cause.HANG.value}
     since = {verdict.run: verdict.onset_step for verdict in verdicts if verdict.HasField("onset_step")}
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
     for message in map(_view.steady, messages):
@@ -49,7 +51,11 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
                 {
                     "schema": "torchperfd.whatif/1",
                     "runs": [
-                        {**_dict(name, worlds[name], each), "since_step": since.get(name)}
+                        {
+                            **_dict(name, worlds[name], each),
+                            "since_step": since.get(name),
+                            "hang": hangs.get(name),
+                        }
                         for name, each in told.items()
                     ],
                 }
@@ -57,7 +63,10 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
         )
     elif told:
         click.echo(
-            "\n\n".join(text(name, worlds[name], each, since.get(name)) for name, each in told.items())
+            "\n\n".join(
+                text(name, worlds[name], each, since.get(name), hangs.get(name, ""))
+                for name, each in told.items()
+            )
         )
     elif not replays:
         click.echo(NO_RUNS, err=True)
@@ -68,7 +77,7 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
         )
 
 
-def text(run: str, world_size: int, told: Replay, since: int | None = None) -> str:
+def text(run: str, world_size: int, told: Replay, since: int | None = None, hang: str = "") -> str:
     """Return a run's predictions as a table, the greatest gain first.
 
     Args:
@@ -76,12 +85,17 @@ def text(run: str, world_size: int, told: Replay, since: int | None = None) -> s
         world_size: How many ranks it has.
         told: The predictions.
         since: The step from which on it is slower; None where it is as it always was.
+        hang: The verdict on it while it hangs; else empty.
     """
     slower = f" since step {since}" if since is not None else ""
     title = (
         f"run {run}: a step takes {_table.duration(told.step_seconds)}{slower}, {told.steps} steps replayed"
         f" (the replay says {_table.duration(told.replayed_seconds)})"
     )
+    if hang:
+        title = (
+            f"run {run} hangs, so that no step is made; what follows is about those before\n{hang}\n{title}"
+        )
     remarks = []
     if told.ranks > 1 and not told.synchronous:
         remarks.append("no rank waits for another in a collective that is seen: each is replayed alone")

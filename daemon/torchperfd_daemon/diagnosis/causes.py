@@ -124,6 +124,8 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
         told.insert(0, unknown)
     if not told:
         words = f"nothing takes {LEAST_SHARE:.0%} of a {in_ms(court.step_seconds)} step without need"
+        if court.usual:
+            words = f"nothing stands out of a {in_ms(court.step_seconds)} step: {'; '.join(court.usual)}"
         told = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, _next(Cause.NONE, run))]
     return told
 
@@ -141,6 +143,8 @@ class _Court:
 
     def __init__(self, run: str, seen: Sequence[RankEvidence]) -> None:
         self.told: list[Verdict] = []
+        self.usual: list[str] = []
+        """What takes :data:`LEAST_SHARE` of the step, and less than it does in many a run."""
         self.step_seconds = statistics.median(rank.step_seconds for rank in seen)
         self._run = run
         self._seen = seen
@@ -192,6 +196,8 @@ class _Court:
             cost = self._starved(beyond[culprit], cost)
         least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
         if cost < least * self.step_seconds:
+            if cost >= LEAST_SHARE * self.step_seconds:
+                self.usual.append(f"{in_ms(cost)} {words}, a cause from {least:.0%} on")
             return
         text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step {words}"
         self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)

@@ -31,6 +31,7 @@ class RankEvidence:
         late_seconds: Own work above the peers' median, where that is beyond chance
             (:func:`~torchperfd_daemon.diagnosis.detect.find_stragglers`).
         late_phase: The phase in which most of that lies.
+        window_seconds: How long the window was.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class RankEvidence:
     before: "RankEvidence | None" = None
     late_seconds: float = 0.0
     late_phase: str = ""
+    window_seconds: float = 0.0
 
     @property
     def own_seconds(self) -> float:

@@ -57,10 +57,13 @@ class Verdict:
         rank: The one whose fault it is; None when all ranks are alike.
         phase: That it happens in; empty when it is not of one phase.
         evidence: In words.
-        cost_seconds_per_step: What the run would save; of a hang, for how long it lasts so far.
+        cost_seconds_per_step: What the run would save; 0 of a hang, during which there are no steps.
         next_command: What to type next.
         onset_step: The first step that was slower; None when the run was never faster.
         onset_unix_seconds: When that step ended, 0 when there is none.
+        stalled_seconds: Of a hang, for how long no step has ended.
+        window_seconds: The evidence is of the newest so many seconds; 0 where it is not of a window.
+        others: Further causes of the same run, the costliest first. Their costs add up with this one's.
     """
 
     cause: Cause
@@ -73,12 +76,16 @@ class Verdict:
     next_command: str
     onset_step: int | None = None
     onset_unix_seconds: float = 0.0
+    stalled_seconds: float = 0.0
+    window_seconds: float = 0.0
+    others: "tuple[Verdict, ...]" = ()
 
     @property
     def summary(self) -> str:
         """The one line that people read."""
         where = "" if self.rank is None else f" · rank {self.rank} on {self.node}"
-        return f"{self.cause.value}{where} · {self.evidence}"
+        window = f" (last {self.window_seconds:.0f} s)" if self.window_seconds >= 1 else ""
+        return f"{self.cause.value}{where} · {self.evidence}{window}"
 
 
 def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
@@ -107,7 +114,10 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
             capture,
         )
     slowest = max(seen, key=lambda rank: rank.step_seconds)
-    phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name], default="other")
+    if not slowest.phase_seconds:
+        words = f"a step takes {in_ms(slowest.step_seconds)}, and what it is spent on was not recorded"
+        return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
+    phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name])
     return Verdict(
         Cause.NONE,
         run,

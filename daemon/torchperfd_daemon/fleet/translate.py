@@ -16,6 +16,7 @@ _MOST_CHARACTERS = 200
 _MOST_EVIDENCE_CHARACTERS = 1000
 _MOST_PHASE_CHARACTERS = 64
 _MOST_PHASES = 64
+_MOST_OTHERS = 8
 _IDENTITY_TEXTS = ("run", "job_name", "node", "script", "torch_version", "python_version")
 
 
@@ -71,17 +72,27 @@ def tidy_survey(told: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
 
 def verdict(message: control_pb2.Verdict) -> Verdict:
     """Unpack a node's verdict on a run; a cause that this version has no name for is unknown."""
-    cost = message.cost_seconds_per_step
+    cause = _CAUSES.get(message.cause, Cause.UNKNOWN)
+    cost = _seconds(message.cost_seconds_per_step)
+    hangs = cause is Cause.HANG
     return Verdict(
-        cause=_CAUSES.get(message.cause, Cause.UNKNOWN),
+        cause=cause,
         run=line(message.run),
         node=line(message.node),
         rank=message.rank if message.rank >= 0 else None,
         phase=one_line(message.phase, _MOST_PHASE_CHARACTERS),
         evidence=one_line(message.evidence, _MOST_EVIDENCE_CHARACTERS),
-        cost_seconds_per_step=cost if 0 <= cost < math.inf else 0.0,
+        cost_seconds_per_step=0.0 if hangs else cost,
         next_command="",
+        # An older node's hang has what it has lasted for as its cost.
+        stalled_seconds=_seconds(message.stalled_seconds) or cost if hangs else 0.0,
+        window_seconds=_seconds(message.window_seconds),
+        others=tuple(verdict(other) for other in message.others[:_MOST_OTHERS] if not other.others),
     )
+
+
+def _seconds(value: float) -> float:
+    return value if 0 <= value < math.inf else 0.0
 
 
 def line(text: str) -> str:
@@ -94,6 +105,8 @@ def _tidy_status(status: control_pb2.RankStatus) -> None:
         setattr(status.identity, name, line(getattr(status.identity, name)))
     if not math.isfinite(status.step_seconds):
         status.step_seconds = 0.0
+    if not math.isfinite(status.stalled_seconds):
+        status.stalled_seconds = 0.0
     if not math.isfinite(status.last_step_unix_seconds):
         status.last_step_unix_seconds = 0.0
     for phase, seconds in status.phase_seconds.items():

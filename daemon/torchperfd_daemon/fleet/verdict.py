@@ -130,7 +130,8 @@ class _Job:
 
     def bounded(self, part: NodePart) -> Verdict | None:
         """Return a node's verdict with what it costs the whole run; None where that is nothing."""
-        verdict = part.verdict
+        # What else holds there was compared on that node only: its cost does not add up with the run's.
+        verdict = replace(part.verdict, others=())
         if verdict.cause in _QUIET:
             return None
         if verdict.cause in _BESIDE_STEPS:
@@ -189,7 +190,7 @@ class _Job:
 
 
 def _hang(run: str, hangs: Sequence[NodePart]) -> Verdict:
-    longest = max(hangs, key=lambda part: part.verdict.cost_seconds_per_step).verdict
+    longest = max(hangs, key=lambda part: part.verdict.stalled_seconds).verdict
     naming = [part for part in hangs if part.verdict.rank is not None]
     naming = [part for part in naming if len(part.works) > 1] or naming
     if len(naming) == 1:
@@ -198,10 +199,9 @@ def _hang(run: str, hangs: Sequence[NodePart]) -> Verdict:
         return longest
     ranks = sorted({part.verdict.rank for part in naming if part.verdict.rank is not None})
     named = ", ".join(map(str, ranks[:_MOST_NAMED]))
-    words = f"no step for {longest.cost_seconds_per_step:.0f} s; {len(naming)} nodes blame ranks {named}"
-    return Verdict(
-        Cause.HANG, run, "", None, "", f"{words}: compare all stacks", longest.cost_seconds_per_step, ""
-    )
+    lasted = longest.stalled_seconds
+    words = f"no step for {lasted:.0f} s; {len(naming)} nodes blame ranks {named}: compare all stacks"
+    return Verdict(Cause.HANG, run, "", None, "", words, 0.0, "", stalled_seconds=lasted)
 
 
 def _mean(work: RankWork, *, waiting: bool) -> float:

@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
@@ -16,6 +17,7 @@ _SAVING: Final = ("torch/serialization.py", "safetensors/torch.py")
 _SAVERS: Final = "torch/distributed/checkpoint/"
 # What is named so is not training, even where nothing of it could be measured.
 _ASIDE: Final = re.compile(r"_*(save|eval|valid|test|export|checkpoint)", re.IGNORECASE)
+_NO_STEP: Final = re.compile(r"^no step for \d+ s")
 _STEP_AHEAD: Final = "is ahead of the others"
 
 
@@ -52,7 +54,15 @@ def find_culprit(run: str, ranks: Sequence[RankStacks], stall: Stall, run_ranks:
         words += f"; rank {first.rank} {_STEP_AHEAD}"
     command = f"torchperfd stacks --run {shlex.quote(run)}"
     node, number, phase = (first.node, first.rank, first.phase) if first else (ranks[0].node, None, "")
-    return Verdict(Cause.HANG, run, node, number, phase, words, stall.waited_seconds, command)
+    return Verdict(
+        Cause.HANG, run, node, number, phase, words, 0.0, command, stalled_seconds=stall.waited_seconds
+    )
+
+
+def lasting(hang: Verdict, seconds: float) -> Verdict:
+    """Return the verdict on a hang that has lasted for so many seconds by now."""
+    words = _NO_STEP.sub(f"no step for {seconds:.0f} s", hang.evidence)
+    return replace(hang, evidence=words, stalled_seconds=seconds)
 
 
 def _waits(kind: Kind, run_ranks: int) -> bool:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from torchperfd_daemon.background import WorkerHealth
@@ -13,7 +14,7 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.observer.hang import find_culprit
 from torchperfd_daemon.observer.run_watch import RunWatch
 from torchperfd_daemon.observer.surroundings import GpuState, Storage, Surroundings, survey
-from torchperfd_daemon.stacks import RankStacks
+from torchperfd_daemon.stacks import Outcome, RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, Store
 
 log = logging.getLogger("torchperfd.observer")
@@ -119,7 +120,12 @@ class Observer:
             return
         world = max((rank.identity.world_size for rank in ranks), default=1)
         verdict = find_culprit(run, told, stall, world)
-        if verdict is not None and watch.tell_hang(verdict):
+        if verdict is None:
+            return
+        stopped = {each.rank for each in told if each.outcome is Outcome.STOPPED}
+        for rank in ranks:
+            rank.stopped = rank.identity.rank in stopped
+        if watch.tell_hang(verdict):
             log.warning("run %s: %s", run, verdict.summary)
 
     def verdict(self, run: str) -> Verdict | None:
@@ -129,7 +135,12 @@ class Observer:
             return None
         if watch.over:
             return watch.final()
-        return watch.verdicts[0] if watch.verdicts else None
+        if not watch.verdicts:
+            return None
+        first, *others = watch.verdicts
+        # During a hang there are no steps for other causes to cost anything of.
+        others = [] if first.cause is Cause.HANG else [*first.others, *others]
+        return replace(first, others=tuple(sorted(others, key=lambda each: -each.cost_seconds_per_step)))
 
     def verdicts(self, run: str) -> tuple[Verdict, ...]:
         """Return all that holds of a run, the costliest first; empty while nothing has held yet."""

@@ -324,6 +324,7 @@ class RankWatch:
             grows_for_seconds=grows_for,
             full_in_seconds=self._room / grows_by if grows_by and self._room is not None else None,
             before=before,
+            window_seconds=span,
         )
 
     def _saved_per_step(self, first: Float64, last: Float64) -> float:

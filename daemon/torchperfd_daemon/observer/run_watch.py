@@ -25,6 +25,8 @@ from torchperfd_daemon.diagnosis.detect.straggler import (
     RankWork,
     Straggler,
 )
+from torchperfd_daemon.diagnosis.verdict import in_ms
+from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.held import Held
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.rhythm import Rhythm
@@ -144,7 +146,8 @@ class RunWatch:
     def tell_hang(self, verdict: Verdict) -> bool:
         """Take the verdict on the present stall; return whether it is another one now."""
         before, self._hang = self._hang, verdict
-        return before is None or (before.rank, before.evidence) != (verdict.rank, verdict.evidence)
+        self._mark_stalled()
+        return before is None or lasting(before, verdict.stalled_seconds) != verdict
 
     @property
     def over(self) -> bool:
@@ -152,12 +155,34 @@ class RunWatch:
         return all(not rank.connected or rank.state is State.FINISHED for rank in self._watches)
 
     def final(self) -> Verdict | None:
-        """Return what has cost a run most; None where that is less than :data:`LEAST_SHARE` of its steps."""
+        """Return what has cost a run most; None where that is less than :data:`LEAST_SHARE` of its steps.
+
+        Its evidence is of the seconds in which it held last. What the whole run was like is added.
+        """
         worst = max(self._worst, key=lambda cause: self.lost[cause], default=None)
         trained = max((rank.totals.train.ns / 1e9 for rank in self._watches), default=0.0)
         if worst is None or self.lost[worst] < LEAST_SHARE * trained:
             return None
-        return self._worst[worst]
+        first, last = self._worst[worst], self._held.verdicts
+        if first.cause is Cause.HANG:
+            return first
+        # Costs add up where they are of the same seconds.
+        others = tuple(each for each in last if each is not first) if first in last else ()
+        words = f"{first.evidence} in the last {first.window_seconds:.0f} s" if first.window_seconds else ""
+        words = f"{words or first.evidence}{self._over_the_run(first)}"
+        return replace(first, evidence=words, window_seconds=0.0, others=others)
+
+    def _over_the_run(self, verdict: Verdict) -> str:
+        """Return what a verdict's phase takes in the mean of all steps, as the report's table has it."""
+        named = [rank for rank in self._watches if rank.identity.rank == verdict.rank]
+        means = [rank.totals.steady_means() for rank in named or self._watches]
+        steps, step_seconds, phases = max(means, key=lambda each: each[1])
+        if not steps:
+            return ""
+        if verdict.phase not in phases:
+            return f"; over the whole run a step takes {in_ms(step_seconds)}"
+        spent = in_ms(phases[verdict.phase])
+        return f"; over the whole run {verdict.phase} takes {spent} of each {in_ms(step_seconds)} step"
 
     def _follow_steps(self, now: float, wall: float) -> int:
         """Feed one rank's new steps to the detectors that are the run's; return how many there were.
@@ -249,7 +274,15 @@ class RunWatch:
         if self.stall is None:
             self._hang = None
         elif self._hang is not None:
-            self._hang = replace(self._hang, cost_seconds_per_step=self.stall.waited_seconds)
+            self._hang = lasting(self._hang, self.stall.waited_seconds)
+        self._mark_stalled()
+
+    def _mark_stalled(self) -> None:
+        """Note of each rank for how long it hangs. A pause that is no hang is no state of a rank."""
+        for rank in self._watches:
+            hangs = self._hang is not None and self.stall is not None and rank.connected
+            rank.stalled_seconds = self.stall.waited_seconds if hangs and self.stall is not None else 0.0
+            rank.stopped = rank.stopped and hangs
 
     def _judge(self) -> list[Verdict]:
         """Return what the newest steps point to; nothing while there are too few."""
@@ -262,7 +295,11 @@ class RunWatch:
         }
         if not seen:
             return []
-        verdicts = rank_causes(self.run, self._with_lateness(seen))
+        window = max(each.window_seconds for each in seen.values())
+        verdicts = [
+            replace(verdict, window_seconds=window)
+            for verdict in rank_causes(self.run, self._with_lateness(seen))
+        ]
         if verdicts[0].cause is Cause.NONE:
             # What has become slower too slowly for an onset.
             verdicts[0] = self._rhythm.slower_than_ever(self.run) or verdicts[0]

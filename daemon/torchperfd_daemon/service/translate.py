@@ -142,6 +142,8 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         last_step_unix_seconds=rank.last_step_unix_seconds,
         phase_seconds=rank.mean_phase_seconds(),
         dropped_steps=total(*rank.totals.dropped.values()),
+        stalled_seconds=rank.stalled_seconds,
+        stopped=rank.stopped,
     )
 
 
@@ -188,6 +190,9 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         next_command=verdict.next_command,
         summary=verdict.summary,
         onset_step=verdict.onset_step,
+        stalled_seconds=verdict.stalled_seconds,
+        window_seconds=verdict.window_seconds,
+        others=[verdict_message(other) for other in verdict.others],
     )
 
 

@@ -130,6 +130,7 @@ def test_ps_as_json(served: Served, command: Command) -> None:
         "pid": 4000,
         "script": "t.py",
         "state": "training",
+        "stalled_seconds": None,
         "connected": True,
         "steps": 1234,
         "step_seconds": 0.2,

@@ -10,9 +10,12 @@ import pytest
 from benchmarks.accuracy.streams import Change, Job
 
 from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.commands import _view
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
+from torchperfd_daemon.diagnosis.verdict import in_ms
 from torchperfd_daemon.observer import Observer
+from torchperfd_daemon.service.translate import rank_status
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
 
@@ -332,7 +335,9 @@ def test_a_hang_is_told_within_ten_seconds_and_names_rank_line_and_collective() 
     assert (verdict.cause, verdict.rank) == (Cause.HANG, 2)
     assert "rank 2 is at train.py:31 in compute" in verdict.evidence
     assert "ranks 0-1,3 wait in all_reduce (train.py:22 in sync)" in verdict.evidence
-    assert verdict.cost_seconds_per_step == pytest.approx(15, abs=1)
+    assert verdict.stalled_seconds == pytest.approx(15, abs=1)
+    assert verdict.cost_seconds_per_step == 0
+    assert verdict.evidence.startswith("no step for 15 s: ")
     assert watched.observer.lost_seconds()[RUN][Cause.HANG] == pytest.approx(6, abs=1)
     watched.train(5)
     assert watched.verdict.cause is Cause.NONE
@@ -349,7 +354,7 @@ def test_steps_that_are_seen_and_not_yet_told_are_no_stall_and_the_first_that_is
     assert watched.stand(15) == [9]
     assert watched.verdict.rank == 2
     # Since the newest beat, not since the look that saw it.
-    assert watched.verdict.cost_seconds_per_step == pytest.approx(15.1)
+    assert watched.verdict.stalled_seconds == pytest.approx(15.1)
 
 
 def test_a_rank_that_saves_for_a_minute_makes_nobody_hang() -> None:
@@ -377,3 +382,70 @@ def test_a_stall_that_nobody_is_to_blame_for_is_asked_about_again() -> None:
     watched.stacks = [stacks(rank, REDUCE) for rank in range(4)]
     assert watched.stand(35) == [9, 19, 29]
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.HANG, None)
+
+
+def test_hang_duration_in_evidence_grows_each_look() -> None:
+    watched = Watched(ranks=4)
+    watched.train(20)
+    watched.stacks = [stacks(rank, COMPUTE if rank == 2 else REDUCE) for rank in range(4)]
+    watched.stand(12)
+    assert watched.verdict.evidence.startswith("no step for 12 s: rank 2 is at")
+    watched.stand(13)
+    assert watched.verdict.evidence.startswith("no step for 25 s: rank 2 is at")
+    assert watched.verdict.summary.startswith("hang · rank 2 on node-0 · no step for 25 s: ")
+
+
+def test_hang_ranks_are_stalled_and_the_stopped_one_stopped() -> None:
+    watched = Watched(ranks=4)
+    watched.train(20)
+    watched.stacks = [stacks(rank, REDUCE) for rank in (0, 1, 3)]
+    watched.stacks.append(stacks(2, (), Outcome.STOPPED))
+    watched.stand(8)
+    assert [_view.state(rank_status(rank)) for rank in watched.job.ranks] == ["training"] * 4
+    watched.stand(12)
+    states = [_view.state(rank_status(rank)) for rank in watched.job.ranks]
+    assert states == ["stalled", "stalled", "stopped", "stalled"]
+    assert [rank.stalled_seconds for rank in watched.job.ranks] == pytest.approx([20] * 4, abs=1)
+    watched.train(3)
+    assert [_view.state(rank_status(rank)) for rank in watched.job.ranks] == ["training"] * 4
+
+
+def test_long_pause_without_waiting_ranks_is_no_state() -> None:
+    """A lone rank that computes something else for a minute may have its reasons."""
+    watched = Watched(ranks=1)
+    watched.train(20)
+    watched.stacks = [stacks(0, COMPUTE)]
+    watched.stand(60)
+    assert _view.state(rank_status(watched.job.ranks[0])) == "training"
+
+
+def test_verdict_second_cause_is_beside_the_first() -> None:
+    def slow(rank: int, _step: int) -> dict[str, float]:
+        return {"data": 0.08, "forward": 0.04 if rank == 2 else 0.0}
+
+    watched = Watched(ranks=4)
+    watched.train(40, slow)
+    verdict = watched.verdict
+    found = [(each.cause, each.rank) for each in (verdict, *verdict.others)]
+    assert found == [(Cause.INPUT_BOUND, None), (Cause.SLOW_RANK, 2)]
+    costs = [each.cost_seconds_per_step for each in (verdict, *verdict.others)]
+    assert costs == pytest.approx([0.08, 0.04], rel=0.15)
+    step = watched.job.ranks[0].mean_step_seconds()
+    assert sum(costs) < step
+    assert verdict.window_seconds == pytest.approx(9.5, abs=1)
+    assert re.search(r"\(last (9|10) s\)$", verdict.summary)
+
+
+def test_verdict_of_ended_run_names_window_and_whole_run() -> None:
+    watched = Watched(ranks=2)
+    watched.train(40, lambda _rank, _step: {"data": 0.08})
+    for rank in watched.job.ranks:
+        rank.state = State.FINISHED
+    verdict = watched.verdict
+    assert verdict.cause is Cause.INPUT_BOUND
+    steps, step_seconds, phases = max(
+        (rank.totals.steady_means() for rank in watched.job.ranks), key=lambda each: each[1]
+    )
+    assert steps
+    assert re.search(r" waiting for data in the last (9|10) s; over the whole run ", verdict.evidence)
+    assert verdict.evidence.endswith(f"data takes {in_ms(phases['data'])} of each {in_ms(step_seconds)} step")

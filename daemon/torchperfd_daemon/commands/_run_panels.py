@@ -1,0 +1,228 @@
+"""What ``top`` shows of runs: their verdicts first, then the ranks that these name, then the others."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands import _table
+from torchperfd_daemon.commands._bars import Bar, Legend, colours, name_of
+from torchperfd_daemon.commands._view import STOPPED, WAIT, RankView, RunView
+
+_HEALTHY: Final = "none"
+_NOT_KNOWN: Final = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Runs, drawn.
+
+    Attributes:
+        parts: One for each run, in their order.
+        complete: Whether each run shows its verdict and the ranks that it names.
+    """
+
+    parts: list[RenderableType]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How much of a run is shown, its name and verdict apart.
+
+    Attributes:
+        framed: A frame around it, and the causes beside the first.
+        ranked: The ranks that matter.
+        command: What to type next.
+        legend: What the colours mean.
+        others: How many of the other ranks; None for all.
+    """
+
+    framed: bool = False
+    ranked: bool = False
+    command: bool = False
+    legend: bool = False
+    others: int | None = 0
+
+
+_ALL: Final = _Shape(framed=True, ranked=True, command=True, legend=True, others=None)
+_GROWING: Final = (
+    _Shape(framed=True),
+    _Shape(framed=True, ranked=True),
+    _Shape(framed=True, ranked=True, command=True),
+    _Shape(framed=True, ranked=True, command=True, legend=True),
+)
+
+
+def panels(
+    runs: Sequence[RunView],
+    verdicts: Mapping[str, control_pb2.Verdict],
+    height: int | None,
+    console: Console,
+    options: ConsoleOptions,
+    *,
+    with_node: bool,
+) -> Panels:
+    """Return runs in so many lines at most.
+
+    Args:
+        runs: Which, in the order in which they are shown.
+        verdicts: By run.
+        height: Lines there are; None for as many as it takes.
+        console: Where they are printed.
+        options: Of that console, with its width.
+        with_node: Whether ranks are shown with their node.
+    """
+
+    def drawn(index: int, shape: _Shape) -> RenderableType:
+        run = runs[index]
+        return _run(run, verdicts.get(run.run), shape, with_node=with_node)
+
+    if height is None:
+        return Panels([drawn(index, _ALL) for index in range(len(runs))], complete=True)
+
+    def lines(index: int, shape: _Shape) -> int:
+        return lines_of(drawn(index, shape), console, options)
+
+    order = sorted(range(len(runs)), key=lambda index: _is_well(verdicts.get(runs[index].run)))
+    shapes: dict[int, _Shape] = {}
+    left = height
+    for index in order:
+        needed = lines(index, _Shape())
+        # One line says how many are left out.
+        if left - needed >= (len(shapes) + 1 < len(runs)):
+            shapes[index] = _Shape()
+            left -= needed
+    for shape in _GROWING if len(shapes) == len(runs) else ():
+        for index in order:
+            more = lines(index, shape) - lines(index, shapes[index])
+            if more <= left and (shape is _GROWING[0] or shapes[index].framed):
+                shapes[index] = shape
+                left -= more
+    complete = all(shape.ranked for shape in shapes.values()) and len(shapes) == len(runs)
+    for position, index in enumerate(order if complete else ()):
+        left -= _add_ranks(shapes, index, left // (len(order) - position), lines)
+    parts = [drawn(index, shapes[index]) for index in sorted(shapes)]
+    if len(shapes) < len(runs):
+        hidden = [verdicts.get(run.run) for index, run in enumerate(runs) if index not in shapes]
+        ill = sum(not _is_well(verdict) for verdict in hidden)
+        words = f" {_table.count(len(hidden), 'more run')}, {ill or 'none'} of them with a verdict"
+        parts.append(Text(words, style="dim", no_wrap=True, overflow="ellipsis"))
+    return Panels(parts, complete)
+
+
+def lines_of(part: RenderableType, console: Console, options: ConsoleOptions) -> int:
+    """Return how many lines something takes at a console's width."""
+    return len(console.render_lines(part, options.update(height=None), pad=False))
+
+
+def _add_ranks(shapes: dict[int, _Shape], index: int, most: int, lines: Callable[[int, _Shape], int]) -> int:
+    """Show as many more ranks of a run as so many lines allow; return how many lines that took."""
+    shape = shapes[index]
+    now = lines(index, shape)
+    every = replace(shape, others=None)
+    if lines(index, every) - now > most:
+        every = replace(shape, others=max(0, most))
+    shapes[index] = every
+    return lines(index, every) - now
+
+
+def _is_well(verdict: control_pb2.Verdict | None) -> bool:
+    return verdict is None or verdict.cause in (_HEALTHY, _NOT_KNOWN)
+
+
+def _run(
+    run: RunView, verdict: control_pb2.Verdict | None, shape: _Shape, *, with_node: bool
+) -> RenderableType:
+    step = f" · {_table.duration(run.step_seconds)} a step" if run.step_seconds else ""
+    title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}"
+    parts = [_verdict(verdict, run.step_seconds)]
+    if not shape.framed:
+        name = Text(f" {title}", style="bold", no_wrap=True, overflow="ellipsis")
+        return Group(name, *parts)
+    if verdict is not None:
+        parts += [_other(other, run.step_seconds) for other in verdict.others]
+        if shape.command:
+            parts.append(Text(f"  next: {verdict.next_command}", style="dim"))
+    if shape.ranked:
+        parts += _ranks(run, verdict, shape.others, with_node=with_node)
+    if shape.legend:
+        parts.append(Legend(colours(run)))
+    return Panel(
+        Group(*parts), title=Text(title, style="bold"), title_align="left", box=box.ROUNDED, padding=(0, 1)
+    )
+
+
+def _ranks(
+    run: RunView, verdict: control_pb2.Verdict | None, others: int | None, *, with_node: bool
+) -> list[RenderableType]:
+    """Return a table of a run's ranks, and how many are left out."""
+    table = Table(box=None, expand=True, padding=(0, 1), pad_edge=False, header_style="bold dim")
+    table.add_column("RANK", justify="right", no_wrap=True)
+    if with_node:
+        table.add_column("NODE", no_wrap=True)
+    for name, right in (("STATE", False), ("STEPS", True), ("STEP", True)):
+        table.add_column(name, justify="right" if right else "left", no_wrap=True)
+    table.add_column("WHAT A STEP IS SPENT ON", ratio=1, no_wrap=True)
+    for name in ("WAIT", "VS PEERS"):
+        table.add_column(name, justify="right", no_wrap=True)
+    matter = _that_matter(run, verdict)
+    rest = [rank for rank in run.ranks if rank not in matter]
+    if others is not None:
+        # A run without a slow rank shows one all the same.
+        rest = rest[: max(others, 0 if matter else 1)]
+    shown = sorted([*matter, *rest], key=lambda rank: rank.rank)
+    by_phase = colours(run)
+    for rank in shown:
+        number, *cells = _rank(rank, by_phase, run.step_seconds)
+        node = [rank.node] if with_node else []
+        table.add_row(number, *node, *cells, style="bold red" if rank.slow else "")
+    hidden = len(run.ranks) - len(shown)
+    if not hidden:
+        return [table]
+    return [table, Text(f"{_table.count(hidden, 'more rank')}, none of them slow", style="dim")]
+
+
+def _that_matter(run: RunView, verdict: control_pb2.Verdict | None) -> list[RankView]:
+    """Return the ranks that are always shown: those that a verdict names, that are slow, or stopped."""
+    causes = [] if verdict is None else [verdict, *verdict.others]
+    named = {each.rank for each in causes if each.rank >= 0}
+    return [rank for rank in run.ranks if rank.slow or rank.rank in named or rank.state == STOPPED]
+
+
+def _rank(rank: RankView, by_phase: Mapping[str, str], longest: float) -> list[RenderableType]:
+    spent = [(name_of(name), by_phase[name], rank.phase_seconds.get(name, 0.0)) for name in by_phase]
+    behind = rank.behind_ratio
+    return [
+        f"{'▶ ' if rank.slow else ''}{rank.rank}",
+        rank.state,
+        str(rank.steps),
+        _table.duration(rank.step_seconds) if rank.window else "-",
+        Bar(spent, longest),
+        _table.milliseconds(rank.phase_seconds[WAIT]) if rank.phase_seconds.get(WAIT) else "-",
+        f"{behind:+.1%}" if behind is not None else "-",
+    ]
+
+
+def _verdict(verdict: control_pb2.Verdict | None, step_seconds: float) -> RenderableType:
+    if verdict is None:
+        return Text("? no verdict yet", style="green")
+    well = _is_well(verdict)
+    mark = "✓ " if verdict.cause == _HEALTHY else "? " if well else "✗ "
+    words = Text.assemble((mark, "green" if well else "red"), (verdict.summary, "" if well else "bold"))
+    return words.append(_share(verdict, step_seconds), style="red")
+
+
+def _other(verdict: control_pb2.Verdict, step_seconds: float) -> RenderableType:
+    return Text(f"  also: {verdict.summary}").append(_share(verdict, step_seconds), style="red")
+
+
+def _share(verdict: control_pb2.Verdict, step_seconds: float) -> str:
+    cost = verdict.cost_seconds_per_step
+    return f" · {cost / step_seconds:.0%} of the step" if cost and step_seconds else ""
