@@ -526,6 +526,23 @@ def test_ranks_with_one_problem_are_one_piece_of_advice() -> None:
     assert found[0].evidence == "a 20"
 
 
+def test_gather_rank_that_loses_little_by_it_is_not_named() -> None:
+    """One rank's loader is slow: its peer waits 5.2 ms a step for data and loses nothing by that."""
+
+    def data(saves_ms: float) -> list[Advice]:
+        return [Advice("loader-workers", f"{saves_ms} ms", saves_ms * MS, saves_ms / 166, "c", "s")]
+
+    (found,) = gather([(0, data(5.2)), (1, data(131))])
+    assert (found.ranks, found.evidence, found.saves_ns_per_step) == ((1,), "131 ms", 131 * MS)
+    (found,) = gather([(0, data(129)), (1, data(131)), (2, data(60)), (3, data(66))])
+    assert found.ranks == (0, 1, 3)
+
+
+def test_gather_risk_that_costs_nothing_yet_names_all_its_ranks() -> None:
+    (found,) = gather([(rank, [Advice("memory", "e", 0.0, 0.0, "c", "s")]) for rank in (0, 2)])
+    assert found.ranks == (0, 2)
+
+
 def test_the_last_to_come_to_an_exchange_shows_what_it_costs() -> None:
     def waits(saves: float, rule: str = "gradient-accumulation") -> list[Advice]:
         return [Advice(rule, f"{saves}", saves, saves / 100, "c", "s")]

@@ -10,6 +10,8 @@ LEAST_SHARE: Final = 0.03
 """nor what saves less than this share of the step."""
 EXCHANGES: Final = frozenset({"gradient-accumulation", "exposed-communication"})
 """The rules on what all ranks do together."""
+LOSES_AS_WELL: Final = 0.5
+"""A rank is named beside the one that loses most from this part of the latter's saving on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Advice:
         share_of_step: The same as a part of the step, 0 to 1.
         change: What to do, one imperative sentence.
         setting: The code to write, or the setting to make.
-        ranks: Of which ranks this is true; empty for a trace that does not say its rank.
+        ranks: Which ranks lose by it materially; empty for a trace that does not say its rank.
     """
 
     rule: str
@@ -95,6 +97,9 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
     has come, so it is the last one, which waits least, that shows what the exchange costs; where that is
     nothing, the others wait for that rank and not for the exchange.
 
+    Named are the ranks that lose by it at least :data:`LOSES_AS_WELL` as much as the one that loses most; by
+    an exchange, all.
+
     Args:
         ranks: Each rank and the advice for it alone.
     """
@@ -108,6 +113,8 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
             continue
         choose = min if rule in EXCHANGES else max
         _, chosen = choose(pairs, key=lambda pair: pair[1].saves_ns_per_step)
-        numbers = {rank for rank, _ in pairs if rank is not None}
+        # A rule also fires on ranks that lose a little by it: the change is not theirs to make.
+        least = 0.0 if rule in EXCHANGES else LOSES_AS_WELL * chosen.saves_ns_per_step
+        numbers = {rank for rank, each in pairs if rank is not None and each.saves_ns_per_step >= least}
         found.append(replace(chosen, ranks=tuple(sorted(numbers))))
     return tuple(sorted(found, key=lambda each: -each.saves_ns_per_step))
