@@ -59,16 +59,10 @@ def read_identity(
     if elastic == "none":
         # torchrun's default when nobody named the run: the same for every run there is.
         elastic = ""
-    generated = f"{Path(script).stem}-{start:x}-{pid}"
-    if environ.get("MASTER_PORT") and environ.get("TORCHELASTIC_RUN_ID"):
-        # Every rank must make up the same name: the launcher is their common parent, on one
-        # node; on several, they have nothing in common but their meeting point.
-        common = str(os.getppid())
-        if _integer(environ, "GROUP_WORLD_SIZE", default=1) > 1:
-            common = environ.get("MASTER_ADDR", "")
-        generated = f"{Path(script).stem}-{common}-{environ['MASTER_PORT']}"
+    # A pod's uid comes after the rendezvous: a job of several pods is one run.
+    shared = elastic or slurm_job_id or _rendezvous_name(environ, Path(script).stem) or pod_uid
     return Identity(
-        run=run or environ.get("TORCHPERFD_RUN") or elastic or slurm_job_id or pod_uid or generated,
+        run=run or environ.get("TORCHPERFD_RUN") or shared or f"{Path(script).stem}-{start:x}-{pid}",
         rank=_integer(environ, "RANK", "SLURM_PROCID"),
         world_size=_integer(environ, "WORLD_SIZE", "SLURM_NTASKS", default=1),
         local_rank=_integer(environ, "LOCAL_RANK", "SLURM_LOCALID"),
@@ -83,6 +77,21 @@ def read_identity(
         process_start_ticks=start,
         python_version=platform.python_version(),
     )
+
+
+def _rendezvous_name(environ: Mapping[str, str], stem: str) -> str:
+    """Return a name that every rank of the job makes up alike; empty where they have nothing in common."""
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not port:
+        return ""
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        # On one node the launcher is the common parent; several have only the address where ranks meet.
+        several_nodes = _integer(environ, "GROUP_WORLD_SIZE", default=1) > 1
+        return f"{stem}-{address if several_nodes else os.getppid()}-{port}"
+    is_loopback = address in ("", "localhost", "::1") or address.startswith("127.")
+    if _integer(environ, "WORLD_SIZE", default=1) == 1 or is_loopback:
+        return ""
+    return f"{stem}-{address}-{port}"
 
 
 def _integer(environ: Mapping[str, str], *names: str, default: int = 0) -> int:

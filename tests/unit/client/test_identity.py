@@ -115,6 +115,29 @@ def test_a_pod_has_its_uid_and_its_nodes_name(read: Reader) -> None:
     assert (identity.run, identity.pod_uid, identity.node) == ("8f14e45f-ceea", "8f14e45f-ceea", "gpu-node-7")
 
 
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "2"},
+        # An operator that sets the variables of env:// itself.
+        {"WORLD_SIZE": "2"},
+    ],
+    ids=["torchrun", "env"],
+)
+def test_job_of_two_pods_is_one_run(read: Reader, launcher: dict[str, str]) -> None:
+    meeting = {**launcher, "MASTER_ADDR": "bert-master-0", "MASTER_PORT": "23456"}
+    runs = {
+        read({**meeting, "POD_UID": uid, "RANK": rank}).run for uid, rank in (("aaaa", "0"), ("bbbb", "1"))
+    }
+    assert runs == {"train_digits-bert-master-0-23456"}
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1", ""])
+def test_loopback_rendezvous_does_not_name_a_run(read: Reader, address: str) -> None:
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": address, "MASTER_PORT": "23456"}
+    assert read({**meeting, "POD_UID": "aaaa"}).run == "aaaa"
+
+
 def test_names_are_taken_in_the_order_of_how_deliberate_they_are(read: Reader) -> None:
     environ = {
         "TORCHPERFD_RUN": "from us",
