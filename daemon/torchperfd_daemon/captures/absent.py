@@ -1,11 +1,17 @@
 """Ranks that cannot take part in a capture, and say why."""
 
 import asyncio
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Final
 
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
-from torchperfd_daemon.captures.turns import Ack
+from torchperfd_daemon.captures.turns import Ack, Participant
+from torchperfd_daemon.errors import NoSuchTargetError
+
+_MOST_RANKS: Final = 100_000
+_MOST_NAMED: Final = 20
 
 
 class AbsentRank:
@@ -27,6 +33,32 @@ class AbsentRank:
 
     def cancel(self, capture_id: str, reason: str) -> None:
         """Do nothing: it never was ready."""
+
+
+def whole_job(
+    run: str, wanted: Collection[int], found: Mapping[int, Participant], reason: str, coordinator: Coordinator
+) -> list[Participant]:
+    """Return a participant for each rank, in order; those that were not found fail by name.
+
+    Args:
+        run: The run's name, for the error.
+        wanted: Which ranks; all ranks of the job when empty.
+        found: The ranks that can take part; at least one.
+        reason: Why the others cannot.
+        coordinator: Conducts the capture.
+
+    Raises:
+        NoSuchTargetError: The job is too small to have one of the ranks.
+    """
+    facts = next(iter(found.values())).facts
+    world = min(max(each.facts.world_size for each in found.values()), _MOST_RANKS)
+    ranks = sorted(set(wanted)) or sorted(found.keys() | set(range(world)))
+    if beyond := [rank for rank in ranks if rank not in found and rank >= world]:
+        raise NoSuchTargetError(
+            f"run {run} has no rank {', '.join(map(str, beyond[:_MOST_NAMED]))}", f"it has {world} ranks"
+        )
+    missing = RankFacts(job_name=facts.job_name, world_size=facts.world_size)
+    return [found.get(rank) or AbsentRank(rank, missing, reason, coordinator) for rank in ranks]
 
 
 def answer_later(coordinator: Coordinator, capture_id: str, rank: int, reason: str) -> None:

@@ -9,8 +9,8 @@ from typing import Final, Protocol, TypeVar
 
 from torchperfd._version import __version__
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
-from torchperfd_daemon.captures import Coordinator, Participant, RankFacts
-from torchperfd_daemon.captures.absent import AbsentRank
+from torchperfd_daemon.captures import Coordinator, Participant
+from torchperfd_daemon.captures.absent import whole_job
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.address import Address
@@ -26,7 +26,6 @@ log = logging.getLogger("torchperfd.fleet")
 _ASK_S: Final = 1.0
 """How long a peer has for an answer that it need not work for."""
 _SLACK_S: Final = 2.0
-_MOST_RANKS: Final = 100_000
 _MOST_NAMED: Final = 20
 
 _ALL: Final = range(2**32)
@@ -242,21 +241,11 @@ class FleetView:
         found: dict[int, Participant],
         unreachable: Sequence[Unreachable],
     ) -> list[Participant]:
-        """Return a participant for each rank wanted, also for those that nobody has."""
-        facts = next(iter(found.values())).facts
-        world = min(max(each.facts.world_size for each in found.values()), _MOST_RANKS)
-        wanted = sorted(set(ranks)) or sorted(found.keys() | set(range(world)))
-        impossible = [rank for rank in wanted if rank not in found and rank >= world]
-        if impossible:
-            raise NoSuchTargetError(
-                f"run {run} has no rank {', '.join(map(str, impossible[:_MOST_NAMED]))}",
-                f"it has {world}, from 0 on",
-            )
+        """Return a participant for each rank wanted, also for those that no node has."""
         reason = "it is on no node that answers" + (
             f"; no answer from {unreachable_text(unreachable[:_MOST_NAMED])}" if unreachable else ""
         )
-        missing = RankFacts(job_name=facts.job_name, world_size=facts.world_size)
-        return [found.get(rank) or AbsentRank(rank, missing, reason, self._coordinator) for rank in wanted]
+        return whole_job(run, ranks, found, reason, self._coordinator)
 
     async def _list_runs(self) -> Answers[fleet_pb2.NodeRuns]:
         async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> fleet_pb2.NodeRuns:

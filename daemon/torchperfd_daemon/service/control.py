@@ -9,6 +9,7 @@ import grpc
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
+from torchperfd_daemon.captures.absent import whole_job
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
@@ -24,6 +25,7 @@ from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
 _TIMEOUT_S: Final = 60.0
 _STACKS_TIMEOUT_S: Final = 5.0
+_NOT_CONNECTED: Final = "is not connected to this daemon; ranks on other nodes need --job and --fleet-peers"
 
 _Wide = (
     control_pb2.ListRunsRequest
@@ -266,6 +268,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             yield translate.capture_progress(progress)
 
     def _here(self, run: str, request: control_pb2.CaptureRequest) -> list[Participant]:
+        """Return the ranks to capture: by default all of the job, so that a missing one fails by name."""
         sessions = self._targets.ranks(run, request.ranks)
         if request.options.kind == session_pb2.CAPTURE_KIND_MEMORY:
             for session in sessions:
@@ -274,7 +277,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
                         f"the torchperfd of rank {session.rank} makes traces only",
                         "install the same version on both sides",
                     )
-        return [*sessions]
+        found: dict[int, Participant] = {session.rank: session for session in sessions}
+        wanted = [*found] if request.ranks else ()
+        return whole_job(run, wanted, found, _NOT_CONNECTED, self._coordinator)
 
     def _each_run(
         self, request: control_pb2.CaptureRequest

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd.v1 import session_pb2
-from torchperfd_daemon.captures import Coordinator, Participant, RankFacts
-from torchperfd_daemon.captures.absent import AbsentRank
+from torchperfd_daemon.captures import Coordinator, Participant
+from torchperfd_daemon.captures.absent import whole_job
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.schedule import MOST_STEPS
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
@@ -19,9 +19,8 @@ from torchperfd_daemon.service.others import Gathered, Others
 log = logging.getLogger("torchperfd.orders")
 
 _MOST_ORDERS: Final = 16
-_MOST_RANKS: Final = 100_000
 _LONGEST_S: Final = 86_400.0
-_ELSEWHERE: Final = "is not connected to this daemon"
+_NOT_CONNECTED: Final = "is not connected to this daemon"
 
 
 @dataclass(slots=True)
@@ -127,15 +126,11 @@ class OrderDesk:
     def _participants(self, run: str, ranks: Iterable[int]) -> list[Participant]:
         """Return the chosen ranks, by default those of the whole job, connected or not."""
         here = {each.rank: each for each in self._of_run(run)}
-        size = min(_MOST_RANKS, max((each.facts.world_size for each in here.values()), default=0))
-        wanted = sorted(set(ranks) or {*range(size), *here})
-        if beyond := [rank for rank in wanted if rank >= size and rank not in here]:
+        if not here:
             raise NoSuchTargetError(
-                f"run {run} has no rank {', '.join(map(str, beyond[:8]))}", f"it has {size} ranks"
+                f"no rank of run {run} is connected", "`torchperfd ps` lists those there are"
             )
-        return [
-            here.get(rank) or AbsentRank(rank, RankFacts(), _ELSEWHERE, self._coordinator) for rank in wanted
-        ]
+        return whole_job(run, [*ranks], here, _NOT_CONNECTED, self._coordinator)
 
 
 def _refused(order: session_pb2.CaptureOrder, reason: str) -> session_pb2.CaptureOrderResult:

@@ -14,7 +14,7 @@ from tests.unit.daemon.served import Served, serving_from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures.coordinator import Coordinator
-from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
 from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import UsageError
@@ -70,11 +70,20 @@ class Trained(Session):
         pass
 
 
-def add_rank(served: Served, rank: int, run: str = "bert-17", reason: str = "") -> list[CaptureOptions]:
+def add_rank(
+    served: Served, rank: int, run: str = "bert-17", reason: str = "", world_size: int = 2, job_name: str = ""
+) -> list[CaptureOptions]:
     """Connect a rank; return where it notes what it is asked for."""
     asked: list[CaptureOptions] = []
     identity = RankIdentity(
-        run, rank, world_size=2, local_rank=rank, node="node-a", pid=4000 + rank, script="t.py"
+        run,
+        rank,
+        world_size=world_size,
+        job_name=job_name,
+        local_rank=rank,
+        node="node-a",
+        pid=4000 + rank,
+        script="t.py",
     )
     record = served.store.join(identity)
     served.sessions._sessions[record] = Trained(record, served.coordinator, reason, asked)
@@ -198,8 +207,27 @@ def test_a_partial_capture_names_the_rank_and_keeps_the_rest(served: Served, com
     assert (code, document["state"], document["ranks"][1]["path"]) == (5, "partial", None)
 
 
+@pytest.mark.parametrize("of", [(), ("--run", "bert-17"), ("--job", "bert"), ("--all",)])
+def test_capture_of_half_a_job_is_partial(served: Served, command: Command, of: tuple[str, ...]) -> None:
+    for rank in (0, 1):
+        add_rank(served, rank, world_size=4, job_name="bert")
+    code, out, err = command("capture", *of)
+    [record] = [found.record for found in served.catalog.list().captures]
+    assert (code, record.state, out.count(".json")) == (5, CaptureState.PARTIAL, 2)
+    assert err.splitlines()[-1] == (
+        f"torchperfd: capture {record.capture_id} is partial: rank 2: is not connected to this daemon;"
+        " ranks on other nodes need --job and --fleet-peers (and 1 more)"
+    )
+
+
+def test_capture_of_chosen_ranks_does_not_miss_the_others(served: Served, command: Command) -> None:
+    for rank in (0, 1):
+        add_rank(served, rank, world_size=4)
+    assert command("capture", "--ranks", "0-1")[0] == 0
+
+
 def test_a_failed_capture_says_why(served: Served, command: Command) -> None:
-    add_rank(served, 0, reason="disk full")
+    add_rank(served, 0, reason="disk full", world_size=1)
     code, out, err = command("capture")
     [record] = [found.record for found in served.catalog.list().captures]
     assert (code, out) == (1, "")
@@ -207,7 +235,7 @@ def test_a_failed_capture_says_why(served: Served, command: Command) -> None:
 
 
 def test_a_job_that_does_not_train_is_a_timeout(served: Served, command: Command) -> None:
-    add_rank(served, 0, reason="silent")
+    add_rank(served, 0, reason="silent", world_size=1)
     code, out, err = command("capture", "--timeout", "1")
     [record] = [found.record for found in served.catalog.list().captures]
     assert (code, out) == (124, "")

@@ -210,7 +210,7 @@ def test_a_capture_goes_from_request_to_manifest() -> None:
 def test_a_second_capture_of_a_run_is_refused_and_a_caller_that_hangs_up_frees_it() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         rank = RankStream(channel)
-        await rank.join()
+        await rank.join(world_size=1)
         options = session_pb2.CaptureOptions(steps=5)
         first = control(channel).Capture(control_pb2.CaptureRequest(options=options))
         await first.read()
