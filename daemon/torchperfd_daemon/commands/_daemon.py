@@ -22,11 +22,14 @@ _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 6
 
 
 @contextlib.contextmanager
-def connect(socket: str | None) -> Iterator[control_pb2_grpc.ControlStub]:
+def connect(
+    socket: str | None, answer_seconds: float = _CONNECT_TIMEOUT_S
+) -> Iterator[control_pb2_grpc.ControlStub]:
     """Yield a stub of the first daemon that answers.
 
     Args:
         socket: The only path to try; the usual places when None.
+        answer_seconds: How long each may take to answer.
 
     Raises:
         DaemonUnreachableError: None answers.
@@ -42,7 +45,7 @@ def connect(socket: str | None) -> Iterator[control_pb2_grpc.ControlStub]:
                     control_pb2.GetInfoRequest(
                         api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX)
                     ),
-                    timeout=_CONNECT_TIMEOUT_S,
+                    timeout=answer_seconds,
                 )
             except grpc.RpcError:
                 continue

@@ -4,17 +4,9 @@ from pathlib import Path
 
 import click
 
-from torchperfd.v1 import contract
 from torchperfd_daemon import analysis
-from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.commands._captures_dir import open_catalog
 from torchperfd_daemon.errors import NoSuchTargetError
-
-captures_dir_option = click.option(
-    "--captures-dir",
-    type=click.Path(path_type=Path),
-    envvar="TORCHPERFD_CAPTURES_DIR",
-    help="Where to find a capture by its id; this user's own by default.",
-)
 
 
 def find_trace(trace: str, captures_dir: Path | None) -> Path:
@@ -23,7 +15,7 @@ def find_trace(trace: str, captures_dir: Path | None) -> Path:
     if path.exists():
         return path
     try:
-        folder = Catalog(captures_dir or Path(contract.user_captures_dir())).folder(trace)
+        folder = open_catalog(captures_dir).folder(trace)
     except NoSuchTargetError:
         return path
     return folder if folder.is_dir() else path

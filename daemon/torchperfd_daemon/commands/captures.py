@@ -11,7 +11,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from torchperfd.v1 import contract, control_pb2
+from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import (
     CaptureRecord,
     CaptureState,
@@ -24,6 +24,7 @@ from torchperfd_daemon.captures import (
     place,
 )
 from torchperfd_daemon.captures.upload import upload
+from torchperfd_daemon.commands._captures_dir import captures_dir_option, open_catalog, own_directory
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._download import fetch
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
@@ -34,16 +35,11 @@ _CANCEL_S: Final = 10.0
 
 
 @click.group("captures")
-@click.option(
-    "--captures-dir",
-    type=click.Path(path_type=Path),
-    envvar="TORCHPERFD_CAPTURES_DIR",
-    help="The captures directory; this user's own by default.",
-)
+@captures_dir_option
 @click.pass_context
 def command(context: click.Context, captures_dir: Path | None) -> None:
     """List, fetch, pin and delete captures. Reads the directory itself; needs no daemon."""
-    context.obj = Catalog(captures_dir or Path(contract.user_captures_dir()))
+    context.obj = open_catalog(captures_dir)
 
 
 @command.command("list")
@@ -60,11 +56,13 @@ def command(context: click.Context, captures_dir: Path | None) -> None:
     help=f"At most so many, the newest; 0 is all. By default {_ROWS} in the table, all as JSON.",
 )
 @json_option
-@click.pass_obj
+@click.pass_context
 def list_captures(
-    catalog: Catalog, run: str, state: str | None, since: float, limit: int | None, as_json: bool
+    context: click.Context, run: str, state: str | None, since: float, limit: int | None, as_json: bool
 ) -> None:
     """List captures, newest first."""
+    catalog: Catalog = context.obj
+    named = context.parent is not None and context.parent.params["captures_dir"] is not None
     if limit is None:
         limit = 0 if as_json else _ROWS
     query = Query(run=run, state=CaptureState(state) if state else None, since=since, limit=limit)
@@ -72,6 +70,9 @@ def list_captures(
     if as_json:
         click.echo(json.dumps(_document(catalog, listing)))
         return
+    own = own_directory()
+    if not named and catalog.directory != own and any(own.glob("*/")):
+        click.echo(f"captures of the daemon, in {catalog.directory}; yours: --captures-dir {own}", err=True)
     if not listing.captures:
         click.echo(
             f"no {'such ' if query != Query(limit=limit) else ''}captures in {catalog.directory}", err=True

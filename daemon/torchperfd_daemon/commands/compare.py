@@ -12,7 +12,8 @@ import click
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from torchperfd_daemon import analysis
-from torchperfd_daemon.commands._traces import captures_dir_option, find_trace, warn
+from torchperfd_daemon.commands._captures_dir import captures_dir_option
+from torchperfd_daemon.commands._traces import find_trace, warn
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
 
 # The trace of one rank on each side.

@@ -1,0 +1,48 @@
+"""Which captures directory a command reads: the one named, the daemon's, or this user's own."""
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+import click
+
+from torchperfd.v1 import contract, control_pb2
+from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.errors import TorchperfdError
+
+_ANSWER_S: Final = 1.0
+
+captures_dir_option = click.option(
+    "--captures-dir",
+    type=click.Path(path_type=Path),
+    envvar="TORCHPERFD_CAPTURES_DIR",
+    help="The captures directory; by default that of the daemon that answers, else this user's own.",
+)
+
+
+def open_catalog(named: Path | None) -> Catalog:
+    """Return the captures to read.
+
+    Captures that a service coordinated lie in the service's directory, so its answer comes before this
+    user's own directory. A daemon whose directory is not on this file system, such as one in a container,
+    does not count.
+
+    Args:
+        named: The directory that the user named; None for none.
+    """
+    return Catalog(named or _directory_of_daemon() or own_directory())
+
+
+def own_directory() -> Path:
+    """Return where captures of this user are when no daemon names another place."""
+    return Path(contract.user_captures_dir())
+
+
+def _directory_of_daemon() -> Path | None:
+    with contextlib.suppress(TorchperfdError), connect(None, answer_seconds=_ANSWER_S) as daemon:
+        info = daemon.GetInfo(control_pb2.GetInfoRequest(), timeout=_ANSWER_S)
+        directory = Path(info.captures_dir)
+        if directory.is_absolute() and directory.is_dir():
+            return directory
+    return None
