@@ -43,6 +43,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
         "slurm_job_id",
         "pod_uid",
         "torchelastic_run_id",
+        "hooks",
     },
     "torchperfd_train_step_duration_seconds": frozenset({"run"}),
     "torchperfd_train_verdict": frozenset({"run", "cause"}),

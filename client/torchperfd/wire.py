@@ -12,6 +12,7 @@ from torchperfd.identity import Identity
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import TRAIN, VALIDATE
 from torchperfd.stretch import Stretch
+from torchperfd.tape import NATIVE
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -20,7 +21,11 @@ def hello(identity: Identity, torch_version: str, *, pulse: bool = False) -> ses
     return session_pb2.ClientMessage(
         hello=session_pb2.Hello(
             api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
-            features=[*contract.FEATURES, contract.PULSE] if pulse else contract.FEATURES,
+            features=[
+                *contract.FEATURES,
+                contract.NATIVE_HOOKS if NATIVE else contract.REFERENCE_HOOKS,
+                *([contract.PULSE] if pulse else []),
+            ],
             client_version=__version__,
             identity=session_pb2.RankIdentity(
                 run=identity.run,

@@ -362,6 +362,8 @@ class Rank:
         """Whether the process id of the identity may be believed; else nothing is read of that process."""
         self.state = State.STARTING
         self.framework = ""
+        self.hooks = ""
+        """How its client's hooks are built, ``native`` or ``reference``; empty when it does not say."""
         self.connected = True
         self.joined_at = now
         self.left_at: float | None = None

@@ -34,6 +34,12 @@ PULSE: Final = "pulse"
 Then the daemon sees each step without being told, and the client may report rarely: whenever it is asked to.
 """
 
+NATIVE_HOOKS: Final = "native_hooks"
+"""The feature of a client whose hooks are compiled."""
+
+REFERENCE_HOOKS: Final = "reference_hooks"
+"""The feature of a client whose hooks run in Python: no compiler was there when the package was built."""
+
 FEATURES: Final = (
     *("steps", "account", "capture", BUNDLE, STACKS, CAPTURE_ORDER, CAPTURE_KINDS, COLLECTIVES),
 )

@@ -7,7 +7,7 @@ from importlib import metadata
 
 import click
 
-from torchperfd._version import __version__
+from torchperfd._version import __version__, missing_native_modules
 from torchperfd.v1 import contract
 
 _DEPENDENCIES = ("grpcio", "protobuf", "torch")
@@ -17,12 +17,14 @@ _DEPENDENCIES = ("grpcio", "protobuf", "torch")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(as_json: bool) -> None:
     """Print the versions of torchperfd, of its protocol, and of what it stands on."""
+    hooks = "reference" if missing_native_modules() else "native"
     document = {
         "schema": "torchperfd.version/1",
         "version": __version__,
         "api": {"min": contract.API_MIN, "max": contract.API_MAX},
         "python": platform.python_version(),
         "executable": sys.executable,
+        "hooks": hooks,
         "dependencies": {name: _installed(name) for name in _DEPENDENCIES},
     }
     if as_json:
@@ -30,6 +32,7 @@ def command(as_json: bool) -> None:
         return
     click.echo(f"torchperfd {__version__} (protocol {contract.API_MIN}-{contract.API_MAX})")
     click.echo(f"Python {document['python']}")
+    click.echo(f"hooks {hooks}{'' if hooks == 'native' else ' (Python, slower: see `torchperfd doctor`)'}")
     for name in _DEPENDENCIES:
         click.echo(f"{name} {_installed(name) or 'not installed'}")
 

@@ -210,6 +210,19 @@ def check_clock(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def check_native_hooks(facts: Facts) -> Iterator[Finding]:
+    """Hooks that run in Python, since the package was built where there was no compiler."""
+    if facts.missing_native:
+        yield Finding(
+            "native-hooks",
+            "torchperfd",
+            "its hooks are not compiled, so they run in Python",
+            "they cost each training step about ten times as much",
+            "install a C compiler (`sudo apt-get install gcc libc6-dev`), then"
+            " `pip install --force-reinstall --no-deps --no-binary torchperfd torchperfd`",
+        )
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     check_pcie,
     check_throttling,
@@ -219,6 +232,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_affinity,
     check_workers,
     check_clock,
+    check_native_hooks,
 )
 
 

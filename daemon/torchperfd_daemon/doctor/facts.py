@@ -68,6 +68,7 @@ class Facts:
         shm_bytes: Size of ``/dev/shm``.
         clock_synchronised: Whether the kernel says that something keeps its clock right.
         clock_error_seconds: The most by which the kernel takes its clock to be wrong.
+        missing_native: Modules of the client that were not compiled when the package was built.
         skipped: What could not be looked at, and why, by name of the check.
     """
 
@@ -80,4 +81,5 @@ class Facts:
     shm_bytes: int | None = None
     clock_synchronised: bool | None = None
     clock_error_seconds: float | None = None
+    missing_native: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from torchperfd._version import missing_native_modules
 from torchperfd_daemon.collectors.cgroup import read_limits
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, parse_table, read
 from torchperfd_daemon.collectors.ranks import RankProcess, is_here
@@ -58,6 +59,7 @@ def read_facts(
         driver_cuda=driver_cuda,
         torch_version=torch_version,
         torch_cuda=torch_cuda,
+        missing_native=tuple(missing_native_modules()),
         ranks=None if ranks is None else tuple(seen),
         numa_cpus={
             int(path.parent.name.removeprefix("node")): parse_cpu_list(read(path))

@@ -196,6 +196,7 @@ def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
             "slurm_job_id",
             "pod_uid",
             "torchelastic_run_id",
+            "hooks",
         ),
     )
     for rank in ranks:
@@ -222,6 +223,7 @@ def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
             owner.slurm_job_id,
             owner.pod_uid,
             owner.torchelastic_run_id,
+            rank.hooks,
         )
     yield from (last, world, state, info)
 

@@ -25,6 +25,7 @@ from torchperfd_daemon.store import Rank, RankIdentity, Store
 log = logging.getLogger("torchperfd.session")
 
 _OUTGOING: Final = 64
+_HOOKS: Final = {"native": contract.NATIVE_HOOKS, "reference": contract.REFERENCE_HOOKS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         record = self._store.join(identity)
         run = record.identity.run
         session = Session(record, hello.features, hello.client_version)
+        record.hooks = next((name for name, feature in _HOOKS.items() if feature in session.features), "")
         for other in self.of_run(run):
             # Children of a process may hold on to its connection after its end.
             if other.rank == session.rank and other.record is not record:
@@ -246,7 +248,13 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 self._end(other)
         self._sessions[record] = session
         self._on_change()
-        log.info("rank %d of run %s is here (pid %d)", identity.rank, run, identity.pid)
+        log.info(
+            "rank %d of run %s is here (pid %d, hooks %s)",
+            identity.rank,
+            run,
+            identity.pid,
+            record.hooks or "unknown",
+        )
         if run != identity.run:
             log.warning(
                 "run %s has a rank %d of another process already: that of pid %d is named %s here",

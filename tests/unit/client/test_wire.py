@@ -16,6 +16,7 @@ from torchperfd.identity import read_identity
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
 from torchperfd.stretch import Stretch
+from torchperfd.tape import NATIVE
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account
 
@@ -30,7 +31,8 @@ def test_hello_says_who_we_are_in_the_daemons_words(monkeypatch: pytest.MonkeyPa
     identity = read_identity(run="bert-17", job_name="bert", environ={**environ, "SLURM_JOB_ID": "42"})
     hello = sent(wire.hello(identity, "2.13.0+cpu")).hello
     assert (hello.api.min, hello.api.max) == (contract.API_MIN, contract.API_MAX)
-    assert tuple(hello.features) == contract.FEATURES
+    hooks = contract.NATIVE_HOOKS if NATIVE else contract.REFERENCE_HOOKS
+    assert tuple(hello.features) == (*contract.FEATURES, hooks)
     assert hello.client_version == __version__
     theirs = translate.identity(hello.identity)
     for name in theirs.__dataclass_fields__:

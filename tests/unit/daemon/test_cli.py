@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from torchperfd._version import __version__
+from torchperfd._version import NATIVE_MODULES, __version__, missing_native_modules
 from torchperfd_daemon import cli, errors
 from torchperfd_daemon.commands import version
 
@@ -78,9 +78,24 @@ def test_version_as_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         "api": {"min": 1, "max": 1},
         "python": platform.python_version(),
         "executable": sys.executable,
+        "hooks": "native",
         "dependencies": {"grpcio": metadata.version("grpcio"), "no-such-distribution": None},
     }
     assert "no-such-distribution not installed\n" in run("version")[1]
+
+
+def test_version_without_compiled_hooks_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "missing_native_modules", lambda: ["_cycles"])
+    assert json.loads(run("version", "--json")[1])["hooks"] == "reference"
+    assert "hooks reference (Python, slower: see `torchperfd doctor`)\n" in run("version")[1]
+
+
+def test_native_modules_are_those_that_the_build_compiles(tmp_path: Path) -> None:
+    hook = (Path(__file__).resolve().parents[3] / "hatch_build.py").read_text(encoding="utf-8")
+    for name in NATIVE_MODULES:
+        assert f'Path("client/torchperfd/{name}.c")' in hook
+    assert hook.count('.c")') == len(NATIVE_MODULES)
+    assert missing_native_modules(str(tmp_path)) == list(NATIVE_MODULES)
 
 
 @pytest.mark.parametrize("arguments", [["ps"], ["ps", "--json"], ["capture"], ["capture", "--json"]])

@@ -38,6 +38,7 @@ from torchperfd_daemon.metrics.analysis import AnalysisMetrics
 from torchperfd_daemon.metrics.background import BackgroundMetrics
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
+from torchperfd_daemon.metrics.fleet import FleetMetrics
 from torchperfd_daemon.metrics.goodput import GoodputMetrics
 from torchperfd_daemon.metrics.node import NodeMetrics
 from torchperfd_daemon.metrics.own import OwnMetrics
@@ -259,6 +260,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
             NodeMetrics(samplers),
             OwnMetrics(kept, counts(), holding()),
             UploadMetrics(uploads()),
+            FleetMetrics(lambda: 3),
             AnalysisMetrics(kept, analyses()),
             TriggerMetrics({("slow", Result.FIRED): 2, ("slow", Result.COOLDOWN): 1}),
             BackgroundMetrics([WorkerHealth("retention", 2, 1_700_000_040.0), WorkerHealth("uploads", 1)]),
@@ -461,7 +463,8 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
     units = "seconds|bytes|ratio|celsius|watts|joules|hertz|info"
     counted = (
         "steps|samples|tokens|batches|flops|tiers|events|requests|clients|size|state|verdict|active|success"
-        "|up|pending|failure|failures|errors|overflow|switches|cpus|cores|captures|removed|uploads|analyses|triggers"
+        "|up|pending|failure|failures|errors|overflow|switches|cpus|cores|captures|removed|uploads|analyses"
+        "|triggers|calls"
     )
     odd = re.compile(
         r"(?i)percent|milli|micro(?!_batches_)|nano|_(ms|us|ns|kb|mb|mib|gb|gib|minutes|mhz|mw)(_|$)"
