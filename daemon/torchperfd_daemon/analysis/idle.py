@@ -36,9 +36,10 @@ import numpy as np
 from torchperfd_daemon.analysis.breakdown import LAUNCHES, DeviceTime
 from torchperfd_daemon.analysis.callers import PYTHON
 from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.links import Links, find_links
 from torchperfd_daemon.analysis.operators import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.phases import drawing
-from torchperfd_daemon.analysis.spans import Spans, outermost
+from torchperfd_daemon.analysis.spans import ByThread, Spans, outermost
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int32, Int64, Trace
 
@@ -141,18 +142,19 @@ class _Charges:
     where: Int64
 
 
-def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step]) -> Idle | None:
+def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step], links: Links | None = None) -> Idle | None:
     """Return why the device was idle; None for a trace without device events.
 
     Args:
         trace: The loaded trace.
         device: Its device events.
         steps: Its steps.
+        links: What launched its device events, if that has been found before.
     """
     if not len(device.rows):
         return None
     gaps = _gaps(trace, device)
-    charges = _charge(trace, gaps)
+    charges = _charge(trace, gaps, links or find_links(trace))
     causes = [_cause(trace, gaps, charges, number) for number in range(len(CAUSES))]
     return Idle(
         causes=tuple(sorted(causes, key=lambda cause: -cause.ns)),
@@ -176,9 +178,9 @@ def _gaps(trace: Trace, device: DeviceTime) -> _Gaps:
     )
 
 
-def _charge(trace: Trace, gaps: _Gaps) -> _Charges:
+def _charge(trace: Trace, gaps: _Gaps, links: Links) -> _Charges:
     """Charge each gap by the rules above."""
-    launches = _Launches(trace)
+    launches = _Launches(trace, links)
     launch = launches.of(gaps.event)
     known = launch >= 0
     late = ~known | (trace.end[launch] > gaps.start)
@@ -197,42 +199,26 @@ def _charge(trace: Trace, gaps: _Gaps) -> _Charges:
 
 
 class _Launches:
-    """The runtime and driver calls of a trace, by correlation id."""
+    """The runtime and driver calls of a trace, and what they launched."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, links: Links) -> None:
         self._trace = trace
+        self._links = links
         self.calls = np.flatnonzero(trace.of_categories(LAUNCHES))
         rows = self.calls[trace.correlation[self.calls] >= 0]
-        self._ids, first = np.unique(trace.correlation[rows], return_index=True)
-        self._rows = rows[first]
         self.busiest_thread = int(np.bincount(trace.thread[rows]).argmax()) if len(rows) else _NOWHERE
 
     def of(self, events: Int64) -> Int64:
         """Return the row of each device event's launch, -1 for none."""
-        wanted = np.where(events >= 0, self._trace.correlation[events], -1)
-        if not len(self._ids):
-            return np.full(len(events), _NOWHERE, dtype=np.int64)
-        place = np.minimum(np.searchsorted(self._ids, wanted), len(self._ids) - 1)
-        return np.where(self._ids[place] == wanted, self._rows[place], _NOWHERE)
+        links = self._links
+        place = np.minimum(np.searchsorted(links.event, events), len(links.event) - 1)
+        return np.where(events >= 0, links.launch[place], _NOWHERE)
 
     def of_copies(self, kind: str) -> Int64:
         """Return the rows of the launches of copies that have ``kind`` in their names."""
         copies = np.flatnonzero(self._trace.of_categories({"gpu_memcpy"}))
         rows = self.of(self._trace.named(copies, lambda name: kind in name))
         return rows[rows >= 0]
-
-
-class _ByThread:
-    """Rows of the trace that can be had thread by thread."""
-
-    def __init__(self, trace: Trace, rows: Int64) -> None:
-        self._rows = rows[np.argsort(trace.thread[rows], kind="stable")]
-        self._threads = trace.thread[self._rows]
-
-    def on(self, thread: int) -> Int64:
-        """Return the rows that are on a thread."""
-        first, last = np.searchsorted(self._threads, [thread, thread + 1])
-        return self._rows[first:last]
 
 
 class _Kinds:
@@ -244,13 +230,13 @@ class _Kinds:
         python = np.flatnonzero(trace.of_categories({PYTHON}))
         waiting = trace.named(launches.calls, lambda name: _WAITING_CALL.fullmatch(name) is not None)
         collective = trace.named(operators, lambda name: name.startswith(_COLLECTIVE_CALLS))
-        self.drawing = _ByThread(trace, drawing(trace))
-        self.staging = _ByThread(trace, launches.of_copies(_FROM_PAGEABLE))
-        self.collective = _ByThread(trace, collective)
-        self.waiting = _ByThread(trace, np.union1d(waiting, launches.of_copies(_TO_PAGEABLE)))
-        self.calls = _ByThread(trace, np.concatenate((operators, launches.calls)))
-        self.asking = _ByThread(trace, trace.named(operators, _asks))
-        self.users = _ByThread(trace, trace.named(python, _is_users))
+        self.drawing = ByThread(trace, drawing(trace))
+        self.staging = ByThread(trace, launches.of_copies(_FROM_PAGEABLE))
+        self.collective = ByThread(trace, collective)
+        self.waiting = ByThread(trace, np.union1d(waiting, launches.of_copies(_TO_PAGEABLE)))
+        self.calls = ByThread(trace, np.concatenate((operators, launches.calls)))
+        self.asking = ByThread(trace, trace.named(operators, _asks))
+        self.users = ByThread(trace, trace.named(python, _is_users))
         self.collective_spans = trace.named(annotated, lambda name: name.startswith(ASYNC_PREFIXES))
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from torchperfd_daemon.analysis.breakdown import DEVICE
 from torchperfd_daemon.analysis.callers import PYTHON, Callers
+from torchperfd_daemon.analysis.links import Links, find_links
 from torchperfd_daemon.analysis.nesting import Nesting, nest
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
@@ -38,7 +39,6 @@ _HOST: Final = frozenset(
         "privateuse1_driver",
     }
 )
-_LAUNCHERS: Final = frozenset({"cpu_op", _ANNOTATION})
 # What ran on a device is a row of its own too, in torch's table and in this one.
 ON_DEVICE: Final = DEVICE | {"gpu_user_annotation"}
 # torch leaves these out before it nests.
@@ -141,7 +141,12 @@ SORT_KEYS: Final[dict[str, Callable[[Operator], float]]] = {
 
 
 def operators(
-    trace: Trace, *, group_by: GroupBy = "name", python_functions: bool = False, frames: int = _FRAMES
+    trace: Trace,
+    *,
+    group_by: GroupBy = "name",
+    python_functions: bool = False,
+    frames: int = _FRAMES,
+    links: Links | None = None,
 ) -> list[Operator]:
     """Return the table, most self CPU time first.
 
@@ -152,31 +157,33 @@ def operators(
         python_functions: Whether Python frames are rows and parents, as in torch's own table, or are
             left out so that self time stays with the operators.
         frames: How many frames of a stack count, from the innermost.
+        links: What launched the trace's device events, if that has been found before.
     """
     host = _on_host(trace)
     key, labels = _groups(trace, group_by, host, frames)
     if python_functions:
         host |= trace.of_categories({PYTHON})
-    sums = _sums(trace, key, host)
+    sums = _sums(trace, key, host, links or find_links(trace))
     table = [Operator(**labels(group), **values) for group, values in sums.rows()]
     table += _memory_outside(trace, np.flatnonzero(host))
     return sorted(table, key=lambda row: (-row.self_cpu_ns, row.name, row.category))
 
 
-def operators_by_step(trace: Trace, step: Int64) -> OperatorSteps:
+def operators_by_step(trace: Trace, step: Int64, links: Links) -> OperatorSteps:
     """Return the operator table by name, taken apart by step.
 
     Args:
         trace: The loaded trace.
         step: For each event of the trace the step that it ran in, numbered from 0; -1 for none, which leaves
-            it out. What an operator launched counts to the operator's step, whenever it ran.
+            it out. What the host launched counts to the step of the launch, whenever it ran.
+        links: What launched the trace's device events.
     """
     host = _on_host(trace)
     key, labels = _groups(trace, "name", host, 0)
-    step = _of_launcher(trace, step)
+    step = _of_launcher(step, links)
     steps = int(step.max()) + 2
     cells, cell = np.unique(key * steps + step + 1, return_inverse=True)
-    sums = _sums(trace, cell, host)
+    sums = _sums(trace, cell, host, links)
     group, place = np.divmod(cells, steps)
     wanted = (sums["calls"] > 0) & (place > 0)
     groups, row = np.unique(group[wanted], return_inverse=True)
@@ -192,14 +199,12 @@ def operators_by_step(trace: Trace, step: Int64) -> OperatorSteps:
     )
 
 
-def _of_launcher(trace: Trace, step: Int64) -> Int64:
-    """Return the steps, those of device events replaced by their launching operators'."""
-    launchers = np.flatnonzero(trace.of_categories(_LAUNCHERS) & (trace.external > 0))
-    on_device = np.flatnonzero(trace.of_categories(ON_DEVICE))
-    ids, first = np.unique(trace.external[launchers], return_index=True)
-    known = on_device[np.isin(trace.external[on_device], ids)]
+def _of_launcher(step: Int64, links: Links) -> Int64:
+    """Return the steps, those of device events replaced by the steps in which they were launched."""
+    launcher = np.where(links.operator >= 0, links.operator, links.launch)
+    known = launcher >= 0
     step = step.copy()
-    step[known] = step[launchers[first[np.searchsorted(ids, trace.external[known])]]]
+    step[links.event[known]] = step[launcher[known]]
     return step
 
 
@@ -208,13 +213,13 @@ def _on_host(trace: Trace) -> Flags:
     return trace.of_categories(_HOST) & ~_named(trace, lambda name: name in _HIDDEN)
 
 
-def _sums(trace: Trace, group: Int64, host: Flags) -> "_Sums":
+def _sums(trace: Trace, group: Int64, host: Flags, links: Links) -> "_Sums":
     """Add up the calls in ``host`` and what ran on a device, by each event's group."""
     asynchronous = trace.unfinished | (
         trace.of_categories({_ANNOTATION}) & _named(trace, lambda name: name.startswith(ASYNC_PREFIXES))
     )
     sums = _Sums(group)
-    _add_calls(sums, trace, nest(trace, np.flatnonzero(host & ~asynchronous)))
+    _add_calls(sums, trace, nest(trace, np.flatnonzero(host & ~asynchronous)), links)
     rows = np.flatnonzero(host & asynchronous)
     host_memory, device_memory = _memory_during(trace, rows)
     spans = trace.end[rows] - trace.start[rows]
@@ -299,7 +304,7 @@ def _shapes(text: str) -> str:
     return str([[] if any(isinstance(size, list) for size in each) else each for each in inputs])
 
 
-def _add_calls(sums: _Sums, trace: Trace, calls: Nesting) -> None:
+def _add_calls(sums: _Sums, trace: Trace, calls: Nesting, links: Links) -> None:
     """Add the nested calls, an only child with its parent's name folded into the parent.
 
     torch folds so because a redispatched operator records itself again: the parent takes over the
@@ -315,7 +320,7 @@ def _add_calls(sums: _Sums, trace: Trace, calls: Nesting) -> None:
     survivor[folded] = calls.parent[folded]
     while not np.array_equal(survivor[survivor], survivor):
         survivor = survivor[survivor]
-    device = _launched_by(trace, calls.row)
+    device = _launched_by(trace, calls.row, links)
     # Parents come first, so of a chain of folded calls the innermost one's kernels are the last to stay.
     device[survivor[folded]] = device[folded]
     device[folded] = 0
@@ -347,16 +352,13 @@ def _add_calls(sums: _Sums, trace: Trace, calls: Nesting) -> None:
     )
 
 
-def _launched_by(trace: Trace, rows: Int64) -> Int64:
-    """Return the device time that each call launched itself: its kernels share its external id."""
-    on_device = np.flatnonzero(trace.of_categories(DEVICE) & (trace.external > 0))
-    ids, inverse = np.unique(trace.external[on_device], return_inverse=True)
-    totals = np.zeros(len(ids) + 1, dtype=np.int64)
-    np.add.at(totals, inverse, trace.end[on_device] - trace.start[on_device])
-    launcher = trace.of_categories(_LAUNCHERS)[rows] & np.isin(trace.external[rows], ids)
-    launched = np.zeros(len(rows), dtype=np.int64)
-    launched[launcher] = totals[np.searchsorted(ids, trace.external[rows][launcher])]
-    return launched
+def _launched_by(trace: Trace, rows: Int64, links: Links) -> Int64:
+    """Return the device time that each call launched itself."""
+    launched = np.zeros(len(trace), dtype=np.int64)
+    known = links.operator >= 0
+    events = links.event[known]
+    np.add.at(launched, links.operator[known], trace.end[events] - trace.start[events])
+    return launched[rows]
 
 
 def _memory_during(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.operators import (
     DEVICE_MEMORY,
     HOST_MEMORY,
@@ -45,7 +46,7 @@ class Samples:
     memory: MemorySteps | None
 
 
-def sample(trace: Trace, found: Sequence[Step]) -> Samples:
+def sample(trace: Trace, found: Sequence[Step], links: Links) -> Samples:
     """Return what each of the steps took.
 
     An event counts to the step that it starts in, on whichever thread.
@@ -53,6 +54,7 @@ def sample(trace: Trace, found: Sequence[Step]) -> Samples:
     Args:
         trace: The loaded trace.
         found: Its steps, in order of start.
+        links: What launched its device events.
     """
     if not found:
         found = [Step(0, 0, trace.duration_ns + 1)]
@@ -61,7 +63,7 @@ def sample(trace: Trace, found: Sequence[Step]) -> Samples:
     step = np.searchsorted(starts, trace.start, side="right") - 1
     step[trace.start >= ends[step]] = -1
     memory = _memory(trace, starts, ends) if len(trace.memory.time) else None
-    return Samples(operators_by_step(trace, step), memory)
+    return Samples(operators_by_step(trace, step, links), memory)
 
 
 def _memory(trace: Trace, starts: Int64, ends: Int64) -> MemorySteps:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from torchperfd_daemon.analysis.trace import Int64
+from torchperfd_daemon.analysis.trace import Int64, Trace
 
 
 class Spans:
@@ -38,6 +38,19 @@ class Spans:
             return np.full(len(moments), -1, dtype=np.int64)
         found = np.searchsorted(np.maximum.accumulate(self._end), moments, side="right")
         return np.where(found < len(self._order), self._order[np.minimum(found, len(self._order) - 1)], -1)
+
+
+class ByThread:
+    """Rows of the trace that can be had thread by thread."""
+
+    def __init__(self, trace: Trace, rows: Int64) -> None:
+        self._rows = rows[np.argsort(trace.thread[rows], kind="stable")]
+        self._threads = trace.thread[self._rows]
+
+    def on(self, thread: int) -> Int64:
+        """Return the rows that are on a thread."""
+        first, last = np.searchsorted(self._threads, [thread, thread + 1])
+        return self._rows[first:last]
 
 
 def outermost(start: Int64, end: Int64) -> Int64:

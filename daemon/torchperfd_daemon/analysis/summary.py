@@ -7,6 +7,7 @@ from torchperfd_daemon.analysis.advice import Advice, advise
 from torchperfd_daemon.analysis.breakdown import Breakdown, DeviceTime, Kernel
 from torchperfd_daemon.analysis.collectives import Collectives, collectives
 from torchperfd_daemon.analysis.idle import Idle, idle
+from torchperfd_daemon.analysis.links import find_links
 from torchperfd_daemon.analysis.operators import GroupBy, Operator, operators
 from torchperfd_daemon.analysis.phases import phases
 from torchperfd_daemon.analysis.picture import Picture, draw
@@ -103,10 +104,11 @@ def summarise(
         UsageError: ``comm_pattern`` is no regular expression.
     """
     device = DeviceTime(trace, comm_pattern)
+    links = find_links(trace)
     found = steps(trace)
-    table = tuple(operators(trace, group_by=group_by))
+    table = tuple(operators(trace, group_by=group_by, links=links))
     within = device.within([(step.start_ns, step.start_ns + step.duration_ns) for step in found])
-    gaps = idle(trace, device, found)
+    gaps = idle(trace, device, found, links)
     return Summary(
         path=trace.path,
         size=trace.size,
@@ -125,8 +127,8 @@ def summarise(
         group_by=group_by,
         operators=table,
         self_cpu_ns=sum(row.self_cpu_ns for row in table),
-        advice=advise(trace, found, within, gaps),
+        advice=advise(trace, found, within, gaps, links),
         collectives=collectives(trace, found),
-        samples=sample(trace, found) if samples else None,
+        samples=sample(trace, found, links) if samples else None,
         picture=draw(trace, rectangles) if rectangles else None,
     )

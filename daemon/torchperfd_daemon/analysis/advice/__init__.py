@@ -14,6 +14,7 @@ from torchperfd_daemon.analysis.advice.report import advice_to_dict, render_advi
 from torchperfd_daemon.analysis.advice.scene import Scene
 from torchperfd_daemon.analysis.breakdown import Breakdown
 from torchperfd_daemon.analysis.idle import Idle
+from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Trace
 
@@ -37,7 +38,11 @@ _RULES: Final[tuple[Callable[[Scene], Iterator[Finding]], ...]] = (
 
 
 def advise(
-    trace: Trace, steps: Sequence[Step], breakdowns: Sequence[Breakdown], idle: Idle | None
+    trace: Trace,
+    steps: Sequence[Step],
+    breakdowns: Sequence[Breakdown],
+    idle: Idle | None,
+    links: Links,
 ) -> tuple[Advice, ...]:
     """Return the advice for one rank, most time saved first; none for a trace without steps.
 
@@ -46,10 +51,11 @@ def advise(
         steps: Its steps.
         breakdowns: What the device did in each of them.
         idle: Why the device idled; None without a device.
+        links: What launched its device events.
     """
     if not steps:
         return ()
-    scene = Scene(trace, list(steps), list(breakdowns), idle)
+    scene = Scene(trace, list(steps), list(breakdowns), idle, links)
     found = [finding for rule in _RULES for finding in rule(scene)]
     found = [
         finding if finding.waits else replace(finding, saves_ns=finding.saves_ns / scene.inflation)

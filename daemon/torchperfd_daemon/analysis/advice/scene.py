@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torchperfd_daemon.analysis.advice.recording import RecordingCost
 from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown
 from torchperfd_daemon.analysis.idle import Cause, Idle
+from torchperfd_daemon.analysis.links import Links, find_links
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
@@ -103,11 +104,18 @@ class Scene:
         steps: Its steps, at least one.
         breakdowns: What the device did in each.
         idle: Why the device idled; None without a device.
+        links: What launched its device events, if that has been found before.
     """
 
     def __init__(
-        self, trace: Trace, steps: list[Step], breakdowns: list[Breakdown], idle: Idle | None
+        self,
+        trace: Trace,
+        steps: list[Step],
+        breakdowns: list[Breakdown],
+        idle: Idle | None,
+        links: Links | None = None,
     ) -> None:
+        self._links = links or find_links(trace)
         self.trace = trace
         self.idle = idle
         self.breakdowns = breakdowns
@@ -275,10 +283,12 @@ class Scene:
 
     def launched_by(self, operators: Int64) -> Int64:
         """Return which of `device_rows` an operator in ``operators`` launched itself."""
-        external = self.trace.external
-        ids = external[operators]
-        chosen: Int64 = self.device_rows[np.isin(external[self.device_rows], ids[ids > 0])]
+        chosen: Int64 = self.device_rows[np.isin(self.operator_of(self.device_rows), operators)]
         return chosen
+
+    def operator_of(self, events: Int64) -> Int64:
+        """Return the row of the operator that launched each of some device events, -1 for none."""
+        return self._links.operator[np.searchsorted(self._links.event, events)]
 
 
 def ms(ns: float) -> str:

@@ -1,0 +1,216 @@
+"""Which operator launched a kernel: against a search of the plain events, whatever ``External id`` holds."""
+
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from tests.unit.daemon import traces
+
+from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.links import find_links
+
+
+def launch(correlation: int, start: int, end: int, **more: Any) -> str:
+    args = {"correlation": correlation, **more.pop("args", {})}
+    return traces.event("cudaLaunchKernel", start, end, cat="cuda_runtime", args=args, **more)
+
+
+def kernel(correlation: int, start: int, end: int, external: int | None = None, cat: str = "kernel") -> str:
+    args = {"correlation": correlation} | ({} if external is None else {"External id": external})
+    return traces.event("k", start, end, cat=cat, thread=7, args=args)
+
+
+def operator(name: str, start: int, end: int, external: int = 0, **more: Any) -> str:
+    return traces.event(name, start, end, args={"External id": external} if external else {}, **more)
+
+
+def device_ns(events: Iterable[str]) -> dict[str, int]:
+    """Return the device time of every operator, by name."""
+    rows = analysis.operators(traces.trace_of(events))
+    return {row.name: row.self_device_ns for row in rows if row.category == "cpu_op"}
+
+
+def test_links_external_id_is_correlation_take_the_launch() -> None:
+    events = [
+        operator("aten::heavy", 10, 50, 3),
+        launch(9, 20, 25, args={"External id": 9}),
+        kernel(9, 100, 300, external=9),
+        operator("aten::view", 60, 65, 9),
+        operator("aten::light", 70, 90, 4),
+        launch(12, 75, 80, args={"External id": 12}),
+        kernel(12, 320, 330, external=12),
+    ]
+    assert device_ns(events) == {"aten::heavy": 200, "aten::view": 0, "aten::light": 10}
+
+
+def test_links_enclosing_operator_has_the_id_by_chance() -> None:
+    # The outer operator's id is the correlation id; the inner one made the launch.
+    events = [
+        operator("aten::outer", 0, 100, 9),
+        operator("aten::inner", 10, 50, 3),
+        launch(9, 20, 25),
+        kernel(9, 200, 240, external=9),
+    ]
+    assert device_ns(events) == {"aten::outer": 0, "aten::inner": 40}
+
+
+def test_links_external_id_names_no_operator_take_the_launch() -> None:
+    events = [operator("aten::mm", 0, 50, 3), launch(9, 20, 25), kernel(9, 100, 300, external=77)]
+    assert device_ns(events) == {"aten::mm": 200}
+
+
+@pytest.mark.parametrize("thread", [1, 2])
+def test_links_named_operator_ran_at_another_time(thread: int) -> None:
+    events = [
+        operator("aten::mm", 0, 50, 3),
+        launch(9, 20, 25),
+        kernel(9, 100, 300, external=4),
+        operator("aten::view", 400, 410, 4, thread=thread),
+    ]
+    assert device_ns(events) == {"aten::mm": 200, "aten::view": 0}
+
+
+def test_links_launch_without_operator_belongs_to_none() -> None:
+    events = [operator("aten::mm", 0, 10, 9), launch(9, 20, 25), kernel(9, 100, 300, external=9)]
+    assert device_ns(events) == {"aten::mm": 0}
+
+
+def test_links_launch_thread_without_operators_trusts_the_id() -> None:
+    # Exporters that do not know the system's thread id put launches on a thread of their own.
+    events = [operator("aten::mm", 0, 50, 3), launch(9, 20, 25, thread=99), kernel(9, 100, 300, external=3)]
+    assert device_ns(events) == {"aten::mm": 200}
+
+
+def test_links_launch_not_recorded_trusts_the_id() -> None:
+    assert device_ns([operator("aten::mm", 0, 50, 3), kernel(9, 100, 300, external=3)]) == {"aten::mm": 200}
+
+
+def test_links_graph_launch_gives_all_its_events() -> None:
+    events = [
+        operator("CompiledFunction", 0, 90, 13),
+        traces.event("## Call CompiledFxGraph abc ##", 10, 80, cat="user_annotation"),
+        traces.event("cudaGraphLaunch", 20, 60, cat="cuda_runtime", args={"correlation": 5}),
+        kernel(5, 100, 110, external=13),
+        kernel(5, 110, 140),
+        kernel(5, 140, 141, cat="gpu_memset"),
+        kernel(5, 150, 155, cat="gpu_memcpy"),
+    ]
+    assert device_ns(events) == {"CompiledFunction": 10 + 30 + 1 + 5}
+
+
+def test_links_compiled_graph_without_operator_is_the_launcher() -> None:
+    events = [
+        traces.event("train.py(3): step", 0, 99, cat="python_function"),
+        traces.event("## Call CompiledFxGraph abc ##", 10, 80, cat="user_annotation"),
+        traces.event("cuLaunchKernel", 20, 60, cat="cuda_driver", args={"correlation": 5}),
+        kernel(5, 100, 110),
+    ]
+    rows = analysis.operators(traces.trace_of(events))
+    assert {row.name: row.self_device_ns for row in rows if "Compiled" in row.name} == {
+        "## Call CompiledFxGraph abc ##": 10
+    }
+
+
+def test_links_repeated_correlation_takes_the_latest_launch() -> None:
+    events = [
+        operator("aten::a", 0, 50),
+        launch(9, 20, 25),
+        kernel(9, 30, 40),
+        operator("aten::b", 100, 150),
+        launch(9, 120, 125),
+        kernel(9, 130, 160),
+    ]
+    assert device_ns(events) == {"aten::a": 10, "aten::b": 30}
+
+
+def test_links_operator_left_open_leaves_kernels_to_others() -> None:
+    open_one = traces.event("aten::open", 0, 90, args={"finished": False})
+    events = [operator("aten::mm", 0, 95), open_one, launch(9, 20, 25), kernel(9, 100, 300)]
+    assert device_ns(events)["aten::mm"] == 200
+
+
+def recording(source: random.Random, external: str) -> list[dict[str, Any]]:
+    """Return operators in operators on three threads, their launches, and what these ran on a device.
+
+    Args:
+        source: Where chance comes from.
+        external: What ``External id`` of launches and kernels holds: ``operator`` or ``correlation``.
+    """
+    events: list[dict[str, Any]] = []
+    identifiers = iter(range(1, 10_000))
+    correlations = iter(source.sample(range(1, 300), 250))
+
+    def grow(thread: int, start: int, end: int, depth: int, inside: int) -> None:
+        at = start
+        while at + 8 < end and len(events) < 600:
+            length = source.randrange(4, end - at)
+            if depth < 4 and source.random() < 0.6:
+                own = next(identifiers)
+                args = {"External id": own}
+                events.append(event("cpu_op", f"op{own}", thread, at, length, args))
+                grow(thread, at + 1, at + length - 1, depth + 1, own)
+            else:
+                run(thread, at, min(length, 3), inside)
+            at += length + source.randrange(1, 4)
+
+    def run(thread: int, at: int, length: int, inside: int) -> None:
+        number = next(correlations, None)
+        if number is None:
+            return
+        args = {"correlation": number, "External id": inside if external == "operator" else number}
+        category = source.choice(("cuda_runtime", "cuda_driver"))
+        events.append(event(category, "launch", thread, at, length, args))
+        for _ in range(source.choice((1, 1, 1, 5))):
+            kind = source.choice(("kernel", "kernel", "gpu_memcpy", "gpu_memset"))
+            events.append(event(kind, "k", 7, at + source.randrange(-2, 500), 5, args))
+
+    for thread in (1, 2, 3):
+        grow(thread, 1000, 1000 + source.randrange(200, 900), 0, 0)
+    source.shuffle(events)
+    return events
+
+
+def event(cat: str, name: str, thread: int, start: int, length: int, args: dict[str, Any]) -> dict[str, Any]:
+    times = {"start": start, "end": start + length}
+    return {"cat": cat, "name": name, "thread": thread, "args": args, **times}
+
+
+def searched(events: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the innermost operator around the launch of each device event, by place; "" for none."""
+    launches = {each["args"]["correlation"]: each for each in events if each["name"] == "launch"}
+    found = {}
+    for place, each in enumerate(events):
+        if each["cat"] not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        call = launches[each["args"]["correlation"]]
+        around = [
+            op
+            for op in events
+            if op["cat"] == "cpu_op" and op["thread"] == call["thread"]
+            if op["start"] <= call["start"] and call["end"] <= op["end"]
+        ]
+        innermost = min(around, key=lambda op: op["end"] - op["start"], default=None)
+        found[place] = innermost["name"] if innermost else ""
+    return found
+
+
+@pytest.mark.parametrize("external", ["operator", "correlation"])
+@pytest.mark.parametrize("seed", range(12))
+def test_links_any_recording_equals_a_plain_search(seed: int, external: str) -> None:
+    events = recording(random.Random(seed), external)
+    trace = traces.trace_of(
+        [
+            traces.event(e["name"], e["start"], e["end"], cat=e["cat"], thread=e["thread"], args=e["args"])
+            for e in events
+        ]
+    )
+    links = find_links(trace)
+    names = [trace.names[name] for name in trace.name.tolist()]
+    ours = {
+        row: names[operator] if operator >= 0 else ""
+        for row, operator in zip(links.event.tolist(), links.operator.tolist(), strict=True)
+    }
+    expected = searched(events)
+    assert len(expected) > 20
+    assert ours == expected
