@@ -221,7 +221,7 @@ class _Court:
         growth = max(
             (each.step_seconds - each.before.step_seconds for each in self._seen if each.before), default=0.0
         )
-        growth -= sum(verdict.cost_seconds_per_step for verdict in self.told)
+        growth -= sum(verdict.cost_seconds_per_step for verdict in self.told if verdict.has_grown)
         return growth if growth > 0 and waited >= EXPLAINED * growth else cost
 
     def _lateness(self, rank: RankEvidence) -> float:
@@ -266,7 +266,7 @@ class _Court:
             text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
         cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
         if all(verdict.cause is not cause for verdict in self.told):
-            self._tell(cause, rank, rank.rank, phase, text, cost)
+            self._tell(cause, rank, rank.rank, phase, text, cost, ever_since=rank.late_ever_since)
 
     def try_exchange(self) -> None:
         """Tell the time in collectives that even the last rank spends there, beyond what it was before.
@@ -301,13 +301,24 @@ class _Court:
         if not alike and rank.late_phase not in _OF_PHASE and left.late >= LEAST_SHARE * self.step_seconds:
             cost, left.late = left.late, 0.0
             text += f"; {in_ms(cost)} of each {in_ms(rank.step_seconds)} step more than its peers need"
-        self._tell(Cause.MEMORY_PRESSURE, rank, None if alike else rank.rank, "", text, cost)
+        named = None if alike else rank.rank
+        self._tell(Cause.MEMORY_PRESSURE, rank, named, "", text, cost, ever_since=True)
 
     def _tell(
-        self, cause: Cause, where: RankEvidence, rank: int | None, phase: str, text: str, cost: float
+        self,
+        cause: Cause,
+        where: RankEvidence,
+        rank: int | None,
+        phase: str,
+        text: str,
+        cost: float,
+        *,
+        ever_since: bool = False,
     ) -> None:
+        has_grown = where.before is not None and not ever_since
+        command = _next(cause, self._run)
         self.told.append(
-            Verdict(cause, self._run, where.node, rank, phase, text, cost, _next(cause, self._run))
+            Verdict(cause, self._run, where.node, rank, phase, text, cost, command, has_grown=has_grown)
         )
 
 
@@ -375,7 +386,8 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
     if not slowed:
         return None
     slower, rank, before = max(slowed, key=lambda each: each[0])
-    unexplained = slower - sum(each.cost_seconds_per_step for each in told)
+    # What was there before explains nothing of it.
+    unexplained = slower - sum(each.cost_seconds_per_step for each in told if each.has_grown)
     if slower < LEAST_SHARE * step or unexplained <= (1 - EXPLAINED) * slower:
         return None
     if any(each.cause is Cause.CPU_CONTENTION for each in told):
@@ -388,7 +400,8 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
     words = f"steps take {in_ms(slower)} more than before, {in_ms(unexplained)} of it without a known cause"
     words += f", and {in_ms(knock_on)} in exchanges that have grown with it" if knock_on else ""
     words += f"; {phase} has grown most" if phase else ""
-    return Verdict(Cause.UNKNOWN, run, "", None, phase, words, unexplained, _next(Cause.UNKNOWN, run))
+    command = _next(Cause.UNKNOWN, run)
+    return Verdict(Cause.UNKNOWN, run, "", None, phase, words, unexplained, command, has_grown=True)
 
 
 def _knock_on(

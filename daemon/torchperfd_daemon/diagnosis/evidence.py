@@ -31,6 +31,7 @@ class RankEvidence:
         late_seconds: Own work above the peers' median, where that is beyond chance
             (:func:`~torchperfd_daemon.diagnosis.detect.find_stragglers`).
         late_phase: The phase in which most of that lies.
+        late_ever_since: It was as late before the run became slower.
         window_seconds: How long the window was.
     """
 
@@ -56,6 +57,7 @@ class RankEvidence:
     before: "RankEvidence | None" = None
     late_seconds: float = 0.0
     late_phase: str = ""
+    late_ever_since: bool = False
     window_seconds: float = 0.0
 
     @property

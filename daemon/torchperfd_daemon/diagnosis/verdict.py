@@ -61,6 +61,7 @@ class Verdict:
         next_command: What to type next.
         onset_step: The first step that was slower; None when the run was never faster.
         onset_unix_seconds: When that step ended, 0 when there is none.
+        has_grown: What it costs has come with the run's slowdown, and was not there before.
         stalled_seconds: Of a hang, for how long no step has ended.
         window_seconds: The evidence is of the newest so many seconds; 0 where it is not of a window.
         others: Further causes of the same run, the costliest first. Their costs add up with this one's.
@@ -76,6 +77,7 @@ class Verdict:
     next_command: str
     onset_step: int | None = None
     onset_unix_seconds: float = 0.0
+    has_grown: bool = False
     stalled_seconds: float = 0.0
     window_seconds: float = 0.0
     others: "tuple[Verdict, ...]" = ()

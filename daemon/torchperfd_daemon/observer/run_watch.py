@@ -311,7 +311,7 @@ class RunWatch:
         return verdicts
 
     def _dated(self, verdict: Verdict, slowdown: Slowdown) -> Verdict:
-        if verdict.cause is Cause.NONE:
+        if not verdict.has_grown:
             return verdict
         return replace(
             verdict,
@@ -330,13 +330,17 @@ class RunWatch:
         usual = _usual_lateness(list(seen.values()))
         # A rank that was always slow is late all the same, only not the reason for a slowdown.
         period = self._rhythm.period
-        late = (_late(ranks, usual, suspects, period) if usual else {}) or _late(ranks, {}, suspects, period)
+        late = _late(ranks, usual, suspects, period) if usual else {}
+        ever_since = not late and bool(usual)
+        late = late or _late(ranks, {}, suspects, period)
         self.stragglers = {rank: seconds for rank, (seconds, _) in late.items()}
         told = []
         for watch, evidence in ranks:
             if evidence.rank in late:
                 seconds, phase = late[evidence.rank]
-                evidence = watch.shared(replace(evidence, late_seconds=seconds, late_phase=phase))
+                evidence = watch.shared(
+                    replace(evidence, late_seconds=seconds, late_phase=phase, late_ever_since=ever_since)
+                )
             told.append(evidence)
         return told
 

@@ -405,3 +405,12 @@ def test_any_evidence_has_an_answer_the_costliest_first(ranks: list[RankEvidence
     assert costs == sorted(costs, reverse=True)
     assert all(cost >= 0 for cost in costs)
     assert len({verdict.cause for verdict in found}) == len(found)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rank_causes_onset_needs_a_known_past(known: bool) -> None:
+    """A rank that has joined after the change has no past: what it loses may always have been so."""
+    past = RankEvidence(0, "n", 0.1, {"data": 0.002, "forward": 0.098})
+    rank = RankEvidence(0, "n", 0.2, {"data": 0.102, "forward": 0.098}, before=past if known else None)
+    (first, *_) = rank_causes("r", [rank])
+    assert (first.cause, first.has_grown) == (Cause.INPUT_BOUND, known)

@@ -449,3 +449,19 @@ def test_verdict_of_ended_run_names_window_and_whole_run() -> None:
     assert steps
     assert re.search(r" waiting for data in the last (9|10) s; over the whole run ", verdict.evidence)
     assert verdict.evidence.endswith(f"data takes {in_ms(phases['data'])} of each {in_ms(step_seconds)} step")
+
+
+def test_onset_is_not_claimed_of_what_was_there_before() -> None:
+    """Rank 1 is slow from the start; later all ranks become slower, which rank 1 has no part in."""
+    watched = Watched(ranks=4)
+
+    def slow(rank: int, _step: int) -> dict[str, float]:
+        return {"forward": 0.04} if rank == 1 else {}
+
+    watched.train(30, slow)
+    assert (watched.verdict.cause, watched.verdict.rank) == (Cause.SLOW_RANK, 1)
+    watched.train(30, lambda rank, step: {**slow(rank, step), "optimizer": 0.06})
+    found = {each.cause: each for each in (watched.verdict, *watched.verdict.others)}
+    assert found[Cause.UNKNOWN].onset_step is not None
+    assert found[Cause.SLOW_RANK].onset_step is None
+    assert "since step" not in found[Cause.SLOW_RANK].summary
