@@ -6,25 +6,16 @@ behind a matrix product costs nothing, and the same collective alone costs all o
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
+from torchperfd_daemon.analysis.categories import COPY
+from torchperfd_daemon.analysis.categories import DEVICE as DEVICE
+from torchperfd_daemon.analysis.categories import KERNEL as KERNEL
+from torchperfd_daemon.analysis.categories import LAUNCHES as LAUNCHES
 from torchperfd_daemon.analysis.comm_kernels import communicates
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
-
-KERNEL: Final = "kernel"
-_COPY: Final = "gpu_memcpy"
-_FILL: Final = "gpu_memset"
-DEVICE: Final = frozenset({KERNEL, _COPY, _FILL})
-LAUNCHES: Final = frozenset(
-    {
-        f"{vendor}_{layer}"
-        for vendor in ("cuda", "hip", "xpu", "mtia", "privateuse1")
-        for layer in ("runtime", "driver")
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +95,7 @@ class DeviceTime:
         self.comm = kernels & (
             trace.in_group[self.rows] | _communicates(trace, comm_pattern)[trace.name[self.rows]]
         )
-        self._memcpy = self._is(_COPY)
+        self._memcpy = self._is(COPY)
         self._compute = ~self.comm & ~self._memcpy
 
     def all(self) -> Breakdown:

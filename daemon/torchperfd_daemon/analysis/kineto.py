@@ -5,7 +5,9 @@ Chrome trace events, times in microseconds. A trace is decoded while it is read,
 holds one batch of it, never the whole text. Batches end where events begin, as far as a regular
 expression can tell; where that guess, or the JSON, is wrong, an exact tokenizer goes over the batch
 event by event. Real files break (unescaped quotes, cut ends, fields of another type), so one bad
-event costs itself and never the file.
+event costs itself and never the file, and a bad field not even its event's times (`lenient`).
+
+A bare list of events is a trace too: other exporters write it, and viewers take it.
 """
 
 import json
@@ -16,6 +18,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from torchperfd_daemon.analysis import lenient
 from torchperfd_daemon.errors import TorchperfdError
 
 # A start below this many µs, written with three decimals, is exact to the ns as a double.
@@ -50,6 +53,19 @@ class Args(msgspec.Struct, gc=False):
     reserved: _Int64 = msgspec.field(name="Total Reserved", default=0)
 
 
+class ForeignArgs(Args, gc=False):
+    """What the arguments of an event without a category say of where it ran, and what metadata names.
+
+    The names are those of torch_npu and of Kineto's metadata events.
+    """
+
+    stream: int | str | None = None
+    task_type: str | None = msgspec.field(name="Task Type", default=None)
+    connection: int | str | None = msgspec.field(name="connection_id", default=None)
+    label: str | None = msgspec.field(name="name", default=None)
+    labels: str | None = None
+
+
 class Event(msgspec.Struct, gc=False):
     """One trace event; ``ts`` and ``dur`` in microseconds, negative when absent."""
 
@@ -76,7 +92,20 @@ class ExactEvent(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-AnyEvent = Event | ExactEvent
+class ForeignEvent(msgspec.Struct, gc=False):
+    """An event of a trace whose events lack categories."""
+
+    ph: str
+    name: str = ""
+    cat: str = ""
+    pid: int | str = 0
+    tid: int | str = 0
+    ts: Decimal = Decimal(-1)
+    dur: float = -1.0
+    args: ForeignArgs | None = None
+
+
+AnyEvent = Event | ExactEvent | ForeignEvent
 
 
 class Distributed(msgspec.Struct):
@@ -106,32 +135,42 @@ class Header(msgspec.Struct):
         distributed: Rank and world size; None for a run of one process.
         devices: The accelerators of the machine.
         capture: What the client wrote into it; None for a trace of another origin.
+        warnings: What the exporter itself had to say, such as records that it lost.
+        errors: Likewise, of what failed.
     """
 
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[Device] = msgspec.field(name="deviceProperties", default_factory=list)
     capture: Capture | None = msgspec.field(name="torchperfd", default=None)
+    warnings: list[str] = msgspec.field(name="WARNING", default_factory=list)
+    errors: list[str] = msgspec.field(name="ERROR", default_factory=list)
 
 
 _EVENTS: Final = msgspec.json.Decoder(list[Event])
 _EXACT_EVENTS: Final = msgspec.json.Decoder(list[ExactEvent], strict=False)
 _EVENT: Final = msgspec.json.Decoder(Event)
 _EXACT_EVENT: Final = msgspec.json.Decoder(ExactEvent, strict=False)
+_FOREIGN_EVENTS: Final = msgspec.json.Decoder(list[ForeignEvent], strict=False)
+_FOREIGN_EVENT: Final = msgspec.json.Decoder(ForeignEvent, strict=False)
 _HEADER: Final = msgspec.json.Decoder(Header)
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # The exact tokenizer reads latin-1, in which every byte is one character, so that its positions are bytes.
 _TOKENIZER: Final = json.JSONDecoder(strict=False)
 
 _FIRST_EVENT: Final = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BARE_LIST: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[(?=\s*\{)")
 # An event's object follows "," and another object, or opens the list. A well-formed string never
 # matches: a quote within it is escaped, and after its closing quote comes no word.
 _BEFORE_EVENT: Final = re.compile(rb'[\[,](?=\s*\{\s*"\w)')
+_BEFORE_NEXT: Final = re.compile(r'[\[,](?=\s*\{\s*"\w)')
 _BETWEEN: Final = re.compile(r"[\s,]*")
 # Where a batch may end is looked for in this many bytes of its tail; few events are longer.
 _TAIL: Final = 1 << 14
 # An event that is still incomplete after this many bytes is taken for a broken one.
 _LONGEST_EVENT: Final = 1 << 20
+# An event is repaired if it ends before one of so many places where another may begin.
+_MOST_ENDS: Final = 64
 # Of what stands before and after the events, this much is kept.
 _MARGIN: Final = 1 << 20
 _KEY: Final = 1 << 12
@@ -142,17 +181,24 @@ class Events:
 
     Args:
         pieces: The text of the trace, cut anywhere.
+        foreign: Whether to yield `ForeignEvent`, for a trace whose events lack categories.
 
     Attributes:
         skipped: Events left out so far because they were unparsable or ill-typed.
+        repaired: Events that were kept without fields that could not be read.
         damaged: The JSON was broken, or ended early; known once the last batch is out.
+        more_exports: Another trace follows in the same file, unread; known once the last batch is out.
         header: What stood around the events; complete once the last batch is out.
     """
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
+    def __init__(self, pieces: Iterable[bytes], *, foreign: bool = False) -> None:
         self.skipped = 0
+        self.repaired = 0
         self.damaged = False
+        self.more_exports = False
         self.header = Header()
+        self._foreign = foreign
+        self._bare = False
         self._pieces = iter(pieces)
         self._exact = False
         self._ended = False
@@ -162,10 +208,11 @@ class Events:
         """Yield lists of `Event`, or of `ExactEvent` from where a trace turns out to need them.
 
         Raises:
-            TorchperfdError: The text has no ``traceEvents``.
+            TorchperfdError: The text has no ``traceEvents`` and is no list of events.
         """
         head, begun = self._find_events()
-        self._read_header(head.rstrip().rstrip(b",") + b"}")
+        if not self._bare:
+            self._read_header(head.rstrip().rstrip(b",") + b"}")
         text = bytearray(b"[" + begun)
         for piece in self._pieces:
             text += piece
@@ -184,6 +231,9 @@ class Events:
         text = b""
         for piece in self._pieces:
             text += piece
+            if match := _BARE_LIST.match(text):
+                self._bare = True
+                return b"", text[match.end() :]
             if match := _FIRST_EVENT.search(text):
                 return text[: match.start()][:_MARGIN], text[match.end() :]
             # Kept is the file's beginning, and enough of its end to find a key that was cut in two.
@@ -214,6 +264,11 @@ class Events:
 
     def _decode(self, text: memoryview) -> list[Any] | None:
         """Decode a list of events, all of them or none; None when one is broken."""
+        if self._foreign:
+            try:
+                return _FOREIGN_EVENTS.decode(text)
+            except _UNREADABLE:
+                return None
         if not self._exact:
             try:
                 events = _EVENTS.decode(text)
@@ -260,6 +315,11 @@ class Events:
             try:
                 _, end = _TOKENIZER.raw_decode(characters, at)
             except (ValueError, RecursionError):
+                mended = self._repair(characters, at, last=last)
+                if mended is not None:
+                    self._take(mended, batch, mended=True)
+                    at += len(mended)
+                    continue
                 if not last and len(characters) - at < _LONGEST_EVENT:
                     return batch, text[at:]
                 self.damaged = True
@@ -270,15 +330,40 @@ class Events:
                     return batch, text[-_KEY:]
                 at = following.start() + 1 if following else len(characters)
                 continue
-            event = self._decode_one(text[at:end])
-            if event is None:
-                self.skipped += 1
-            else:
-                batch.append(event)
+            self._take(text[at:end], batch)
             at = end
+
+    def _repair(self, characters: str, at: int, *, last: bool) -> bytes | None:
+        """Return the event that begins at ``at`` as JSON, of the same length; None where it cannot be."""
+        until = at
+        for _ in range(_MOST_ENDS):
+            following = _BEFORE_NEXT.search(characters, until + 1)
+            if following is None and not last:
+                return None
+            until = following.start() if following else len(characters)
+            if found := lenient.repaired(characters[at:until]):
+                text, end = found
+                return text[:end].encode("latin-1")
+            if following is None or until - at > _LONGEST_EVENT:
+                return None
+        return None
+
+    def _take(self, text: bytes, batch: list[Any], *, mended: bool = False) -> None:
+        """Append the event that is written in ``text``, with those of its fields that can be read."""
+        event: Any = self._decode_one(text)
+        if event is None:
+            mended = True
+            event = lenient.struct_from(text, ForeignEvent if self._foreign else ExactEvent)
+        if event is None:
+            self.skipped += 1
+            return
+        self.repaired += mended
+        batch.append(event)
 
     def _decode_one(self, text: bytes) -> AnyEvent | None:
         try:
+            if self._foreign:
+                return _FOREIGN_EVENT.decode(text)
             event = _EVENT.decode(text)
         except _UNREADABLE:
             pass
@@ -286,28 +371,60 @@ class Events:
             if event.ts < EXACT_BELOW_US:
                 return event
         try:
-            return _EXACT_EVENT.decode(text)
+            return None if self._foreign else _EXACT_EVENT.decode(text)
         except _UNREADABLE:
             return None
 
     def _read_tail(self, text: bytes) -> None:
         """Read on to the end, which tells whether the file is whole, and keep the beginning of it."""
         final = text.rstrip()[-1:]
+        window = text
+        self.more_exports = _FIRST_EVENT.search(window) is not None
         for piece in self._pieces:
             text = (text + piece)[:_MARGIN] if len(text) < _MARGIN else text
             final = piece.rstrip()[-1:] or final
-        self.damaged |= final != b"}"
+            window = window[-_KEY:] + piece
+            self.more_exports |= _FIRST_EVENT.search(window) is not None
+        self.damaged |= final != (b"]" if self._bare else b"}")
         rest = text[1:].strip()
-        if rest.startswith(b","):
+        if self._bare:
+            self.more_exports |= rest[:1] in (b"[", b"{")
+        elif rest.startswith(b","):
             self._read_header(b"{" + rest[1:])
 
     def _read_header(self, text: bytes) -> None:
-        """Take what is known from ``text``; around damaged events nothing is."""
+        """Take what is known from ``text``; a field that cannot be read costs itself."""
         try:
             found = _HEADER.decode(text)
         except _UNREADABLE:
-            return
+            found = _salvaged_header(text)
         self.header.base_ns = found.base_ns or self.header.base_ns
         self.header.distributed = found.distributed or self.header.distributed
         self.header.devices = found.devices or self.header.devices
         self.header.capture = found.capture or self.header.capture
+        self.header.warnings = found.warnings or self.header.warnings
+        self.header.errors = found.errors or self.header.errors
+
+
+def _salvaged_header(text: bytes) -> Header:
+    """Return those fields of a header that can be read."""
+    keys = tuple(field.encode_name for field in msgspec.structs.fields(Header))
+    found = lenient.objects_in(text, keys)
+    distributed, capture = found.get("distributedInfo"), found.get("torchperfd")
+    devices, base = found.get("deviceProperties"), lenient.whole_number(found.get("baseTimeNanoseconds"))
+    return Header(
+        base_ns=base or 0,
+        distributed=lenient.convert(distributed, Distributed) if isinstance(distributed, dict) else None,
+        devices=[
+            device
+            for each in (devices if isinstance(devices, list) else [])
+            if isinstance(each, dict) and (device := lenient.convert(each, Device))
+        ],
+        capture=lenient.convert(capture, Capture) if isinstance(capture, dict) else None,
+        warnings=_texts(found.get("WARNING")),
+        errors=_texts(found.get("ERROR")),
+    )
+
+
+def _texts(found: Any) -> list[str]:
+    return [str(each).encode(errors="replace").decode() for each in found] if isinstance(found, list) else []

@@ -1,6 +1,7 @@
 """Reads a trace file into the columns of a `Trace`."""
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
 from operator import attrgetter
@@ -10,21 +11,16 @@ from typing import Any, Final, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.analysis import kineto
-from torchperfd_daemon.analysis.trace import CollectiveArgs, Int32, Int64, Memory, Trace
+from torchperfd_daemon.analysis import device_times, kineto
+from torchperfd_daemon.analysis.categories import DEVICE, category
+from torchperfd_daemon.analysis.foreign import Foreign
+from torchperfd_daemon.analysis.trace import CollectiveArgs, Int32, Int64, Memory, Reading, Trace
 from torchperfd_daemon.analysis.tracefile import MAX_BYTES, TraceFile
 from torchperfd_daemon.analysis.unfinished import end_unfinished
 from torchperfd_daemon.errors import TorchperfdError
 
 _Key = TypeVar("_Key")
 
-# Names that older exporters gave to categories, in lower case.
-_CATEGORY_ALIASES: Final = {
-    "operator": "cpu_op",
-    "runtime": "cuda_runtime",
-    "memcpy": "gpu_memcpy",
-    "memset": "gpu_memset",
-}
 # The recording window that the exporter draws around everything: not something that ran.
 _WINDOW: Final = ("Trace", "trace")
 _MEMORY: Final = "[memory]"
@@ -34,11 +30,21 @@ _LONGEST_US: Final = float(1 << 43)
 # What a trace may take in memory ends here, at some 70 bytes an event.
 _MOST_EVENTS: Final = 1 << 26
 _NO_ARGS: Final = kineto.Args()
+_NO_FOREIGN_ARGS: Final = kineto.ForeignArgs()
+_UNNAMED: Final = "(no name)"
+# Of what the exporter itself has to say only this much is kept.
+_MOST_WARNINGS: Final = 5
+_LONGEST_WARNING: Final = 200
+_MOST_RANKS: Final = 1 << 31
+# Device events at impossible times are kept under this name, as moments that nothing counts.
+_IMPOSSIBLE: Final = "impossible_device_time"
 _WHERE: Final = attrgetter("pid", "tid")
 
 
 def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
     """Read a Kineto trace, ``.json`` or ``.json.gz``; bad events are skipped and counted.
+
+    A file whose events lack categories is read anew, with what tells their kinds.
 
     The text is never in memory as a whole: what stays is some 60 bytes an event.
 
@@ -50,20 +56,30 @@ def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
         NoSuchTargetError: There is no such file.
         TorchperfdError: The file cannot be read, is no trace, is too big, or holds nothing that ran.
     """
-    file = TraceFile(Path(path), max_bytes)
-    events = kineto.Events(file.pieces())
-    columns = _Columns()
     try:
-        for batch in events:
-            columns.add(batch)
-            if len(columns.start) > _MOST_EVENTS:
-                raise TorchperfdError(f"it holds more than {_MOST_EVENTS:,} events", "capture fewer steps")
+        found = _read(Path(path), max_bytes, None) or _read(Path(path), max_bytes, Foreign())
     except TorchperfdError as error:
         if error.problem.startswith("it "):
             raise TorchperfdError(f"cannot analyse {path}: {error.problem}", error.remedy) from None
         raise
-    if not columns.start:
+    if found is None:
         raise TorchperfdError(f"{path} holds no event with a duration", "capture at least one whole step")
+    return found
+
+
+def _read(path: Path, max_bytes: int, foreign: Foreign | None) -> Trace | None:
+    """Read a trace; return None where events lack a category, unless ``foreign`` is there to infer it."""
+    file = TraceFile(path, max_bytes)
+    events = kineto.Events(file.pieces(), foreign=foreign is not None)
+    columns = _Columns(foreign)
+    for batch in events:
+        columns.add(batch)
+        if columns.uncategorised and foreign is None:
+            return None
+        if len(columns.start) > _MOST_EVENTS:
+            raise TorchperfdError(f"it holds more than {_MOST_EVENTS:,} events", "capture fewer steps")
+    if not columns.start:
+        raise TorchperfdError("it holds no event with a duration", "capture at least one whole step")
     return columns.trace(str(path), file, events)
 
 
@@ -89,10 +105,13 @@ class _Table(dict[_Key, int], Generic[_Key]):
 class _Columns:
     """The columns while they grow."""
 
-    def __init__(self) -> None:
+    def __init__(self, foreign: Foreign | None) -> None:
         self.events = 0
-        self.skipped = 0
+        self.skipped = Counter[str]()
+        self.uncategorised = False
         self.start = array("q")
+        self._foreign = foreign
+        self._no_args = _NO_ARGS if foreign is None else _NO_FOREIGN_ARGS
         # What is absent has number 0.
         self._names = _Table[str]({"": 0})
         self._written_categories = _Table[str]({"": 0} | {name: 1 + at for at, name in enumerate(_WINDOW)})
@@ -124,6 +143,8 @@ class _Columns:
         if len(complete) < len(batch):
             self.events += len(batch) - len(complete)
             self._add_memory([event for event in batch if event.name == _MEMORY and event.ph == "i"])
+            if self._foreign is not None:
+                self._foreign.note_metadata([event for event in batch if event.ph == "M"])
         if not complete:
             return
         starts = _doubles([event.ts for event in complete])
@@ -131,11 +152,17 @@ class _Columns:
         names = _numbers(map(self._names.__getitem__, [event.name for event in complete]))
         categories = _numbers(map(self._written_categories.__getitem__, [event.cat for event in complete]))
         # What stands for an absent time is negative.
-        sound = (starts >= 0) & (starts < _LATEST_START_US) & (durations >= 0) & (durations < _LONGEST_US)
-        sound &= (names != 0) & (categories != 0)
-        wanted = sound & (categories > len(_WINDOW))
+        timed = (starts >= 0) & (durations >= 0)
+        sound = timed & (starts < _LATEST_START_US) & (durations < _LONGEST_US)
         self.events += int(sound.sum())
-        self.skipped += len(sound) - int(sound.sum())
+        if not sound.all():
+            self._skip("no start or duration", int((~timed).sum()))
+            self._skip("an impossible time", int((timed & ~sound).sum()))
+        if not names.all():
+            names[names == 0] = self._names[_UNNAMED]
+        uncategorised = categories == 0
+        self.uncategorised |= bool((sound & uncategorised).any())
+        wanted = sound & (uncategorised | (categories > len(_WINDOW)))
         if not wanted.all():
             windows = np.flatnonzero(sound & ~wanted)
             ends = _exact_nanoseconds([complete[row] for row in windows.tolist()], starts[windows])
@@ -145,7 +172,7 @@ class _Columns:
             starts, durations = starts[wanted], durations[wanted]
             names, categories = names[wanted], categories[wanted]
         start_ns = _exact_nanoseconds(complete, starts)
-        args = [event.args or _NO_ARGS for event in complete]
+        args: list[Any] = [event.args or self._no_args for event in complete]
         self._collectives.add(len(self._name), args)
         external = _identifiers([each.external_id for each in args], 0)
         if not external.all():
@@ -156,10 +183,17 @@ class _Columns:
         _append(self._name, names)
         _append(self._category, categories)
         _append(self._thread, _numbers(map(self._threads.__getitem__, map(_WHERE, complete))))
+        _append(self._external, external)
+        correlation = _identifiers([each.correlation for each in args], -1)
+        if self._foreign is not None:
+            connected = _identifiers([each.connection for each in args], -1)
+            correlation = np.where(correlation < 0, connected, correlation)
+            for row in np.flatnonzero(categories == 0).tolist():
+                on_stream = args[row].stream is not None or args[row].task_type is not None
+                self._foreign.add(len(self.start) + row, on_stream=on_stream)
+        _append(self._correlation, correlation)
         _append(self.start, start_ns)
         _append(self._end, start_ns + nanoseconds(durations))
-        _append(self._external, external)
-        _append(self._correlation, _identifiers([each.correlation for each in args], -1))
         _append(self._shape, _numbers(map(self._shapes.__getitem__, dims)))
         _append(self._type, _numbers(map(self._types.__getitem__, types)))
         _append(self._sequence, _identifiers([each.sequence for each in args], -1))
@@ -170,7 +204,7 @@ class _Columns:
     def _add_memory(self, instants: list[Any]) -> None:
         times = _doubles([event.ts for event in instants])
         sound = (times >= 0) & (times < _LATEST_START_US)
-        self.skipped += len(instants) - int(sound.sum())
+        self._skip("no start or duration", len(instants) - int(sound.sum()))
         self.events -= len(instants) - int(sound.sum())
         instants = [event for event, good in zip(instants, sound.tolist(), strict=True) if good]
         args = [event.args or _NO_ARGS for event in instants]
@@ -179,25 +213,49 @@ class _Columns:
         _append(self._device_type, np.array([each.device_type for each in args], dtype=np.int32))
         _append(self._reserved, np.array([each.reserved for each in args], dtype=np.int64))
 
+    def _skip(self, why: str, events: int) -> None:
+        if events:
+            self.skipped[f"with {why}"] += events
+
     def trace(self, path: str, file: TraceFile, events: kineto.Events) -> Trace:
         """Return the finished columns, without the recording window, on a clock that starts at zero."""
-        categories = _Table[str]()
-        renumbered = np.array([categories[_category(each)] for each in self._written_categories], np.int32)
-        category = renumbered[np.frombuffer(self._category, np.int32)]
+        kinds, categories = self._kinds()
+        thread = np.frombuffer(self._thread, np.int32)
+        if self._foreign is not None:
+            thread = np.array(self._foreign.merged(list(self._threads)), np.int32)[thread]
         start, end = np.frombuffer(self.start, np.int64), np.frombuffer(self._end, np.int64)
-        origin = int(start.min())
+        on_device = np.isin(kinds, [number for name, number in categories.items() if name in DEVICE])
+        outliers = device_times.far_away(start, end, on_device)
+        kinds[outliers.rows] = categories[_IMPOSSIBLE]
+        on_device[outliers.rows] = False
+        origin = int(np.delete(start, outliers.rows).min() if len(outliers.rows) else start.min())
+        start[outliers.rows] = end[outliers.rows] = origin
         start -= origin
         end -= origin
+        shortened, endless = device_times.shorten(start, end, thread, on_device)
+        self._skip_unreadable(events.skipped)
+        said = (*events.header.errors, *events.header.warnings)
+        reading = Reading(
+            skipped_why=dict(self.skipped),
+            repaired=events.repaired,
+            more_exports=events.more_exports,
+            uncategorised=len(self._foreign.rows) if self._foreign else 0,
+            warnings=tuple(text[:_LONGEST_WARNING] for text in said[:_MOST_WARNINGS]),
+            far_away=len(outliers.rows),
+            shortened=shortened,
+            endless=endless,
+            clock_apart=outliers.clock_apart,
+        )
         distributed = events.header.distributed or kineto.Distributed()
         capture = events.header.capture or kineto.Capture()
         trace = Trace(
             path=path,
             size=file.size,
             events=self.events,
-            skipped=self.skipped + events.skipped,
+            skipped=self.skipped.total(),
             damaged=file.broken or events.damaged,
-            rank=distributed.rank,
-            world_size=distributed.world_size,
+            rank=_plausible(distributed.rank),
+            world_size=_plausible(distributed.world_size),
             origin_ns=events.header.base_ns + origin,
             names=list(self._names),
             categories=list(categories),
@@ -205,8 +263,8 @@ class _Columns:
             shapes=[text.decode(errors="replace") for text in self._shapes],
             types=[text.decode(errors="replace") for text in self._types],
             name=np.frombuffer(self._name, np.int32),
-            category=category,
-            thread=np.frombuffer(self._thread, np.int32),
+            category=kinds,
+            thread=thread,
             start=start,
             end=end,
             external=np.frombuffer(self._external, np.int64),
@@ -226,9 +284,29 @@ class _Columns:
             ),
             device_memory=min((each.memory for each in events.header.devices if each.memory > 0), default=0),
             unrecorded_step_ns=max(capture.unrecorded_step_ns, 0),
+            reading=reading,
         )
         end_unfinished(trace, self._recorded_until - origin if self._recorded_until else None)
         return trace
+
+    def _skip_unreadable(self, events: int) -> None:
+        if events:
+            self.skipped["that are no event or no JSON"] += events
+
+    def _kinds(self) -> tuple[Int32, "_Table[str]"]:
+        """Return each event's category, inferred where the file gives none, and the table of categories."""
+        categories = _Table[str]()
+        renumbered = np.array([categories[category(each)] for each in self._written_categories], np.int32)
+        kinds = renumbered[np.frombuffer(self._category, np.int32)]
+        if self._foreign is not None:
+            names, threads = list(self._names), list(self._threads)
+            for row, on_stream in zip(self._foreign.rows, self._foreign.on_stream, strict=True):
+                thread = self._thread[row]
+                kind = self._foreign.category(
+                    names[self._name[row]], thread, threads[thread], on_stream=on_stream
+                )
+                kinds[row] = categories[kind]
+        return kinds, categories
 
 
 class _CollectiveColumns:
@@ -315,9 +393,8 @@ def _identifier(value: int | str | None, none: int) -> int:
     return number if abs(number) < 1 << 63 else none
 
 
-def _category(written: str) -> str:
-    lowered = written.lower()
-    return _CATEGORY_ALIASES.get(lowered, lowered)
+def _plausible(rank: int | None) -> int | None:
+    return rank if rank is not None and 0 <= rank < _MOST_RANKS else None
 
 
 def _append(column: "array[int]", values: npt.NDArray[np.integer[Any]]) -> None:

@@ -1,7 +1,7 @@
 """One trace as columns: what ran where, from when to when, in integer nanoseconds."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,34 @@ class CollectiveArgs:
 
 
 @dataclass(slots=True)
+class Reading:
+    """How well a file could be read, beside what `Trace` says of that.
+
+    Attributes:
+        skipped_why: How many events were left out for which reason; together they are ``Trace.skipped``.
+        repaired: Events that were kept without fields that could not be read.
+        more_exports: The file holds another trace after this one, unread.
+        uncategorised: Events whose file does not say what kind they are; it was inferred.
+        warnings: What the exporter itself wrote into the file, such as records that it lost.
+        far_away: Device events left out since they start far outside the recording.
+        shortened: Device events that ended when the next of their stream began, since they were said to
+            outlast the recording.
+        endless: Device events that last longer than all else in the file, and were believed.
+        clock_apart: Most device events start far outside the host's recording, and were believed.
+    """
+
+    skipped_why: dict[str, int] = field(default_factory=dict)
+    repaired: int = 0
+    more_exports: bool = False
+    uncategorised: int = 0
+    warnings: tuple[str, ...] = ()
+    far_away: int = 0
+    shortened: int = 0
+    endless: int = 0
+    clock_apart: bool = False
+
+
+@dataclass(slots=True)
 class Trace:
     """The complete (``ph: X``) events of one trace as parallel columns, in file order.
 
@@ -89,6 +117,7 @@ class Trace:
         collective_args: What arguments say of collectives, for the events that have such.
         device_memory: Bytes of the smallest accelerator on record; 0 when the file does not say.
         unrecorded_step_ns: What a step took before it was recorded; 0 when the file does not say.
+        reading: How well the file could be read.
     """
 
     path: str
@@ -121,6 +150,7 @@ class Trace:
     collective_args: CollectiveArgs
     device_memory: int
     unrecorded_step_ns: int
+    reading: Reading = field(default_factory=Reading)
 
     def __len__(self) -> int:
         return len(self.name)
