@@ -85,6 +85,13 @@ OPTIONS: Final = (
     Option("socket", File(), "Unix socket for clients; this user's own by default.", contract.user_socket),
     Option("socket_mode", Mode(), "Permissions of the socket, octal.", "600"),
     Option(
+        "admin_group",
+        Text(),
+        "Group, by name or id, whose members may command all runs; others only their own.",
+    ),
+    Option("max_sessions", Count(1, 65536), "Training processes at the same time, of all users.", 2048),
+    Option("max_sessions_per_user", Count(1, 65536), "Training processes of one user.", 512),
+    Option(
         "metrics_address",
         Address(),
         "HOST:PORT of the metrics page; port 0 takes any free one.",

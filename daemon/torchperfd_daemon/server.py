@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Final
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
-from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2, session_pb2_grpc
+from torchperfd.v1 import contract, control_pb2, session_pb2
 from torchperfd_daemon.background import WorkerHealth
+from torchperfd_daemon.callers import UserLimit
 from torchperfd_daemon.captures import (
     Analyst,
     Catalog,
@@ -78,6 +79,7 @@ from torchperfd_daemon.metrics.uploads import UploadMetrics
 from torchperfd_daemon.notify import keep_watchdog_quiet, notify
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
+from torchperfd_daemon.rpc_server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.reach import SessionReach
 from torchperfd_daemon.service.survey import Held
@@ -98,12 +100,6 @@ _ORPHAN_CHECK_S: Final = 1.0
 # Who owns what changes with jobs, not with steps, and asks the kubelet.
 _OWNERSHIP_INTERVAL_S: Final = 5.0
 _RELIEF_S: Final = 2.0
-_RPC_OPTIONS: Final = (
-    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
-    # It pings after each message to learn how much the line takes. Ours is a socket on this node, and the
-    # answers woke the daemon up three times as often as the messages.
-    ("grpc.http2.bdp_probe", 0),
-)
 
 
 class AlreadyServedError(TorchperfdError):
@@ -122,7 +118,11 @@ class Daemon:
         self._settings = settings
         self._plan = plan or Plan()
         self._triggers: TriggerCounts = {}
-        self._store = Store(grace_seconds=settings.grace_seconds)
+        self._store = Store(
+            grace_seconds=settings.grace_seconds,
+            most_per_user=settings.max_sessions_per_user,
+            most=settings.max_sessions,
+        )
         quota = Quota(
             bytes=settings.captures_max_bytes,
             age_seconds=settings.captures_max_age_seconds,
@@ -187,8 +187,16 @@ class Daemon:
             fan_out = FanOut(lambda: self._credentials)
             fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
             others = fleet if self._peers is not None else None
+            callers = caller_directory(settings)
             sessions = SessionService(
-                self._store, self._coordinator, node, self._changed.set, others, self._job_peers
+                self._store,
+                self._coordinator,
+                node,
+                self._changed.set,
+                others,
+                self._job_peers,
+                callers=callers,
+                limit=UserLimit("sessions", settings.max_sessions_per_user, settings.max_sessions),
             )
 
             def families() -> Iterator[Family]:
@@ -250,7 +258,8 @@ class Daemon:
                 families=families,
             )
             checks = health.HealthServicer()
-            rpc = await _start_rpc(settings, sessions, control, checks)
+            rpc = RpcServer(settings, callers, sessions, control, checks)
+            await rpc.start()
             fleet_rpc = await self._start_fleet(sessions, node.name, observer.verdict)
             web = WebServer(
                 build_app(page, lambda: self._ready, web_config, sessions.pulses.freshen), web_config
@@ -414,31 +423,6 @@ def _host_collectors(ranks: RankProcesses) -> list[Collector]:
         ProcessCollector(ranks),
         CgroupCollector(ranks),
     ]
-
-
-async def _start_rpc(
-    settings: ServeSettings,
-    sessions: SessionService,
-    control: ControlService,
-    checks: health.HealthServicer,
-) -> grpc.aio.Server:
-    server = grpc.aio.server(options=_RPC_OPTIONS)
-    session_pb2_grpc.add_SessionServicer_to_server(sessions, server)
-    control_pb2_grpc.add_ControlServicer_to_server(control, server)
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    # The socket must never be there with wider permissions than asked for, not even briefly.
-    previous = os.umask(0o177)
-    try:
-        server.add_insecure_port(f"unix:{settings.socket}")
-        await server.start()
-    except RuntimeError as error:
-        raise TorchperfdError(
-            f"cannot listen on {settings.socket}: {error}", "choose another path with --socket"
-        ) from error
-    finally:
-        os.umask(previous)
-    Path(settings.socket).chmod(settings.socket_mode)
-    return server
 
 
 @contextlib.contextmanager

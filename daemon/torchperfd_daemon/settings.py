@@ -11,6 +11,9 @@ class ServeSettings:
     Attributes:
         socket: Path of the unix socket for clients and the command line.
         socket_mode: Its permission bits.
+        admin_group: Group whose members may do with all runs what their owners may; None for none.
+        max_sessions: Training processes at the same time, of all users; as many ranks are kept.
+        max_sessions_per_user: Of one user.
         metrics_host: Address the metrics page listens on; loopback by default.
         metrics_port: Its port; 0 for any free one.
         captures_dir: Where traces are kept.
@@ -47,6 +50,9 @@ class ServeSettings:
     analyze_captures: bool = True
     captures_upload: str | None = None
     socket_mode: int = 0o600
+    admin_group: str | None = None
+    max_sessions: int = 2048
+    max_sessions_per_user: int = 512
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 9407
     web_config_file: Path | None = None

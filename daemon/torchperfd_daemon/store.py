@@ -405,10 +405,21 @@ class Store:
     Args:
         grace_seconds: How long a rank stays after it has left.
         clock: Monotonic seconds.
+        most_per_user: Ranks of one user that are kept; of those that have left, the oldest go first.
+        most: Of all users.
     """
 
-    def __init__(self, *, grace_seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        grace_seconds: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+        most_per_user: int = 512,
+        most: int = 2048,
+    ) -> None:
         self._grace = grace_seconds
+        self._most_per_user = most_per_user
+        self._most = most
         self._clock = clock
         self._ranks: dict[tuple[str, int], Rank] = {}
         self.histograms: dict[str, Histogram] = {}
@@ -441,6 +452,7 @@ class Store:
                 known.connected = True
                 known.left_at = None
                 return known
+        self._make_room(uid)
         name = self._free_name(identity, uid, has_ended)
         key = (name, identity.rank)
         if key in self._ranks:
@@ -448,6 +460,22 @@ class Store:
         rank = Rank(replace(identity, run=name), self._clock(), process)
         self._ranks[key] = rank
         return rank
+
+    def _make_room(self, uid: int | None) -> None:
+        """Forget the ranks that left first while a user, or all, have as many as are kept."""
+        self._forget_oldest(
+            [key for key, rank in self._ranks.items() if rank.process.uid == uid], self._most_per_user
+        )
+        self._forget_oldest([*self._ranks], self._most)
+
+    def _forget_oldest(self, keys: list[tuple[str, int]], most: int) -> None:
+        """Forget as many of these ranks that have left as it takes to have room for one more."""
+        if len(keys) < most:
+            return
+        departed = [key for key in keys if not self._ranks[key].connected]
+        departed.sort(key=lambda key: self._ranks[key].left_at or 0.0)
+        for key in departed[: len(keys) - most + 1]:
+            self._keep_dropped(self._ranks.pop(key))
 
     def _free_name(self, identity: RankIdentity, uid: int | None, has_ended: Callable[[Rank], bool]) -> str:
         """Return the first name of the run under which this rank has no other user's or living process."""

@@ -25,6 +25,7 @@ _ON: Final = ("1", "true", "yes", "on")
 _OFF: Final = ("0", "false", "no", "off")
 _MOST_BYTES: Final = 2**63 - 1
 _LONGEST_SHOWN: Final = 40
+_MOST_NAMES: Final = 20
 
 
 class BadValueError(UsageError):
@@ -379,5 +380,6 @@ def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str
         if key in names:
             continue
         near = difflib.get_close_matches(key.replace("-", "_").lower()[:80], names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names)}"
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names[:_MOST_NAMES])}{more}"
         raise BadValueError(f"{where}: there is no key {shown(key)}", hint)

@@ -11,13 +11,16 @@ import grpc
 
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
+from torchperfd_daemon.callers import UNKNOWN, Caller, CallerDirectory, UserLimit, has_ended, is_process
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
+from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.order_desk import OrderDesk
 from torchperfd_daemon.service.others import Others
 from torchperfd_daemon.service.pulse import PulseDesk
+from torchperfd_daemon.service.request_guard import MOST_BUNDLED, Unreadable
 from torchperfd_daemon.service.stack_desk import StackDesk
 from torchperfd_daemon.stacks import RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, Store
@@ -26,6 +29,9 @@ log = logging.getLogger("torchperfd.session")
 
 _OUTGOING: Final = 64
 _HOOKS: Final = {"native": contract.NATIVE_HOOKS, "reference": contract.REFERENCE_HOOKS}
+_HELLO_S: Final = 10.0
+_MOST_FEATURES: Final = 64
+_SESSIONS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +46,15 @@ class Node:
 class Session:
     """A connected rank: a ``Participant`` of captures, and ``Asked`` for its stacks."""
 
-    def __init__(self, rank: Rank, features: Iterable[str] = (), client_version: str = "") -> None:
+    def __init__(
+        self,
+        rank: Rank,
+        features: Iterable[str] = (),
+        client_version: str = "",
+        caller: Caller = UNKNOWN,
+    ) -> None:
         self.record = rank
+        self.caller = caller
         self.facts = translate.rank_facts(rank.identity, client_version)
         self.features = frozenset(features)
         self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
@@ -156,6 +169,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
         on_change: Called when a session has begun or ended.
         others: Finds ranks on other nodes; None where there are none.
         meeting: Hears of other nodes' daemons from the ranks; None where nobody asks them.
+        callers: Knows who is at the other end of a session.
+        limit: Of sessions.
     """
 
     def __init__(
@@ -166,7 +181,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
         on_change: Callable[[], None],
         others: Others | None = None,
         meeting: Meeting | None = None,
+        callers: CallerDirectory | None = None,
+        limit: UserLimit | None = None,
     ) -> None:
+        self._callers = callers or CallerDirectory(0, 0)
+        self._limit = limit or UserLimit("sessions", _SESSIONS, _SESSIONS)
+        self._limiter = LogLimiter(log)
         self._store = store
         self._coordinator = coordinator
         self._node = node
@@ -199,8 +219,32 @@ class SessionService(session_pb2_grpc.SessionServicer):
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> None:
         """Serve one training process until it leaves."""
-        first = await anext(aiter(request_iterator), None)
-        if first is None or not first.HasField("hello"):
+        caller = self._callers.find(context)
+        refused = self._limit.admit(caller.uid)
+        if refused:
+            self._limiter.warning("a session of %s is refused: %s", caller, refused)
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{refused}; raise max_sessions and max_sessions_per_user of torchperfd serve for more",
+            )
+        try:
+            await self._serve(request_iterator, context, caller)
+        finally:
+            self._limit.dismiss(caller.uid)
+
+    async def _serve(
+        self,
+        request_iterator: AsyncIterator[session_pb2.ClientMessage],
+        context: "grpc.aio.ServicerContext[Any, Any]",
+        caller: Caller,
+    ) -> None:
+        try:
+            async with asyncio.timeout(_HELLO_S):
+                first = await anext(aiter(request_iterator), None)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello has come")
+            return
+        if not isinstance(first, session_pb2.ClientMessage) or not first.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a session begins with hello")
             return
         hello = first.hello
@@ -212,7 +256,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         except translate.BadMessageError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             return
-        session = self._begin(identity, hello)
+        session = self._begin(identity, hello, caller)
         record = session.record
         features = list(contract.FEATURES)
         sender: asyncio.Task[None] | None = None
@@ -235,11 +279,23 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self._end(session)
             log.info("rank %d of run %s is gone", identity.rank, record.identity.run)
 
-    def _begin(self, identity: RankIdentity, hello: session_pb2.Hello) -> Session:
+    def _begin(self, identity: RankIdentity, hello: session_pb2.Hello, caller: Caller) -> Session:
         """Admit a process, in the place of an earlier one of its rank that has ended."""
-        record = self._store.join(identity)
+        record = self._store.join(identity, caller.uid, caller.pid, self._has_ended)
+        record.is_process_known = is_process(
+            caller, identity.pid, identity.pid_namespace, identity.process_start_ticks
+        )
+        if not record.is_process_known:
+            self._limiter.warning(
+                "rank %d of run %s says that it is process %d, but %s has connected: nothing is read of that"
+                " process",
+                identity.rank,
+                identity.run,
+                identity.pid,
+                caller,
+            )
         run = record.identity.run
-        session = Session(record, hello.features, hello.client_version)
+        session = Session(record, hello.features[:_MOST_FEATURES], hello.client_version, caller)
         record.hooks = next((name for name, feature in _HOOKS.items() if feature in session.features), "")
         for other in self.of_run(run):
             # Children of a process may hold on to its connection after its end.
@@ -249,11 +305,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._sessions[record] = session
         self._on_change()
         log.info(
-            "rank %d of run %s is here (pid %d, hooks %s)",
+            "rank %d of run %s is here (pid %d, hooks %s), of %s",
             identity.rank,
             run,
             identity.pid,
             record.hooks or "unknown",
+            caller,
         )
         if run != identity.run:
             log.warning(
@@ -264,6 +321,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 run,
             )
         return session
+
+    def _has_ended(self, rank: Rank) -> bool:
+        """Return whether a rank's process has ended, whether its connection is open or not."""
+        session = self._sessions.get(rank)
+        return session is None or has_ended(session.caller)
 
     async def _admit_pulse(self, session: Session) -> bool:
         """Follow the rank's pulse, if it can be seen; returns whether."""
@@ -291,8 +353,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
             )
         )
 
-    def _receive(self, session: Session, message: session_pb2.ClientMessage) -> bool:
+    def _receive(self, session: Session, message: session_pb2.ClientMessage | Unreadable) -> bool:
         """Act on one message; return False when the process has said goodbye."""
+        if isinstance(message, Unreadable):
+            raise translate.BadMessageError(message.reason)
         body = message.WhichOneof("body")
         rank = session.record
         if body == "steps":
@@ -320,6 +384,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
         elif body == "job_daemons":
             self._on_daemons(session, message.job_daemons.addresses)
         elif body == "bundle":
+            if len(message.bundle.messages) > MOST_BUNDLED:
+                raise translate.BadMessageError(f"a bundle holds more than {MOST_BUNDLED} messages")
             for part in message.bundle.messages:
                 # One within another would let a client send us down without end.
                 if part.HasField("bundle"):

@@ -16,9 +16,10 @@ import grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2_grpc, session_pb2, session_pb2_grpc
+from torchperfd_daemon.callers import CallerDirectory
 from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.fleet import Credentials, FanOut, FleetView
-from torchperfd_daemon.server import _start_rpc
+from torchperfd_daemon.rpc_server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
@@ -40,6 +41,7 @@ class Served:
     sessions: SessionService
     control: ControlService
     checks: Any
+    callers: CallerDirectory
 
 
 Scenario = Callable[[Served, grpc.aio.Channel], Awaitable[None]]
@@ -64,13 +66,15 @@ async def serving(directory: Path) -> AsyncIterator[Served]:
     catalog = Catalog(settings.captures_dir)
     coordinator = Coordinator(catalog)
     node = Node("node-a", "http://127.0.0.1:9407/metrics", settings.captures_dir)
-    sessions = SessionService(store, coordinator, node, lambda: None)
+    callers = caller_directory(settings)
+    sessions = SessionService(store, coordinator, node, lambda: None, callers=callers)
     alone = FleetView(None, FanOut(Credentials), coordinator, "", node.name)
     control = ControlService(store, sessions, coordinator, catalog, node, alone)
     checks = health.HealthServicer()
-    server = await _start_rpc(settings, sessions, control, checks)
+    server = RpcServer(settings, callers, sessions, control, checks)
+    await server.start()
     try:
-        yield Served(settings.socket, store, catalog, coordinator, sessions, control, checks)
+        yield Served(settings.socket, store, catalog, coordinator, sessions, control, checks, callers)
     finally:
         await server.stop(None)
 

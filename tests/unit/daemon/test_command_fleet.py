@@ -31,7 +31,7 @@ from torchperfd_daemon.fleet import (
     listen,
 )
 from torchperfd_daemon.fleet.peers import Static
-from torchperfd_daemon.server import _start_rpc
+from torchperfd_daemon.rpc_server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import RankIdentity, Store
@@ -76,7 +76,8 @@ async def serving(directory: Path, *, knows: bool) -> AsyncIterator[Pair]:
     fan_out = FanOut(Credentials)
     fleet = FleetView(Peers(Static((peer,))) if knows else None, fan_out, coordinator, "i-a", node.name)
     control = ControlService(here, sessions, coordinator, Catalog(settings.captures_dir), node, fleet)
-    rpc = await _start_rpc(settings, sessions, control, health.HealthServicer())
+    rpc = RpcServer(settings, caller_directory(settings), sessions, control, health.HealthServicer())
+    await rpc.start()
     loop, running = asyncio.get_running_loop(), [server]
 
     def stop_peer() -> None:

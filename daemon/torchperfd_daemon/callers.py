@@ -1,0 +1,204 @@
+"""Who is at the other end of a connection to the daemon's socket, as the kernel says."""
+
+import logging
+import os
+import socket
+import struct
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from torchperfd_daemon.collectors.procfs import parse_stat, read
+from torchperfd_daemon.collectors.ranks import own_namespace
+
+log = logging.getLogger("torchperfd.access")
+
+_CREDENTIALS: Final = "=iII"
+_PEER_GROUPS: Final = 59  # SO_PEERGROUPS
+_MOST_GROUP_BYTES: Final = 1024  # that Python asks the kernel for
+_EVERY_ID: Final = "4294967295"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A process that has connected.
+
+    Attributes:
+        uid: Its user; None when it has none in this daemon's user namespace.
+        pid: Its process id in this daemon's pid namespace; 0 when it has none there.
+        start_ticks: When that process started, in clock ticks since boot; 0 when not known.
+        groups: Ids of its groups.
+    """
+
+    uid: int | None = None
+    pid: int = 0
+    start_ticks: int = 0
+    groups: frozenset[int] = frozenset()
+
+    def __str__(self) -> str:
+        return f"uid {'unknown' if self.uid is None else self.uid} (pid {self.pid})"
+
+
+UNKNOWN: Final = Caller()
+"""The caller of whom the kernel said nothing."""
+
+
+class UserLimit:
+    """Counts what users have open, and says when it is too much.
+
+    Args:
+        noun: What is counted, for messages.
+        most_per_user: Of one user.
+        most: Of all users.
+    """
+
+    def __init__(self, noun: str, most_per_user: int, most: int) -> None:
+        self._noun = noun
+        self._most_per_user = most_per_user
+        self._most = most
+        self._open: Counter[int | None] = Counter()
+
+    def admit(self, uid: int | None) -> str:
+        """Count one more of a user; return why it is refused, empty when it is not."""
+        if self._open[uid] >= self._most_per_user:
+            return f"this user has {self._most_per_user} {self._noun}, the most that one user may have"
+        if self._open.total() >= self._most:
+            return f"there are {self._most} {self._noun}, the most that all users may have"
+        self._open[uid] += 1
+        return ""
+
+    def dismiss(self, uid: int | None) -> None:
+        """Count one less of a user."""
+        self._open[uid] -= 1
+        if self._open[uid] <= 0:
+            del self._open[uid]
+
+
+class HasPeer(Protocol):
+    """A call, as far as it says from which connection it came; gRPC's contexts are such."""
+
+    def peer(self) -> str:
+        """Return the name of the connection."""
+
+
+class CallerDirectory:
+    """Knows the caller at each connection, and how many connections each user has.
+
+    Args:
+        most_per_user: Connections of one user at the same time.
+        most: Of all users.
+    """
+
+    def __init__(self, most_per_user: int, most: int) -> None:
+        self._limit = UserLimit("connections", most_per_user, most)
+        self._callers: dict[str, Caller] = {}
+
+    def find(self, call: "HasPeer | Any") -> Caller:
+        """Return who makes a call."""
+        return self._callers.get(str(call.peer()), UNKNOWN)
+
+    def admit(self, name: str, caller: Caller) -> str:
+        """Take note of a connection; return why it is refused, empty when it is not.
+
+        Args:
+            name: As :meth:`HasPeer.peer` will say.
+            caller: At its other end.
+        """
+        refused = self._limit.admit(caller.uid)
+        if not refused:
+            self._callers[name] = caller
+        return refused
+
+    def dismiss(self, name: str) -> None:
+        """Forget a connection that was admitted."""
+        caller = self._callers.pop(name, None)
+        if caller is not None:
+            self._limit.dismiss(caller.uid)
+
+
+def read_caller(connection: socket.socket, proc: Path = Path("/proc")) -> Caller:
+    """Return who has connected to a unix socket.
+
+    Args:
+        connection: The accepted end.
+        proc: Root of procfs.
+
+    Raises:
+        OSError: The kernel does not say.
+    """
+    size = struct.calcsize(_CREDENTIALS)
+    pid, uid, gid = struct.unpack(
+        _CREDENTIALS, connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    try:
+        blob = connection.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, _MOST_GROUP_BYTES)
+    except OSError:
+        # In too many groups, or an old kernel: then its first group has to do.
+        blob = b""
+    groups = struct.unpack(f"={len(blob) // 4}I", blob)
+    return Caller(
+        uid=None if uid == _overflow_uid(proc) else uid,
+        pid=pid,
+        start_ticks=_start_ticks(proc, pid) if pid > 0 else 0,
+        groups=frozenset((gid, *groups)),
+    )
+
+
+def has_ended(caller: Caller, proc: Path = Path("/proc")) -> bool:
+    """Return whether a caller's process has certainly ended; its children may keep its connection open."""
+    if not caller.pid or not caller.start_ticks:
+        return False
+    try:
+        text = read(f"{proc}/{caller.pid}/stat")
+        return (
+            parse_stat(text).start_ticks != caller.start_ticks or text.rpartition(")")[2].split()[0] in "ZX"
+        )
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+def is_process(
+    caller: Caller, pid: int, pid_namespace: int, start_ticks: int, proc: Path = Path("/proc")
+) -> bool:
+    """Return whether what a caller says about its process is not contradicted by the kernel.
+
+    In another pid namespace than the daemon's a process has another id, and nothing here goes by that.
+
+    Args:
+        caller: Who says so.
+        pid: As it says, like the two below.
+        pid_namespace: See above; 0 when it could not tell.
+        start_ticks: See above; 0 when it could not tell.
+        proc: Root of procfs.
+    """
+    try:
+        if pid_namespace not in (0, own_namespace(proc)):
+            return True
+    except OSError:
+        return False
+    return pid == caller.pid and (0 in (start_ticks, caller.start_ticks) or start_ticks == caller.start_ticks)
+
+
+def _start_ticks(proc: Path, pid: int) -> int:
+    try:
+        return parse_stat(read(f"{proc}/{pid}/stat")).start_ticks
+    except (OSError, ValueError):
+        return 0
+
+
+def _overflow_uid(proc: Path) -> int:
+    """Return the id that stands for all users without one in this user namespace; -1 where all have one."""
+    try:
+        if read(f"{proc}/self/uid_map").split() == ["0", "0", _EVERY_ID]:
+            return -1
+        return int(read(f"{proc}/sys/kernel/overflowuid"))
+    except (OSError, ValueError):
+        return -1
+
+
+def own_uid() -> int:
+    """Return the user that this daemon runs as."""
+    return os.geteuid()

@@ -1,0 +1,33 @@
+"""Log lines that others can cause: few, however often they are caused."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Final
+
+PERIOD_S: Final = 10.0
+
+
+class LogLimiter:
+    """Writes at most one line each ten seconds, with the number of lines that it left out before.
+
+    Args:
+        log: Where lines go.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._next = float("-inf")
+        self._left_out = 0
+
+    def warning(self, message: str, *values: object) -> None:
+        """Log a warning, or count it."""
+        now = self._clock()
+        if now < self._next:
+            self._left_out += 1
+            return
+        more = f" ({self._left_out} more like this since)" if self._left_out else ""
+        self._next, self._left_out = now + PERIOD_S, 0
+        self._log.warning(message + more, *values)

@@ -1,0 +1,202 @@
+"""The proxy at the daemon's socket: it asks the kernel who connects, which gRPC does not.
+
+gRPC for Python listens by itself and never says who is at the other end of a unix socket. So gRPC
+listens on a private socket, and each connection to the public one is passed on to it, by a socket
+bound to a fresh name. gRPC gives that name as the peer of each call, and the caller is known by it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+from typing import Final
+
+from torchperfd_daemon.callers import CallerDirectory, read_caller
+from torchperfd_daemon.log_limiter import LogLimiter
+
+log = logging.getLogger("torchperfd.access")
+
+_CHUNK: Final = 1 << 16
+_SILENCE_S: Final = 10.0
+"""A connection on which nothing is said for so long at its beginning is closed."""
+
+
+class PeerProxy:
+    """Passes connections on to gRPC, and knows who has made each.
+
+    Args:
+        listener: The public socket, bound.
+        private: Path of the socket that gRPC listens on.
+        callers: Where callers are noted.
+    """
+
+    def __init__(self, listener: socket.socket, private: str, callers: CallerDirectory) -> None:
+        self._listener = listener
+        self._private = private
+        self._callers = callers
+        self._server: asyncio.Server | None = None
+        self._open: set[_Connection] = set()
+        self._chunk = bytearray(_CHUNK)
+        self._limiter = LogLimiter(log)
+
+    async def start(self) -> None:
+        """Begin to accept."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._make, sock=self._listener, backlog=1024)
+
+    def stop_accepting(self) -> None:
+        """Take no more connections."""
+        if self._server is not None:
+            self._server.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.stop_accepting()
+        for connection in list(self._open):
+            connection.abort()
+
+    def _make(self) -> asyncio.BaseProtocol:
+        return _Connection(self._private, self._callers, self._chunk, self._open, self._limiter)
+
+
+class _End(asyncio.BufferedProtocol):
+    """One end of a connection: hands what it receives to the other end, as fast as that takes it."""
+
+    def __init__(self, chunk: bytearray) -> None:
+        # Shared: it is emptied before anything else is received.
+        self._chunk = chunk
+        self.transport: asyncio.Transport | None = None
+        self.other: _End | None = None
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self._chunk
+
+    def buffer_updated(self, nbytes: int) -> None:
+        other = self.other
+        if other is not None and other.transport is not None:
+            other.transport.write(bytes(memoryview(self._chunk)[:nbytes]))
+
+    def pause_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            self.other.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self.other is not None and self.other.transport is not None:
+            with contextlib.suppress(RuntimeError):
+                self.other.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if self.other is not None and self.other.transport is not None:
+            # What it still has to send is sent first.
+            self.other.transport.close()
+
+
+class _Inner(_End):
+    """The end at gRPC."""
+
+    def __init__(self, chunk: bytearray, outer: "_Connection", first: bytes) -> None:
+        super().__init__(chunk)
+        self.other = outer
+        self._first = first
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self._first)
+
+
+class _Connection(_End):
+    """The end at a client; its other end is made once the client has said something."""
+
+    def __init__(
+        self,
+        private: str,
+        callers: CallerDirectory,
+        chunk: bytearray,
+        connections: "set[_Connection]",
+        limiter: LogLimiter,
+    ) -> None:
+        super().__init__(chunk)
+        self._private = private
+        self._callers = callers
+        self._connections = connections
+        self._limiter = limiter
+        self._name = secrets.token_hex(16)
+        self._silence: asyncio.TimerHandle | None = None
+        self._connecting: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._connections.add(self)
+        try:
+            caller = read_caller(transport.get_extra_info("socket"))
+        except OSError as error:
+            self._refuse(f"the kernel does not say who connects: {error.strerror}")
+            return
+        refused = self._callers.admit(peer_name(self._name), caller)
+        if refused:
+            self._refuse(f"a connection of {caller} is refused: {refused}")
+            return
+        self._silence = asyncio.get_running_loop().call_later(_SILENCE_S, self.abort)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._connecting is None and self.transport is not None:
+            # Most that ask whether a daemon answers say nothing: they cost gRPC nothing.
+            first = bytes(memoryview(self._chunk)[:nbytes])
+            self.transport.pause_reading()
+            if self._silence is not None:
+                self._silence.cancel()
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(first))
+            return
+        super().buffer_updated(nbytes)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._connections.discard(self)
+        self._callers.dismiss(peer_name(self._name))
+        if self._silence is not None:
+            self._silence.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+
+    def abort(self) -> None:
+        """Close it at once."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    async def _connect(self, first: bytes) -> None:
+        """Connect to gRPC by a name of our own, and go on."""
+        loop = asyncio.get_running_loop()
+        inner = socket.socket(socket.AF_UNIX)
+        try:
+            inner.setblocking(False)
+            inner.bind(f"\0{self._name}")
+            await loop.sock_connect(inner, self._private)
+            _, self.other = await loop.create_unix_connection(
+                lambda: _Inner(self._chunk, self, first), sock=inner
+            )
+        except OSError as error:
+            inner.close()
+            self._limiter.warning("a connection cannot be passed on: %s", error.strerror or error)
+            self.abort()
+            return
+        except asyncio.CancelledError:
+            inner.close()
+            raise
+        if self.transport is None:
+            assert self.other.transport is not None
+            self.other.transport.abort()
+        else:
+            self.transport.resume_reading()
+
+    def _refuse(self, why: str) -> None:
+        self._limiter.warning("%s", why)
+        self.abort()
+
+
+def peer_name(name: str) -> str:
+    """Return what gRPC calls the peer that is bound to an abstract name."""
+    return f"unix-abstract:{name}"

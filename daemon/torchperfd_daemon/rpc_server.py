@@ -1,0 +1,147 @@
+"""The daemon's gRPC server: on a private socket, behind the proxy that knows who calls."""
+
+import contextlib
+import os
+import resource
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
+
+from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc
+from torchperfd_daemon.callers import CallerDirectory
+from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.peer_proxy import PeerProxy
+from torchperfd_daemon.service import ControlService, SessionService
+from torchperfd_daemon.service.request_guard import MOST_MESSAGE_BYTES, RequestGuard
+from torchperfd_daemon.settings import ServeSettings
+
+_RPC_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
+    # A client has one session and asks little beside it.
+    ("grpc.max_concurrent_streams", 128),
+    # It pings after each message to learn how much the line takes. Ours is a socket on this node, and the
+    # answers woke the daemon up three times as often as the messages.
+    ("grpc.http2.bdp_probe", 0),
+)
+_MOST_DESCRIPTORS: Final = 1 << 16
+_SPARE_DESCRIPTORS: Final = 256
+_DESCRIPTORS_PER_CONNECTION: Final = 3
+_MORE_CONNECTIONS: Final = 64
+"""Than sessions that a user may have: for commands, and for the moment between two sessions."""
+
+
+class RpcServer:
+    """Serves clients and commands on a unix socket.
+
+    Args:
+        settings: Where, and with which limits.
+        callers: Where it notes who calls.
+        sessions: Serves training processes.
+        control: Serves commands.
+        checks: Serves health checks.
+    """
+
+    def __init__(
+        self,
+        settings: ServeSettings,
+        callers: CallerDirectory,
+        sessions: SessionService,
+        control: ControlService,
+        checks: health.HealthServicer,
+    ) -> None:
+        self._settings = settings
+        self._server = grpc.aio.server(options=_RPC_OPTIONS, interceptors=(RequestGuard(),))
+        session_pb2_grpc.add_SessionServicer_to_server(sessions, self._server)
+        control_pb2_grpc.add_ControlServicer_to_server(control, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, self._server)
+        self._callers = callers
+        self._proxy: PeerProxy | None = None
+        self._directory = -1
+        self._private = ""
+
+    async def start(self) -> None:
+        """Begin to serve.
+
+        Raises:
+            TorchperfdError: The socket cannot be made.
+        """
+        path = Path(self._settings.socket)
+        try:
+            self._directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            # By way of the descriptor a long path to the directory costs none of what a socket's may have.
+            self._private = f"/proc/self/fd/{self._directory}/.{path.name}.rpc"
+            with _permissions(0o600):
+                self._server.add_insecure_port(f"unix:{self._private}")
+                await self._server.start()
+            with _permissions(self._settings.socket_mode):
+                listener = _bound(path)
+        except (RuntimeError, OSError) as error:
+            raise TorchperfdError(
+                f"cannot listen on {path}: {error}", "choose another path with --socket"
+            ) from error
+        self._proxy = PeerProxy(listener, self._private, self._callers)
+        await self._proxy.start()
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no more calls, and give those that are in progress so many seconds."""
+        if self._proxy is not None:
+            self._proxy.stop_accepting()
+        await self._server.stop(grace)
+        if self._proxy is not None:
+            self._proxy.close()
+        if self._directory >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._private)  # noqa: PTH108 - by way of the descriptor
+            os.close(self._directory)
+            self._directory = -1
+
+
+def caller_directory(settings: ServeSettings) -> CallerDirectory:
+    """Return a directory with as many connections as the settings' sessions need, if descriptors last."""
+    room = max(1, (_allowed_descriptors() - _SPARE_DESCRIPTORS) // _DESCRIPTORS_PER_CONNECTION)
+    return CallerDirectory(
+        most_per_user=min(room, settings.max_sessions_per_user + _MORE_CONNECTIONS),
+        most=min(room, settings.max_sessions + _MORE_CONNECTIONS),
+    )
+
+
+def _allowed_descriptors() -> int:
+    """Return how many descriptors this process may have, after asking for what it may ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(_MOST_DESCRIPTORS, hard) if hard != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return min(soft, _MOST_DESCRIPTORS) if soft != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
+
+
+@contextlib.contextmanager
+def _permissions(mode: int) -> Iterator[None]:
+    """Have sockets made with these permission bits; changing them later could hit another file."""
+    previous = os.umask(0o777 & ~mode)
+    try:
+        yield
+    finally:
+        os.umask(previous)
+
+
+def _bound(path: Path) -> socket.socket:
+    """Return a socket bound to a path, in the place of one that a daemon before this one left there."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(path.lstat().st_mode):
+            path.unlink()
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.setblocking(False)
+        listener.bind(str(path))
+    except OSError:
+        listener.close()
+        raise
+    return listener

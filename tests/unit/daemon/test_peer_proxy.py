@@ -1,0 +1,159 @@
+"""The proxy at the socket: who calls is known, and nobody has more connections than allowed."""
+
+import asyncio
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.unit.daemon.served import GIVE_UP_S, RankStream, Served, control, play, serving, short_directory
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process, read_caller
+from torchperfd_daemon.collectors.procfs import parse_stat, read
+from torchperfd_daemon.collectors.ranks import own_namespace
+
+OWN_TICKS = parse_stat(read("/proc/self/stat")).start_ticks
+OWN_NAMESPACE = own_namespace(Path("/proc"))
+
+
+def test_read_caller_returns_what_the_kernel_says() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        caller = read_caller(ours)
+    assert (caller.uid, caller.pid, caller.start_ticks) == (os.getuid(), os.getpid(), OWN_TICKS)
+    assert caller.groups == {os.getgid(), *os.getgroups()}
+
+
+def test_a_session_has_the_user_and_process_of_its_connection() -> None:
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        rank = RankStream(channel)
+        await rank.join(pid=os.getpid(), pid_namespace=OWN_NAMESPACE, process_start_ticks=OWN_TICKS)
+        liar = RankStream(channel)
+        await liar.join(rank=1, pid=1, pid_namespace=OWN_NAMESPACE)
+        elsewhere = RankStream(channel)
+        await elsewhere.join(rank=2, pid=1, pid_namespace=OWN_NAMESPACE + 1)
+        ranks = list(served.store.ranks())
+        assert [each.process.uid for each in ranks] == [os.getuid()] * 3
+        assert [each.process.peer_pid for each in ranks] == [os.getpid()] * 3
+        # Nothing is read of a process that it is not.
+        assert [each.is_process_known for each in ranks] == [True, False, True]
+        for each in (rank, liar, elsewhere):
+            await each.leave()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("pid", "namespace", "ticks", "is_true"),
+    [
+        (7, OWN_NAMESPACE, 5, True),
+        (7, 0, 5, True),
+        (7, OWN_NAMESPACE, 0, True),
+        (7, OWN_NAMESPACE, 6, False),
+        (8, OWN_NAMESPACE, 5, False),
+        (8, 0, 5, False),
+        (8, OWN_NAMESPACE + 1, 6, True),
+    ],
+)
+def test_is_process_of_a_caller_believes_the_kernel(
+    pid: int, namespace: int, ticks: int, is_true: bool
+) -> None:
+    assert is_process(Caller(1000, 7, 5), pid, namespace, ticks) is is_true
+
+
+def test_has_ended_is_true_of_dead_processes_only() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        ticks = parse_stat(read(f"/proc/{child.pid}/stat")).start_ticks
+        alive = Caller(0, child.pid, ticks)
+        assert not has_ended(alive)
+        assert has_ended(Caller(0, child.pid, ticks + 1)), "another process has its id"
+        assert not has_ended(Caller(0, child.pid, 0)), "it could not be seen"
+    assert has_ended(alive)
+
+
+def test_user_limit_counts_users_apart_and_together() -> None:
+    limit = UserLimit("sessions", 2, 3)
+    assert [bool(limit.admit(uid)) for uid in (1, 1, 1, 2, 2)] == [False, False, True, False, True]
+    limit.dismiss(1)
+    assert limit.admit(2) == ""
+    assert limit.admit(3) == "there are 3 sessions, the most that all users may have"
+    assert limit.admit(2) == "this user has 2 sessions, the most that one user may have"
+
+
+def test_connections_beyond_the_limit_are_closed() -> None:
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        await control(channel).GetInfo(control_pb2.GetInfoRequest())
+        served.callers._limit = UserLimit("connections", 3, 100)
+        open_ones = []
+        for number in range(4):
+            reader, writer = await asyncio.open_unix_connection(served.socket)
+            open_ones.append(writer)
+            if number == 3:
+                assert await asyncio.wait_for(reader.read(), GIVE_UP_S) == b""
+        for writer in open_ones:
+            writer.close()
+        # The connections that were there are served on.
+        await control(channel).GetInfo(control_pb2.GetInfoRequest())
+
+    play(scenario)
+
+
+def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchperfd_daemon.peer_proxy._SILENCE_S", 0.05)
+
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        reader, writer = await asyncio.open_unix_connection(served.socket)
+        assert await asyncio.wait_for(reader.read(), GIVE_UP_S) == b""
+        writer.close()
+
+    play(scenario)
+
+
+def test_the_private_socket_is_the_daemons_alone() -> None:
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        private = Path(served.socket).with_name(".d.sock.rpc")
+        assert stat.S_IMODE(private.stat().st_mode) == 0o600
+        # Of who comes another way nothing is known, so that it may do nothing.
+        async with grpc.aio.insecure_channel(f"unix:{private}") as direct:
+            rank = RankStream(direct)
+            await rank.join()
+            [kept] = served.store.ranks()
+            assert (kept.process.uid, kept.is_process_known) == (None, False)
+            await rank.leave()
+
+    play(scenario)
+
+
+def test_a_socket_that_a_dead_daemon_left_is_replaced() -> None:
+    with short_directory() as directory, socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(directory / "d.sock"))
+        dead.listen(1)
+
+        async def run() -> None:
+            async with (
+                serving(directory) as served,
+                grpc.aio.insecure_channel(f"unix:{served.socket}") as channel,
+            ):
+                await control(channel).GetInfo(control_pb2.GetInfoRequest())
+
+        asyncio.run(run())
+
+
+def test_caller_directory_forgets_who_has_left() -> None:
+    directory = CallerDirectory(1, 1)
+
+    class Call:
+        def peer(self) -> str:
+            return "unix-abstract:a"
+
+    assert directory.admit("unix-abstract:a", Caller(5)) == ""
+    assert directory.find(Call()).uid == 5
+    directory.dismiss("unix-abstract:a")
+    directory.dismiss("unix-abstract:a")
+    assert directory.find(Call()).uid is None
+    assert directory.admit("unix-abstract:b", Caller(5)) == ""
