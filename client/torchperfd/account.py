@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from torchperfd.loader_use import LoaderUse
 from torchperfd.recorder import PHASE_SLOTS, TRAIN, VALIDATE
 from torchperfd.stretch import Stretch
 
@@ -170,6 +171,7 @@ class Account:
         flops_per_step: Floating-point operations of a training step; None where not counted.
         peak_flops: What the device can do of them in a second; None where unknown.
         overhead: What the client costs, as a part of the time of training; None where not measured.
+        loader: How the training loader is used; None before a sample, and without a loader.
         shed: Tiers of detail that were given up to keep within the overhead allowed.
     """
 
@@ -190,6 +192,7 @@ class Account:
     peak_flops: float | None = None
     overhead: float | None = None
     shed: int = 0
+    loader: LoaderUse | None = None
 
     def fold(self, drained: Iterable[Stretch]) -> None:
         """Add drained steps, in the order of time."""

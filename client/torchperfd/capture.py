@@ -13,13 +13,13 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final
+from typing import Any, Final
 
 from torchperfd import memory_snapshot, tracer
 from torchperfd._version import __version__
@@ -111,6 +111,7 @@ class RankCapture:
         directory: Where its files go; made when missing.
         options: What to record.
         step_seconds: Returns how long training steps take lately, 0 before the first.
+        own_facts: Returns what else the client knows of steps that nothing records, for the trace.
         on_outcome: Called once, when the capture has ended, from one of several threads.
         phase_name: Returns the name of a phase's slot.
         max_bytes: Of what is written; more is not kept. 0 for any.
@@ -130,6 +131,7 @@ class RankCapture:
         phase_name: Callable[[int], str],
         max_bytes: int = 0,
         trigger: str = "command",
+        own_facts: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.capture_id = capture_id
         self.directory = directory
@@ -145,6 +147,8 @@ class RankCapture:
         self._identity = identity
         self._step_seconds = step_seconds
         self._unrecorded_step_ns = 0
+        self._read_own_facts = own_facts
+        self._own_facts: Mapping[str, Any] = {}
         self._on_outcome = on_outcome
         self._max_bytes = max_bytes
         self._trigger = trigger
@@ -195,6 +199,7 @@ class RankCapture:
             self._worker.start()
             # Of steps before this capture costs them anything.
             self._unrecorded_step_ns = round(self._step_seconds() * 1e9)
+            self._own_facts = self._read_own_facts()
             # From here on the number of the newest step must be exact, not a pump's turn old.
             self._replay.go_live()
             self.stage = CaptureStage.READY
@@ -317,6 +322,7 @@ class RankCapture:
                 with_modules=options.with_modules,
             ),
             self._unrecorded_step_ns,
+            self._own_facts,
         )
 
     def _stop(self) -> None:

@@ -5,9 +5,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.capture import MEMORY, TRACE, CaptureOptions, CaptureOutcome, RankCapture
 from torchperfd.errors import CaptureError, CaptureTimeoutError
@@ -33,6 +33,7 @@ class CaptureDesk:
         outbox: Where acknowledgements and results go.
         step_seconds: Returns how long training steps take lately, 0 before the first.
         phase_name: Returns the name of a phase's slot.
+        own_facts: Returns what else the client knows of steps that nothing records, for traces.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class CaptureDesk:
         outbox: "Outbox[session_pb2.ClientMessage]",
         step_seconds: Callable[[], float],
         phase_name: Callable[[int], str],
+        own_facts: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._replay = replay
         self._loop = replay.loop
@@ -49,6 +51,7 @@ class CaptureDesk:
         self._outbox = outbox
         self._step_seconds = step_seconds
         self._phase_name = phase_name
+        self._own_facts = own_facts
         self._capture: RankCapture | None = None
         self._lock = threading.Lock()
         self._own: set[str] = set()
@@ -161,6 +164,7 @@ class CaptureDesk:
                 directory=directory,
                 options=options,
                 step_seconds=self._step_seconds,
+                own_facts=self._own_facts,
                 on_outcome=self._report_outcome,
                 phase_name=self._phase_name,
                 max_bytes=max_bytes,

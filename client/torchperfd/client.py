@@ -20,6 +20,7 @@ from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
 from torchperfd.job_capture import JobCapture
+from torchperfd.loader_use import LoaderSampler
 from torchperfd.outbox import Outbox
 from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
@@ -168,13 +169,19 @@ class Client:
         self._recorder = self._replay.recorder
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
         self._captures = CaptureDesk(
-            self._replay, self._identity, self._outbox, self._step_seconds, self._names.name
+            self._replay,
+            self._identity,
+            self._outbox,
+            self._step_seconds,
+            self._names.name,
+            lambda: self._pump.unrecorded(),
         )
         self._stacks = StackTeller(self._tape, self._replay, self._names, self._outbox, self._faults)
         self._pauses = GcPauses()
         self._compilations = Compilations()
+        self._loader = LoaderSampler()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
-        tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator)
+        tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator, self._loader)
         self._pulse = Pulse(self._tape, self._faults)
         self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies, self._pulse)
         self._tape.on_low = self._pump.wake
@@ -453,7 +460,7 @@ class Client:
             from torchperfd.hooks import Hooks
 
             PRECEDENCE.watch()
-            self._hooks = Hooks(self._tape, self._replay, self._faults)
+            self._hooks = Hooks(self._tape, self._replay, self._faults, self._loader)
             self._hooks.install()
             if self._model is not None:
                 self._hooks.add_model(self._model)

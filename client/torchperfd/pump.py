@@ -4,8 +4,9 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.account import Account
 from torchperfd.faults import Faults
@@ -156,6 +157,19 @@ class Pump:
         """Return how long training steps take lately; 0 before the first."""
         with self._lock:
             return self._pace.step_ns / 1e9
+
+    def unrecorded(self) -> dict[str, Any]:
+        """Return what a trace is to say of steps that nothing records, beside their length.
+
+        ``unrecorded_phase_ns``: means of the latest training steps, by phase.
+        ``loader``: how they use their loader (:class:`~torchperfd.loader_use.LoaderUse`).
+        """
+        with self._lock:
+            phases = {self._names.name(slot): round(ns) for slot, ns in self._pace.phase_ns().items()}
+            facts: dict[str, Any] = {"unrecorded_phase_ns": phases}
+            if self.account.loader is not None:
+                facts["loader"] = asdict(self.account.loader)
+            return facts
 
     def announce(self, state: int) -> None:
         """Tell the daemon what the run is doing, a value of ``RunState``."""

@@ -6,7 +6,9 @@ from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account, GcAccount, PhaseAccount
 from torchperfd.compilations import Compilations
 from torchperfd.fit_pauses import FitPauses
+from torchperfd.loader_use import LoaderSampler
 from torchperfd.pauses import GcPauses
+from torchperfd.recorder import DATA
 from torchperfd.replay import Replay
 
 
@@ -18,10 +20,16 @@ class Tallies:
         pauses: The garbage collector's.
         compilations: The compiler's.
         accelerator: What is told of the device.
+        loader: Samples how the loader is used.
     """
 
     def __init__(
-        self, replay: Replay, pauses: GcPauses, compilations: Compilations, accelerator: Accelerator
+        self,
+        replay: Replay,
+        pauses: GcPauses,
+        compilations: Compilations,
+        accelerator: Accelerator,
+        loader: LoaderSampler,
     ) -> None:
         self._replay = replay
         self._loop = replay.loop
@@ -29,6 +37,7 @@ class Tallies:
         self._began_ns = 0
         self._compilations = compilations
         self._accelerator = accelerator
+        self._loader = loader
 
     @property
     def saving(self) -> bool:
@@ -53,6 +62,9 @@ class Tallies:
         account.overhead, account.shed = self._replay.overhead.ratio, self._replay.overhead.shed
         account.cuda = self._accelerator.memory()
         account.flops_per_step, account.peak_flops = self._accelerator.flops()
+        train = account.train
+        account.loader = self._loader.use(train.phases[DATA].calls / train.steps if train.steps else 0.0)
+        self._loader.arm()
         for spent in self._accelerator.times():
             phase = account.of(spent.kind).phases[spent.phase]
             phase.device_ns += spent.ns

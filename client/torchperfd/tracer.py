@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -108,18 +109,21 @@ class Recorded:
         return {**asdict(self), "with_stack": self.with_stack or self.with_modules}
 
 
-def make(recorded: Recorded, unrecorded_step_ns: int = 0) -> Tracer:
+def make(
+    recorded: Recorded, unrecorded_step_ns: int = 0, own_facts: Mapping[str, Any] | None = None
+) -> Tracer:
     """Return the tracer that holds training up least.
 
     Args:
         recorded: What is recorded.
         unrecorded_step_ns: What a step takes when nothing is, for who reads the trace; 0 when not known.
+        own_facts: What else the client knows of unrecorded steps, for the same key of the trace.
     """
     library = libtorch.load()
     # Kineto's own daemon mode keeps a profiler of all threads, too, and there can be but one.
     if library is None or "KINETO_USE_DAEMON" in os.environ:
-        return HandTracer(recorded, unrecorded_step_ns)
-    return OffLockTracer(library, recorded, unrecorded_step_ns)
+        return HandTracer(recorded, unrecorded_step_ns, own_facts)
+    return OffLockTracer(library, recorded, unrecorded_step_ns, own_facts)
 
 
 class HandTracer:
@@ -128,13 +132,16 @@ class HandTracer:
     Args:
         recorded: What is recorded.
         unrecorded_step_ns: What a step takes when nothing is; 0 when not known.
+        own_facts: What else the client knows of unrecorded steps.
     """
 
-    def __init__(self, recorded: Recorded, unrecorded_step_ns: int = 0) -> None:
+    def __init__(
+        self, recorded: Recorded, unrecorded_step_ns: int = 0, own_facts: Mapping[str, Any] | None = None
+    ) -> None:
         import torch
 
         self.lost = False
-        self._unrecorded_step_ns = unrecorded_step_ns
+        self._own_facts = {"unrecorded_step_ns": unrecorded_step_ns, **(own_facts or {})}
         self._thread = 0
         self._compiled = "torch._inductor" in sys.modules
         cuda = torch.cuda.is_available()
@@ -159,7 +166,7 @@ class HandTracer:
             else:
                 self._profiler.__enter__()
                 _add_job_facts()
-            _add_own_facts(self._unrecorded_step_ns)
+            _add_own_facts(self._own_facts)
         self._thread = threading.get_ident()
         PRECEDENCE.begin(self._give_way)
 
@@ -211,14 +218,21 @@ class OffLockTracer:
         library: The functions that do it.
         recorded: What is recorded.
         unrecorded_step_ns: What a step takes when nothing is; 0 when not known.
+        own_facts: What else the client knows of unrecorded steps.
     """
 
-    def __init__(self, library: libtorch.Libtorch, recorded: Recorded, unrecorded_step_ns: int = 0) -> None:
+    def __init__(
+        self,
+        library: libtorch.Libtorch,
+        recorded: Recorded,
+        unrecorded_step_ns: int = 0,
+        own_facts: Mapping[str, Any] | None = None,
+    ) -> None:
         from torch._C._profiler import _ExperimentalConfig
         from torch.autograd import profiler
 
         self._library = library
-        self._unrecorded_step_ns = unrecorded_step_ns
+        self._own_facts = {"unrecorded_step_ns": unrecorded_step_ns, **(own_facts or {})}
         self._everywhere = not recorded.profile_memory
         arguments = recorded.arguments()
         self._profiler: Any = profiler.profile(
@@ -247,7 +261,7 @@ class OffLockTracer:
         _running = self
         PRECEDENCE.begin(self._give_way)
         _add_job_facts()
-        _add_own_facts(self._unrecorded_step_ns)
+        _add_own_facts(self._own_facts)
 
     def stop(self) -> None:
         """End recording."""
@@ -348,10 +362,10 @@ def _add_job_facts() -> None:
         _add("distributedInfo", facts)
 
 
-def _add_own_facts(unrecorded_step_ns: int) -> None:
-    """Write into the trace what a step takes without the profiler, from which its cost can be told."""
-    if unrecorded_step_ns:
-        _add("torchperfd", {"unrecorded_step_ns": unrecorded_step_ns})
+def _add_own_facts(facts: Mapping[str, Any]) -> None:
+    """Write into the trace what the client knows of steps without the profiler: what that costs follows."""
+    if facts["unrecorded_step_ns"]:
+        _add("torchperfd", dict(facts))
 
 
 def _add(key: str, facts: dict[str, Any]) -> None:

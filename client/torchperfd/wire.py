@@ -3,12 +3,14 @@
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 
 from torchperfd._version import __version__
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.arrivals import Arrivals
 from torchperfd.flight_recorder import GroupProgress
 from torchperfd.identity import Identity
+from torchperfd.loader_use import LoaderUse
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import TRAIN, VALIDATE
 from torchperfd.stretch import Stretch
@@ -116,6 +118,8 @@ def account_message(
             _pack_phase(packed, totals)
     for pauses in account.gc:
         message.gc.add(calls=pauses.calls, ns=pauses.ns)
+    if account.loader is not None:
+        message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(account.loader)))
     if account.cuda is not None:
         message.cuda.allocated_bytes = account.cuda.allocated
         message.cuda.reserved_bytes = account.cuda.reserved
@@ -143,11 +147,17 @@ def read_account(message: session_pb2.Account, names: PhaseNames) -> Account:
     if message.HasField("cuda"):
         cuda = message.cuda
         account.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
+    if message.HasField("loader"):
+        account.loader = _read_loader(message.loader)
     for packed in message.kinds:
         if packed.kind in (TRAIN, VALIDATE):
             _read_kind(packed, account.of(packed.kind), names)
     _read_kind(message.warmup, account.warmup, names)
     return account
+
+
+def _read_loader(packed: session_pb2.LoaderUse) -> LoaderUse:
+    return LoaderUse(**{field.name: value for field, value in packed.ListFields()})
 
 
 def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindAccount, names: PhaseNames) -> None:

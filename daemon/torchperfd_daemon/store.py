@@ -15,6 +15,8 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd_daemon.loader_workers import LoaderFacts
+
 HISTORY_STEPS: Final = 256
 HISTOGRAM_BOUNDS_S: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
@@ -137,6 +139,7 @@ class Totals:
     validate_pass: PhaseTotal = PhaseTotal()
     began_ns: int = 0
     ended_ns: int = 0
+    loader: LoaderFacts | None = None
 
     def steady_means(self) -> tuple[int, float, dict[str, float]]:
         """Return how many training steps means are made of, the mean step and each phase's mean in seconds.

@@ -10,6 +10,7 @@ from torchperfd.device import DeviceTimes
 from torchperfd.faults import Faults
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.patches import Patches
+from torchperfd.loader_use import LoaderSampler, TimedDraw
 from torchperfd.loop import Loop
 from torchperfd.overhead import Overhead
 from torchperfd.passes import Passes
@@ -31,7 +32,10 @@ class Hooks:
     Needs torch imported: nothing here runs before the script itself has done so.
     """
 
-    def __init__(self, tape: Tape, replay: Replay, faults: Faults) -> None:
+    def __init__(
+        self, tape: Tape, replay: Replay, faults: Faults, sampler: LoaderSampler | None = None
+    ) -> None:
+        self._sampler = sampler or LoaderSampler()
         self._context = HookContext(tape, replay, faults)
         self._patches = Patches()
         self._handles: list[Any] = []
@@ -59,14 +63,14 @@ class Hooks:
         # The training thread reads the tape along, at times, inside of what dynamo watches.
         frames.keep_classes_out_of_graphs(
             *(Loop, Recorder, ArrivalBook, Replay, Passes, Overhead, DeviceTimes, HookContext),
-            *(Patches, models.RootModels, reductions.Reductions, Compilations),
+            *(LoaderSampler, TimedDraw, Patches, models.RootModels, reductions.Reductions, Compilations),
         )
-        context, patches = self._context, self._patches
+        context, patches, sampler = self._context, self._patches, self._sampler
         self._models = roots = models.RootModels(context, patches)
         writers = saves.Saves(context, patches)
         backward = gradients.timed_backward(context)
         hooks: tuple[tuple[str, Callable[[], None]], ...] = (
-            ("DataLoader", lambda: loader.install(context, patches, roots, writers.look)),
+            ("DataLoader", lambda: loader.install(context, patches, roots, writers.look, sampler)),
             ("gradients", lambda: gradients.install(context, patches, backward)),
             ("optimizers", lambda: self._handles.extend(optimizers.install(context, roots))),
             ("GradScaler", lambda: scaler.install(context, patches)),

@@ -6,19 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import dataloader
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    dataloader,
+    default_collate,
+)
 
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 from torchperfd.hooks.models import RootModels
 from torchperfd.hooks.patches import Patches
+from torchperfd.loader_use import LoaderSampler
 from torchperfd.tape import Draws
 from torchperfd.tape import events as on_tape
 
 
 def install(
-    context: HookContext, patches: Patches, roots: RootModels, after_last: Callable[[], None]
+    context: HookContext,
+    patches: Patches,
+    roots: RootModels,
+    after_last: Callable[[], None],
+    sampler: LoaderSampler,
 ) -> None:
     """Time ``next()`` of every DataLoader iterator, whatever its class and worker count.
 
@@ -27,14 +39,18 @@ def install(
         patches: Where to remember the original.
         roots: Looks for models ahead of the first draws, outside of any step's time.
         after_last: Called once a loader is exhausted.
+        sampler: Samples how the loader is used.
     """
     tape = context.tape
 
     def ahead(iterator: Any) -> bool:
         try:
             draws.watching = roots.before_draw()
+            ready = -1
             if iterator._num_workers:
-                tape.mark(on_tape.READY, _ready(iterator) + 1)
+                ready = _ready(iterator)
+                tape.mark(on_tape.READY, ready + 1)
+            draws.watching |= sampler.at_draw(iterator, ready)
             if tape.steps_open and inside_step(sys._getframe(1)):
                 tape.mark(on_tape.CLOSURE_DRAW, id(iterator))
             else:
@@ -68,6 +84,26 @@ def install(
         samples_in,
     )
     patches.replace(iterator, "__next__", functools.update_wrapper(draws, original))
+
+    def watch() -> None:
+        draws.watching = True
+
+    sampler.install(watch, torch.is_grad_enabled, _describe, torch.Tensor)
+
+
+def _describe(iterator: Any) -> tuple[int, bool, bool]:
+    """Return an iterator's batch size (0: not its own), whether its dataset is indexable, whether shuffled.
+
+    Indexable is a ``TensorDataset`` that can be indexed by all of a batch at once with the same result.
+    """
+    batches = getattr(iterator, "_index_sampler", None)
+    if type(batches) is not BatchSampler:
+        return 0, False, False
+    order = batches.sampler
+    shuffles = type(order) is RandomSampler and not order.replacement
+    usual = shuffles or type(order) is SequentialSampler
+    collated = getattr(iterator, "_collate_fn", None) is default_collate
+    return batches.batch_size, usual and collated and type(iterator._dataset) is TensorDataset, shuffles
 
 
 def _ready(iterator: Any) -> int:

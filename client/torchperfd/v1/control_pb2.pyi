@@ -268,6 +268,7 @@ class RankStatus(google.protobuf.message.Message):
     DROPPED_STEPS_FIELD_NUMBER: builtins.int
     STALLED_SECONDS_FIELD_NUMBER: builtins.int
     STOPPED_FIELD_NUMBER: builtins.int
+    LOADER_FIELD_NUMBER: builtins.int
     state: torchperfd.v1.session_pb2.RunState.ValueType
     connected: builtins.bool
     steps: builtins.int
@@ -286,6 +287,10 @@ class RankStatus(google.protobuf.message.Message):
     def phase_seconds(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
         """recent means per training step"""
 
+    @property
+    def loader(self) -> torchperfd.v1.session_pb2.LoaderUse:
+        """absent where it is not known"""
+
     def __init__(
         self,
         *,
@@ -299,9 +304,10 @@ class RankStatus(google.protobuf.message.Message):
         dropped_steps: builtins.int = ...,
         stalled_seconds: builtins.float = ...,
         stopped: builtins.bool = ...,
+        loader: torchperfd.v1.session_pb2.LoaderUse | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connected", b"connected", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["identity", b"identity", "loader", b"loader"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["connected", b"connected", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped"]) -> None: ...
 
 global___RankStatus = RankStatus
 

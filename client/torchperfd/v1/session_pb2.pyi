@@ -507,6 +507,7 @@ class Account(google.protobuf.message.Message):
     BEGAN_NS_FIELD_NUMBER: builtins.int
     ENDED_NS_FIELD_NUMBER: builtins.int
     COMPILED_FIELD_NUMBER: builtins.int
+    LOADER_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -556,6 +557,10 @@ class Account(google.protobuf.message.Message):
     def compiled(self) -> global___PhaseAccount:
         """compilations by torch.compile, wherever they fell; absent where there were none"""
 
+    @property
+    def loader(self) -> global___LoaderUse:
+        """absent before a draw was sampled, and without a loader"""
+
     def __init__(
         self,
         *,
@@ -577,9 +582,10 @@ class Account(google.protobuf.message.Message):
         began_ns: builtins.int = ...,
         ended_ns: builtins.int = ...,
         compiled: global___PhaseAccount | None = ...,
+        loader: global___LoaderUse | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "kinds", b"kinds", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
     @typing.overload
@@ -590,6 +596,79 @@ class Account(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_peak_flops", b"_peak_flops"]) -> typing.Literal["peak_flops"] | None: ...
 
 global___Account = Account
+
+@typing.final
+class LoaderUse(google.protobuf.message.Message):
+    """How the training loader is used, from samples of draws. Absent is unknown."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WORKERS_FIELD_NUMBER: builtins.int
+    CPUS_FIELD_NUMBER: builtins.int
+    DRAW_CPU_FIELD_NUMBER: builtins.int
+    REST_CPUS_FIELD_NUMBER: builtins.int
+    BATCH_TENSORS_FIELD_NUMBER: builtins.int
+    BATCH_BYTES_FIELD_NUMBER: builtins.int
+    BATCH_SIZE_FIELD_NUMBER: builtins.int
+    RECEIVE_SECONDS_FIELD_NUMBER: builtins.int
+    WORKER_CPU_SECONDS_FIELD_NUMBER: builtins.int
+    WORKER_QUEUED_FIELD_NUMBER: builtins.int
+    INDEXABLE_FIELD_NUMBER: builtins.int
+    SHUFFLES_FIELD_NUMBER: builtins.int
+    BATCHES_PER_STEP_FIELD_NUMBER: builtins.int
+    workers: builtins.int
+    cpus: builtins.float
+    """that the process may use: affinity, quota, its share of the node's"""
+    draw_cpu: builtins.float
+    """share of a draw in the process that is CPU time, 0 to 1"""
+    rest_cpus: builtins.float
+    """CPUs that the process uses between draws"""
+    batch_tensors: builtins.int
+    batch_bytes: builtins.int
+    batch_size: builtins.int
+    """0 when the loader does not choose the samples"""
+    receive_seconds: builtins.float
+    """a draw when the workers have a batch ready"""
+    worker_cpu_seconds: builtins.float
+    """of all workers, for each batch"""
+    worker_queued: builtins.float
+    """share of their time ready to run without a CPU"""
+    indexable: builtins.bool
+    """a TensorDataset, collated and sampled as torch does by itself"""
+    shuffles: builtins.bool
+    """by torch's RandomSampler"""
+    batches_per_step: builtins.float
+    def __init__(
+        self,
+        *,
+        workers: builtins.int = ...,
+        cpus: builtins.float = ...,
+        draw_cpu: builtins.float | None = ...,
+        rest_cpus: builtins.float | None = ...,
+        batch_tensors: builtins.int = ...,
+        batch_bytes: builtins.int = ...,
+        batch_size: builtins.int = ...,
+        receive_seconds: builtins.float | None = ...,
+        worker_cpu_seconds: builtins.float | None = ...,
+        worker_queued: builtins.float | None = ...,
+        indexable: builtins.bool = ...,
+        shuffles: builtins.bool = ...,
+        batches_per_step: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "draw_cpu", b"draw_cpu", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "batch_bytes", b"batch_bytes", "batch_size", b"batch_size", "batch_tensors", b"batch_tensors", "batches_per_step", b"batches_per_step", "cpus", b"cpus", "draw_cpu", b"draw_cpu", "indexable", b"indexable", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "shuffles", b"shuffles", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued", "workers", b"workers"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_draw_cpu", b"_draw_cpu"]) -> typing.Literal["draw_cpu"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_receive_seconds", b"_receive_seconds"]) -> typing.Literal["receive_seconds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_rest_cpus", b"_rest_cpus"]) -> typing.Literal["rest_cpus"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_worker_cpu_seconds", b"_worker_cpu_seconds"]) -> typing.Literal["worker_cpu_seconds"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_worker_queued", b"_worker_queued"]) -> typing.Literal["worker_queued"] | None: ...
+
+global___LoaderUse = LoaderUse
 
 @typing.final
 class KindAccount(google.protobuf.message.Message):

@@ -11,15 +11,19 @@ A bare list of events is a trace too: other exporters write it, and viewers take
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from torchperfd_daemon.analysis import lenient
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.loader_workers import LoaderFacts
+
+_Decoded = TypeVar("_Decoded")
 
 # A start below this many µs, written with three decimals, is exact to the ns as a double.
 EXACT_BELOW_US: Final = float(1 << 43)
@@ -122,9 +126,29 @@ class Device(msgspec.Struct):
 
 
 class Capture(msgspec.Struct):
-    """What torchperfd's client knew when it captured the trace."""
+    """What torchperfd's client knew when it captured the trace: of unrecorded steps, and of their loader."""
 
     unrecorded_step_ns: int = 0
+    unrecorded_phase_ns: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    loader: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+    def phases(self) -> dict[str, float]:
+        """Return the phases; none where the file says something else."""
+        found = _decoded(self.unrecorded_phase_ns, dict[str, float]) or {}
+        return {name: ns for name, ns in found.items() if 0 <= ns < math.inf}
+
+    def loader_facts(self) -> LoaderFacts | None:
+        """Return what is known of the loader; None where the file says nothing, or something else."""
+        facts = _decoded(self.loader, LoaderFacts)
+        return facts if facts is not None and facts.is_sound() else None
+
+
+def _decoded(text: msgspec.Raw, kind: type[_Decoded]) -> _Decoded | None:
+    """Return a part of the header; None where it is absent or of another type, which harms nothing else."""
+    try:
+        return msgspec.json.decode(text, type=kind) if text else None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 class Header(msgspec.Struct):

@@ -285,6 +285,8 @@ class _Columns:
             device_memory=min((each.memory for each in events.header.devices if each.memory > 0), default=0),
             unrecorded_step_ns=max(capture.unrecorded_step_ns, 0),
             reading=reading,
+            unrecorded_phase_ns=capture.phases(),
+            loader=capture.loader_facts(),
         )
         end_unfinished(trace, self._recorded_until - origin if self._recorded_until else None)
         return trace

@@ -19,6 +19,7 @@ from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GroupBy
 from torchperfd_daemon.analysis.summary import Summary, summarise
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.worker_cost import of_this_machine
 
 _RANK_FILE: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
 # Spawned, not forked: a fork would inherit the locks of whatever threads the caller runs.
@@ -130,6 +131,7 @@ def _answer(path: Path, request: Request) -> Summary | TorchperfdError:
             comm_pattern=request.comm_pattern,
             samples=request.samples,
             rectangles=request.rectangles,
+            worker_cost=of_this_machine,
         )
     except TorchperfdError as error:
         return error

@@ -1,5 +1,6 @@
 """What one trace says: the result that every face of the analyser renders."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from torchperfd_daemon.analysis.picture import Picture, draw
 from torchperfd_daemon.analysis.samples import Samples, sample
 from torchperfd_daemon.analysis.steps import Step, steps
 from torchperfd_daemon.analysis.trace import Trace
+from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
 SummaryTable = Literal["operators", "kernels", "steps"]
 
@@ -90,6 +92,7 @@ def summarise(
     comm_pattern: str | None = None,
     samples: bool = False,
     rectangles: int = 0,
+    worker_cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST,
 ) -> Summary:
     """Work out everything the analyser says about one trace.
 
@@ -99,6 +102,7 @@ def summarise(
         comm_pattern: A further regular expression for the names of communication kernels.
         samples: Whether to take the tables apart by step, which `compare` needs.
         rectangles: How many the timeline of the picture may have; 0 for no picture.
+        worker_cost: Returns what a loader's worker costs on the machine; asked where advice depends on it.
 
     Raises:
         UsageError: ``comm_pattern`` is no regular expression.
@@ -127,7 +131,7 @@ def summarise(
         group_by=group_by,
         operators=table,
         self_cpu_ns=sum(row.self_cpu_ns for row in table),
-        advice=advise(trace, found, within, gaps, links),
+        advice=advise(trace, found, within, gaps, links, worker_cost),
         collectives=collectives(trace, found),
         samples=sample(trace, found, links) if samples else None,
         picture=draw(trace, rectangles) if rectangles else None,

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd_daemon.loader_workers import LoaderFacts
+
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -118,6 +120,8 @@ class Trace:
         device_memory: Bytes of the smallest accelerator on record; 0 when the file does not say.
         unrecorded_step_ns: What a step took before it was recorded; 0 when the file does not say.
         reading: How well the file could be read.
+        unrecorded_phase_ns: The same of its phases, by name.
+        loader: How the process used its loader; None when the file does not say.
     """
 
     path: str
@@ -151,6 +155,8 @@ class Trace:
     device_memory: int
     unrecorded_step_ns: int
     reading: Reading = field(default_factory=Reading)
+    unrecorded_phase_ns: dict[str, float] = field(default_factory=dict)
+    loader: LoaderFacts | None = None
 
     def __len__(self) -> int:
         return len(self.name)

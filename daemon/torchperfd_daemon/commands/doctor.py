@@ -11,6 +11,8 @@ from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.errors import DaemonUnreachableError
+from torchperfd_daemon.loader_workers import LoaderFacts
+from torchperfd_daemon.service.translate_account import loader_facts
 
 
 @click.command("doctor")
@@ -31,21 +33,21 @@ def command(socket: str | None, as_json: bool) -> int:
     return 1 if findings else 0
 
 
-def _ranks(socket: str | None) -> list[RankProcess] | None:
+def _ranks(socket: str | None) -> dict[RankProcess, LoaderFacts | None] | None:
     try:
         with connect(socket) as daemon:
             runs = daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=10).runs
     except DaemonUnreachableError:
         return None
-    return [
+    return {
         RankProcess(
             rank.identity.run,
             rank.identity.rank,
             rank.identity.pid,
             rank.identity.pid_namespace,
             rank.identity.process_start_ticks,
-        )
+        ): loader_facts(rank.loader) if rank.HasField("loader") else None
         for run in runs
         for rank in run.ranks
         if rank.connected
-    ]
+    }

@@ -8,6 +8,7 @@ from typing import Final
 
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, unmeasured
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, capture_command, in_ms
 
 LEAST_SHARE: Final = 0.05
@@ -93,7 +94,7 @@ _NEXT: Final[Mapping[Cause, str]] = {
 }
 
 
-def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
+def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = unmeasured) -> list[Verdict]:
     """Return the causes of a run's lost time, the costliest first.
 
     A cause costs what it takes beyond the healthy share: beyond the same rank's own past where the run has
@@ -106,11 +107,16 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence]) -> list[Verdict]:
     ranks have lost ever since they started is told from :data:`EVER_SINCE` on, and time in collectives not at
     all: how long an exchange has to take nobody knows. If less than :data:`EXPLAINED` of a slowdown has a
     cause, the answer begins with ``UNKNOWN``, which costs the rest. Where nothing is lost it is ``NONE``.
+
+    Args:
+        run: Its name.
+        ranks: What is known of its ranks.
+        cost: What a loader's worker costs on this machine.
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0]
     if not seen:
         return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
-    court = _Court(run, seen)
+    court = _Court(run, seen, cost)
     for cause, phase, words, measure in _MEASURED:
         court.try_cause(cause, phase, words, measure)
     court.try_cause(Cause.INPUT_BOUND, "data", "waiting for data", lambda each: court.left(each, "data"))
@@ -141,7 +147,8 @@ class _Left:
 class _Court:
     """The ranks of a run while causes are tried, one after the other."""
 
-    def __init__(self, run: str, seen: Sequence[RankEvidence]) -> None:
+    def __init__(self, run: str, seen: Sequence[RankEvidence], worker_cost: ReadWorkerCost) -> None:
+        self._worker_cost = worker_cost
         self.told: list[Verdict] = []
         self.usual: list[str] = []
         """What takes :data:`LEAST_SHARE` of the step, and less than it does in many a run."""
@@ -200,6 +207,8 @@ class _Court:
                 self.usual.append(f"{in_ms(cost)} {words}, a cause from {least:.0%} on")
             return
         text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step {words}"
+        if cause is Cause.INPUT_BOUND:
+            text += self._loader_remedy(rank)
         self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
         if not alike:
             self._claim(rank, cause, cost)
@@ -208,6 +217,16 @@ class _Court:
         # What it has always taken is in the past's phases, too.
         for each, seconds in zip(seen, beyond, strict=True):
             _take(self._left[id(each)].phases, phase, seconds)
+
+    def _loader_remedy(self, rank: RankEvidence) -> str:
+        return loader_remedy(
+            rank.loader,
+            rank.step_seconds,
+            rank.phase_seconds.get("data", 0.0),
+            in_ms,
+            self._worker_cost,
+            on_device=rank.device_busy is not None,
+        )
 
     def _starved(self, waited: float, cost: float) -> float:
         """Return what a lack of processors costs: all that steps have grown by, if the wait is half of it.
@@ -265,6 +284,8 @@ class _Court:
         if others:
             text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
         cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
+        if cause is Cause.INPUT_BOUND:
+            text += self._loader_remedy(rank)
         if all(verdict.cause is not cause for verdict in self.told):
             self._tell(cause, rank, rank.rank, phase, text, cost, ever_since=rank.late_ever_since)
 

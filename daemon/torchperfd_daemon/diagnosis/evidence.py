@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from torchperfd_daemon.loader_workers import LoaderFacts
+
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
@@ -33,6 +35,7 @@ class RankEvidence:
         late_phase: The phase in which most of that lies.
         late_ever_since: It was as late before the run became slower.
         window_seconds: How long the window was.
+        loader: How it uses its loader; None where that is not known.
     """
 
     rank: int
@@ -59,6 +62,7 @@ class RankEvidence:
     late_phase: str = ""
     late_ever_since: bool = False
     window_seconds: float = 0.0
+    loader: LoaderFacts | None = None
 
     @property
     def own_seconds(self) -> float:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, unmeasured
+from torchperfd_daemon.loader_workers import LoaderFacts
+
 INPUT_BOUND_SHARE: Final = 0.2
 """From this share of the step on, waiting for data is worth a person's time."""
 
@@ -33,13 +36,14 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankProfile:
-    """What one rank does in an average training step; seconds."""
+    """What one rank does in an average training step; seconds. The loader is None where it is not known."""
 
     rank: int
     node: str
     steps: int
     step_seconds: float
     phase_seconds: dict[str, float]
+    loader: LoaderFacts | None = None
 
     def share(self, phase: str) -> float:
         """Return the phase's part of the step, 0 to 1."""
@@ -90,11 +94,16 @@ class Verdict:
         return f"{self.cause.value}{where} · {self.evidence}{window}"
 
 
-def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
+def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unmeasured) -> Verdict:
     """Return the verdict on a run from its ranks' average training steps.
 
     A run is input-bound when its worst rank waits for data for :data:`INPUT_BOUND_SHARE` of the
     step; that rank is named unless every rank waits about as much.
+
+    Args:
+        run: Its name.
+        ranks: Their average steps.
+        cost: What a loader's worker costs on this machine.
     """
     seen = [rank for rank in ranks if rank.steps and rank.step_seconds > 0]
     if not seen:
@@ -111,7 +120,8 @@ def diagnose(run: str, ranks: Sequence[RankProfile]) -> Verdict:
             None if alike else worst.rank,
             "data",
             f"waiting for data takes {in_ms(waited)} of each {in_ms(worst.step_seconds)} step"
-            f" ({worst.share('data'):.0%}); give the DataLoader more workers",
+            f" ({worst.share('data'):.0%})"
+            + loader_remedy(worst.loader, worst.step_seconds, waited, in_ms, cost),
             waited,
             capture,
         )

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
+from torchperfd_daemon.loader_workers import most_computing_workers
 
 _LEAST_SHM_BYTES: Final = 1 << 30
 _MOST_CLOCK_ERROR_S: Final = 0.1
+# Workers that stand in line for a CPU less of their time than this have CPUs enough.
+_LEAST_QUEUED: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +160,29 @@ def check_workers(facts: Facts) -> Iterator[Finding]:
             sharing[rank.allowed].append(rank)
     for allowed, ranks in sharing.items():
         cpus = min([float(len(allowed)), *(rank.cpu_cores for rank in ranks if rank.cpu_cores is not None)])
-        processes = sum(rank.workers + 1 for rank in ranks)
-        if processes > cpus:
-            fitting = max(1, int(cpus / len(ranks)) - 1)
-            yield Finding(
-                "workers",
-                ", ".join(map(_rank, ranks)),
-                f"{processes} processes share {cpus:g} CPUs, {processes - len(ranks)} of them loader workers",
-                "they take turns: the training thread waits for a CPU while workers have it",
-                f"`DataLoader(num_workers={fitting})` in each rank, or more CPUs",
-            )
+        workers = sum(rank.workers for rank in ranks)
+        processes = workers + len(ranks)
+        if processes <= cpus or not any(map(_may_compute, ranks)):
+            continue
+        queued = [rank.loader.worker_queued for rank in ranks if rank.loader and rank.loader.worker_queued]
+        seen = f"; the workers stand in line for a CPU {max(queued):.0%} of the time" if queued else ""
+        fitting = most_computing_workers(cpus / len(ranks))
+        yield Finding(
+            "workers",
+            ", ".join(map(_rank, ranks)),
+            f"{processes} processes share {cpus:g} CPUs, {workers} of them loader workers{seen}",
+            "they take turns: the training thread waits for a CPU while workers have it",
+            # Fewer workers that compute all the time make fewer batches, where they are what is short.
+            "more CPUs, or items that take less CPU time"
+            if queued
+            else f"`DataLoader(num_workers={fitting})` in each rank, or more CPUs",
+        )
+
+
+def _may_compute(rank: RankFacts) -> bool:
+    """Return whether a rank's workers may need CPUs of their own: not where they are known to wait."""
+    queued = None if rank.loader is None else rank.loader.worker_queued
+    return queued is None or queued >= _LEAST_QUEUED
 
 
 def check_cuda(facts: Facts) -> Iterator[Finding]:

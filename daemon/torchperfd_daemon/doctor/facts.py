@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchperfd_daemon.loader_workers import LoaderFacts
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -41,6 +43,7 @@ class RankFacts:
         cgroup_cpus: CPUs its control group lets it run on.
         cpu_cores: CPU seconds per second that its control group has a quota for.
         workers: DataLoader workers it has now.
+        loader: How it uses its loader; None where its client does not say.
         shm_bytes: Size of its ``/dev/shm``.
     """
 
@@ -51,6 +54,7 @@ class RankFacts:
     cgroup_cpus: frozenset[int] | None = None
     cpu_cores: float | None = None
     workers: int = 0
+    loader: LoaderFacts | None = None
     shm_bytes: int | None = None
 
 

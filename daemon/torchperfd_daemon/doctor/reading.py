@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,12 +15,13 @@ from torchperfd_daemon.collectors.ranks import RankProcess, is_here
 from torchperfd_daemon.doctor.clock import read_clock
 from torchperfd_daemon.doctor.facts import Facts, RankFacts
 from torchperfd_daemon.doctor.gpus import NoDriverError, read_gpus
+from torchperfd_daemon.loader_workers import LoaderFacts
 
 _TORCH_FIELD: Final = re.compile(r"^(?P<name>__version__|cuda)\b[^=]*=\s*'(?P<value>[^']*)'", re.MULTILINE)
 
 
 def read_facts(
-    ranks: Sequence[RankProcess] | None,
+    ranks: Mapping[RankProcess, LoaderFacts | None] | Sequence[RankProcess] | None,
     proc: Path = Path("/proc"),
     sys: Path = Path("/sys"),
     shm: Path = Path("/dev/shm"),
@@ -28,7 +29,8 @@ def read_facts(
     """Read all there is to read; what cannot be looked at is named, and no error.
 
     Args:
-        ranks: The training processes on this node; None when no daemon answers.
+        ranks: The training processes on this node, with how they use their loaders where that is known;
+            None when no daemon answers.
         proc: Root of procfs.
         sys: Root of sysfs.
         shm: Where shared memory is mounted.
@@ -49,7 +51,8 @@ def read_facts(
             skipped[f"rank {rank.rank} of {rank.run}"] = "it has ended, or runs in another container"
             continue
         with contextlib.suppress(OSError):
-            seen.append(_read_rank(rank, proc, sys))
+            loader = ranks.get(rank) if isinstance(ranks, Mapping) else None
+            seen.append(_read_rank(rank, loader, proc, sys))
     torch_version, torch_cuda = read_torch()
     clock = read_clock()
     if clock is None:
@@ -92,7 +95,7 @@ def read_torch(version_file: Path | None = None) -> tuple[str, tuple[int, int] |
     return fields.get("__version__", ""), (int(cuda[1]), int(cuda[2])) if cuda else None
 
 
-def _read_rank(rank: RankProcess, proc: Path, sys: Path) -> RankFacts:
+def _read_rank(rank: RankProcess, loader: LoaderFacts | None, proc: Path, sys: Path) -> RankFacts:
     directory = proc / str(rank.pid)
     limits = read_limits(rank.pid, proc, sys / "fs" / "cgroup")
     return RankFacts(
@@ -103,6 +106,7 @@ def _read_rank(rank: RankProcess, proc: Path, sys: Path) -> RankFacts:
         cgroup_cpus=limits.cpus,
         cpu_cores=limits.cpu_cores,
         workers=_count_workers(rank.pid, proc),
+        loader=loader,
         shm_bytes=_size(directory / "root" / "dev" / "shm"),
     )
 

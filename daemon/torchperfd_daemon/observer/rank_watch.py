@@ -325,6 +325,7 @@ class RankWatch:
             full_in_seconds=self._room / grows_by if grows_by and self._room is not None else None,
             before=before,
             window_seconds=span,
+            loader=self.rank.totals.loader,
         )
 
     def _saved_per_step(self, first: Float64, last: Float64) -> float:

@@ -32,6 +32,7 @@ from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.rhythm import Rhythm
 from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State
+from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 NEW_NORMAL_S: Final = 600.0
 """A run that has been slower for so long is as it is: its past begins anew."""
@@ -298,7 +299,7 @@ class RunWatch:
         window = max(each.window_seconds for each in seen.values())
         verdicts = [
             replace(verdict, window_seconds=window)
-            for verdict in rank_causes(self.run, self._with_lateness(seen))
+            for verdict in rank_causes(self.run, self._with_lateness(seen), THIS_MACHINE.get)
         ]
         if verdicts[0].cause is Cause.NONE:
             # What has become slower too slowly for an onset.

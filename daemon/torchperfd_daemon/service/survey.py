@@ -10,6 +10,7 @@ from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns, Store
+from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 PRESENT_S: Final = 10.0
 """Where nobody says how many steps, those of so many seconds: what a verdict is on."""
@@ -47,7 +48,7 @@ def verdicts(ranks: Sequence[Rank], held: Held) -> list[control_pb2.Verdict]:
 
 def verdict_on(run: str, ranks: Sequence[Rank], held: Held) -> Verdict:
     """Return the verdict that holds on a run; before one does, that on its mean step."""
-    return held(run) or diagnose(run, [_whole_profile(rank) for rank in ranks])
+    return held(run) or diagnose(run, [_whole_profile(rank) for rank in ranks], THIS_MACHINE.get)
 
 
 def blocks(rank: Rank, newest: int) -> control_pb2.RankSteps:
@@ -93,4 +94,6 @@ def _present(steps: StepColumns) -> int:
 
 def _whole_profile(rank: Rank) -> RankProfile:
     steps, step_seconds, phase_seconds = rank.totals.steady_means()
-    return RankProfile(rank.identity.rank, rank.identity.node, steps, step_seconds, phase_seconds)
+    return RankProfile(
+        rank.identity.rank, rank.identity.node, steps, step_seconds, phase_seconds, rank.totals.loader
+    )

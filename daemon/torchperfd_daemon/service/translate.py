@@ -144,6 +144,7 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         dropped_steps=total(*rank.totals.dropped.values()),
         stalled_seconds=rank.stalled_seconds,
         stopped=rank.stopped,
+        loader=translate_account.loader_message(own) if (own := rank.totals.loader) is not None else None,
     )
 
 

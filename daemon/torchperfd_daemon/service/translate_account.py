@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Final, Literal
 
 from torchperfd.v1 import session_pb2
+from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.numbers import count, moment, nanoseconds, quantity
 from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, Totals
 from torchperfd_daemon.text import one_line
@@ -45,7 +47,19 @@ def totals(message: session_pb2.Account) -> Totals:
         validate_pass=_phase(message.validate_pass),
         began_ns=moment(message.began_ns),
         ended_ns=moment(message.ended_ns),
+        loader=loader_facts(message.loader) if message.HasField("loader") else None,
     )
+
+
+def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
+    """Unpack how a rank uses its loader; None for figures that no loader has."""
+    facts = LoaderFacts(**{field.name: value for field, value in message.ListFields()})
+    return facts if facts.is_sound() else None
+
+
+def loader_message(own: LoaderFacts) -> session_pb2.LoaderUse:
+    """Pack how a rank uses its loader."""
+    return session_pb2.LoaderUse(**asdict(own))
 
 
 def account_message(own: Totals) -> session_pb2.Account:
@@ -76,6 +90,7 @@ def account_message(own: Totals) -> session_pb2.Account:
         validate_pass=_phase_message("", own.validate_pass),
         began_ns=own.began_ns,
         ended_ns=own.ended_ns,
+        loader=loader_message(own.loader) if own.loader is not None else None,
     )
 
 

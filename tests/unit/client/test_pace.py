@@ -4,7 +4,7 @@ import pytest
 from tests.unit.client.scripted import Clock
 
 from torchperfd.pace import Pace
-from torchperfd.recorder import TRAIN, VALIDATE, Recorder
+from torchperfd.recorder import DATA, TRAIN, VALIDATE, Recorder
 from torchperfd.stretch import Stretch
 
 
@@ -49,3 +49,21 @@ def test_the_oldest_are_forgotten(at_once: bool) -> None:
     for batch in [steps] if at_once else [[step] for step in steps]:
         pace.fold(drained(*batch))
     assert pace.step_ns == 50
+
+
+def test_phases_are_means_over_the_same_steps() -> None:
+    clock = Clock()
+    recorder = Recorder(clock, capacity=1000)
+    pace = Pace()
+    recorder.open()
+    for number, (data, rest) in enumerate([(0, 10), (4, 6), (8, 2), (900, 100)]):
+        if data:
+            recorder.enter(DATA)
+            clock.advance(data)
+            recorder.exit()
+        clock.advance(rest)
+        recorder.close(TRAIN, number)
+        pace.fold(recorder.drain())
+    assert pace.step_ns == 10
+    assert pace.phase_ns()[DATA] == 4
+    assert sum(pace.phase_ns().values()) == 10

@@ -310,3 +310,6 @@ def test_what_steps_took_before_is_in_the_trace(tmp_path: Path) -> None:
         document = begun_and_ended(tracing, tmp_path / f"{number}.json")
         assert document["torchperfd"] == {"unrecorded_step_ns": 1234}
     assert "torchperfd" not in begun_and_ended(tracer.make(recorded), tmp_path / "unknown.json")
+    more = tracer.make(recorded, 1234, {"unrecorded_phase_ns": {"data": 5}})
+    facts = begun_and_ended(more, tmp_path / "more.json")["torchperfd"]
+    assert facts == {"unrecorded_step_ns": 1234, "unrecorded_phase_ns": {"data": 5}}

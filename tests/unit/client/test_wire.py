@@ -13,6 +13,7 @@ from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 from torchperfd import __version__, wire
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.identity import read_identity
+from torchperfd.loader_use import LoaderUse
 from torchperfd.phases import PhaseNames
 from torchperfd.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
 from torchperfd.stretch import Stretch
@@ -138,6 +139,14 @@ _PHASE = (
 _QUANTITY = st.none() | st.floats(0, 1e18)
 
 
+_FIGURE = st.none() | st.floats(0, 1e6)
+_LOADER = st.builds(
+    LoaderUse,
+    *(st.integers(0, 99), st.floats(0, 1e3), _FIGURE, _FIGURE, st.integers(0, 99), _COUNT),
+    *(st.integers(0, 2**20), _FIGURE, _FIGURE, _FIGURE, st.booleans(), st.booleans(), st.floats(0, 1e3)),
+)
+
+
 def _kind(kind_steps: int, phase: PhaseAccount, counts: tuple[int, int, int]) -> KindAccount:
     made = KindAccount(steps=kind_steps, ns=5, squares=25.0)
     made.micro_batches, made.skipped, made.tokens = counts
@@ -169,6 +178,7 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         peak_flops=_QUANTITY,
         overhead=_QUANTITY,
         shed=st.integers(0, 9),
+        loader=st.none() | _LOADER,
     )
 )
 def test_all_that_is_known_beside_the_steps_arrives_too(account: Account) -> None:
@@ -185,6 +195,7 @@ def test_no_field_of_the_account_stays_at_home() -> None:
         (PhaseAccount, session_pb2.PhaseAccount),
         (CudaMemory, session_pb2.CudaMemory),
         (GcAccount, session_pb2.GcAccount),
+        (LoaderUse, session_pb2.LoaderUse),
     ):
         beside = {
             session_pb2.Account: {"recorded_steps", "dropped_steps", "kinds"},

@@ -13,6 +13,7 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service import translate, translate_account
 from torchperfd_daemon.store import (
     CudaMemory,
@@ -110,6 +111,21 @@ KINDS = st.builds(
     COUNTS,
 )
 QUANTITIES = st.none() | st.floats(0, 1e300)
+FIGURES = st.floats(0, 1e6)
+LOADERS = st.builds(
+    LoaderFacts,
+    workers=st.integers(0, 99),
+    # No CPUs at all stands for an unknown number.
+    cpus=st.none() | st.floats(0, 1e3, exclude_min=True),
+    draw_cpu=st.none() | FIGURES,
+    rest_cpus=st.none() | FIGURES,
+    batch_tensors=st.integers(0, 99),
+    batch_bytes=st.integers(0, 2**40),
+    receive_seconds=st.none() | FIGURES,
+    worker_queued=st.none() | FIGURES,
+    indexable=st.booleans(),
+    batches_per_step=FIGURES,
+)
 TOTALS = st.builds(
     Totals,
     train=KINDS,
@@ -131,6 +147,7 @@ TOTALS = st.builds(
     validate_pass=PHASES,
     began_ns=COUNTS,
     ended_ns=COUNTS,
+    loader=st.none() | LOADERS,
 )
 
 
@@ -203,6 +220,12 @@ def test_identity_numbers_out_of_range_are_limited(field: str) -> None:
 def test_a_rank_that_no_run_has_is_refused() -> None:
     with pytest.raises(translate.BadMessageError, match="no run has a rank 4294967295"):
         translate.identity(session_pb2.RankIdentity(run="bert", rank=2**32 - 1))
+
+
+@pytest.mark.parametrize("cpus", [-1.0, float("nan"), float("inf"), 1e300])
+def test_loader_facts_impossible_figures_are_not_known(cpus: float) -> None:
+    message = session_pb2.Account(loader=session_pb2.LoaderUse(workers=1, cpus=cpus))
+    assert translate_account.totals(message).loader is None
 
 
 def test_an_account_takes_bounded_memory() -> None:

@@ -17,6 +17,7 @@ from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Trace
+from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
 __all__ = ["Advice", "advice_to_dict", "advise", "gather", "render_advice"]
 
@@ -43,6 +44,7 @@ def advise(
     breakdowns: Sequence[Breakdown],
     idle: Idle | None,
     links: Links,
+    worker_cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST,
 ) -> tuple[Advice, ...]:
     """Return the advice for one rank, most time saved first; none for a trace without steps.
 
@@ -52,10 +54,11 @@ def advise(
         breakdowns: What the device did in each of them.
         idle: Why the device idled; None without a device.
         links: What launched its device events.
+        worker_cost: Returns what a loader's worker costs on the machine.
     """
     if not steps:
         return ()
-    scene = Scene(trace, list(steps), list(breakdowns), idle, links)
+    scene = Scene(trace, list(steps), list(breakdowns), idle, links, worker_cost)
     found = [finding for rule in _RULES for finding in rule(scene)]
     found = [
         finding if finding.waits else replace(finding, saves_ns=finding.saves_ns / scene.inflation)

@@ -16,6 +16,7 @@ from torchperfd_daemon.analysis.idle import Cause, Idle
 from torchperfd_daemon.analysis.links import Links, find_links
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
 Float64 = npt.NDArray[np.float64]
 
@@ -105,6 +106,7 @@ class Scene:
         breakdowns: What the device did in each.
         idle: Why the device idled; None without a device.
         links: What launched its device events, if that has been found before.
+        worker_cost: Returns what a loader's worker costs on the machine.
     """
 
     def __init__(
@@ -114,7 +116,9 @@ class Scene:
         breakdowns: list[Breakdown],
         idle: Idle | None,
         links: Links | None = None,
+        worker_cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST,
     ) -> None:
+        self.worker_cost = worker_cost
         self._links = links or find_links(trace)
         self.trace = trace
         self.idle = idle

@@ -1,0 +1,256 @@
+"""What moving a batch from a DataLoader worker costs on this machine: measured once, then kept in a file.
+
+torch hands a tensor over as the descriptor of shared memory, by Python's own multiprocessing. A batch of
+plain shared memory takes the same way, and the same time, without torch.
+"""
+
+import contextlib
+import fcntl
+import json
+import math
+import mmap
+import multiprocessing
+import os
+import secrets
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, fields
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any, Final
+
+from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
+
+_ROUNDS: Final = 4
+_BATCHES: Final = 25
+_LARGE_BYTES: Final = 1 << 20
+_SMALL_BYTES: Final = 4096
+_TENSORS: Final = 5
+# What the training thread does between draws, so that a worker has the next batch ready.
+_BETWEEN_S: Final = 0.002
+_TIMEOUT_S: Final = 20.0
+_MOST_FILE_BYTES: Final = 4096
+# Beyond these a figure is a disturbance, and no machine.
+_LONGEST_S: Final = 0.1
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class MachineCost:
+    """The cost on this machine for a process that may not wait: measured in the background if need be.
+
+    Args:
+        path: Where it is kept; that of the user's cache when None.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._cost: WorkerCost | None = None
+        self._thread: threading.Thread | None = None
+
+    def get(self) -> WorkerCost:
+        """Return the cost, at once: until it has been measured that of an unmeasured machine."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._find, name="torchperfd-worker-cost", daemon=True)
+            self._thread.start()
+        return self._cost or UNMEASURED_COST
+
+    def _find(self) -> None:
+        self._cost = of_this_machine(self._path)
+
+
+THIS_MACHINE: Final = MachineCost()
+"""That of the daemon."""
+
+
+def of_this_machine(path: Path | None = None) -> WorkerCost:
+    """Return the cost on this machine, measured if it was not yet.
+
+    A process of low priority does not measure, which would find out the priority.
+
+    Args:
+        path: Where it is kept; that of the user's cache when None.
+    """
+    path = path or cache_path()
+    known = _read(path)
+    if known is None and os.getpriority(os.PRIO_PROCESS, 0) <= 0:
+        with _alone(path):
+            known = _read(path) or _measured_elsewhere()
+            if known is not None:
+                _write(path, known)
+    return known or UNMEASURED_COST
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Have one process of the user measure at a time, where the directory can be written to."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path.with_suffix(".lock"), flags, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def cache_path() -> Path:
+    """Return where the cost is kept, of this boot of the machine."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (
+        (Path(base) if base.startswith("/") else Path("~/.cache").expanduser())
+        / "torchperfd"
+        / "worker-cost.json"
+    )
+
+
+def _read(path: Path) -> WorkerCost | None:
+    """Return the cost that a file has, None where it has none for this boot, or for another reason."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            found = json.loads(file.read(_MOST_FILE_BYTES))
+        return _parsed(found["cost"]) if found["boot"] == _boot() else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write(path: Path, cost: WorkerCost) -> None:
+    """Keep the cost in a file; where that cannot be written it is measured again next time."""
+    text = json.dumps({"boot": _boot(), "cost": asdict(cost)})
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(fresh, flags, 0o600), "w") as file:
+            file.write(text)
+        fresh.replace(path)
+
+
+def _measured_elsewhere() -> WorkerCost | None:
+    """Measure in a process of its own, which may fork: it has no other threads. None where that fails."""
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "torchperfd_daemon.worker_cost"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        with process:
+            try:
+                return _parsed(json.loads(process.communicate(timeout=_TIMEOUT_S)[0]))
+            finally:
+                # Its worker as well, which would wait for the next request without end.
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _measure() -> WorkerCost:
+    """Measure: hand over small batches of one tensor and of several, and large ones, in a second or two."""
+    kinds = ((1, _SMALL_BYTES), (_TENSORS, _SMALL_BYTES), (1, _LARGE_BYTES))
+    # Each kind in every round: what else the machine does comes and goes.
+    rounds = [[_handed_over(*kind) for kind in kinds] for _ in range(_ROUNDS)]
+    least = [[min(column) for column in zip(*figures, strict=True)] for figures in zip(*rounds, strict=True)]
+    parts: list[float] = []
+    for small, many, big in zip(*least, strict=True):
+        each = max(0.0, many - small) / (_TENSORS - 1)
+        parts += [max(0.0, small - each), each, max(0.0, big - small) / (_LARGE_BYTES - _SMALL_BYTES)]
+    return WorkerCost(*parts)
+
+
+def _handed_over(tensors: int, size: int) -> tuple[float, float]:
+    """Return the training thread's wall time and the worker's CPU time for each batch; seconds."""
+    context = multiprocessing.get_context("fork")
+    asked: multiprocessing.Queue[Any] = context.Queue()
+    made: multiprocessing.Queue[Any] = context.Queue()
+    worker = context.Process(target=_work, args=(asked, made, tensors, size), daemon=True)
+    worker.start()
+    indices = list(range(32))
+    # Two batches ahead, as a DataLoader is.
+    for _ in range(2):
+        asked.put(indices)
+    took = []
+    for _ in range(_BATCHES):
+        began = time.perf_counter()
+        made.get()
+        asked.put(indices)
+        ended = time.perf_counter()
+        took.append(ended - began)
+        while time.perf_counter() < ended + _BETWEEN_S:
+            pass
+    # The last two are taken as well: they are shared by a thread of the worker.
+    for _ in range(2):
+        made.get()
+    asked.put(None)
+    spent = made.get()
+    worker.join()
+    for queue in (asked, made):
+        queue.close()
+        queue.join_thread()
+    return statistics.median(took), spent / (_BATCHES + 2)
+
+
+def _work(asked: Any, made: Any, tensors: int, size: int) -> None:
+    """Make batches of shared memory until there is nothing to make; then say what CPU time that took."""
+    began = time.process_time()
+    while asked.get(timeout=_TIMEOUT_S) is not None:
+        made.put([_Shared(size) for _ in range(tensors)])
+    made.put(time.process_time() - began)
+
+
+class _Shared:
+    """Shared memory with something in it, which is pickled as torch pickles a tensor: as a descriptor."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._descriptor = os.memfd_create("batch", os.MFD_CLOEXEC)
+        os.ftruncate(self._descriptor, size)
+        with mmap.mmap(self._descriptor, size) as memory:
+            memory.write(bytes(size))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mapped, (DupFd(self._descriptor), self._size)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+
+def _mapped(shared: Any, size: int) -> None:
+    """Map what was handed over, and read it as a training step does."""
+    descriptor = shared.detach()
+    with mmap.mmap(descriptor, size) as memory:
+        memory.read()
+    os.close(descriptor)
+
+
+def _parsed(found: dict[str, float]) -> WorkerCost:
+    """Return the cost that a document has.
+
+    Raises:
+        ValueError: A figure is none that a machine can have.
+    """
+    parts = {each.name: float(found[each.name]) for each in fields(WorkerCost)}
+    if not all(math.isfinite(part) and 0 <= part <= _LONGEST_S for part in parts.values()):
+        raise ValueError("no cost of a machine")
+    return WorkerCost(**parts)
+
+
+def _boot() -> str:
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(asdict(_measure())))

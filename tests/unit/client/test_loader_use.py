@@ -1,0 +1,217 @@
+"""How a loader is used: sampled draws of a loader made up, and of torch's own."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
+
+from torchperfd.hooks.loader import _describe
+from torchperfd.loader_use import LoaderSampler, available_cpus
+
+
+class Iterator:
+    """As torch's iterators are, with what a test has them make."""
+
+    def __init__(self, batch: Any, workers: int = 0) -> None:
+        self._num_workers = workers
+        self._num_yielded = 1
+        self._batch = batch
+
+    def _next_data(self) -> Any:
+        if isinstance(self._batch, BaseException):
+            raise self._batch
+        return self._batch
+
+
+def sampler(*, training: bool = True) -> LoaderSampler:
+    made = LoaderSampler()
+    made.install(lambda: None, lambda: training, lambda _: (32, True, False), torch.Tensor)
+    return made
+
+
+def test_loader_sampler_arms_once_for_each_flush() -> None:
+    watched: list[int] = []
+    made = LoaderSampler()
+    made.arm()
+    made.install(lambda: watched.append(1), lambda: True, lambda _: (0, False, False), torch.Tensor)
+    made.arm()
+    assert watched == [1]
+
+
+def test_loader_sampler_draw_is_measured_once() -> None:
+    made, iterator = sampler(), Iterator([torch.zeros(32, 64), torch.zeros(32, dtype=torch.int64)])
+    assert made.use(1.0) is None
+    made.arm()
+    assert made.at_draw(iterator, -1)
+    assert iterator._next_data() is iterator._batch
+    assert "_next_data" not in vars(iterator)
+    assert not made.at_draw(iterator, -1)
+    assert "_next_data" not in vars(iterator)
+    use = made.use(2.0)
+    assert use is not None
+    assert (use.workers, use.batch_tensors, use.batch_bytes) == (0, 2, 32 * 64 * 4 + 32 * 8)
+    assert (use.batch_size, use.indexable, use.shuffles, use.batches_per_step) == (32, True, False, 2.0)
+    assert use.draw_cpu is not None
+    assert use.rest_cpus is not None
+    assert use.cpus == available_cpus()
+
+
+@pytest.mark.parametrize("raised", [StopIteration(), TimeoutError("a handler's"), KeyboardInterrupt()])
+def test_loader_sampler_exception_passes_unchanged(raised: BaseException) -> None:
+    made, iterator = sampler(), Iterator(raised)
+    made.arm()
+    made.at_draw(iterator, -1)
+    with pytest.raises(type(raised)) as caught:
+        iterator._next_data()
+    assert caught.value is raised
+    assert "_next_data" not in vars(iterator)
+
+
+def test_loader_sampler_validation_and_first_draws_wait() -> None:
+    iterator = Iterator(torch.zeros(4))
+    validating = sampler(training=False)
+    validating.arm()
+    assert validating.at_draw(iterator, -1)
+    training, fresh = sampler(), Iterator(torch.zeros(4))
+    fresh._num_yielded = 0
+    training.arm()
+    assert training.at_draw(fresh, -1)
+    for each in (iterator, fresh):
+        assert "_next_data" not in vars(each)
+
+
+def test_loader_sampler_waiting_is_no_cpu_time() -> None:
+    class Waits(Iterator):
+        def _next_data(self) -> Any:
+            time.sleep(0.02)
+            return self._batch
+
+    class Computes(Iterator):
+        def _next_data(self) -> Any:
+            until = time.thread_time() + 0.02
+            while time.thread_time() < until:
+                pass
+            return self._batch
+
+    shares = []
+    for kind in (Waits, Computes):
+        made, iterator = sampler(), kind(torch.zeros(4))
+        made.arm()
+        made.at_draw(iterator, -1)
+        iterator._next_data()
+        use = made.use(1.0)
+        assert use is not None
+        assert use.draw_cpu is not None
+        shares.append(use.draw_cpu)
+    assert shares[0] < 0.5 < shares[1]
+
+
+def test_loader_sampler_strange_batches_count_nothing() -> None:
+    nested: list[Any] = []
+    nested.append(nested)
+    for batch in (None, "text", object(), nested, {"x": [1, 2]}):
+        made, iterator = sampler(), Iterator(batch)
+        made.arm()
+        made.at_draw(iterator, -1)
+        iterator._next_data()
+        use = made.use(1.0)
+        assert use is not None
+        assert (use.batch_tensors, use.batch_bytes) == (0, 0)
+
+
+def test_loader_sampler_workers_are_followed() -> None:
+    loader = DataLoader(TensorDataset(torch.zeros(400, 4)), batch_size=2, num_workers=1)
+    iterator = iter(loader)
+    made = sampler()
+    next(iterator)
+    made.arm()
+    made.at_draw(iterator, 1)
+    next(iterator)
+    first = made.use(1.0)
+    for _ in range(50):
+        next(iterator)
+    use = made.use(1.0)
+    assert first is not None
+    assert use is not None
+    assert use.workers == 1
+    assert use.receive_seconds is not None
+    assert first.worker_cpu_seconds is None
+    if Path("/proc/self/schedstat").exists():
+        assert use.worker_cpu_seconds is not None
+        assert 0 < use.worker_cpu_seconds < 1
+
+
+def test_describe_indexable_is_a_plain_tensor_dataset() -> None:
+    data = TensorDataset(torch.zeros(8, 2), torch.zeros(8))
+
+    class Own(TensorDataset):
+        pass
+
+    def described(dataset: Any = data, **options: Any) -> tuple[int, bool, bool]:
+        return _describe(iter(DataLoader(dataset, **options)))
+
+    assert described(batch_size=4) == (4, True, False)
+    assert described(batch_size=4, shuffle=True) == (4, True, True)
+    assert described(batch_size=None) == (0, False, False)
+    assert described(batch_size=4, collate_fn=list)[1] is False
+    assert described(Own(torch.zeros(8)), batch_size=4)[1] is False
+    weighted = torch.utils.data.WeightedRandomSampler([1.0] * 8, 8)
+    assert described(batch_size=4, sampler=weighted) == (4, False, False)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_whole_batches_give_the_same_batches(shuffle: bool) -> None:
+    """What is advised for a ``TensorDataset`` gives training the very same batches."""
+    data = TensorDataset(torch.arange(40.0).view(20, 2), torch.arange(20))
+    torch.manual_seed(1)
+    usual = list(DataLoader(data, batch_size=8, shuffle=shuffle))
+    torch.manual_seed(1)
+    order = RandomSampler(data) if shuffle else SequentialSampler(data)
+    whole = list(DataLoader(data, batch_size=None, sampler=BatchSampler(order, 8, drop_last=False)))
+    for one, other in zip(usual, whole, strict=True):
+        assert type(one) is type(other)
+        for left, right in zip(one, other, strict=True):
+            assert torch.equal(left, right)
+
+
+def cgroup(tmp_path: Path, lines: str, files: dict[str, str]) -> tuple[Path, Path]:
+    root, proc = tmp_path / "cgroup", tmp_path / "proc"
+    proc.write_text(lines)
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root, proc
+
+
+def test_available_cpus_quota_of_any_group_above_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    files = {"cpu.max": "max 100000", "a/cpu.max": "150000 100000", "a/b/cpu.max": "max 100000"}
+    assert available_cpus(*cgroup(tmp_path, "0::/a/b\n", files)) == 1.5
+    assert available_cpus(tmp_path / "none", tmp_path / "nothing") == 8.0
+
+
+def test_available_cpus_first_version_of_cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    files = {"cpu/a/cpu.cfs_quota_us": "200000", "cpu/a/cpu.cfs_period_us": "100000"}
+    files |= {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
+    assert available_cpus(*cgroup(tmp_path, "4:memory:/a\n1:cpu,cpuacct:/a\n", files)) == 2.0
+
+
+def test_available_cpus_are_shared_with_the_nodes_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    nowhere = tmp_path / "none"
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert available_cpus(nowhere, nowhere) == 2.0
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    assert available_cpus(nowhere, nowhere) == 8.0

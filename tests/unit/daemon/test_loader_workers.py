@@ -1,0 +1,178 @@
+"""The rule on DataLoader workers, with the figures of real loops."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from torchperfd_daemon.diagnosis import Cause, RankEvidence, RankProfile, diagnose, rank_causes
+from torchperfd_daemon.loader_workers import (
+    MOST_WORKERS,
+    LoaderAdvice,
+    LoaderFacts,
+    WorkerCost,
+    advise_loader,
+    is_cheap,
+    most_computing_workers,
+)
+
+MS = 1e-3
+COST = WorkerCost(0.2 * MS, 0.2 * MS, 0.2e-9, 0.2 * MS, 0.15 * MS, 0.5e-9)
+"""As measured on two quiet cores: 0.6 ms for a batch of two small tensors."""
+TENSORS = LoaderFacts(
+    cpus=2.0, draw_cpu=1.0, rest_cpus=1.0, batch_tensors=2, batch_bytes=8448, batch_size=32, shuffles=True
+)
+WAITS = replace(TENSORS, draw_cpu=0.04)
+
+
+def advised(facts: LoaderFacts, step_ms: float, data_ms: float) -> LoaderAdvice | None:
+    return advise_loader(facts, step_ms * MS, data_ms * MS, COST)
+
+
+def test_loader_workers_cheap_batches_are_not_advised() -> None:
+    """Of 0.57 ms a step 0.19 ms is drawing: with two workers a step takes 1.5 to 2.0 ms."""
+    assert advised(TENSORS, 0.57, 0.19) is None
+    assert advised(replace(TENSORS, draw_cpu=None, cpus=None), 0.57, 0.19) is None
+    assert is_cheap(TENSORS, 0.19 * MS, COST)
+
+
+def test_loader_workers_costlier_hand_over_raises_the_bar() -> None:
+    """Draws of 3 ms in steps of 6 ms pay where a worker costs 0.6 ms, and not where it costs 3 ms."""
+    facts = replace(TENSORS, cpus=8.0)
+    assert advise_loader(facts, 6 * MS, 3 * MS, COST) is not None
+    slow = WorkerCost(1 * MS, 1 * MS, 0.0, 1 * MS, 1 * MS, 0.0)
+    assert advise_loader(facts, 6 * MS, 3 * MS, slow) is None
+
+
+def test_loader_workers_waiting_loader_may_exceed_the_cpus() -> None:
+    """It waits 150 ms of each 170 ms step: eight workers on two CPUs were faster than two."""
+    advice = advised(WAITS, 170, 150)
+    assert advice is not None
+    assert 4 <= advice.workers <= MOST_WORKERS
+    assert "waits rather than computes" in advice.assumes
+    assert 0.5 * 150 * MS < advice.saves_seconds < 150 * MS
+    assert f"num_workers={advice.workers}, persistent_workers=True" in advice.setting
+
+
+@pytest.mark.parametrize("rest_cpus", [0.5, 1.0, None])
+def test_loader_workers_computing_loader_gets_the_free_cpu(rest_cpus: float | None) -> None:
+    advice = advised(replace(TENSORS, rest_cpus=rest_cpus), 40, 30)
+    assert advice is not None
+    assert advice.workers == most_computing_workers(2.0) == 1
+    assert advice.saves_seconds <= 10 * MS
+
+
+def test_loader_workers_busy_cpus_give_no_advice() -> None:
+    """Training keeps both CPUs at work for 30 of 40 ms: a worker would take from it what it brings."""
+    assert advised(replace(TENSORS, rest_cpus=2.0), 40, 10) is None
+
+
+def test_loader_workers_one_core_gives_none() -> None:
+    for data in (1, 10, 30, 39):
+        assert advised(replace(TENSORS, cpus=1.0), 40, data) is None
+    assert advised(replace(TENSORS, cpus=0.5), 40, 30) is None
+
+
+def test_loader_workers_unknown_cpus_state_the_assumption() -> None:
+    advice = advised(LoaderFacts(), 40, 30)
+    assert advice is not None
+    # To make and send a batch takes 30.5 ms, and a step with one at hand 10.6 ms: three keep up.
+    assert advice.workers == 4
+    assert "assumes 4 free CPUs" in advice.assumes
+
+
+def test_loader_workers_never_save_more_than_the_wait() -> None:
+    for cpus in (1.0, 2.0, 4.0, 64.0):
+        for share in (0.0, 0.1, 0.4, 0.6, 1.0):
+            for data in (0.01, 0.2, 1, 5, 50, 99):
+                advice = advised(replace(TENSORS, cpus=cpus, draw_cpu=share), 100, data)
+                if advice is not None:
+                    assert 0 < advice.saves_seconds <= data * MS
+                    assert share < 0.5 or advice.workers <= cpus
+
+
+def test_loader_workers_micro_batches_count_each() -> None:
+    """Four batches of 30 ms in a step of 160 ms are as one of 30 ms in 40 ms."""
+    four = advised(replace(WAITS, batches_per_step=4.0), 160, 120)
+    one = advised(WAITS, 40, 30)
+    assert four is not None
+    assert one is not None
+    assert four.workers == one.workers
+    assert four.saves_seconds == pytest.approx(4 * one.saves_seconds)
+
+
+WORKING = replace(WAITS, workers=1, receive_seconds=0.6 * MS, worker_cpu_seconds=1 * MS, worker_queued=0.0)
+
+
+def test_loader_workers_one_waiting_worker_wants_more() -> None:
+    """One worker that waits 30 ms for each batch; the rest of the step takes 8 ms."""
+    advice = advised(WORKING, 32, 24)
+    assert advice is not None
+    assert 4 <= advice.workers <= 6
+    assert advice.saves_seconds == pytest.approx(23 * MS, rel=0.1)
+
+
+def test_loader_workers_ready_batches_want_no_more() -> None:
+    assert advised(WORKING, 10, 0.7) is None
+
+
+def test_loader_workers_starved_workers_want_no_more() -> None:
+    """Four workers compute on two CPUs: a fifth has none."""
+    starved = replace(WORKING, workers=4, worker_cpu_seconds=25 * MS, worker_queued=0.5)
+    assert advised(starved, 30, 20) is None
+
+
+def test_loader_workers_cheap_batches_leave_their_workers() -> None:
+    """To take over a batch takes 1.4 ms, to make it 0.1 ms of a worker's time beyond sending it."""
+    facts = replace(WORKING, workers=2, receive_seconds=1.4 * MS, worker_cpu_seconds=0.6 * MS)
+    advice = advised(facts, 1.8, 1.4)
+    assert advice is not None
+    assert advice.workers == 0
+    assert 0.7 * MS < advice.saves_seconds < 1.4 * MS
+
+
+def test_whole_batches_tensor_dataset_is_indexed_once() -> None:
+    facts = replace(TENSORS, indexable=True)
+    advice = advised(facts, 0.57, 0.3)
+    assert advice is not None
+    assert advice.rule == "whole-batches"
+    assert "BatchSampler(RandomSampler(dataset), 32, drop_last=False)" in advice.setting
+    assert 0 < advice.saves_seconds < 0.3 * MS
+    assert advised(replace(facts, batch_bytes=1 << 20), 0.57, 0.3) is None
+
+
+@pytest.mark.parametrize(
+    "bad", [{"cpus": float("nan")}, {"draw_cpu": -1.0}, {"batch_bytes": 1 << 62}, {"rest_cpus": float("inf")}]
+)
+def test_loader_facts_impossible_figures_give_no_advice(bad: dict[str, Any]) -> None:
+    facts = replace(TENSORS, **bad)
+    assert not facts.is_sound()
+    assert advised(facts, 170, 150) is None
+
+
+def profile(facts: LoaderFacts | None, step_ms: float, data_ms: float) -> RankProfile:
+    return RankProfile(0, "node-a", 100, step_ms * MS, {"data": data_ms * MS}, facts)
+
+
+def test_verdict_input_bound_has_the_rules_number() -> None:
+    advice = advised(WAITS, 170, 150)
+    assert advice is not None
+    mean = diagnose("r", [profile(WAITS, 170, 150)], lambda: COST)
+    assert mean.cause is Cause.INPUT_BOUND
+    seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, loader=WAITS)
+    (held,) = rank_causes("r", [seen], lambda: COST)
+    for verdict in (mean, held):
+        assert advice.setting in verdict.evidence
+        assert advice.assumes in verdict.evidence
+
+
+def test_verdict_cheap_batches_advise_against_workers() -> None:
+    for facts in (TENSORS, replace(TENSORS, draw_cpu=None)):
+        (evidence,) = {diagnose("r", [profile(facts, 0.57, 0.19)], lambda: COST).evidence}
+        assert "num_workers" not in evidence
+        assert "cost more than they save" in evidence
+
+
+def test_verdict_unknown_loader_has_no_remedy() -> None:
+    evidence = diagnose("r", [profile(None, 170, 150)]).evidence
+    assert evidence == "waiting for data takes 150 ms of each 170 ms step (88%)"
