@@ -107,7 +107,7 @@ def text(run: str, world_size: int, told: Replay, since: int | None = None, hang
         return "\n".join([title, "nothing that can be taken out of a step would make it shorter", *remarks])
     rows = [
         [
-            words(each),
+            f"  of it, {words(each)}" if each.is_part else words(each),
             _table.duration(each.step_seconds),
             _table.duration(each.gain_seconds),
             f"{each.speedup:.2f}x",

@@ -12,7 +12,7 @@ leaves out of both cancels.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
@@ -68,6 +68,7 @@ class WhatIf:
         phase: Which phase; for a rank, the one that exceeds its peers' most. Empty where there is none.
         step_seconds: The step as predicted.
         gain_seconds: By how much that is less than the step as measured; never negative.
+        is_part: It is the same time, or part of it, as what the answer before it takes out that is no part.
     """
 
     removed: Removed
@@ -75,6 +76,7 @@ class WhatIf:
     phase: str
     step_seconds: float
     gain_seconds: float
+    is_part: bool = False
 
     @property
     def speedup(self) -> float:
@@ -93,7 +95,8 @@ class Replay:
             slowest one's mean is the run's.
         step_seconds: The mean step as measured, of the slowest rank.
         replayed_seconds: The mean step as the formula has it, with nothing removed.
-        answers: The greatest gain first; only those of at least :data:`LEAST_GAIN`.
+        answers: The greatest gain first; only those of at least :data:`LEAST_GAIN`. What is part of another
+            answer follows that one.
     """
 
     ranks: int
@@ -178,7 +181,27 @@ def replay(
         for each in answers
         if each.removed is not Removed.SLOW_RANKS or each.gain_seconds - alone >= LEAST_GAIN * measured
     ]
-    return Replay(len(ranks), lengths.pop(), run.synchronous, measured, before, tuple(answers))
+    return Replay(len(ranks), lengths.pop(), run.synchronous, measured, before, _nested(answers))
+
+
+def _nested(answers: Sequence[WhatIf]) -> tuple[WhatIf, ...]:
+    """Return the answers with each that is part of a greater one right after that; they come descending."""
+    wholes: list[list[WhatIf]] = []
+    for answer in answers:
+        whole = next((each for each in wholes if _overlap(each[0], answer)), None)
+        if whole is None:
+            wholes.append([answer])
+        else:
+            whole.append(replace(answer, is_part=True))
+    return tuple(answer for whole in wholes for answer in whole)
+
+
+def _overlap(one: WhatIf, other: WhatIf) -> bool:
+    """Return whether two answers take out the same time, as a phase and one rank's excess in it do."""
+    kinds = {one.removed, other.removed}
+    if kinds == {Removed.RANK_EXCESS, Removed.PHASE}:
+        return one.phase == other.phase
+    return kinds == {Removed.RANK_EXCESS, Removed.SLOW_RANKS}
 
 
 def as_peers(own: Float64, peers: Sequence[Float64]) -> Float64:

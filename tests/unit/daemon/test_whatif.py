@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchperfd_daemon.commands import whatif
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.whatif import (
     LEAST_GAIN,
@@ -355,3 +356,47 @@ def test_pauses_are_taken_out(own: list[float], per_step: float, length: float) 
             for step, took in enumerate(own)
         ]
     assert left == pytest.approx(expected)
+
+
+def test_replay_slow_loader_of_one_rank_is_one_cause() -> None:
+    """Rank 1 waits 131 ms for data, its peer 5 ms: the wait and the rank's excess are the same time."""
+    steps = 40
+    works = [
+        RankWork(
+            rank,
+            {
+                "data": np.full(steps, data),
+                "forward": np.full(steps, 0.03),
+                "collective_wait": np.full(steps, 0.131 - data + 0.008),
+            },
+        )
+        for rank, data in enumerate((0.005, 0.131))
+    ]
+    told = replay(works)
+    found = [(each.removed, each.rank, each.is_part) for each in told.answers[:2]]
+    assert found == [(Removed.PHASE, None, False), (Removed.RANK_EXCESS, 1, True)]
+    assert [each.gain_seconds for each in told.answers[:2]] == pytest.approx([0.131, 0.126])
+    lines = whatif.text("r", 2, told).splitlines()
+    assert lines[2].startswith("waiting for data")
+    assert lines[3].startswith("  of it, what rank 1 needs more than its peers, most of it in data")
+
+
+def test_replay_excess_in_another_phase_is_a_cause_of_its_own() -> None:
+    steps = 40
+    works = [
+        RankWork(
+            rank,
+            {
+                "data": np.full(steps, 0.02),
+                "forward": np.full(steps, forward),
+                "collective_wait": np.full(steps, 0.08 - forward + 0.008),
+            },
+        )
+        for rank, forward in enumerate((0.03, 0.08))
+    ]
+    told = replay(works)
+    assert [(each.removed, each.is_part) for each in told.answers] == [
+        (Removed.RANK_EXCESS, False),
+        (Removed.PHASE, False),
+        (Removed.EXCHANGE, False),
+    ]
