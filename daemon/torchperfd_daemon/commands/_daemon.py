@@ -17,6 +17,7 @@ from torchperfd_daemon.errors import (
 )
 
 _CONNECT_TIMEOUT_S = 5.0
+_MOST_REASON = 200
 # Of a fleet's ranks each takes more than a kilobyte.
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", 64 * 2**20))
 
@@ -59,24 +60,40 @@ def connect(
             try:
                 yield stub
             except grpc.RpcError as error:
-                raise _translated(error) from error
+                raise _translated(error, path) from error
             return
     raise DaemonUnreachableError(
         f"no daemon answers at {' or '.join(paths)}", "start one with `torchperfd serve`"
     )
 
 
-def _translated(error: grpc.RpcError) -> TorchperfdError:
+def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:
+    """Return a call's failure in our own words; those of the daemon are, those of gRPC itself are not."""
     details = error.details() or "no details given"
+    code = error.code()
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return DaemonUnreachableError(
+            f"the daemon at {path} has gone",
+            "that of `torchperfd run` ends with its run; `torchperfd ps` shows whether another answers",
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineError(
+            f"the daemon at {path} has not answered in time", "ask again, or look into its log"
+        )
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return IncompatibleVersionError(
+            f"the daemon at {path} does not know this question",
+            "install the same version on both sides, and restart it",
+        )
     kinds: dict[grpc.StatusCode, type[TorchperfdError]] = {
         grpc.StatusCode.NOT_FOUND: NoSuchTargetError,
         grpc.StatusCode.INVALID_ARGUMENT: UsageError,
-        grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
-        grpc.StatusCode.UNAVAILABLE: DaemonUnreachableError,
-        grpc.StatusCode.CANCELLED: DaemonUnreachableError,
-        grpc.StatusCode.UNIMPLEMENTED: IncompatibleVersionError,
+        grpc.StatusCode.FAILED_PRECONDITION: TorchperfdError,
     }
-    return kinds.get(error.code(), TorchperfdError)(details)
+    if code in kinds:
+        return kinds[code](details)
+    reason = details.splitlines()[0][:_MOST_REASON]
+    return TorchperfdError(f"the daemon at {path} failed: {reason}", "its log says more")
 
 
 def unreachable_text(peers: Iterable[control_pb2.UnreachablePeer]) -> str:

@@ -1,13 +1,14 @@
 """Which runs a live command is about: its options, its questions to the daemon, and who did not answer."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 import click
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._daemon import unreachable_text
+from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import fleet_option
 from torchperfd_daemon.errors import IncompatibleVersionError
 from torchperfd_daemon.store import HISTORY_STEPS
@@ -52,6 +53,14 @@ class Scope:
     run: str = ""
     job: str = ""
     fleet: bool = False
+
+    def whole(self, daemon: Any) -> "Scope":
+        """Return the same with the whole name of the run, of which a prefix may have been given.
+
+        Raises:
+            NoSuchTargetError: Several runs begin so.
+        """
+        return replace(self, run=whole_run(daemon, self.run, fleet=self.fleet))
 
     def runs(self, daemon: Any) -> control_pb2.ListRunsResponse:
         """Ask which runs there are.

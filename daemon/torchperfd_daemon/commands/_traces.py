@@ -6,6 +6,7 @@ import click
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import open_catalog
+from torchperfd_daemon.commands._names import whole_capture
 from torchperfd_daemon.errors import NoSuchTargetError
 
 
@@ -14,8 +15,9 @@ def find_trace(trace: str, captures_dir: Path | None) -> Path:
     path = Path(trace)
     if path.exists():
         return path
+    catalog = open_catalog(captures_dir)
     try:
-        folder = open_catalog(captures_dir).folder(trace)
+        folder = catalog.folder(whole_capture(catalog, trace) if path.name == trace else trace)
     except NoSuchTargetError:
         return path
     return folder if folder.is_dir() else path

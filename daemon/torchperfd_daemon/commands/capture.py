@@ -12,6 +12,7 @@ from torchperfd_daemon.captures import CaptureKind
 from torchperfd_daemon.commands._capture_progress import conclude, state_of, watched
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
 from torchperfd_daemon.commands._every import repeat
+from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import Age, Seconds, fleet_option, json_option, socket_option
 from torchperfd_daemon.commands._scope import job_option
 from torchperfd_daemon.diagnosis import Cause
@@ -175,6 +176,7 @@ def _follow(
     deadline = None if request.queue else request.timeout_seconds + 60
     try:
         with connect(socket) as daemon:
+            request.run = whole_run(daemon, request.run, fleet=request.fleet)
             messages: Iterable[control_pb2.CaptureProgress] = daemon.Capture(request, timeout=deadline)
             for message in messages if as_json else watched(messages):
                 newest[message.run, message.capture_id] = message

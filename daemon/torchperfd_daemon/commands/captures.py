@@ -24,9 +24,11 @@ from torchperfd_daemon.captures import (
     place,
 )
 from torchperfd_daemon.captures.upload import upload
+from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._captures_dir import captures_dir_option, open_catalog, own_directory
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._download import fetch
+from torchperfd_daemon.commands._names import capture_argument, whole_name
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
 
@@ -65,6 +67,8 @@ def list_captures(
     named = context.parent is not None and context.parent.params["captures_dir"] is not None
     if limit is None:
         limit = 0 if as_json else _ROWS
+    if run:
+        run = whole_name(run, {each.record.run for each in catalog.list(Query()).captures}, "run")
     query = Query(run=run, state=CaptureState(state) if state else None, since=since, limit=limit)
     listing = catalog.list(query)
     if as_json:
@@ -78,18 +82,14 @@ def list_captures(
             f"no {'such ' if query != Query(limit=limit) else ''}captures in {catalog.directory}", err=True
         )
         return
-    row = "{:<24} {:<28.28} {:<9} {:>12} {:>6} {:>10}  {}"
     heads = ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "WHEN"]
-    uploads = bool(place.noted(catalog.directory))
-    if uploads:
-        row = "{:<24} {:<28.28} {:<9} {:>12} {:>6} {:>10}  {:<8}  {}"
+    rows = [_cells(listed) for listed in listing.captures]
+    if place.noted(catalog.directory):
         heads.insert(-1, "UPLOADED")
-    click.echo(row.format(*heads))
-    for listed in listing.captures:
-        cells = _cells(listed)
-        if uploads:
+        for cells, listed in zip(rows, listing.captures, strict=True):
             cells.insert(-1, _uploaded(listed, uploads=True))
-        click.echo(row.format(*cells))
+    left = ("CAPTURE", "RUN", "STATE", "UPLOADED", "WHEN")
+    click.echo("\n".join(_table.lines(heads, rows, left=left)))
     if listing.total > len(listing.captures):
         click.echo(
             f"these are the newest {len(listing.captures)} of {listing.total:,}; --limit 0 shows all",
@@ -98,7 +98,7 @@ def list_captures(
 
 
 @command.command("get")
-@click.argument("capture_id")
+@click.argument("capture_id", callback=capture_argument)
 @click.option(
     "-o",
     "--output",
@@ -126,7 +126,7 @@ def get_capture(
 
 
 @command.command("show")
-@click.argument("capture_id")
+@click.argument("capture_id", callback=capture_argument)
 @json_option
 @click.pass_obj
 def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
@@ -147,7 +147,7 @@ def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
 
 
 @command.command("rm")
-@click.argument("capture_ids", nargs=-1)
+@click.argument("capture_ids", nargs=-1, callback=capture_argument)
 @click.option("--older-than", type=Age(), help="All that were asked for longer ago, like 7d.")
 @click.option("--dry-run", is_flag=True, help="Only print which would be deleted.")
 @click.pass_obj
@@ -175,7 +175,7 @@ def remove_captures(
 
 
 @command.command("upload")
-@click.argument("capture_ids", nargs=-1, required=True)
+@click.argument("capture_ids", nargs=-1, required=True, callback=capture_argument)
 @click.option("--to", "url", help="URL to upload to; where the daemon does by default.")
 @click.pass_obj
 def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | None) -> None:
@@ -191,7 +191,7 @@ def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | N
 
 
 @command.command("cancel")
-@click.argument("capture_id")
+@click.argument("capture_id", callback=capture_argument)
 @socket_option
 def cancel_capture(capture_id: str, socket: str | None) -> None:
     """Give up a capture that is queued or in progress; asks the daemon that conducts it."""
@@ -201,7 +201,7 @@ def cancel_capture(capture_id: str, socket: str | None) -> None:
 
 
 @command.command("pin")
-@click.argument("capture_ids", nargs=-1, required=True)
+@click.argument("capture_ids", nargs=-1, required=True, callback=capture_argument)
 @click.pass_obj
 def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
     """Keep captures from being removed, by the daemon's quota and by `rm`."""
@@ -210,7 +210,7 @@ def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
 
 
 @command.command("unpin")
-@click.argument("capture_ids", nargs=-1, required=True)
+@click.argument("capture_ids", nargs=-1, required=True, callback=capture_argument)
 @click.pass_obj
 def unpin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
     """Let captures go again."""
@@ -278,7 +278,7 @@ def _uploaded(listed: Listed, *, uploads: bool) -> str:
     return "pending" if uploads and listed.upload is Upload.PENDING else "no"
 
 
-def _cells(listed: Listed) -> list[Any]:
+def _cells(listed: Listed) -> list[str]:
     record: CaptureRecord = listed.record
     steps = record.step_range
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.requested_at))

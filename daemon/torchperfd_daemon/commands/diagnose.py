@@ -27,6 +27,7 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
     """
     scope = Scope(run, job, fleet)
     with connect(socket) as daemon:
+        scope = scope.whole(daemon)
 
         def frame() -> tuple[str, str]:
             answer = scope.verdicts(daemon)

@@ -8,6 +8,7 @@ import click
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._names import whole_name
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.goodput.report import render_text, to_dict
@@ -26,6 +27,10 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
     Also of runs that have ended: the daemon of the node keeps them for 90 days.
     """
     with connect(socket) as daemon:
+        if run:
+            # Runs that have ended are known here only.
+            every = daemon.GetGoodput(control_pb2.GetGoodputRequest(), timeout=_TIMEOUT_S)
+            run = whole_name(run, (each.run for each in every.runs), "run")
         answer = daemon.GetGoodput(control_pb2.GetGoodputRequest(run=run), timeout=_TIMEOUT_S)
     runs = [translate_goodput.run_goodput(message) for message in answer.runs]
     if run and not runs:

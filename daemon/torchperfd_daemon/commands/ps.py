@@ -2,13 +2,13 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.commands import _view
+from torchperfd_daemon.commands import _table, _view
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import fleet_option, json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, fleet_dict, job_option, missing
@@ -49,17 +49,15 @@ def command(job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
         raise PartialResultError(silent)
 
 
-def _print_table(runs: Iterable[control_pb2.Run], *, with_node: bool) -> None:
-    row = "{:<28.28} {:>5} {:>8} {:<13} {:>9} {:>10} {:>7}  {}"
+def _print_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> None:
     heads = ["RUN", "RANK", "PID", "STATE", "STEPS", "STEP", "DATA", "LAST STEP"]
-    lines = [(rank.identity.node, [run.run, *_cells(rank)]) for run in runs for rank in run.ranks]
-    if not with_node:
-        for cells in (heads, *(cells for _, cells in lines)):
-            click.echo(row.format(*cells))
-        return
-    width = max(len("NODE"), *(len(node) for node, _ in lines))
-    for node, cells in (("NODE", heads), *lines):
-        click.echo(f"{node:<{width}} {row.format(*cells)}")
+    rows = [[run.run, *_cells(rank)] for run in runs for rank in run.ranks]
+    if with_node:
+        heads.insert(0, "NODE")
+        nodes = [rank.identity.node for run in runs for rank in run.ranks]
+        rows = [[node, *cells] for node, cells in zip(nodes, rows, strict=True)]
+    left = ("NODE", "RUN", "STATE", "LAST STEP")
+    click.echo("\n".join(_table.lines(heads, rows, left=left)))
 
 
 def _run_dict(run: control_pb2.Run) -> dict[str, Any]:

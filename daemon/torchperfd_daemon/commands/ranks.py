@@ -30,6 +30,7 @@ def command(
     """
     scope = Scope(run, job, fleet)
     with connect(socket) as daemon:
+        scope = scope.whole(daemon)
 
         def frame() -> tuple[str, str]:
             answer = scope.steps(daemon, last)

@@ -8,6 +8,7 @@ import click
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
+from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import Seconds, fleet_option, json_option, socket_option
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
@@ -42,6 +43,7 @@ def command(run: str, ranks: str, timeout: float, fleet: bool, socket: str | Non
     told: list[RankStacks] = []
     unreachable: list[control_pb2.UnreachablePeer] = []
     with connect(socket) as daemon:
+        request.run = whole_run(daemon, run, fleet=fleet)
         # The daemon keeps the deadline; ours is only there in case it dies.
         for message in daemon.Stacks(request, timeout=timeout + 10):
             if message.HasField("unreachable"):

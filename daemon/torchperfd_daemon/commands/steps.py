@@ -24,7 +24,7 @@ from torchperfd_daemon.errors import NoSuchTargetError
 def command(rank: int, run: str, last: int, socket: str | None, as_json: bool) -> None:
     """List a rank's newest training steps, oldest first, with the milliseconds of each phase."""
     with connect(socket) as daemon:
-        ranks = Scope(run).steps(daemon, last, [rank]).ranks
+        ranks = Scope(run).whole(daemon).steps(daemon, last, [rank]).ranks
     if len(ranks) > 1:
         names = ", ".join(each.status.identity.run for each in ranks)
         raise NoSuchTargetError(f"{len(ranks)} runs have a rank {rank}: {names}", "choose one with --run")

@@ -1,7 +1,8 @@
 """``torchperfd top``."""
 
+import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import click
@@ -9,10 +10,10 @@ from rich.console import Console
 from rich.live import Live
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import _node_view, _view
+from torchperfd_daemon.commands import _node_view, _view, diagnose
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._keys import Keys
-from torchperfd_daemon.commands._options import socket_option
+from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, missing, scope_options
 from torchperfd_daemon.commands._screen import Frame, draw
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
@@ -26,18 +27,23 @@ _NEWEST_STEPS: Final = 64
 @click.command("top")
 @scope_options
 @socket_option
-def command(run: str, job: str, fleet: bool, socket: str | None) -> None:
+@json_option
+def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
     """Show runs, ranks, the node's GPUs and the verdict, twice a second, until q or Ctrl-C.
 
-    Off a terminal, one frame is printed.
+    Off a terminal and with --json, one frame is printed.
     With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
     """
     console = Console()
     scope = Scope(run, job, fleet)
     with connect(socket) as daemon:
+        scope = scope.whole(daemon)
         frame = _ask(daemon, scope)
-    if not console.is_terminal:
-        console.print(draw(replace(frame, trouble="")))
+    if as_json or not console.is_terminal:
+        if as_json:
+            click.echo(json.dumps(_document(frame)))
+        else:
+            console.print(draw(replace(frame, trouble="")))
         if frame.trouble:
             raise PartialResultError(frame.trouble)
         return
@@ -80,6 +86,22 @@ def _ask(daemon: Any, scope: Scope) -> Frame:
         nodes=len(steps.nodes),
         trouble=missing(steps) or missing(judged),
     )
+
+
+def _document(frame: Frame) -> dict[str, Any]:
+    return {
+        "schema": "torchperfd.top/1",
+        "node": {"name": frame.node, **asdict(frame.view)},
+        "runs": [
+            {
+                **_view.run_dict(run),
+                "verdict": diagnose.verdict_dict(frame.verdicts[run.run])
+                if run.run in frame.verdicts
+                else None,
+            }
+            for run in frame.runs
+        ],
+    }
 
 
 def _clock() -> str:

@@ -10,6 +10,7 @@ import click
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table, _view
 from torchperfd_daemon.commands._daemon import connect
+from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.diagnosis import Cause
@@ -33,6 +34,7 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
     slower, those since then; and what all of it were if it took what it took before.
     """
     with connect(socket) as daemon:
+        run = whole_run(daemon, run)
         messages = daemon.GetSteps(control_pb2.GetStepsRequest(run=run), timeout=_TIMEOUT_S).ranks
         verdicts = daemon.Diagnose(control_pb2.DiagnoseRequest(run=run), timeout=_TIMEOUT_S).verdicts
     hangs = {verdict.run: verdict.summary for verdict in verdicts if verdict.cause == Cause.HANG.value}

@@ -73,7 +73,7 @@ def test_the_list_is_a_table_newest_first(captures: Captures, catalog: Catalog, 
     assert (code, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
         ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "WHEN"],
-        ["20231114-231320-bbbbbb", "r" * 28, "failed", "-", "1", "0.0", "MB", "2023-11-14", "23:13:20"],
+        ["20231114-231320-bbbbbb", "r" * 40, "failed", "-", "1", "0.0", "MB", "2023-11-14", "23:13:20"],
         [
             *("20231114-221320-aaaaaa", "bert-17", "complete", "120-124", "2", "3.0", "MB"),
             *("2023-11-14", "22:13:20"),

@@ -382,3 +382,26 @@ def test_watching_goes_on_until_ctrl_c(
     frames = out.rstrip("\n").split("\n\n")
     assert (code, len(frames)) == (0, 2)
     assert frames[0] == frames[1]
+
+
+@pytest.mark.parametrize("name", ["ranks", "diagnose", "whatif", "top"])
+def test_run_prefix_is_enough_for_live_commands(served: Served, command: Command, name: str) -> None:
+    train(served.store, "healthy", run="f50ba658-ca32-4ac8-9d27-b5ddb200a20b")
+    train(served.store, "healthy", run="bert-17")
+    code, out, _ = command(name, "--run", "f50ba")
+    assert code == 0
+    assert "f50ba658-ca32-4ac8-9d27-b5ddb200a20b" in out
+    assert "bert-17" not in out.replace("--run", "")
+
+
+def test_top_as_json(served: Served, command: Command) -> None:
+    train(served.store, "input-bound")
+    code, out, err = command("top", "--json")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["schema"] == "torchperfd.top/1"
+    assert (told["node"]["name"], told["node"]["gpus"]) == ("node-a", [])
+    [run] = told["runs"]
+    assert (run["run"], len(run["ranks"])) == ("bert-17", 4)
+    assert run["verdict"]["cause"] == "input-bound"
+    assert run["verdict"]["others"] == []

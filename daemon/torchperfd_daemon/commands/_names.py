@@ -1,0 +1,62 @@
+"""Names that people type: runs and captures by any prefix that only one of them has."""
+
+import contextlib
+from collections.abc import Iterable
+from typing import Any, Final
+
+import click
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.captures.folder import is_id
+from torchperfd_daemon.errors import NoSuchTargetError
+
+_TIMEOUT_S: Final = 10.0
+_MOST_NAMED: Final = 8
+
+
+def whole_name(given: str, names: Iterable[str], what: str) -> str:
+    """Return the one name that begins as given; what is given where none does, or where it is empty.
+
+    Raises:
+        NoSuchTargetError: Several begin so, and none is just that.
+    """
+    known = set(names)
+    found = sorted(name for name in known if name.startswith(given))
+    if not given or given in known or not found:
+        return given
+    if len(found) > 1:
+        some = ", ".join(found[:_MOST_NAMED])
+        raise NoSuchTargetError(f"{len(found)} {what}s begin with {given[:80]}: {some}", "write more of one")
+    return found[0]
+
+
+def whole_run(daemon: Any, given: str, *, fleet: bool = False) -> str:
+    """Return the name of the run that begins as given, of those that a daemon knows or that its fleet has.
+
+    Raises:
+        NoSuchTargetError: Several begin so.
+    """
+    if not given:
+        return ""
+    answer = daemon.ListRuns(control_pb2.ListRunsRequest(fleet=fleet), timeout=_TIMEOUT_S)
+    return whole_name(given, (run.run for run in answer.runs), "run")
+
+
+def whole_capture(catalog: Catalog, given: str) -> str:
+    """Return the id of the capture that begins as given.
+
+    Raises:
+        NoSuchTargetError: Several begin so.
+    """
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = [each.name for each in catalog.directory.iterdir() if is_id(each.name)]
+    return whole_name(given, names, "capture")
+
+
+def capture_argument(context: click.Context, _: click.Parameter, given: Any) -> Any:
+    """Complete the ids of captures on a command line; the command's object is their catalog."""
+    if isinstance(given, tuple):
+        return tuple(whole_capture(context.obj, each) for each in given)
+    return whole_capture(context.obj, given)

@@ -1,0 +1,42 @@
+"""Runs and captures are named by any prefix that only one of them has."""
+
+from pathlib import Path
+
+import pytest
+
+from torchperfd_daemon.captures import Catalog
+from torchperfd_daemon.commands._names import whole_capture, whole_name
+from torchperfd_daemon.errors import NoSuchTargetError
+
+RUNS = ["f50ba658-ca32-4ac8-9d27-b5ddb200a20b", "f5", "bert-17", "bert-18"]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("f50ba658-ca32-4ac8-9d27-b5dd", RUNS[0]),
+        ("f50", RUNS[0]),
+        ("f5", "f5"),
+        ("bert-17", "bert-17"),
+        ("gpt", "gpt"),
+        ("", ""),
+    ],
+)
+def test_whole_name_unique_prefix_is_completed(given: str, found: str) -> None:
+    assert whole_name(given, RUNS, "run") == found
+
+
+def test_whole_name_shared_prefix_is_refused_with_the_names() -> None:
+    with pytest.raises(NoSuchTargetError, match="2 runs begin with bert: bert-17, bert-18; write more"):
+        whole_name("bert", RUNS, "run")
+
+
+def test_whole_capture_prefix_is_completed_from_the_directory(tmp_path: Path) -> None:
+    for name in ("20261125-165610-645ff7", "20261125-165810-0a5ff7", "lost+found"):
+        (tmp_path / name).mkdir()
+    catalog = Catalog(tmp_path)
+    assert whole_capture(catalog, "20261125-1656") == "20261125-165610-645ff7"
+    assert whole_capture(catalog, "lost") == "lost"
+    with pytest.raises(NoSuchTargetError, match="2 captures begin with 2026"):
+        whole_capture(catalog, "2026")
+    assert whole_capture(Catalog(tmp_path / "none"), "2026") == "2026"
