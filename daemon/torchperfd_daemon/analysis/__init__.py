@@ -24,7 +24,8 @@ from torchperfd_daemon.analysis.idle import CAUSES, Cause, Idle, IdleCause, Idle
 from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GROUPS, GroupBy, Operator, operators
 from torchperfd_daemon.analysis.phases import phases
-from torchperfd_daemon.analysis.ranks import RankFile, Request, analyse, rank_files
+from torchperfd_daemon.analysis.rank_files import RankFile, rank_files
+from torchperfd_daemon.analysis.ranks import Request, analyse
 from torchperfd_daemon.analysis.report import SCHEMA, SORT_WORDS, render_text, to_dict
 from torchperfd_daemon.analysis.samples import MemorySteps, Samples
 from torchperfd_daemon.analysis.steps import Step, steps

@@ -430,6 +430,24 @@ class Events:
         self.header.errors = found.errors or self.header.errors
 
 
+def peek(pieces: Iterable[bytes]) -> Header | None:
+    """Return what stands before a trace's events; None for text whose beginning is no trace's."""
+    text = b""
+    for piece in pieces:
+        text += piece
+        if _BARE_LIST.match(text):
+            return Header()
+        if match := _FIRST_EVENT.search(text):
+            head = text[: match.start()].rstrip().rstrip(b",") + b"}"
+            try:
+                return _HEADER.decode(head)
+            except _UNREADABLE:
+                return _salvaged_header(head)
+        if len(text) > _MARGIN:
+            break
+    return None
+
+
 def _salvaged_header(text: bytes) -> Header:
     """Return those fields of a header that can be read."""
     keys = tuple(field.encode_name for field in msgspec.structs.fields(Header))

@@ -1,4 +1,4 @@
-"""The traces of several ranks: which files they are, and one worker process for each.
+"""The traces of several ranks, each analysed by a worker process of its own.
 
 A process per rank gives its memory back when its rank is done, uses the other cores, and costs only its
 own rank when it is killed.
@@ -6,7 +6,6 @@ own rank when it is killed.
 
 import multiprocessing
 import os
-import re
 import resource
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,21 +16,13 @@ from typing import Final
 
 from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GroupBy
+from torchperfd_daemon.analysis.rank_files import RankFile
 from torchperfd_daemon.analysis.summary import Summary, summarise
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.worker_cost import of_this_machine
 
-_RANK_FILE: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
 # Spawned, not forked: a fork would inherit the locks of whatever threads the caller runs.
 _PROCESSES: Final = multiprocessing.get_context("spawn")
-
-
-@dataclass(frozen=True, slots=True)
-class RankFile:
-    """One rank's trace; the rank is None where the file's name does not say it."""
-
-    rank: int | None
-    path: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +44,6 @@ class Request:
     rectangles: int = 0
     nice: int = 0
     max_memory: int | None = None
-
-
-def rank_files(path: Path) -> list[RankFile]:
-    """Return the trace files meant by a file or a capture's directory, in order of rank.
-
-    Raises:
-        NoSuchTargetError: It is a directory without ``rank<k>.json[.gz]``.
-        TorchperfdError: The directory cannot be read.
-    """
-    if not path.is_dir():
-        match = _RANK_FILE.fullmatch(path.name)
-        return [RankFile(int(match[1]) if match else None, path)]
-    try:
-        entries = sorted(path.iterdir(), reverse=True)
-    except OSError as error:
-        raise TorchperfdError(f"cannot read {path}: {error.strerror}") from None
-    # While a capture is being compressed both forms exist; the plain one is the complete one.
-    by_rank = {int(match[1]): entry for entry in entries if (match := _RANK_FILE.fullmatch(entry.name))}
-    if not by_rank:
-        raise NoSuchTargetError(f"{path} holds no rank<k>.json or rank<k>.json.gz", "name a trace file")
-    return [RankFile(rank, by_rank[rank]) for rank in sorted(by_rank)]
 
 
 def analyse(

@@ -23,6 +23,11 @@ def find_trace(trace: str, captures_dir: Path | None) -> Path:
     return folder if folder.is_dir() else path
 
 
+def note(line: str) -> None:
+    """Say on stderr what was decided without being asked."""
+    click.echo(f"torchperfd: {line}", err=True)
+
+
 def warn(summary: analysis.Summary) -> None:
     """Say on stderr what of a trace could not be read."""
     if summary.damaged:

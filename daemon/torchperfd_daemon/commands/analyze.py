@@ -15,12 +15,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
-from torchperfd_daemon.commands._traces import find_trace, warn
+from torchperfd_daemon.commands._traces import find_trace, note, warn
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
 
 
 @click.command("analyze")
-@click.argument("trace")
+@click.argument("traces", nargs=-1, required=True, metavar="TRACE...")
 @click.option("--limit", type=click.IntRange(min=1), default=15, show_default=True, help="Rows in the table.")
 @click.option(
     "--sort-by",
@@ -55,7 +55,7 @@ from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageE
     "--csv", "as_csv", is_flag=True, help="The operator table as comma-separated values, every row."
 )
 def command(
-    trace: str,
+    traces: tuple[str, ...],
     limit: int,
     sort_by: str,
     group_by: analysis.GroupBy,
@@ -70,13 +70,14 @@ def command(
 ) -> None:
     """Say where a trace's time went: its steps, its GPU, and the operators that took longest.
 
-    TRACE is a trace file (.json or .json.gz), a directory of rank<k>.json[.gz], or a capture's id.
+    TRACE is a trace file (.json or .json.gz), a directory of such files, one for each rank, or a capture's
+    id. Several files are several ranks.
     """
     if as_json + markdown + as_csv > 1:
         raise UsageError("--json, --markdown and --csv are three answers", "ask for one of them")
     if with_text and not as_json:
         raise UsageError("--with-text is for the JSON document", "add --json, or leave it out")
-    files = analysis.rank_files(find_trace(trace, captures_dir))
+    files = analysis.rank_files([find_trace(trace, captures_dir) for trace in traces], note)
     summaries: list[tuple[int | None, analysis.Summary]] = []
     failed: list[tuple[int | None, TorchperfdError]] = []
     request = analysis.Request(

@@ -13,7 +13,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
-from torchperfd_daemon.commands._traces import find_trace, warn
+from torchperfd_daemon.commands._traces import find_trace, note, warn
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
 
 # The trace of one rank on each side.
@@ -51,18 +51,21 @@ def command(
 ) -> None:
     """Say what is new, gone, or changed beyond noise from A to B, per step.
 
-    A and B are trace files (.json or .json.gz), directories of rank<k>.json[.gz], or ids of captures. Of two
+    A and B are trace files (.json or .json.gz), directories of them, or ids of captures. Of two
     directories the ranks that both have are compared.
     """
     if as_json and markdown:
         raise UsageError("--json and --markdown are two answers", "ask for one of them")
     if (after is None) == (ranks is None):
         raise UsageError("what A is to be compared with is not clear", "name a B, or two --ranks of A")
-    files = analysis.rank_files(find_trace(before, captures_dir))
+    notes: list[str] = []
+    files = analysis.rank_files(find_trace(before, captures_dir), notes.append)
     if after is None:
         pairs = [_two_ranks(files, ranks or "")]
     else:
-        pairs = _pairs(files, analysis.rank_files(find_trace(after, captures_dir)))
+        pairs = _pairs(files, analysis.rank_files(find_trace(after, captures_dir), notes.append))
+    for line in notes:
+        note(line)
     comparison, failed = _compared(pairs, comm_pattern)
     if as_json:
         click.echo(json.dumps(analysis.comparison_to_dict(comparison, sort_by)))

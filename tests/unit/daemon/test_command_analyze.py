@@ -208,7 +208,7 @@ def test_a_worker_without_enough_memory_costs_only_its_rank() -> None:
 def test_a_directory_without_ranks_is_no_capture(analyze: Any, tmp_path: Path) -> None:
     code, out, err = analyze(tmp_path)
     assert (code, out) == (3, "")
-    assert "holds no rank<k>.json" in err
+    assert "holds no trace (.json or .json.gz)" in err
 
 
 def test_a_directory_that_cannot_be_listed_is_one_line(

@@ -1,0 +1,223 @@
+"""Finds the traces of ranks by what each file says of its rank, else by its name or its place among names."""
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from stat import S_ISREG
+from typing import Final
+
+from torchperfd_daemon.analysis import kineto, lenient
+from torchperfd_daemon.analysis.tracefile import TraceFile
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+
+_CAPTURED: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
+_CAPTURES_MANIFEST: Final = "manifest.json"
+_JSON: Final = re.compile(r".*\.json(?:\.gz)?", re.IGNORECASE | re.DOTALL)
+# A file of such a name is a trace even if it is damaged: then it is named as a rank that is missing.
+_NAMED_TRACE: Final = re.compile(r"trace|rank", re.IGNORECASE)
+# Of our own files beside traces, and of others' too.
+_NO_TRACE: Final = re.compile(r"manifest|analysis\.json", re.IGNORECASE)
+# "rank-0.json", "dp0_pp0_tp1_rank1.1712.pt.trace.json.gz", "1719041535.6-TP-0.trace.json.gz".
+_RANK_IN_NAME: Final = (
+    re.compile(r"(?<![a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
+    re.compile(r"(?<![a-z])tp[-_](\d{1,9})(?!\d)(?!.*(?:dp|pp|ep)[-_]?\d)", re.IGNORECASE),
+)
+# torch's tensorboard_trace_handler puts the time of each export into its name.
+_WRITTEN_AT: Final = re.compile(r"\.(\d{10,20})\.pt\.trace\.json")
+_TAIL_BYTES: Final = 1 << 16
+_MOST_LISTED: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """One rank's trace; the rank is None where nothing says it."""
+
+    rank: int | None
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A file, the rank that it says it is of, and the rank in its name."""
+
+    path: Path
+    own: int | None
+    named: int | None
+
+    @property
+    def rank(self) -> int | None:
+        return self.named if self.own is None else self.own
+
+
+def rank_files(paths: Path | Sequence[Path], note: Callable[[str], object] | None = None) -> list[RankFile]:
+    """Return the trace files meant by files and directories, in order of rank.
+
+    A directory may hold anything beside traces. Where two of its files are of one rank, the newest counts.
+    Files whose rank nothing says are numbered in the order of their names, unless there is only one file; in
+    a directory in which others have a rank they are left out.
+
+    Args:
+        paths: A file or directory, or several.
+        note: Called with a line for each thing that was decided so.
+
+    Raises:
+        NoSuchTargetError: A directory holds no trace.
+        TorchperfdError: A directory cannot be read.
+        UsageError: Two files that were named are of one rank.
+    """
+    say = note or _silent
+    asked_for = [paths] if isinstance(paths, Path) else list(paths)
+    named = [path for path in asked_for if not path.is_dir()]
+    found = [each for path in named if (each := _looked_into(path))]
+    for path in asked_for:
+        if path.is_dir():
+            found += _of_known_rank(_in_directory(path), say)
+    found = _one_for_each_rank(_named_apart(found), named, say)
+    if len(found) == 1:
+        return [RankFile(found[0].rank, found[0].path)]
+    return sorted(_numbered(found, say), key=lambda file: -1 if file.rank is None else file.rank)
+
+
+def _silent(line: str) -> None:
+    """Say nothing."""
+
+
+def _in_directory(path: Path) -> list[_Found]:
+    try:
+        entries = sorted(path.iterdir(), key=_natural)
+    except OSError as error:
+        raise TorchperfdError(f"cannot read {path}: {error.strerror}") from None
+    if (path / _CAPTURES_MANIFEST).exists():
+        captured = [
+            _Found(each, None, int(match[1])) for each in entries if (match := _CAPTURED.fullmatch(each.name))
+        ]
+        if captured:
+            return captured
+    found = [
+        looked_into
+        for each in entries
+        if _JSON.fullmatch(each.name) and not _NO_TRACE.search(each.name) and _is_file(each)
+        if (looked_into := _looked_into(each, only_traces=not _NAMED_TRACE.search(each.name)))
+    ]
+    if not found:
+        raise NoSuchTargetError(f"{path} holds no trace (.json or .json.gz)", "name a trace file")
+    return found
+
+
+def _of_known_rank(found: list[_Found], say: Callable[[str], object]) -> list[_Found]:
+    """Return the files of a directory that have a rank, or all if none has."""
+    known = [each for each in found if each.rank is not None]
+    if known and (others := [each.path.name for each in found if each.rank is None]):
+        say(f"left out, since others say their rank: {_listed(others)}")
+    return known or found
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether it can be read to its end: not so a pipe."""
+    try:
+        return S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _looked_into(path: Path, *, only_traces: bool = False) -> _Found | None:
+    """Return what a file says of itself; None for what is no trace, if only traces are wanted."""
+    named = next((int(match[1]) for each in _RANK_IN_NAME if (match := each.search(path.name))), None)
+    own, is_trace = None, False
+    try:
+        header = kineto.peek(TraceFile(path).pieces())
+    except TorchperfdError:
+        header = None
+    if header is not None:
+        is_trace = True
+        own = header.distributed.rank if header.distributed else _rank_at_the_end(path)
+    if only_traces and not is_trace:
+        return None
+    return _Found(path, own if own is not None and own >= 0 else None, named)
+
+
+def _rank_at_the_end(path: Path) -> int | None:
+    """Return the rank that stands behind the events of a file that is not compressed."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            tail = file.read(_TAIL_BYTES)
+    except OSError:
+        return None
+    distributed = lenient.objects_in(tail, ("distributedInfo",)).get("distributedInfo")
+    return lenient.whole_number(distributed.get("rank")) if isinstance(distributed, dict) else None
+
+
+def _named_apart(found: Iterable[_Found]) -> list[_Found]:
+    """Return the files; those that claim one rank, but have different ones in their names, go by these."""
+    files = list(found)
+    by_own: defaultdict[int, list[_Found]] = defaultdict(list)
+    for each in files:
+        if each.own is not None:
+            by_own[each.own].append(each)
+    mistaken = {
+        own
+        for own, those in by_own.items()
+        if None not in (names := [each.named for each in those]) and len(set(names)) == len(names) > 1
+    }
+    return [replace(each, own=None) if each.own in mistaken else each for each in files]
+
+
+def _one_for_each_rank(
+    found: Sequence[_Found], named: Sequence[Path], say: Callable[[str], object]
+) -> list[_Found]:
+    """Return one file for each rank, and all whose rank nothing says."""
+    kept = [each for each in found if each.rank is None]
+    counts = Counter(each.rank for each in found if each.rank is not None)
+    for rank, count in counts.items():
+        those = sorted((each for each in found if each.rank == rank), key=lambda each: _age(each.path))
+        kept.append(those[-1])
+        if count == 1:
+            continue
+        both = [each.path.name for each in those if each.path in named]
+        if len(both) > 1:
+            raise UsageError(
+                f"{both[0]} and {both[1]} are both of rank {rank}", "name one of them, or compare them"
+            )
+        older = [each for each in those[:-1] if _stem(each.path) != _stem(those[-1].path)]
+        if older:
+            say(f"rank {rank} has {len(older) + 1} traces; the newest counts: {those[-1].path.name}")
+    return kept
+
+
+def _numbered(found: Sequence[_Found], say: Callable[[str], object]) -> list[RankFile]:
+    """Return the files by rank, those of no known rank with the numbers that are free."""
+    known = [RankFile(each.rank, each.path) for each in found if each.rank is not None]
+    unknown = sorted((each.path for each in found if each.rank is None), key=_natural)
+    taken = {file.rank for file in known}
+    free = (rank for rank in range(len(found)) if rank not in taken)
+    numbered = [RankFile(rank, path) for path, rank in zip(unknown, free, strict=False)]
+    if numbered:
+        listed = _listed([f"{file.rank} = {file.path.name}" for file in numbered])
+        say(f"these do not say their rank and are numbered by name: {listed}")
+    return known + numbered
+
+
+def _age(path: Path) -> tuple[int, tuple[tuple[int, int | str], ...], bool]:
+    """Return what orders a rank's files, the newest last; a plain file comes after a compressed one."""
+    written = _WRITTEN_AT.search(path.name)
+    return int(written[1]) if written else 0, _natural(_stem(path)), path.suffix != ".gz"
+
+
+def _stem(path: Path) -> Path:
+    # While a file is being compressed both forms exist; the plain one is the complete one.
+    return path.with_suffix("") if path.suffix == ".gz" else path
+
+
+def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
+    """Return what orders paths as people do: step2 before step10."""
+    parts = re.split(r"(\d+)", str(path))
+    return tuple((0, int(part)) if part.isascii() and part.isdigit() else (1, part) for part in parts)
