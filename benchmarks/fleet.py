@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from tests.unit.daemon.fleet_nodes import RUN, asking, none_here, start_node
+from tests.unit.daemon.fleet_nodes import RUN, asking, may_all, none_here, start_node
 
 from torchperfd_daemon.captures import CaptureState
 from torchperfd_daemon.captures.manifest import CaptureOptions
@@ -69,7 +69,7 @@ async def ask(fleet: psutil.Process, peers: list[Address], directory: Path) -> d
 
         async def prepare() -> tuple[float, frozenset[str], int]:
             prepared = 0.0
-            async with view.gather(RUN, (), none_here) as gathered:
+            async with view.gather(RUN, (), none_here, may_all) as gathered:
                 named = frozenset(peer.address for peer in gathered.unreachable)
                 options = CaptureOptions(steps=3)
                 async for progress in coordinator.capture(RUN, gathered.participants, options, 60.0):

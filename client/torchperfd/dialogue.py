@@ -3,6 +3,7 @@
 Each order goes to the part that it concerns, on the stream's thread; what is no part's own is answered here.
 """
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
+
+log = logging.getLogger("torchperfd")
 
 
 class Dialogue:
@@ -63,6 +66,7 @@ class Dialogue:
         self._pulse = pulse
         self.captures_dir = contract.user_captures_dir()
         self.metrics_url = ""
+        self._run_there = ""
         self.job_captures = JobCaptureDesk(outbox, session)
         self.rendezvous = Rendezvous(self._tell_daemons)
 
@@ -77,6 +81,14 @@ class Dialogue:
         if welcome.captures_dir:
             self.captures_dir = welcome.captures_dir
         self.metrics_url = welcome.metrics_url
+        if welcome.run not in ("", self._identity.run, self._run_there):
+            self._run_there = welcome.run
+            log.warning(
+                "this node has a rank %d of run %s already: the daemon names the run of this process %s",
+                self._identity.rank,
+                self._identity.run,
+                welcome.run,
+            )
         if welcome.fleet_address and self._identity.local_rank == 0:
             self.rendezvous.meet(welcome.fleet_address)
         self._pulse.seen = contract.PULSE in welcome.features

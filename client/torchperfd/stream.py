@@ -28,6 +28,7 @@ log = logging.getLogger("torchperfd")
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 2.0
 _IDLE_POLL_S: Final = 0.5
+_NO_ROOM_S: Final = 10.0
 # What the outbox holds has ten megabytes at most, and a daemon takes messages of 16.
 _MOST_IN_A_BUNDLE: Final = 16
 _CHANNEL_OPTIONS: Final = (
@@ -83,6 +84,8 @@ class Stream:
         self._stopping = threading.Event()
         self._welcomed = threading.Event()
         self._bundles = False
+        self._refused = False
+        self._run_there = ""
         self._channel: Any = None
         self._call: Any = None
         self._thread = threading.Thread(target=self._run, name="torchperfd-stream", daemon=True)
@@ -125,7 +128,7 @@ class Stream:
 
         try:
             return control_pb2_grpc.ControlStub(channel).GetRun(
-                control_pb2.GetRunRequest(run=run), timeout=timeout
+                control_pb2.GetRunRequest(run=self._run_there or run), timeout=timeout
             )
         except grpc.RpcError as error:
             log.debug("the daemon did not give the run's account: %s", error)
@@ -173,7 +176,8 @@ class Stream:
                 if self.connections > before:
                     delay = _FIRST_DELAY_S
             # Jitter: a restarted daemon should not meet all its ranks in the same millisecond.
-            self._stopping.wait(delay * random.Random().uniform(0.7, 1.0))
+            pause = _NO_ROOM_S if self._refused else delay
+            self._stopping.wait(pause * random.Random().uniform(0.7, 1.0))
             delay = min(delay * 2, _LONGEST_DELAY_S)
 
     def _hold_session(self, path: str) -> bool:
@@ -192,6 +196,8 @@ class Stream:
                 if message.HasField("welcome"):
                     self.connections += 1
                     self._bundles = contract.BUNDLE in message.welcome.features
+                    self._run_there = message.welcome.run
+                    self._refused = False
                     self._on_welcome(message.welcome)
                     self._welcomed.set()
                 else:
@@ -200,6 +206,8 @@ class Stream:
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 log.warning("the daemon at %s refuses this process: %s", path, error.details())
                 return False
+            if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                self._refuse(path, error.details())
             log.debug("the session with %s ended: %s", path, error)
         finally:
             self._welcomed.clear()
@@ -207,6 +215,12 @@ class Stream:
             self._call = self._channel = None
             channel.close()
         return True
+
+    def _refuse(self, path: str, why: str | None) -> None:
+        """Say once that a daemon has no room for this process; it is left alone for a while."""
+        if not self._refused:
+            self._refused = True
+            log.warning("the daemon at %s has no room for this process: %s", path, why)
 
     def _messages(self, session_over: threading.Event) -> Iterator["session_pb2.ClientMessage"]:
         from torchperfd.v1 import session_pb2

@@ -32,6 +32,10 @@ class NoSuchTargetError(TorchperfdError):
     exit_code = 3
 
 
+class NotAllowedError(TorchperfdError):
+    """The caller may not do that."""
+
+
 class DiskFullError(TorchperfdError):
     """The disk has too little room for what was asked."""
 

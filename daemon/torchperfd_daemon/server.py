@@ -81,6 +81,7 @@ from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
 from torchperfd_daemon.rpc_server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.permissions import Permissions, group_id
 from torchperfd_daemon.service.reach import SessionReach
 from torchperfd_daemon.service.survey import Held
 from torchperfd_daemon.settings import ServeSettings
@@ -151,6 +152,7 @@ class Daemon:
         self._job_peers = peers if isinstance(peers, JobPeers) else None
         if self._job_peers is not None:
             check_trust(self._credentials)
+        self._admin_group = group_id(settings.admin_group)
         self._ready = False
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
@@ -256,6 +258,7 @@ class Daemon:
                 goodput=self._accountant.report,
                 verdict=observer.verdict,
                 families=families,
+                permissions=Permissions(callers, self._admin_group),
             )
             checks = health.HealthServicer()
             rpc = RpcServer(settings, callers, sessions, control, checks)

@@ -269,6 +269,7 @@ class RankStatus(google.protobuf.message.Message):
     STALLED_SECONDS_FIELD_NUMBER: builtins.int
     STOPPED_FIELD_NUMBER: builtins.int
     LOADER_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
     state: torchperfd.v1.session_pb2.RunState.ValueType
     connected: builtins.bool
     steps: builtins.int
@@ -281,6 +282,8 @@ class RankStatus(google.protobuf.message.Message):
     """of a hang: for how long it has made no step; 0 while it does not hang"""
     stopped: builtins.bool
     """its process is stopped, as by SIGSTOP"""
+    uid: builtins.int
+    """user of its process; absent when unknown"""
     @property
     def identity(self) -> torchperfd.v1.session_pb2.RankIdentity: ...
     @property
@@ -305,9 +308,11 @@ class RankStatus(google.protobuf.message.Message):
         stalled_seconds: builtins.float = ...,
         stopped: builtins.bool = ...,
         loader: torchperfd.v1.session_pb2.LoaderUse | None = ...,
+        uid: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["identity", b"identity", "loader", b"loader"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["connected", b"connected", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_uid", b"_uid", "identity", b"identity", "loader", b"loader", "uid", b"uid"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_uid", b"_uid", "connected", b"connected", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped", "uid", b"uid"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_uid", b"_uid"]) -> typing.Literal["uid"] | None: ...
 
 global___RankStatus = RankStatus
 
@@ -917,6 +922,7 @@ class RankStacks(google.protobuf.message.Message):
     SECONDS_SINCE_STEP_FIELD_NUMBER: builtins.int
     COLLECTIVES_FIELD_NUMBER: builtins.int
     UNREACHABLE_FIELD_NUMBER: builtins.int
+    UID_FIELD_NUMBER: builtins.int
     outcome: global___StackOutcome.ValueType
     reason: builtins.str
     """why there are no stacks, or why a signal was needed"""
@@ -928,6 +934,8 @@ class RankStacks(google.protobuf.message.Message):
     """mean of recent training steps; 0 when none"""
     seconds_since_step: builtins.float
     """since the last training step ended"""
+    uid: builtins.int
+    """user of the rank's process; absent when unknown"""
     @property
     def identity(self) -> torchperfd.v1.session_pb2.RankIdentity: ...
     @property
@@ -953,13 +961,16 @@ class RankStacks(google.protobuf.message.Message):
         seconds_since_step: builtins.float | None = ...,
         collectives: collections.abc.Iterable[torchperfd.v1.session_pb2.GroupProgress] | None = ...,
         unreachable: global___UnreachablePeer | None = ...,
+        uid: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "identity", b"identity", "seconds_since_step", b"seconds_since_step", "step", b"step", "unreachable", b"unreachable"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "collectives", b"collectives", "identity", b"identity", "outcome", b"outcome", "phase", b"phase", "reason", b"reason", "seconds_since_step", b"seconds_since_step", "step", b"step", "step_seconds", b"step_seconds", "threads", b"threads", "unreachable", b"unreachable"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "_uid", b"_uid", "identity", b"identity", "seconds_since_step", b"seconds_since_step", "step", b"step", "uid", b"uid", "unreachable", b"unreachable"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_seconds_since_step", b"_seconds_since_step", "_step", b"_step", "_uid", b"_uid", "collectives", b"collectives", "identity", b"identity", "outcome", b"outcome", "phase", b"phase", "reason", b"reason", "seconds_since_step", b"seconds_since_step", "step", b"step", "step_seconds", b"step_seconds", "threads", b"threads", "uid", b"uid", "unreachable", b"unreachable"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_seconds_since_step", b"_seconds_since_step"]) -> typing.Literal["seconds_since_step"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_step", b"_step"]) -> typing.Literal["step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_uid", b"_uid"]) -> typing.Literal["uid"] | None: ...
 
 global___RankStacks = RankStacks
 

@@ -288,12 +288,15 @@ class Welcome(google.protobuf.message.Message):
     CAPTURES_DIR_FIELD_NUMBER: builtins.int
     METRICS_URL_FIELD_NUMBER: builtins.int
     FLEET_ADDRESS_FIELD_NUMBER: builtins.int
+    RUN_FIELD_NUMBER: builtins.int
     daemon_version: builtins.str
     captures_dir: builtins.str
     """Where traces of this process belong; the client only ever writes below it."""
     metrics_url: builtins.str
     fleet_address: builtins.str
     """where other nodes' daemons reach this one, which seeks them; empty: it does not"""
+    run: builtins.str
+    """name of the process's run on this node: another one where its own name is taken"""
     @property
     def api(self) -> global___ApiRange: ...
     @property
@@ -307,9 +310,10 @@ class Welcome(google.protobuf.message.Message):
         captures_dir: builtins.str = ...,
         metrics_url: builtins.str = ...,
         fleet_address: builtins.str = ...,
+        run: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["api", b"api"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_version", b"daemon_version", "features", b"features", "fleet_address", b"fleet_address", "metrics_url", b"metrics_url"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["api", b"api", "captures_dir", b"captures_dir", "daemon_version", b"daemon_version", "features", b"features", "fleet_address", b"fleet_address", "metrics_url", b"metrics_url", "run", b"run"]) -> None: ...
 
 global___Welcome = Welcome
 

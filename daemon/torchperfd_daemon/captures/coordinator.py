@@ -126,18 +126,22 @@ class Coordinator:
             del self._live[record.capture_id]
             self._queue.leave(place)
 
+    def users(self, capture_id: str) -> set[int]:
+        """Return the users of the ranks of a capture that is queued or in progress, as far as known.
+
+        Raises:
+            NoSuchTargetError: There is none of this name, or it has ended.
+        """
+        record, _ = self._find_live(capture_id)
+        return record.users
+
     def cancel(self, capture_id: str, who: str = "command") -> None:
         """Give a capture up that is queued or in progress; whoever asked for it is told its end.
 
         Raises:
             NoSuchTargetError: There is none of this name, or it has ended.
         """
-        if capture_id not in self._live:
-            raise NoSuchTargetError(
-                f"no capture {capture_id[:80]!r} is queued or in progress",
-                "list them with `torchperfd captures list`",
-            )
-        record, place = self._live[capture_id]
+        record, place = self._find_live(capture_id)
         if record.cancelled_by or record.state.ended:
             return
         record.cancelled_by = who
@@ -152,6 +156,14 @@ class Coordinator:
                 # It may just have written its trace: what becomes of it is the rank's to say.
                 loop = asyncio.get_running_loop()
                 loop.call_later(_CANCEL_GRACE_S, turn.settle, failure(record.cancellation))
+
+    def _find_live(self, capture_id: str) -> tuple[CaptureRecord, Place]:
+        if capture_id not in self._live:
+            raise NoSuchTargetError(
+                f"no capture {capture_id[:80]!r} is queued or in progress",
+                "list them with `torchperfd captures list`",
+            )
+        return self._live[capture_id]
 
     @contextlib.contextmanager
     def taking_part(self, run: str) -> Iterator[Turns]:

@@ -69,6 +69,7 @@ class RankFacts:
         client_version: Of torchperfd.
         job_name: What people call this kind of run.
         world_size: Ranks of the whole job.
+        uid: User of the process, as its daemon's kernel says; None when unknown.
     """
 
     node: str = ""
@@ -79,6 +80,7 @@ class RankFacts:
     client_version: str = ""
     job_name: str = ""
     world_size: int = 0
+    uid: int | None = None
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ class RankTrace:
     torch_version: str = ""
     python_version: str = ""
     client_version: str = ""
+    uid: _Count | None = None
 
     @classmethod
     def of(cls, rank: int, facts: RankFacts) -> "RankTrace":
@@ -113,6 +116,7 @@ class RankTrace:
             torch_version=facts.torch_version,
             python_version=facts.python_version,
             client_version=facts.client_version,
+            uid=facts.uid,
         )
 
 
@@ -201,6 +205,11 @@ class CaptureRecord:
         """What is said of a capture that was cancelled."""
         return "cancelled" if self.cancelled_by == "caller" else f"cancelled by {self.cancelled_by}"
 
+    @property
+    def users(self) -> set[int]:
+        """Users of its ranks' processes, as far as known."""
+        return {rank.uid for rank in self.ranks if rank.uid is not None}
+
     def hear(self, manifests: "list[RankManifest]", now: float) -> None:
         """Bring up to date a capture whose daemon has died in the middle, by what its ranks wrote.
 
@@ -215,6 +224,7 @@ class CaptureRecord:
             if trace.rank in told:
                 self.ranks[position] = told[trace.rank].trace()
                 self.ranks[position].clock_offset_ns = trace.clock_offset_ns
+                self.ranks[position].uid = trace.uid
                 if self.step_range is None and told[trace.rank].state is CaptureState.COMPLETE:
                     self.step_range = told[trace.rank].step_range
             elif self.ends_by and now > self.ends_by:

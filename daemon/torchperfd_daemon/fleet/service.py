@@ -84,8 +84,9 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         ]
         asked = request.timeout_seconds
         seconds = asked if 0 < asked <= _LONGEST_STACKS_S else _LONGEST_STACKS_S
+        users = {rank.identity.rank: rank.process.uid for rank in ranks}
         async for told in self._sessions.stacks_of(ranks, seconds):
-            yield translate_stacks.rank_stacks_message(request.run, told)
+            yield translate_stacks.rank_stacks_message(request.run, users[told.rank], told)
 
     async def Take(  # type: ignore[override]  # noqa: N802 - it writes instead of yielding
         self,

@@ -118,7 +118,12 @@ def _tidy_status(status: control_pb2.RankStatus) -> None:
 
 def facts(status: control_pb2.RankStatus) -> RankFacts:
     """Unpack which process a rank on another node is."""
-    return translate.rank_facts(translate.identity(status.identity), "")
+    return translate.rank_facts(translate.identity(status.identity), "", uid_of(status))
+
+
+def uid_of(message: control_pb2.RankStatus | control_pb2.RankStacks) -> int | None:
+    """Return the user of a rank's process, as the daemon of its node says; None when that is unknown."""
+    return message.uid if message.HasField("uid") else None
 
 
 def ack_report(capture_id: str, rank: int, own: Ack) -> fleet_pb2.TakeReport:

@@ -19,7 +19,7 @@ from torchperfd_daemon.fleet.peers import Peers
 from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
 from torchperfd_daemon.fleet.surveys import each_once, judge_all
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.service.others import Gathered
+from torchperfd_daemon.service.others import Gathered, MayCommand
 
 log = logging.getLogger("torchperfd.fleet")
 
@@ -105,8 +105,8 @@ class FleetView:
             unreachable=map(fleet_translate.unreachable_message, answers.unreachable),
         )
 
-    async def choose(self, run: str, own: Sequence[str]) -> str:
-        """Return a run's name; when it is empty, that of the only run there is on any node.
+    async def choose(self, run: str, own: Sequence[str], may: MayCommand) -> str:
+        """Return a run's name; when it is empty, that of the only run of the caller's on any node.
 
         Raises:
             NoSuchTargetError: There is no run, or more than one.
@@ -116,7 +116,12 @@ class FleetView:
         if run:
             return run
         answers = await self._list_runs()
-        there = [each.run for told in answers.by_peer.values() for each in told.runs if each.ranks]
+        there = [
+            each.run
+            for told in answers.by_peer.values()
+            for each in told.runs
+            if any(may(fleet_translate.uid_of(rank)) for rank in each.ranks)
+        ]
         return _only({*own, *there}, answers.unreachable)
 
     async def steps(
@@ -160,8 +165,10 @@ class FleetView:
             verdicts=map(translate.verdict_message, verdicts), nodes=told.nodes, unreachable=told.unreachable
         )
 
-    async def stacks(self, request: control_pb2.StacksRequest) -> AsyncIterator[control_pb2.RankStacks]:
-        """Yield the stacks of a run's ranks on other nodes, then the peers that do not answer.
+    async def stacks(
+        self, request: control_pb2.StacksRequest, may: MayCommand
+    ) -> AsyncIterator[control_pb2.RankStacks]:
+        """Yield the stacks of the caller's ranks of a run on other nodes, then the peers that do not answer.
 
         Raises:
             UsageError: This daemon was told of no peers.
@@ -176,14 +183,19 @@ class FleetView:
         answers = await self._ask(ask, request.timeout_seconds + _SLACK_S)
         for told in answers.by_peer.values():
             for stacks in told.ranks:
-                if stacks.identity.run == request.run:
+                if stacks.identity.run == request.run and may(fleet_translate.uid_of(stacks)):
                     yield stacks
         for peer in answers.unreachable:
             yield control_pb2.RankStacks(unreachable=fleet_translate.unreachable_message(peer))
 
     @contextlib.asynccontextmanager
     async def gather(
-        self, run: str, ranks: Sequence[int], own: Callable[[], dict[str, list[Participant]]], job: str = ""
+        self,
+        run: str,
+        ranks: Sequence[int],
+        own: Callable[[], dict[str, list[Participant]]],
+        may: MayCommand,
+        job: str = "",
     ) -> AsyncIterator[Gathered]:
         """Hold on to ranks of a run on all nodes, for one capture.
 
@@ -191,6 +203,7 @@ class FleetView:
             run: Its name; empty for the only one there is.
             ranks: Which; all when empty.
             own: Returns the connected ranks of the job on this node, by run.
+            may: Tells whose ranks on other nodes may be taken.
             job: That the run is of; empty for any.
 
         Raises:
@@ -205,7 +218,10 @@ class FleetView:
                 distinct = self._distinct(answers)
                 here, carrying = own(), []
                 run = run or _only(
-                    {*here, *(name for relay in distinct.values() for name in _connected(relay.here, job))},
+                    {
+                        *here,
+                        *(name for relay in distinct.values() for name in _connected(relay.here, job, may)),
+                    },
                     answers.unreachable,
                     job,
                 )
@@ -213,7 +229,7 @@ class FleetView:
                 for relay in distinct.values():
                     wanted = [
                         status
-                        for status in _connected(relay.here, job).get(run, [])
+                        for status in _connected(relay.here, job, may).get(run, [])
                         if status.identity.rank not in found and status.identity.rank in (ranks or _ALL)
                     ]
                     if wanted:
@@ -334,10 +350,12 @@ def _node(
     )
 
 
-def _connected(told: fleet_pb2.NodeRuns, job: str) -> dict[str, list[control_pb2.RankStatus]]:
-    """Return the connected ranks of a node, of all jobs or of one, by run."""
+def _connected(
+    told: fleet_pb2.NodeRuns, job: str, may: MayCommand
+) -> dict[str, list[control_pb2.RankStatus]]:
+    """Return the connected ranks of a node that may be taken, of all jobs or of one, by run."""
     runs = {
-        run.run: [rank for rank in run.ranks if rank.connected]
+        run.run: [rank for rank in run.ranks if rank.connected and may(fleet_translate.uid_of(rank))]
         for run in told.runs
         if run.run and job in ("", run.job_name)
     }

@@ -1,5 +1,6 @@
 """The control service: what the command line and Python ask of a daemon."""
 
+import functools
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
@@ -12,10 +13,11 @@ from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.captures.absent import whole_job
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.service import download, live, translate, translate_goodput, translate_stacks
 from torchperfd_daemon.service.others import Others
+from torchperfd_daemon.service.permissions import Permissions, Rights
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.service.stack_desk import choose
 from torchperfd_daemon.service.survey import ranks_of, survey, verdict_on, verdicts
@@ -25,6 +27,8 @@ from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
 _TIMEOUT_S: Final = 60.0
 _STACKS_TIMEOUT_S: Final = 5.0
+_LONGEST_STACKS_S: Final = 600.0
+_MOST_LOGGED: Final = 20
 _NOT_CONNECTED: Final = "is not connected to this daemon; ranks on other nodes need --job and --fleet-peers"
 
 _Wide = (
@@ -49,11 +53,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
         families: Callable[[], Iterable[Family]] = tuple,
         goodput: Callable[[str], Awaitable[list[RunGoodput]]] | None = None,
         verdict: Callable[[str], Verdict | None] = lambda _: None,
+        *,
+        permissions: Permissions,
     ) -> None:
         self._store = store
         self._catalog = catalog
         self._sessions = sessions
-        self._targets = Targets(store, sessions.of_run)
+        self._permissions = permissions
         self._coordinator = coordinator
         self._node = node
         self._others = others
@@ -81,29 +87,43 @@ class ControlService(control_pb2_grpc.ControlServicer):
         """List runs with their ranks, on this node or on all."""
         await self._sessions.pulses.freshen(ranks_of(self._store, "", request.job))
         own = [run for run in translate.runs(self._store.runs()) if request.job in ("", run.job_name)]
+        told = control_pb2.ListRunsResponse(runs=own)
         try:
             if self._is_of_fleet(request):
-                return await self._others.runs(own, request.job)
-            if not own:
+                told = await self._others.runs(own, request.job)
+            elif not own:
                 live.check_found("", request.job)
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
-        return control_pb2.ListRunsResponse(runs=own)
+        rights = self._permissions.of(context)
+        for run in told.runs:
+            for status in run.ranks:
+                rights.redact_status(status)
+        return told
 
     async def GetRun(  # noqa: N802
         self, request: control_pb2.GetRunRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.GetRunResponse:
         """Return a run's whole account, and the verdict on it; before one has held, on its mean step."""
-        ranks = self._store.runs().get(request.run)
+        rights = self._permissions.of(context)
+        runs = self._store.runs()
+        request.run = rights.own_name(request.run, runs)
+        ranks = runs.get(request.run)
         if not ranks:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run} on this node")
             raise AssertionError("abort raises")
         verdict = verdict_on(request.run, ranks, self._verdict)
-        return control_pb2.GetRunResponse(
+        told = control_pb2.GetRunResponse(
             run=request.run,
             ranks=[translate.rank_account(rank) for rank in ranks],
             verdict=translate.verdict_message(verdict),
         )
+        users = [rank.process.uid for rank in ranks]
+        rights.redact_verdict(told.verdict, users)
+        for account, uid in zip(told.ranks, users, strict=True):
+            if not rights.may_command(uid):
+                account.identity.script = ""
+        return told
 
     async def GetSteps(  # noqa: N802
         self, request: control_pb2.GetStepsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -114,8 +134,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
             if self._is_of_fleet(request):
                 newest = request.newest or HISTORY_STEPS
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, newest=newest)
-                return await self._others.steps(asked, survey(self._store, self._verdict, asked))
-            return live.newest_steps(self._store, request)
+                told = await self._others.steps(asked, survey(self._store, self._verdict, asked))
+            else:
+                told = live.newest_steps(self._store, request)
+            rights = self._permissions.of(context)
+            for rank in told.ranks:
+                rights.redact_status(rank.status)
+            return told
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
             raise AssertionError("abort raises") from error
@@ -129,10 +154,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             if self._is_of_fleet(request):
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
-                return await self._others.diagnose(asked, survey(self._store, self._verdict, asked))
-            if not ranks:
-                live.check_found(request.run, request.job)
-            return control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
+                told = await self._others.diagnose(asked, survey(self._store, self._verdict, asked))
+            else:
+                if not ranks:
+                    live.check_found(request.run, request.job)
+                told = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
+            rights, runs = self._permissions.of(context), self._store.runs()
+            for verdict in told.verdicts:
+                # Of a run that has no rank here, it is not known whose it is.
+                rights.redact_verdict(verdict, [rank.process.uid for rank in runs.get(verdict.run, [])])
+            return told
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
             raise AssertionError("abort raises") from error
@@ -154,55 +185,66 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.CaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[control_pb2.CaptureProgress]:
         """Capture steps of a run, or of all runs, telling each change."""
+        rights = self._permissions.of(context)
+        rights.log("capture", _subject(request.run, request.job, request.ranks))
+        targets = self._targets(rights)
         try:
             translate.check_capture(request)
             if self._is_of_fleet(request):
-                async for message in self._capture_fleet(request):
+                async for message in self._capture_fleet(request, targets, rights):
                     yield message
                 return
             if request.all_runs:
-                async for message in merged(self._each_run(request)):
+                async for message in merged(self._each_run(request, targets)):
                     yield message
                 return
-            run = self._targets.run(request.run, request.job)
-            async for message in self._capture(request, run, lambda: self._here(run, request)):
+            run = targets.run(request.run, request.job)
+            async for message in self._capture(request, run, lambda: self._here(run, request, targets)):
                 yield message
         except TorchperfdError as error:
-            await context.abort(_status_of(error), str(error))
+            await _refuse(context, "capture", rights, error)
 
     async def CancelCapture(  # noqa: N802
         self, request: control_pb2.CancelCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.CancelCaptureResponse:
         """Give a capture up that is queued or in progress."""
+        rights = self._permissions.of(context)
+        rights.log("cancellation", f"capture {request.capture_id}")
         try:
+            rights.check(f"capture {request.capture_id[:80]}", self._coordinator.users(request.capture_id))
             self._coordinator.cancel(request.capture_id)
-        except NoSuchTargetError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except TorchperfdError as error:
+            await _refuse(context, "cancellation", rights, error)
         return control_pb2.CancelCaptureResponse()
 
     async def Download(  # noqa: N802
         self, request: control_pb2.DownloadRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[control_pb2.DownloadPiece]:
         """Send a capture's file, piece by piece."""
+        rights = self._permissions.of(context)
+        rights.log("download", f"{request.file} of capture {request.capture_id}")
         try:
-            async for piece in download.pieces(self._catalog, request):
+            async for piece in download.pieces(self._catalog, request, rights):
                 yield piece
         except TorchperfdError as error:
-            await context.abort(_status_of(error), str(error))
+            await _refuse(context, "download", rights, error)
 
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[control_pb2.RankStacks]:
         """Tell where every thread of a run's ranks is, on this node or on all, or why not."""
-        request.timeout_seconds = request.timeout_seconds or _STACKS_TIMEOUT_S
+        rights = self._permissions.of(context)
+        rights.log("stacks", _subject(request.run, "", request.ranks))
+        if not 0 < request.timeout_seconds <= _LONGEST_STACKS_S:
+            request.timeout_seconds = _STACKS_TIMEOUT_S
         try:
             if request.fleet:
-                async for message in self._stacks_of_fleet(request):
+                async for message in self._stacks_of_fleet(request, rights):
                     yield message
                 return
-            ranks = choose(self._store, request.run, request.ranks)
+            ranks = choose(self._store, request.run, request.ranks, rights)
         except TorchperfdError as error:
-            await context.abort(_status_of(error), str(error))
+            await _refuse(context, "stacks", rights, error)
         async for message in self._stacks(ranks, request.timeout_seconds):
             yield message
 
@@ -211,23 +253,27 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return request.fleet or (bool(request.job) and self._others.known)
 
     async def _stacks(self, ranks: Sequence[Rank], seconds: float) -> AsyncIterator[control_pb2.RankStacks]:
+        users = {rank.identity.rank: rank.process.uid for rank in ranks}
         async for told in self._sessions.stacks_of(ranks, seconds):
-            yield translate_stacks.rank_stacks_message(ranks[0].identity.run, told)
+            yield translate_stacks.rank_stacks_message(ranks[0].identity.run, users[told.rank], told)
+
+    def _targets(self, rights: Rights) -> Targets:
+        return Targets(self._store, self._sessions.of_run, rights)
 
     async def _stacks_of_fleet(
-        self, request: control_pb2.StacksRequest
+        self, request: control_pb2.StacksRequest, rights: Rights
     ) -> AsyncIterator[control_pb2.RankStacks]:
-        request.run = await self._others.choose(request.run, self._targets.runs())
+        run = await self._others.choose(request.run, self._targets(rights).runs(), rights.may_command)
+        request.run = rights.own_name(run, self._store.runs())
         wanted = set(request.ranks)
         here = [
             rank
             for rank in self._store.runs().get(request.run, [])
-            if not wanted or rank.identity.rank in wanted
+            if (not wanted or rank.identity.rank in wanted) and rights.may_command(rank.process.uid)
         ]
         found = False
-        async for message in merged(
-            [self._stacks(here, request.timeout_seconds), self._others.stacks(request)]
-        ):
+        elsewhere = self._others.stacks(request, rights.may_command)
+        async for message in merged([self._stacks(here, request.timeout_seconds), elsewhere]):
             found = found or message.HasField("identity")
             yield message
         if not found:
@@ -237,15 +283,18 @@ class ControlService(control_pb2_grpc.ControlServicer):
             )
 
     async def _capture_fleet(
-        self, request: control_pb2.CaptureRequest
+        self, request: control_pb2.CaptureRequest, targets: Targets, rights: Rights
     ) -> AsyncIterator[control_pb2.CaptureProgress]:
         if request.all_runs:
             raise UsageError("the captures of all runs are of one node", "leave --all or --fleet out")
 
         def own() -> dict[str, list[Participant]]:
-            return {run: [*self._sessions.of_run(run)] for run in self._targets.runs(request.job)}
+            return {run: [*self._sessions.of_run(run)] for run in targets.runs(request.job)}
 
-        async with self._others.gather(request.run, request.ranks, own, request.job) as gathered:
+        wanted = rights.own_name(request.run, self._store.runs())
+        async with self._others.gather(
+            wanted, request.ranks, own, rights.may_command, request.job
+        ) as gathered:
             async for message in self._capture(request, gathered.run, lambda: gathered.participants):
                 message.unreachable.extend(gathered.unreachable)
                 for rank in message.ranks:
@@ -267,9 +316,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         ):
             yield translate.capture_progress(progress)
 
-    def _here(self, run: str, request: control_pb2.CaptureRequest) -> list[Participant]:
+    def _here(self, run: str, request: control_pb2.CaptureRequest, targets: Targets) -> list[Participant]:
         """Return the ranks to capture: by default all of the job, so that a missing one fails by name."""
-        sessions = self._targets.ranks(run, request.ranks)
+        sessions = targets.ranks(run, request.ranks)
         if request.options.kind == session_pb2.CAPTURE_KIND_MEMORY:
             for session in sessions:
                 if not session.makes_kinds:
@@ -282,7 +331,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         return whole_job(run, wanted, found, _NOT_CONNECTED, self._coordinator)
 
     def _each_run(
-        self, request: control_pb2.CaptureRequest
+        self, request: control_pb2.CaptureRequest, targets: Targets
     ) -> list[AsyncIterator[control_pb2.CaptureProgress]]:
         """Return a capture of each run; what one of them cannot do ends itself only.
 
@@ -292,20 +341,37 @@ class ControlService(control_pb2_grpc.ControlServicer):
 
         async def tried(run: str) -> AsyncIterator[control_pb2.CaptureProgress]:
             try:
-                async for message in self._capture(request, run, lambda: self._here(run, request)):
+                ranks = functools.partial(self._here, run, request, targets)
+                async for message in self._capture(request, run, ranks):
                     yield message
             except TorchperfdError as error:
                 yield control_pb2.CaptureProgress(
                     run=run, state=control_pb2.CAPTURE_STATE_FAILED, reason=str(error)
                 )
 
-        runs = self._targets.runs()
+        runs = targets.runs()
         if not runs:
-            self._targets.run("")
+            targets.run("")
         return [tried(run) for run in runs]
 
 
+def _subject(run: str, job: str, ranks: Sequence[int]) -> str:
+    """Return what a request is about, for the log."""
+    named = [f"{kind} {name}" for kind, name in (("run", run), ("job", job)) if name]
+    chosen = f"ranks {', '.join(map(str, ranks[:_MOST_LOGGED]))}" if ranks else "all ranks"
+    return " ".join((chosen, "of", *(named or ["the caller's only run"])))
+
+
+async def _refuse(context: Any, action: str, rights: Rights, error: TorchperfdError) -> None:
+    """End a call with an error; one that was not allowed is logged."""
+    if isinstance(error, NotAllowedError):
+        rights.log_refusal(action, error)
+    await context.abort(_status_of(error), str(error))
+
+
 def _status_of(error: TorchperfdError) -> grpc.StatusCode:
+    if isinstance(error, NotAllowedError):
+        return grpc.StatusCode.PERMISSION_DENIED
     if isinstance(error, NoSuchTargetError):
         return grpc.StatusCode.NOT_FOUND
     if isinstance(error, UsageError):

@@ -11,25 +11,32 @@ from torchperfd.v1 import control_pb2
 from torchperfd_daemon.captures import Catalog
 from torchperfd_daemon.captures.manifest import FILE_NAME
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
+from torchperfd_daemon.service.permissions import Rights
 
 _PIECE_BYTES: Final = 1024 * 1024
 
 
 async def pieces(
-    catalog: Catalog, request: control_pb2.DownloadRequest
+    catalog: Catalog, request: control_pb2.DownloadRequest, rights: Rights
 ) -> AsyncIterator[control_pb2.DownloadPiece]:
     """Yield a file of a capture from the offset asked for to its end.
 
     The manifest is made from what is known of the capture, so that there is one even where only
     ranks wrote theirs. All else is a file that the manifest names.
 
+    Args:
+        catalog: Has the captures.
+        request: What is asked for.
+        rights: Of the caller.
+
     Raises:
+        NotAllowedError: The capture is of another user's run.
         NoSuchTargetError: There is no such capture, or it has no such file.
         UsageError: The offset is beyond the file's end.
         TorchperfdError: The file is not for everybody to read.
     """
     # Reading may wait for a disk, and hashing takes a millisecond a piece: not on the daemon's loop.
-    file = await asyncio.to_thread(_open, catalog, request.capture_id, request.file)
+    file = await asyncio.to_thread(_open, catalog, request.capture_id, request.file, rights)
     try:
         size = file.seek(0, os.SEEK_END)
         if request.offset > size:
@@ -46,8 +53,10 @@ async def pieces(
         file.close()
 
 
-def _open(catalog: Catalog, capture_id: str, name: str) -> BinaryIO:
+def _open(catalog: Catalog, capture_id: str, name: str, rights: Rights) -> BinaryIO:
     record = catalog.get(capture_id)
+    # A manifest from before there were users in it has none: then its captures are for who may do all.
+    rights.check(f"capture {capture_id}", record.users)
     if name == FILE_NAME:
         return io.BytesIO(record.encode())
     if not name or name not in {trace.file for trace in record.ranks}:

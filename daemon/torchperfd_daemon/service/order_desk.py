@@ -120,7 +120,10 @@ class OrderDesk:
         if self._others is None:
             yield Gathered(run, self._participants(run, ranks), {}, [])
             return
-        async with self._others.gather(run, ranks, lambda: {run: [*self._of_run(run)]}) as gathered:
+        users = {each.facts.uid for each in self._of_run(run)}
+        async with self._others.gather(
+            run, ranks, lambda: {run: [*self._of_run(run)]}, users.__contains__
+        ) as gathered:
             yield gathered
 
     def _participants(self, run: str, ranks: Iterable[int]) -> list[Participant]:

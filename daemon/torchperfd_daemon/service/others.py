@@ -26,6 +26,10 @@ class Gathered:
     unreachable: list[control_pb2.UnreachablePeer]
 
 
+MayCommand = Callable[[int | None], bool]
+"""Tells whether the caller may command the processes of a user; None is a user that is not known."""
+
+
 class Others(Protocol):
     """Asks the other nodes. Each method raises TorchperfdError when it is not known which there are."""
 
@@ -58,18 +62,25 @@ class Others(Protocol):
             NoSuchTargetError: No node has a rank of the run or job asked for.
         """
 
-    async def choose(self, run: str, own: Sequence[str]) -> str:
-        """Return a run's name; when it is empty, that of the only run there is on any node.
+    async def choose(self, run: str, own: Sequence[str], may: MayCommand) -> str:
+        """Return a run's name; when it is empty, that of the only run of the caller's on any node.
 
         Raises:
             NoSuchTargetError: There is no run, or more than one.
         """
 
-    def stacks(self, request: control_pb2.StacksRequest) -> AsyncIterator[control_pb2.RankStacks]:
-        """Yield the stacks of a run's ranks on other nodes, and the peers that do not answer."""
+    def stacks(
+        self, request: control_pb2.StacksRequest, may: MayCommand
+    ) -> AsyncIterator[control_pb2.RankStacks]:
+        """Yield the stacks of the caller's ranks of a run on other nodes, and the peers that are silent."""
 
     def gather(
-        self, run: str, ranks: Sequence[int], own: Callable[[], dict[str, list[Participant]]], job: str = ""
+        self,
+        run: str,
+        ranks: Sequence[int],
+        own: Callable[[], dict[str, list[Participant]]],
+        may: MayCommand,
+        job: str = "",
     ) -> AbstractAsyncContextManager[Gathered]:
         """Hold on to ranks of a run on all nodes, for one capture.
 
@@ -77,6 +88,7 @@ class Others(Protocol):
             run: Its name; empty for the only one there is.
             ranks: Which; all when empty.
             own: Returns the connected ranks of the job on this node, by run.
+            may: Tells whose ranks on other nodes may be taken.
             job: That the run is of; empty for any.
 
         Raises:

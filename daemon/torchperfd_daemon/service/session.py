@@ -55,7 +55,7 @@ class Session:
     ) -> None:
         self.record = rank
         self.caller = caller
-        self.facts = translate.rank_facts(rank.identity, client_version)
+        self.facts = translate.rank_facts(rank.identity, client_version, rank.process.uid)
         self.features = frozenset(features)
         self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
 
@@ -263,7 +263,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         try:
             if contract.PULSE in session.features and await self._admit_pulse(session):
                 features.append(contract.PULSE)
-            await context.write(self._welcome(features))
+            await context.write(self._welcome(features, record.identity.run))
             sender = asyncio.create_task(_send_all(session, context))
             async for message in request_iterator:
                 if self._sessions.get(record) is not session or not self._receive(session, message):
@@ -341,7 +341,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 self._meeting.forget(session.record)
         self._on_change()
 
-    def _welcome(self, features: Iterable[str]) -> session_pb2.DaemonMessage:
+    def _welcome(self, features: Iterable[str], run: str) -> session_pb2.DaemonMessage:
         return session_pb2.DaemonMessage(
             welcome=session_pb2.Welcome(
                 api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
@@ -350,6 +350,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 captures_dir=str(self._node.captures_dir),
                 metrics_url=self._node.metrics_url,
                 fleet_address=str(self._meeting.address) if self._meeting else "",
+                run=run,
             )
         )
 

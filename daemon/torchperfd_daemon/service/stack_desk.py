@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.process import process_of
 from torchperfd_daemon.service.stack_signal import (
     GoneError,
@@ -184,28 +185,33 @@ class StackDesk:
         )
 
 
-def choose(store: Store, run: str, wanted: Collection[int]) -> list[Rank]:
+def choose(store: Store, run: str, wanted: Collection[int], rights: Rights) -> list[Rank]:
     """Return the ranks of a run on this node, also those that left a moment ago.
 
     Args:
         store: Knows the ranks.
         run: Its name; empty for the only one that has connected ranks, or the only one at all.
         wanted: Which ranks; all when empty.
+        rights: Of the caller.
 
     Raises:
+        NotAllowedError: The run is of another user.
         NoSuchTargetError: There is no such run or rank, or more than one run to choose from.
     """
     runs = store.runs()
     if not run:
-        alive = [name for name, ranks in runs.items() if any(rank.connected for rank in ranks)] or list(runs)
+        own = {name: ranks for name, ranks in runs.items() if rights.may_command(ranks[0].process.uid)}
+        alive = [name for name, ranks in own.items() if any(rank.connected for rank in ranks)] or list(own)
         if len(alive) != 1:
             found = f"{len(alive)} runs: {', '.join(alive)}" if alive else "no run"
             hint = "choose one with --run" if alive else "start one with `torchperfd run`"
             raise NoSuchTargetError(f"this node has {found}", hint)
         (run,) = alive
+    run = rights.own_name(run, runs)
     ranks = runs.get(run)
     if not ranks:
         raise NoSuchTargetError(f"no run {run} on this node", "`torchperfd ps` lists those there are")
+    rights.check(f"run {run}", (rank.process.uid for rank in ranks))
     there = {rank.identity.rank for rank in ranks}
     missing = sorted(set(wanted) - there)
     if missing:

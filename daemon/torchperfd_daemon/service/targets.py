@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.session import Session
 from torchperfd_daemon.store import Store
 
@@ -15,18 +16,22 @@ class Targets:
     Args:
         store: Knows the runs.
         of_run: Returns the connected ranks of a run, by rank.
+        rights: Of the caller; runs that it may not command are found by their name only, and refused.
     """
 
-    def __init__(self, store: Store, of_run: OfRun) -> None:
+    def __init__(self, store: Store, of_run: OfRun, rights: Rights) -> None:
         self._store = store
         self._of_run = of_run
+        self._rights = rights
 
     def runs(self, job: str = "") -> list[str]:
-        """Return the runs, of all jobs or of one, that have a connected rank."""
+        """Return the caller's runs, of all jobs or of one, that have a connected rank."""
         return [
             run
             for run, ranks in self._store.runs().items()
-            if job in ("", ranks[0].identity.job_name) and self._of_run(run)
+            if job in ("", ranks[0].identity.job_name)
+            and self._rights.may_command(ranks[0].process.uid)
+            and self._of_run(run)
         ]
 
     def run(self, name: str, job: str = "") -> str:
@@ -36,6 +41,7 @@ class Targets:
             NoSuchTargetError: There is none, or several.
         """
         if name:
+            name = self._rights.own_name(name, self._store.runs())
             if job and name not in self.runs(job):
                 raise NoSuchTargetError(
                     f"this node has no run {name[:80]} of job {job[:80]}",
@@ -63,6 +69,7 @@ class Targets:
         sessions = self._of_run(run)
         if not sessions:
             raise NoSuchTargetError(f"no run {run} on this node", "`torchperfd ps` lists those there are")
+        self._rights.check(f"run {run}", (session.record.process.uid for session in sessions))
         wanted = set(chosen)
         there = {session.rank for session in sessions}
         if missing := sorted(wanted - there):

@@ -145,6 +145,7 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         stalled_seconds=rank.stalled_seconds,
         stopped=rank.stopped,
         loader=translate_account.loader_message(own) if (own := rank.totals.loader) is not None else None,
+        uid=rank.process.uid,
     )
 
 
@@ -247,7 +248,7 @@ def capture_options_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
     )
 
 
-def rank_facts(own: RankIdentity, client_version: str) -> RankFacts:
+def rank_facts(own: RankIdentity, client_version: str, uid: int | None) -> RankFacts:
     """Return what a capture's manifest tells of a process on this node."""
     return RankFacts(
         node=own.node,
@@ -257,6 +258,7 @@ def rank_facts(own: RankIdentity, client_version: str) -> RankFacts:
         client_version=one_line(client_version, _MOST_LABEL_CHARACTERS),
         job_name=own.job_name,
         world_size=own.world_size,
+        uid=uid,
     )
 
 

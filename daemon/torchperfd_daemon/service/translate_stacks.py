@@ -48,12 +48,13 @@ def collectives(messages: Iterable[session_pb2.GroupProgress]) -> tuple[GroupPro
     )
 
 
-def rank_stacks_message(run: str, own: RankStacks) -> control_pb2.RankStacks:
-    """Pack one rank's stacks."""
+def rank_stacks_message(run: str, uid: int | None, own: RankStacks) -> control_pb2.RankStacks:
+    """Pack one rank's stacks; its process is of the user given."""
     message = control_pb2.RankStacks(
         identity=session_pb2.RankIdentity(
             run=run, rank=own.rank, world_size=own.world_size, node=own.node, pid=own.pid
         ),
+        uid=uid,
         outcome=_OUTCOMES[own.outcome],
         reason=one_line(own.reason, _MOST_CHARACTERS),
         phase=own.phase,

@@ -21,6 +21,7 @@ from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.fleet import Credentials, FanOut, FleetView
 from torchperfd_daemon.rpc_server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.permissions import Permissions
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
 
@@ -69,7 +70,9 @@ async def serving(directory: Path) -> AsyncIterator[Served]:
     callers = caller_directory(settings)
     sessions = SessionService(store, coordinator, node, lambda: None, callers=callers)
     alone = FleetView(None, FanOut(Credentials), coordinator, "", node.name)
-    control = ControlService(store, sessions, coordinator, catalog, node, alone)
+    control = ControlService(
+        store, sessions, coordinator, catalog, node, alone, permissions=Permissions(callers)
+    )
     checks = health.HealthServicer()
     server = RpcServer(settings, callers, sessions, control, checks)
     await server.start()

@@ -132,6 +132,7 @@ def test_what_is_saved_is_read_back_whole(catalog: Catalog) -> None:
         "torch_version": "",
         "python_version": "",
         "client_version": "",
+        "uid": None,
     }
     assert [path.name for path in folder.iterdir()] == ["manifest.json"], "no part is left"
 

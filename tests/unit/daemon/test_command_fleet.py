@@ -33,6 +33,7 @@ from torchperfd_daemon.fleet import (
 from torchperfd_daemon.fleet.peers import Static
 from torchperfd_daemon.rpc_server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
+from torchperfd_daemon.service.permissions import Permissions
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import RankIdentity, Store
 
@@ -75,8 +76,11 @@ async def serving(directory: Path, *, knows: bool) -> AsyncIterator[Pair]:
     sessions = SessionService(here, coordinator, node, lambda: None)
     fan_out = FanOut(Credentials)
     fleet = FleetView(Peers(Static((peer,))) if knows else None, fan_out, coordinator, "i-a", node.name)
-    control = ControlService(here, sessions, coordinator, Catalog(settings.captures_dir), node, fleet)
-    rpc = RpcServer(settings, caller_directory(settings), sessions, control, health.HealthServicer())
+    callers = caller_directory(settings)
+    catalog = Catalog(settings.captures_dir)
+    permissions = Permissions(callers)
+    control = ControlService(here, sessions, coordinator, catalog, node, fleet, permissions=permissions)
+    rpc = RpcServer(settings, callers, sessions, control, health.HealthServicer())
     await rpc.start()
     loop, running = asyncio.get_running_loop(), [server]
 

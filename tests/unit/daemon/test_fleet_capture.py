@@ -9,7 +9,16 @@ from typing import Any
 import grpc
 import pytest
 from tests.node import free_port
-from tests.unit.daemon.fleet_nodes import RUN, PlayedNode, PlayedRank, asking, none_here, play, start_node
+from tests.unit.daemon.fleet_nodes import (
+    RUN,
+    PlayedNode,
+    PlayedRank,
+    asking,
+    may_all,
+    none_here,
+    play,
+    start_node,
+)
 
 from torchperfd.v1 import contract, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Coordinator
@@ -24,7 +33,7 @@ async def capture(
     view: FleetView, coordinator: Coordinator, ranks: Sequence[int] = (), timeout: float = 30.0
 ) -> CaptureRecord:
     record = None
-    async with view.gather("", ranks, none_here) as gathered:
+    async with view.gather("", ranks, none_here, may_all) as gathered:
         options = CaptureOptions(steps=3)
         async for progress in coordinator.capture(gathered.run, gathered.participants, options, timeout):
             record = progress.record

@@ -5,7 +5,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.node import free_port
-from tests.unit.daemon.fleet_nodes import RUN, asking, certificates, none_here, play, start_node
+from tests.unit.daemon.fleet_nodes import RUN, asking, certificates, may_all, none_here, play, start_node
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
@@ -61,9 +61,9 @@ def test_stacks_of_a_run_come_from_every_node_that_has_it(tmp_path: Path) -> Non
         nodes = [await start_node(tmp_path, [rank], 3) for rank in range(3)]
         dead = Address("127.0.0.1", free_port())
         async with asking(tmp_path, [*(node.address for node in nodes), dead]) as (view, _):
-            assert await view.choose("", []) == RUN
+            assert await view.choose("", [], may_all) == RUN
             request = control_pb2.StacksRequest(run=RUN, ranks=[0, 2], timeout_seconds=5)
-            told = [message async for message in view.stacks(request)]
+            told = [message async for message in view.stacks(request, may_all)]
         assert [message.identity.rank for message in told[:-1]] == [0, 2]
         assert told[-1].unreachable.address == str(dead)
         for node in nodes:
@@ -87,10 +87,10 @@ def test_a_run_that_is_nowhere_and_a_rank_that_cannot_be_are_named(tmp_path: Pat
         node = await start_node(tmp_path, [0], 1)
         async with asking(tmp_path, [node.address]) as (view, _):
             with pytest.raises(NoSuchTargetError, match="no run other on any node"):
-                async with view.gather("other", (), none_here):
+                async with view.gather("other", (), none_here, may_all):
                     pass
             with pytest.raises(NoSuchTargetError, match="run job has no rank 7"):
-                async with view.gather("", (0, 7), none_here):
+                async with view.gather("", (0, 7), none_here, may_all):
                     pass
         await node.server.stop(None)
 
@@ -107,7 +107,7 @@ def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
                 if not let_in:
                     assert "token" in listed.unreachable[0].reason
                     with pytest.raises(NoSuchTargetError, match="token"):
-                        async with view.gather(RUN, (), none_here):
+                        async with view.gather(RUN, (), none_here, may_all):
                             pass
         await node.server.stop(None)
 

@@ -1,0 +1,134 @@
+"""Who may do what with which run, and the line in the log about it.
+
+Everybody who may open the socket sees which runs there are, and the times of their steps, as `nvidia-smi`
+shows whose processes use a GPU. What shows or changes more of a process is for its own user: captures,
+stacks, downloads, the script's path, source lines in a verdict.
+"""
+
+import grp
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.callers import Caller, CallerDirectory, own_uid
+from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.errors import NotAllowedError, UsageError
+from torchperfd_daemon.store import Rank
+from torchperfd_daemon.text import one_line
+
+audit = logging.getLogger("torchperfd.audit")
+
+_ROOT: Final = 0
+_MOST_CHARACTERS: Final = 120
+_HIDDEN: Final = "where it stands is shown to its own user"
+
+
+class Permissions:
+    """Decides for each caller.
+
+    Args:
+        callers: Knows who calls.
+        admin_group: Id of the group whose members may do everything; None for none.
+    """
+
+    def __init__(self, callers: CallerDirectory, admin_group: int | None = None) -> None:
+        self._callers = callers
+        self._admin_group = admin_group
+
+    def of(self, context: Any) -> "Rights":
+        """Return what the caller of a method may do."""
+        caller = self._callers.find(context)
+        is_admin = caller.uid in (_ROOT, own_uid()) or self._admin_group in caller.groups
+        return Rights(caller, is_admin=is_admin)
+
+
+class Rights:
+    """What one caller may do.
+
+    Args:
+        caller: Who.
+        is_admin: May do everything: root, the daemon's own user, and members of the configured group.
+    """
+
+    def __init__(self, caller: Caller, *, is_admin: bool) -> None:
+        self.caller = caller
+        self.is_admin = is_admin
+
+    def may_command(self, uid: int | None) -> bool:
+        """Return whether it may command the processes of a user; None is a user that is not known."""
+        return self.is_admin or (uid is not None and uid == self.caller.uid)
+
+    def check(self, subject: str, uids: Iterable[int | None]) -> None:
+        """Make sure that it may command the processes of users.
+
+        Args:
+            subject: What they are, for the message.
+            uids: Their users; without any, only who may do everything may.
+
+        Raises:
+            NotAllowedError: It may not.
+        """
+        if self._may_command_all(uids):
+            return
+        raise NotAllowedError(
+            f"{subject} belongs to another user", "ask that user, root or a member of the admin_group"
+        )
+
+    def _may_command_all(self, uids: Iterable[int | None]) -> bool:
+        owners = set(uids)
+        return self.is_admin or (bool(owners) and all(map(self.may_command, owners)))
+
+    def own_name(self, name: str, runs: Mapping[str, Sequence[Rank]]) -> str:
+        """Return the name that a run has here which the caller's processes call so.
+
+        It is another one where the name was taken by another user's run.
+
+        Args:
+            name: As it was asked for.
+            runs: Those of this node, by their names here.
+        """
+        mine = (run for run, ranks in runs.items() if self.may_command(ranks[0].process.uid))
+        if name in runs and self.may_command(runs[name][0].process.uid):
+            return name
+        return next((run for run in mine if runs[run][0].process.run == name), name)
+
+    def log(self, action: str, subject: str) -> None:
+        """Log a request, whether it is allowed or not."""
+        audit.info("%s of %s by %s", action, one_line(subject, _MOST_CHARACTERS), self.caller)
+
+    def log_refusal(self, action: str, error: NotAllowedError) -> None:
+        """Log that a request was not allowed."""
+        audit.warning("%s by %s refused: %s", action, self.caller, one_line(error.problem, _MOST_CHARACTERS))
+
+    def redact_status(self, status: control_pb2.RankStatus) -> None:
+        """Take out of a rank's status what is for its own user."""
+        if not self.may_command(status.uid if status.HasField("uid") else None):
+            status.identity.script = ""
+
+    def redact_verdict(self, verdict: control_pb2.Verdict, uids: Iterable[int | None]) -> None:
+        """Take source lines out of the verdict on a run of users, and out of its further causes."""
+        if self._may_command_all(uids):
+            return
+        for each in (verdict, *verdict.others):
+            if each.cause == Cause.HANG.value:
+                each.summary = each.summary.replace(each.evidence, _HIDDEN)
+                each.evidence = _HIDDEN
+
+
+def group_id(name: str | None) -> int | None:
+    """Return the id of a group, by its name or its id; None for None.
+
+    Raises:
+        UsageError: There is no such group.
+    """
+    if name is None:
+        return None
+    if name.isdecimal():
+        return int(name)
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise UsageError(
+            f"admin_group: there is no group {name!r}", "create it, or name another one"
+        ) from None

@@ -1,0 +1,138 @@
+"""What a caller may do with runs that are not its own, and the log of it."""
+
+import logging
+import os
+from collections.abc import Iterator
+
+import grpc
+import pytest
+from tests.unit.daemon.served import RankStream, Served, control, hello, play
+
+from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.callers import Caller
+from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.errors import NotAllowedError, UsageError
+from torchperfd_daemon.service.permissions import Permissions, Rights, group_id
+from torchperfd_daemon.store import RankIdentity, Store
+
+ADA, BOB, ADMINS = 61_001, 61_002, 61_009
+
+
+class Callers:
+    """Says that the caller is whom a test has set."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+
+    def find(self, call: object) -> Caller:
+        return self.caller
+
+
+def rights(uid: int | None, *groups: int) -> Rights:
+    callers = Callers(Caller(uid, 7, 1, frozenset(groups)))
+    return Permissions(callers, ADMINS).of(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("caller", "is_admin", "may"),
+    [
+        (rights(0), True, (True, True, True)),
+        (rights(os.geteuid()), True, (True, True, True)),
+        (rights(BOB, ADMINS), True, (True, True, True)),
+        (rights(ADA), False, (True, False, False)),
+        (rights(BOB), False, (False, True, False)),
+        # A user that the kernel does not name is nobody's equal, its own included.
+        (rights(None), False, (False, False, False)),
+    ],
+)
+def test_rights_of_a_caller_are_over_its_own_runs(
+    caller: Rights, is_admin: bool, may: tuple[bool, bool, bool]
+) -> None:
+    assert caller.is_admin is is_admin
+    assert tuple(map(caller.may_command, (ADA, BOB, None))) == may
+
+
+def test_rights_over_a_run_need_all_its_users() -> None:
+    rights(ADA).check("run r", [ADA, ADA])
+    for uids in ([ADA, BOB], [BOB], [None], []):
+        with pytest.raises(NotAllowedError, match="run r belongs to another user; ask that user, root or"):
+            rights(ADA).check("run r", uids)
+        rights(0).check("run r", uids)
+
+
+def test_own_name_finds_a_run_that_was_named_apart() -> None:
+    store = Store()
+    store.join(RankIdentity("bert", 0, pid=1), uid=ADA)
+    store.join(RankIdentity("bert", 0, pid=2), uid=BOB)
+    runs = store.runs()
+    assert [rights(uid).own_name("bert", runs) for uid in (ADA, BOB, 0)] == ["bert", f"bert@{BOB}", "bert"]
+    assert rights(ADA).own_name(f"bert@{BOB}", runs) == f"bert@{BOB}"
+    assert rights(ADA).own_name("gpt", runs) == "gpt"
+
+
+def test_redact_verdict_leaves_source_lines_to_their_user() -> None:
+    def hang() -> control_pb2.Verdict:
+        where = "no step for 9 s: rank 0 is at train.py:41"
+        other = control_pb2.Verdict(cause=Cause.HANG.value, evidence=where, summary=f"hang · {where}")
+        return control_pb2.Verdict(
+            cause=Cause.INPUT_BOUND.value, evidence="slow", summary="x · slow", others=[other]
+        )
+
+    own, foreign = hang(), hang()
+    rights(ADA).redact_verdict(own, [ADA])
+    rights(BOB).redact_verdict(foreign, [ADA])
+    assert own == hang()
+    assert (foreign.evidence, foreign.summary) == ("slow", "x · slow")
+    assert foreign.others[0].summary == "hang · where it stands is shown to its own user"
+    assert "train.py" not in str(foreign)
+
+
+def test_group_id_takes_names_and_numbers() -> None:
+    assert (group_id(None), group_id("0"), group_id("root")) == (None, 0, 0)
+    with pytest.raises(UsageError, match="admin_group: there is no group 'no such'"):
+        group_id("no such")
+
+
+@pytest.fixture
+def audited(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    with caplog.at_level(logging.INFO, "torchperfd.audit"):
+        yield caplog
+
+
+def test_a_stranger_sees_a_run_and_may_not_command_it(audited: pytest.LogCaptureFixture) -> None:
+    async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
+        rank = RankStream(channel)
+        await rank.say(hello(script="/home/ada/secret.py"))
+        await rank.hear()
+        find, served.callers.find = served.callers.find, Callers(Caller(BOB, 7)).find  # type: ignore[method-assign]
+        stub = control(channel)
+        [run] = (await stub.ListRuns(control_pb2.ListRunsRequest())).runs
+        assert (run.run, run.ranks[0].identity.rank, run.ranks[0].identity.script) == ("bert-17", 0, "")
+        steps = await stub.GetSteps(control_pb2.GetStepsRequest())
+        assert steps.ranks[0].status.identity.script == ""
+        account = await stub.GetRun(control_pb2.GetRunRequest(run="bert-17"))
+        assert account.ranks[0].identity.script == ""
+        for request in (
+            control_pb2.CaptureRequest(run="bert-17", options=session_pb2.CaptureOptions(steps=3)),
+            control_pb2.StacksRequest(run="bert-17"),
+        ):
+            method = stub.Capture if isinstance(request, control_pb2.CaptureRequest) else stub.Stacks
+            call = method(request)
+            assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert (await call.details()).startswith("run bert-17 belongs to another user; ask")
+        # Whose name is not given is not found: it has no run of its own.
+        call = stub.Capture(control_pb2.CaptureRequest(options=session_pb2.CaptureOptions(steps=3)))
+        assert await call.code() is grpc.StatusCode.NOT_FOUND
+        served.callers.find = find  # type: ignore[method-assign]
+        [run] = (await stub.ListRuns(control_pb2.ListRunsRequest())).runs
+        assert run.ranks[0].identity.script == "/home/ada/secret.py"
+        await rank.leave()
+
+    play(scenario)
+    assert [record.getMessage() for record in audited.records if record.name == "torchperfd.audit"] == [
+        f"capture of all ranks of run bert-17 by uid {BOB} (pid 7)",
+        f"capture by uid {BOB} (pid 7) refused: run bert-17 belongs to another user",
+        f"stacks of all ranks of run bert-17 by uid {BOB} (pid 7)",
+        f"stacks by uid {BOB} (pid 7) refused: run bert-17 belongs to another user",
+        f"capture of all ranks of the caller's only run by uid {BOB} (pid 7)",
+    ]
