@@ -6,8 +6,10 @@ For each rule some slow loops, and each with the advice taken, run by turns in p
 then the slow one is recorded and analysed: the rule's advice must come first. What it predicts, the median of
 all recordings, must be within a quarter of what unprofiled steps were shorter by on average, the median of
 all turns; beside it stands the same of the predicted share of the step. Of the tuned
-loop's recording the rule must be silent, and about well-tuned loops nothing may be said. Exits 1 when any of
-this is not so.
+loop's recording the rule must be silent, and about well-tuned loops nothing may be said.
+
+As many loops, and more, are negative controls (`controls`). Whatever is said of one is done to it, and the
+loop before and after run by turns: it may not be slower, beyond noise. Exits 1 when any of this is not so.
 """
 
 import argparse
@@ -15,8 +17,12 @@ import statistics
 import sys
 from typing import Final
 
+from benchmarks.advice.controls import CONTROLS
+from benchmarks.advice.following import NOISE, follow
 from benchmarks.advice.loops import ALLOCATOR, Loop, Recording
 from benchmarks.advice.scripts import SCRIPTS, WELL_TUNED
+
+from torchperfd_daemon.worker_cost import of_this_machine
 
 TOLERANCE: Final = 0.25
 SECONDS: Final = 5.0
@@ -24,6 +30,7 @@ PROCESSES: Final = 3  # Where the memory of a process happens to lie changes its
 ROUNDS: Final = 6
 FEWEST: Final = 8  # Steps of a turn.
 CAPTURES: Final = 2
+CONTROL_ROW: Final = "{:<22} {:<25} {:>8} {:>9} {:>6}  {:<7}  {}"
 ROW: Final = "{:<22} {:<25} {:<6} {:>8} {:>8} {:>9} {:>8} {:>6} {:>9}  {}"
 
 
@@ -81,9 +88,23 @@ def silent(name: str) -> list[str]:
     return [f"{name}: {rule} is said of a well-tuned loop" for rule in said]
 
 
+def controlled(name: str, seconds: float) -> list[str]:
+    """Print what is said of a control, and what following it saved; return what makes it slower."""
+    wrong = []
+    for each in follow(name, seconds):
+        saved = "" if each.saved is None else f"{each.saved:.0%}"
+        verdict = "wrong" if each.is_wrong else "right"
+        line = (each.rule or "nothing said", name, f"{each.step_ms:.2f}", f"{each.predicted:.0%}", saved)
+        print(CONTROL_ROW.format(*line, verdict, each.setting), flush=True)
+        if each.is_wrong:
+            why = f"saves {saved}" if saved else "cannot be followed"
+            wrong.append(f"{name}: {each.rule} {why}, and {each.predicted:.0%} was predicted")
+    return wrong
+
+
 def main() -> int:
     """Measure, print, judge."""
-    names = [*SCRIPTS, *WELL_TUNED]
+    loops, names = [*SCRIPTS, *WELL_TUNED], [*SCRIPTS, *WELL_TUNED, *CONTROLS]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("scripts", nargs="*", choices=[[], *names], metavar="SCRIPT")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long both loops run together")
@@ -100,10 +121,20 @@ def main() -> int:
         "by share",
         "verdict",
     )
-    print(ROW.format(*head))
+    chosen = options.scripts or names
+    print(f"a worker costs here: {of_this_machine()}")
     wrong = []
-    for name in options.scripts or names:
-        wrong += judge(name, options.seconds) if name in SCRIPTS else silent(name)
+    if any(name in loops for name in chosen):
+        print(ROW.format(*head))
+    for name in chosen:
+        if name in loops:
+            wrong += judge(name, options.seconds) if name in SCRIPTS else silent(name)
+    if any(name in CONTROLS for name in chosen):
+        print(f"\nnegative controls; slower is more than {NOISE:.0%}")
+        print(CONTROL_ROW.format("rule", "control", "step ms", "predicted", "saved", "verdict", "setting"))
+    for name in chosen:
+        if name in CONTROLS:
+            wrong += controlled(name, options.seconds)
     print(f"allocator: {ALLOCATOR}")
     for line in wrong:
         print(f"FAILED: {line}")

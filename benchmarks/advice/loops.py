@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from benchmarks.advice import scripts
 
 from torchperfd_daemon import analysis
+from torchperfd_daemon.worker_cost import of_this_machine
 
 # Memory that is touched for the first time is had page by page: more of a step than some advice saves. With
 # glibc that comes and goes, by what was freed before, most of all while a step is recorded, since what the
@@ -47,8 +48,8 @@ class Loop:
     """The processes of one loop. A context manager: they end with it.
 
     Args:
-        name: Which loop, a key of ``scripts.SCRIPTS`` or of ``scripts.WELL_TUNED``.
-        variant: ``slow`` or ``tuned``.
+        name: Which loop, a key of ``scripts.SCRIPTS``, ``scripts.WELL_TUNED`` or ``controls.CONTROLS``.
+        variant: ``slow`` or ``tuned``; of a control, the change in JSON.
 
     Raises:
         RuntimeError: A process ended early.
@@ -108,7 +109,10 @@ class Loop:
         files = [folder / f"rank{rank}.json" for rank in range(len(self._processes))]
         times = self._ask([f"capture {file}" for file in files])[0]
         said = analysis.gather(
-            [(rank, analysis.summarise(analysis.load(file)).advice) for rank, file in enumerate(files)]
+            [
+                (rank, analysis.summarise(analysis.load(file), worker_cost=of_this_machine).advice)
+                for rank, file in enumerate(files)
+            ]
         )
         return Recording(statistics.fmean(times), said)
 

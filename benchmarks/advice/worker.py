@@ -1,6 +1,8 @@
 """One rank of one training loop, in a process of its own: another loop's memory would change its time.
 
-    python -m benchmarks.advice.worker NAME slow|tuned [RANK WORLD_SIZE STORE]
+    python -m benchmarks.advice.worker NAME slow|tuned|CHANGE [RANK WORLD_SIZE STORE]
+
+CHANGE is JSON: what is done to a control (`controls.Change`).
 
 Reads commands from stdin, ``steps N`` or ``capture FILE``, and answers each with one line of JSON on stdout:
 the steps' times in ns. Before the first it says that it is ready, with a line that has none.
@@ -12,12 +14,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import torch
-from benchmarks.advice import scripts
+from benchmarks.advice import controls, scripts
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from torchperfd import attach
+from torchperfd.client import Client
 from torchperfd.pace import usual_ns
 
 # Steps after a pause find nothing of theirs in the caches, and batches that workers had time to make.
@@ -32,20 +36,20 @@ def main() -> int:
     name, variant, *place = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if name in controls.CONTROLS:
+        _restrict(controls.CONTROLS[name])
+    # What a loop with a loader is like only the client knows: it writes that into captures.
+    client = attach() if name in controls.CONTROLS or name.startswith("loader") else None
     answers = _own_stdout()
     if place:
         rank, world_size, store = place
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size)
         )
-    step = (
-        scripts.SCRIPTS[name].build(variant == "tuned")
-        if name in scripts.SCRIPTS
-        else scripts.WELL_TUNED[name]()
-    )
+    step = _built(name, variant)
     _timed(step, WARM_UP)
     for _ in range(REHEARSALS):
-        _recorded(step, 0)
+        _recorded(step, {"unrecorded_step_ns": 0})
     unrecorded_ns = 0
     _answer(answers, [])
     for command, argument in map(str.split, sys.stdin):
@@ -54,11 +58,29 @@ def main() -> int:
             times = _timed(step, int(argument))
             unrecorded_ns = round(usual_ns(times))
         else:
-            times = _captured(step, argument, unrecorded_ns)
+            times = _captured(step, argument, unrecorded_ns, client)
         _answer(answers, times)
     if place:
         torch.distributed.destroy_process_group()
     return 0
+
+
+def _restrict(control: controls.Control) -> None:
+    """Give this process the CPUs and the threads that a control has."""
+    torch.set_num_threads(control.threads)
+    if control.cpus is not None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: control.cpus])
+
+
+def _built(name: str, variant: str) -> scripts.Step:
+    """Return the step of a loop."""
+    if name in controls.CONTROLS:
+        change = json.loads(variant)
+        made = controls.Change(change.get("workers"), frozenset(change.get("rules", ())))
+        return controls.CONTROLS[name].build(made)
+    if name in scripts.SCRIPTS:
+        return scripts.SCRIPTS[name].build(variant == "tuned")
+    return scripts.WELL_TUNED[name]()
 
 
 def _own_stdout() -> int:
@@ -81,31 +103,35 @@ def _timed(step: scripts.Step, count: int) -> list[int]:
     return times
 
 
-def _captured(step: scripts.Step, file: str, unrecorded_ns: int) -> list[int]:
+def _captured(step: scripts.Step, file: str, unrecorded_ns: int, client: Client | None) -> list[int]:
     """Record steps into ``file``; their times include the profiler's."""
     _timed(step, WARM_UP)
-    profiler, times = _recorded(step, unrecorded_ns)
+    facts: dict[str, Any] = {"unrecorded_step_ns": unrecorded_ns}
+    if client is not None:
+        client.report()
+        facts |= client._pump.unrecorded()
+    profiler, times = _recorded(step, facts)
     profiler.export_chrome_trace(file)
     return times
 
 
-def _recorded(step: scripts.Step, unrecorded_ns: int) -> tuple[profile, list[int]]:
+def _recorded(step: scripts.Step, facts: dict[str, Any]) -> tuple[profile, list[int]]:
     with profile(
         activities=[ProfilerActivity.CPU],
         schedule=schedule(wait=0, warmup=1, active=CAPTURED, repeat=1),
         record_shapes=True,
     ) as profiler:
-        times = list(_stepping(step, profiler, unrecorded_ns))
+        times = list(_stepping(step, profiler, facts))
     return profiler, times[1:]
 
 
-def _stepping(step: scripts.Step, profiler: profile, unrecorded_ns: int) -> Iterator[int]:
+def _stepping(step: scripts.Step, profiler: profile, facts: dict[str, Any]) -> Iterator[int]:
     for number in range(1 + CAPTURED):
         yield from _timed(step, 1)
         profiler.step()
         if number == 0:
             # As torchperfd's client does; not before the recording, which would forget it, nor after.
-            profiler.add_metadata_json("torchperfd", json.dumps({"unrecorded_step_ns": unrecorded_ns}))
+            profiler.add_metadata_json("torchperfd", json.dumps(facts))
 
 
 if __name__ == "__main__":

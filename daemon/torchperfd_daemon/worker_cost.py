@@ -37,6 +37,9 @@ _TIMEOUT_S: Final = 20.0
 _MOST_FILE_BYTES: Final = 4096
 # Beyond these a figure is a disturbance, and no machine.
 _LONGEST_S: Final = 0.1
+# A machine with so much else to do that the measuring process stood in line for this share of the time.
+_LOADED: Final = 0.05
+_LOADED_KEPT_S: Final = 600.0
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -79,9 +82,10 @@ def of_this_machine(path: Path | None = None) -> WorkerCost:
     known = _read(path)
     if known is None and os.getpriority(os.PRIO_PROCESS, 0) <= 0:
         with _alone(path):
-            known = _read(path) or _measured_elsewhere()
-            if known is not None:
-                _write(path, known)
+            known = _read(path)
+            if known is None and (measured := _measured_elsewhere()) is not None:
+                known, loaded = measured
+                _write(path, known, time.time() + _LOADED_KEPT_S if loaded else None)
     return known or UNMEASURED_COST
 
 
@@ -118,14 +122,16 @@ def _read(path: Path) -> WorkerCost | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             found = json.loads(file.read(_MOST_FILE_BYTES))
-        return _parsed(found["cost"]) if found["boot"] == _boot() else None
+        if found["boot"] != _boot() or (found["until"] is not None and time.time() >= float(found["until"])):
+            return None
+        return _parsed(found["cost"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(path: Path, cost: WorkerCost) -> None:
-    """Keep the cost in a file; where that cannot be written it is measured again next time."""
-    text = json.dumps({"boot": _boot(), "cost": asdict(cost)})
+def _write(path: Path, cost: WorkerCost, until: float | None) -> None:
+    """Keep the cost in a file, until a time; where that cannot be written it is measured again next time."""
+    text = json.dumps({"boot": _boot(), "until": until, "cost": asdict(cost)})
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -134,8 +140,11 @@ def _write(path: Path, cost: WorkerCost) -> None:
         fresh.replace(path)
 
 
-def _measured_elsewhere() -> WorkerCost | None:
-    """Measure in a process of its own, which may fork: it has no other threads. None where that fails."""
+def _measured_elsewhere() -> tuple[WorkerCost, bool] | None:
+    """Measure in a process of its own, which may fork: it has no other threads. None where that fails.
+
+    Also returns whether the machine had too much else to do for that to stand for long.
+    """
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "torchperfd_daemon.worker_cost"],
@@ -146,7 +155,8 @@ def _measured_elsewhere() -> WorkerCost | None:
         )
         with process:
             try:
-                return _parsed(json.loads(process.communicate(timeout=_TIMEOUT_S)[0]))
+                found = json.loads(process.communicate(timeout=_TIMEOUT_S)[0])
+                return _parsed(found["cost"]), bool(found["loaded"])
             finally:
                 # Its worker as well, which would wait for the next request without end.
                 if process.poll() is None:
@@ -166,6 +176,22 @@ def _measure() -> WorkerCost:
         each = max(0.0, many - small) / (_TENSORS - 1)
         parts += [max(0.0, small - each), each, max(0.0, big - small) / (_LARGE_BYTES - _SMALL_BYTES)]
     return WorkerCost(*parts)
+
+
+def _measured() -> dict[str, Any]:
+    """Measure; return the document that tells it."""
+    began, queued = time.monotonic(), _queued_s()
+    cost = _measure()
+    share = (_queued_s() - queued) / (time.monotonic() - began)
+    return {"cost": asdict(cost), "loaded": share > _LOADED}
+
+
+def _queued_s() -> float:
+    """Return how long this thread has been ready to run without a CPU; 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _handed_over(tensors: int, size: int) -> tuple[float, float]:
@@ -197,7 +223,8 @@ def _handed_over(tensors: int, size: int) -> tuple[float, float]:
     for queue in (asked, made):
         queue.close()
         queue.join_thread()
-    return statistics.median(took), spent / (_BATCHES + 2)
+    # Other work on the machine only adds to it, and adds to most of them where there is much.
+    return statistics.quantiles(took, n=4)[0], spent / (_BATCHES + 2)
 
 
 def _work(asked: Any, made: Any, tensors: int, size: int) -> None:
@@ -253,4 +280,4 @@ def _boot() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(asdict(_measure())))
+    sys.stdout.write(json.dumps(_measured()))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,9 +19,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by one each time the machine is measured."""
     times: list[int] = []
 
-    def measure() -> WorkerCost:
+    def measure() -> tuple[WorkerCost, bool]:
         times.append(1)
-        return COST
+        return COST, False
 
     monkeypatch.setattr(worker_cost, "_measured_elsewhere", measure)
     monkeypatch.setattr(os, "getpriority", lambda *_: 0)
@@ -70,6 +71,23 @@ def test_worker_cost_of_another_boot_is_measured_again(tmp_path: Path, measured:
     assert len(measured) == 2
 
 
+def test_worker_cost_of_a_loaded_machine_is_kept_a_while(
+    tmp_path: Path, measured: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1e9
+    monkeypatch.setattr(time, "time", lambda: now)
+    loaded = WorkerCost(2e-3, 2e-3, 1e-9, 1e-3, 1e-3, 1e-9)
+    monkeypatch.setattr(worker_cost, "_measured_elsewhere", lambda: (loaded, True))
+    path = tmp_path / "cost.json"
+    assert worker_cost.of_this_machine(path) == loaded
+    monkeypatch.setattr(worker_cost, "_measured_elsewhere", lambda: (COST, False))
+    assert worker_cost.of_this_machine(path) == loaded
+    now += 601
+    assert worker_cost.of_this_machine(path) == COST
+    now += 1e6
+    assert worker_cost.of_this_machine(path) == COST
+
+
 def test_worker_cost_link_in_the_cache_is_not_followed(tmp_path: Path, measured: list[int]) -> None:
     path, planted = tmp_path / "cost.json", tmp_path / "planted.json"
     worker_cost.of_this_machine(planted)
@@ -91,7 +109,8 @@ def test_worker_cost_low_priority_does_not_measure(
 
 def test_worker_cost_measured_here_is_a_machines() -> None:
     """A real measurement: parts of a second, in a process of its own, and every figure possible."""
-    cost = worker_cost._measured_elsewhere()
-    assert cost is not None
+    measured = worker_cost._measured_elsewhere()
+    assert measured is not None
+    cost, _ = measured
     assert 0 < cost.receiving(2, 1 << 20) < 1
     assert 0 < cost.sending(2, 1 << 20) < 1
