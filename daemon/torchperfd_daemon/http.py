@@ -1,6 +1,7 @@
 """The daemon's HTTP side: the metrics page and two health endpoints, and nothing else."""
 
 import gzip
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torchperfd_daemon.basic_auth import BasicAuth
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.web_config import WebConfigFile
+
+log = logging.getLogger("torchperfd.http")
 
 _OPENMETRICS: Final = "application/openmetrics-text"
 _ASKED: Final = {False: "text/plain;version=0.0.4", True: f"{_OPENMETRICS};version=1.0.0"}
@@ -106,6 +109,7 @@ class PageCache:
         else:
             body, content_type = self._page.render(_ASKED[openmetrics])
         now = self._clock()
+        log.debug("rendered /metrics: %d bytes, gzip %s, %.1f ms", len(body), zipped, (now - began) * 1e3)
         shown = Shown(body, content_type, now + (now - began) * (1 / _RENDERING_SHARE - 1))
         self._kept[openmetrics, zipped] = shown
         return shown

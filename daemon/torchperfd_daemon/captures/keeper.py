@@ -71,6 +71,7 @@ class Keeper:
                 self._remove(index)
                 holding = index.holding()
         self.counts.captures, self.counts.bytes = holding.count, holding.bytes
+        log.debug("captures directory: %d captures, %d bytes", holding.count, holding.bytes)
 
     def _run(self) -> None:
         while True:

@@ -131,6 +131,7 @@ class Sampler:
                 log.log(level, "collector %s: %s", self.name, error, exc_info=None if quiet else error)
         self._duration = self._clock() - began
         self._began = None
+        log.debug("collector %s: %d families, %.1f ms", self.name, len(self._families), self._duration * 1e3)
 
     def _hanging(self) -> float:
         """Return how long the present sample takes already, if that is too long; else 0."""

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from torchperfd_daemon.captures import Catalog, Keeper
+from torchperfd_daemon.collectors.base import Sampler
+from torchperfd_daemon.collectors.cpu import CpuCollector
+from torchperfd_daemon.http import PageCache
 from torchperfd_daemon.logs import JournalFormatter, configure_logging, is_journal
+from torchperfd_daemon.metrics import MetricsPage
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +73,18 @@ def test_debug_level_is_for_our_own_lines_only() -> None:
     logging.getLogger("asyncio").debug("theirs")
     assert "ours" in stream.getvalue()
     assert "theirs" not in stream.getvalue()
+
+
+def test_debug_level_shows_collectors_pages_and_captures(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "torchperfd")
+    Sampler(CpuCollector(), 1).sample_once()
+    PageCache(MetricsPage([])).get(openmetrics=False, zipped=False)
+    Keeper(Catalog(tmp_path)).sweep()
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(":")[0] for line in lines] == [
+        "collector cpu",
+        "rendered /metrics",
+        "captures directory",
+    ]
