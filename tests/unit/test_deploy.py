@@ -334,7 +334,10 @@ def run_sbatch(tmp_path: Path, *arguments: str, **extra: str) -> list[str]:
     """Run the batch script with the two Slurm programs it calls replaced; return what srun was given."""
     programs = {
         "scontrol": 'printf "n1\\nn2\\n"',
-        "srun": 'printf "%s\\n" "run=$TORCHPERFD_RUN" "job=$TORCHPERFD_JOB" "$@"',
+        "srun": (
+            '[ "$(stat -c "%a %s" "$TORCHPERFD_FLEET_TOKEN_FILE")" = "600 44" ] || exit 9;'
+            'printf "%s\\n" "run=$TORCHPERFD_RUN" "job=$TORCHPERFD_JOB" "peers=$TORCHPERFD_FLEET_PEERS" "$@"'
+        ),
     }
     for name, body in programs.items():
         program = tmp_path / name
@@ -350,9 +353,15 @@ def run_sbatch(tmp_path: Path, *arguments: str, **extra: str) -> list[str]:
         "SLURM_CPUS_PER_TASK": "64",
     } | extra
     result = subprocess.run(
-        ["bash", str(SBATCH), *arguments], env=environ, capture_output=True, text=True, check=False
+        ["bash", str(SBATCH), *arguments],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
+    assert not list(tmp_path.glob(".torchperfd-fleet-*")), "the job's secret must not outlive it"
     return result.stdout.splitlines()
 
 
@@ -364,8 +373,13 @@ def test_the_batch_script_starts_one_launcher_per_node_under_torchperfd(tmp_path
     assert run_sbatch(tmp_path) == [
         "run=slurm-4711",
         "job=train",
+        "peers=slurm:env:24711",
         "--kill-on-bad-exit=1",
         "--cpus-per-task=64",
+        "bash",
+        "-c",
+        'TORCHPERFD_FLEET_ADDRESS="$SLURMD_NODENAME:$0" exec "$@"',
+        "24711",
         "torchrun",
         "--nnodes=2",
         "--nproc-per-node=8",
