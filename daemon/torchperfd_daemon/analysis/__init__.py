@@ -24,6 +24,7 @@ from torchperfd_daemon.analysis.idle import CAUSES, Cause, Idle, IdleCause, Idle
 from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GROUPS, GroupBy, Operator, operators
 from torchperfd_daemon.analysis.phases import phases
+from torchperfd_daemon.analysis.quality import Quality, quality_lines
 from torchperfd_daemon.analysis.rank_files import RankFile, rank_files
 from torchperfd_daemon.analysis.ranks import Request, analyse
 from torchperfd_daemon.analysis.report import SCHEMA, SORT_WORDS, render_text, to_dict
@@ -57,6 +58,7 @@ __all__ = [
     "KindWait",
     "MemorySteps",
     "Operator",
+    "Quality",
     "RankFile",
     "RankWait",
     "Request",
@@ -79,6 +81,7 @@ __all__ = [
     "load",
     "operators",
     "phases",
+    "quality_lines",
     "rank_files",
     "rectangles_for",
     "render_across",

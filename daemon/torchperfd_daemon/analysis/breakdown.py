@@ -72,6 +72,21 @@ class Kernel:
         return self.sum_ns / self.calls
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What one device of several did.
+
+    Attributes:
+        name: The device's number, or what the file calls it.
+        breakdown: Where its time goes, as in the trace's own.
+        kernel_ns: Its kernels' durations, added up.
+    """
+
+    name: str
+    breakdown: Breakdown
+    kernel_ns: int
+
+
 class DeviceTime:
     """The device events of one trace, sorted into compute, communication and copies.
 
@@ -134,6 +149,21 @@ class DeviceTime:
             for name in np.flatnonzero(calls).tolist()
         ]
         return sorted(table, key=lambda kernel: (-kernel.sum_ns, kernel.name))
+
+    def devices(self) -> list[Device]:
+        """Return each device's part, in order of name; nothing where there is one device only."""
+        threads = self._trace.threads
+        names = {
+            number: str(threads[number][0]) for number in np.unique(self._trace.thread[self.rows]).tolist()
+        }
+        if len(set(names.values())) < 2:
+            return []
+        kernels, durations = self._is(KERNEL), self._end - self._start
+        found = []
+        for name in sorted(set(names.values()), key=lambda each: (len(each), each)):
+            scope = np.isin(self._trace.thread[self.rows], [at for at, each in names.items() if each == name])
+            found.append(Device(name, self._of(scope), int(durations[scope & kernels].sum())))
+        return found
 
     def _is(self, category: str) -> Flags:
         return self._trace.of_categories({category})[self.rows]

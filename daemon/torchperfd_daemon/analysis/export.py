@@ -14,7 +14,7 @@ from torchperfd_daemon.analysis.advice import Advice
 from torchperfd_daemon.analysis.compare import ComparedTable, Comparison
 from torchperfd_daemon.analysis.compare_report import change_to_dict
 from torchperfd_daemon.analysis.layout import escaped, ms, printable
-from torchperfd_daemon.analysis.report import facts, hidden_operators, operator_table, to_dict
+from torchperfd_daemon.analysis.report import doubts, facts, hidden_operators, operator_table, to_dict
 from torchperfd_daemon.analysis.summary import Summary, SummaryTable
 from torchperfd_daemon.errors import TorchperfdError
 
@@ -39,7 +39,10 @@ def to_markdown(
     parts = _advice(advice)
     for rank, summary in ranks:
         head, *lines = facts(summary, rank)
-        parts += [f"**{escaped(head)}**\n", "".join(f"- {escaped(line)}\n" for line in lines)]
+        parts += [
+            f"**{escaped(head)}**\n",
+            "".join(f"- {escaped(line)}\n" for line in (*lines, *doubts(summary))),
+        ]
         parts.append(operator_table(summary, limit, sort_by).as_markdown())
         hidden = hidden_operators(summary, limit)
         parts += [f"{hidden}\n"] * bool(hidden)

@@ -52,17 +52,21 @@ class Foreign:
             )
         return self._kinds[key]
 
-    def merged(self, threads: Sequence[Thread]) -> list[int]:
-        """Return for each thread the one that it is: a library's view of a thread is that thread.
+    def merged(self, threads: Sequence[Thread]) -> tuple[list[int], list[Thread]]:
+        """Return the number of each thread, and their table: a library's view of a thread is that thread.
 
         torch_npu draws what CANN did on a thread in a process of its own, with the thread's own number.
         """
-        owners = {
-            thread[1]: number
-            for number, thread in reversed(list(enumerate(threads)))
-            if "python" in self._processes.get(thread[0], "").lower()
-        }
-        return [
-            owners.get(thread[1], number) if launches_for(self._processes.get(thread[0], "")) else number
+        hosts = [
+            (number, thread)
             for number, thread in enumerate(threads)
+            if "python" in self._processes.get(thread[0], "").lower()
         ]
+        owners = {thread[1]: number for number, thread in reversed(hosts)}
+        process = hosts[0][1][0] if len({thread[0] for _, thread in hosts}) == 1 else None
+        numbers, table = [], []
+        for number, thread in enumerate(threads):
+            is_view = launches_for(self._processes.get(thread[0], ""))
+            numbers.append(owners.get(thread[1], number) if is_view else number)
+            table.append((process, thread[1]) if is_view and process is not None else thread)
+        return numbers, table

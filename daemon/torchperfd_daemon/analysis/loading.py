@@ -14,6 +14,7 @@ import numpy.typing as npt
 from torchperfd_daemon.analysis import device_times, kineto
 from torchperfd_daemon.analysis.categories import DEVICE, category
 from torchperfd_daemon.analysis.foreign import Foreign
+from torchperfd_daemon.analysis.processes import host_processes
 from torchperfd_daemon.analysis.trace import CollectiveArgs, Int32, Int64, Memory, Reading, Trace
 from torchperfd_daemon.analysis.tracefile import MAX_BYTES, TraceFile
 from torchperfd_daemon.analysis.unfinished import end_unfinished
@@ -134,6 +135,8 @@ class _Columns:
         self._memory_time = array("q")
         self._allocated = array("q")
         self._device_type = array("i")
+        self._memory_process = array("i")
+        self._memory_processes = _Table[int | str]()
         self._collectives = _CollectiveColumns()
         self._reserved = array("q")
 
@@ -211,6 +214,7 @@ class _Columns:
         _append(self._memory_time, _exact_nanoseconds(instants, times[sound]))
         _append(self._allocated, np.array([each.allocated for each in args], dtype=np.int64))
         _append(self._device_type, np.array([each.device_type for each in args], dtype=np.int32))
+        self._memory_process.extend([self._memory_processes[event.pid] for event in instants])
         _append(self._reserved, np.array([each.reserved for each in args], dtype=np.int64))
 
     def _skip(self, why: str, events: int) -> None:
@@ -220,9 +224,10 @@ class _Columns:
     def trace(self, path: str, file: TraceFile, events: kineto.Events) -> Trace:
         """Return the finished columns, without the recording window, on a clock that starts at zero."""
         kinds, categories = self._kinds()
-        thread = np.frombuffer(self._thread, np.int32)
+        thread, threads = np.frombuffer(self._thread, np.int32), list(self._threads)
         if self._foreign is not None:
-            thread = np.array(self._foreign.merged(list(self._threads)), np.int32)[thread]
+            numbers, threads = self._foreign.merged(threads)
+            thread = np.array(numbers, np.int32)[thread]
         start, end = np.frombuffer(self.start, np.int64), np.frombuffer(self._end, np.int64)
         on_device = np.isin(kinds, [number for name, number in categories.items() if name in DEVICE])
         outliers = device_times.far_away(start, end, on_device)
@@ -259,7 +264,7 @@ class _Columns:
             origin_ns=events.header.base_ns + origin,
             names=list(self._names),
             categories=list(categories),
-            threads=list(self._threads),
+            threads=threads,
             shapes=[text.decode(errors="replace") for text in self._shapes],
             types=[text.decode(errors="replace") for text in self._types],
             name=np.frombuffer(self._name, np.int32),
@@ -281,6 +286,8 @@ class _Columns:
                 np.frombuffer(self._allocated, np.int64),
                 np.frombuffer(self._device_type, np.int32),
                 np.frombuffer(self._reserved, np.int64),
+                np.frombuffer(self._memory_process, np.int32),
+                list(self._memory_processes),
             ),
             device_memory=min((each.memory for each in events.header.devices if each.memory > 0), default=0),
             unrecorded_step_ns=max(capture.unrecorded_step_ns, 0),
@@ -288,6 +295,7 @@ class _Columns:
             unrecorded_phase_ns=capture.phases(),
             loader=capture.loader_facts(),
         )
+        trace.processes = host_processes(trace)
         end_unfinished(trace, self._recorded_until - origin if self._recorded_until else None)
         return trace
 

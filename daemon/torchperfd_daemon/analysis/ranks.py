@@ -9,13 +9,14 @@ import os
 import resource
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.analysis.loading import load
 from torchperfd_daemon.analysis.operators import GroupBy
+from torchperfd_daemon.analysis.processes import by_process
 from torchperfd_daemon.analysis.rank_files import RankFile
 from torchperfd_daemon.analysis.summary import Summary, summarise
 from torchperfd_daemon.errors import TorchperfdError
@@ -95,14 +96,18 @@ def _work(path: Path, request: Request, answer: Connection) -> None:
 def _answer(path: Path, request: Request) -> Summary | TorchperfdError:
     """Analyse one trace; return why not, where it cannot be."""
     try:
-        return summarise(
-            load(path),
-            group_by=request.group_by,
-            comm_pattern=request.comm_pattern,
-            samples=request.samples,
-            rectangles=request.rectangles,
-            worker_cost=of_this_machine,
-        )
+        first, *others = [
+            summarise(
+                trace,
+                group_by=request.group_by,
+                comm_pattern=request.comm_pattern,
+                samples=request.samples,
+                rectangles=request.rectangles,
+                worker_cost=of_this_machine,
+            )
+            for trace in by_process(load(path))
+        ]
+        return replace(first, others=tuple(others))
     except TorchperfdError as error:
         return error
     except MemoryError:

@@ -11,12 +11,14 @@ from torchperfd_daemon.analysis.breakdown import Breakdown
 from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.layout import Table, console_for, ms, printable
 from torchperfd_daemon.analysis.operators import SORT_KEYS, Operator
+from torchperfd_daemon.analysis.quality import quality_lines, quality_to_dict
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.summary import Summary
 
 SCHEMA: Final = "torchperfd.analysis/1"
 # Short words for the orders most asked for; beside them stand torch's own names, for any device.
 _SHORT: Final = {"self": "self_cpu_time_total", "total": "cpu_time_total", "calls": "count"}
+_MOST_DEVICES: Final = 16
 _DEVICES: Final = ("cuda", "xpu", "privateuse1")
 SORT_WORDS: Final = (
     *_SHORT,
@@ -37,6 +39,12 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
             "damaged": summary.damaged,
             "duration_us": summary.duration_ns / 1000,
         },
+        "process": summary.process,
+        "quality": quality_to_dict(summary.quality),
+        "devices": [
+            {"device": each.name, "kernel_us": each.kernel_ns / 1000, "breakdown": _breakdown(each.breakdown)}
+            for each in summary.devices
+        ],
         "breakdown": {"all": _breakdown(summary.breakdown), "linked": _breakdown(summary.linked)},
         "kernels": [
             {
@@ -144,6 +152,8 @@ def render_text(
     for line in lines:
         # Given to print, since print makes a text of its own from what it gets.
         console.print(Text(line), overflow="ellipsis", no_wrap=True)
+    for line in doubts(summary):
+        console.print(Text(line))
     console.print()
     console.print(operator_table(summary, limit, sort_by).as_text(console.width))
     if hidden := hidden_operators(summary, limit):
@@ -153,6 +163,7 @@ def render_text(
 def facts(summary: Summary, rank: int | None) -> list[str]:
     """Return what stands above the table: the rank and its file, then a line for each fact."""
     title = "" if rank is None else f"rank {rank}: "
+    title += "" if summary.process is None else f"process {printable(summary.process)} of "
     return [
         f"{title}{printable(summary.path)}",
         f"{summary.size:,} bytes, {summary.events:,} events, {summary.skipped:,} skipped, "
@@ -162,6 +173,11 @@ def facts(summary: Summary, rank: int | None) -> list[str]:
         *_device_lines(summary),
         *_idle_lines(summary),
     ]
+
+
+def doubts(summary: Summary) -> list[str]:
+    """Return a line for each thing that is amiss with the trace."""
+    return [f"data quality: {line}" for line in quality_lines(summary.quality)]
 
 
 def hidden_operators(summary: Summary, limit: int) -> str:
@@ -184,6 +200,11 @@ def _device_lines(summary: Summary) -> list[str]:
         f"{part('busy', device.busy_ns)}, {part('idle', device.idle_ns)}",
         f"{part('compute', device.compute_ns)}, {part('exposed communication', device.exposed_comm_ns)}, "
         f"{part('exposed copies', device.exposed_memcpy_ns)}",
+    ]
+    lines += [
+        f"device {printable(each.name)}: {each.breakdown.n_gpu_events:,} events, "
+        f"kernels {ms(each.kernel_ns)} ms, {part('busy', each.breakdown.busy_ns)}"
+        for each in summary.devices[:_MOST_DEVICES]
     ]
     if summary.kernels:
         top = summary.kernels[0]

@@ -1,17 +1,18 @@
 """What one trace says: the result that every face of the analyser renders."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torchperfd_daemon.analysis.advice import Advice, advise
-from torchperfd_daemon.analysis.breakdown import Breakdown, DeviceTime, Kernel
+from torchperfd_daemon.analysis.breakdown import Breakdown, Device, DeviceTime, Kernel
 from torchperfd_daemon.analysis.collectives import Collectives, collectives
 from torchperfd_daemon.analysis.idle import Idle, idle
 from torchperfd_daemon.analysis.links import find_links
 from torchperfd_daemon.analysis.operators import GroupBy, Operator, operators
 from torchperfd_daemon.analysis.phases import phases
 from torchperfd_daemon.analysis.picture import Picture, draw
+from torchperfd_daemon.analysis.quality import Quality, assess
 from torchperfd_daemon.analysis.samples import Samples, sample
 from torchperfd_daemon.analysis.steps import Step, steps
 from torchperfd_daemon.analysis.trace import Trace
@@ -46,6 +47,10 @@ class Summary:
         collectives: What `across` matches with other ranks.
         samples: What each step took, for comparisons; None unless asked for.
         picture: The timeline and flame graph, for pages; None unless asked for.
+        quality: What is amiss with the trace.
+        devices: Each device's part, where there are several.
+        process: The process that this is of, in a file of several; None otherwise.
+        others: The same for the file's other processes.
     """
 
     path: str
@@ -69,6 +74,10 @@ class Summary:
     collectives: Collectives
     samples: Samples | None = None
     picture: Picture | None = None
+    quality: Quality = field(default_factory=Quality)
+    devices: tuple[Device, ...] = ()
+    process: str | None = None
+    others: tuple["Summary", ...] = ()
 
     def share(self, operator: Operator) -> float:
         """The operator's part of all self CPU time: torch's ``Self CPU %`` as a fraction."""
@@ -135,4 +144,7 @@ def summarise(
         collectives=collectives(trace, found),
         samples=sample(trace, found, links) if samples else None,
         picture=draw(trace, rectangles) if rectangles else None,
+        quality=assess(trace, links),
+        devices=tuple(device.devices()),
+        process=None if trace.process is None else str(trace.process),
     )

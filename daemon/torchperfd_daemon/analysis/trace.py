@@ -22,12 +22,16 @@ class Memory:
         allocated: Bytes.
         device_type: torch's number for the kind of device; 0 is the host.
         reserved: Bytes that the allocator of that device then held, 0 where it does not say.
+        process: Which process did it, an index into ``processes``.
+        processes: Table of processes.
     """
 
     time: Int64
     allocated: Int64
     device_type: Int32
     reserved: Int64
+    process: Int32
+    processes: list[int | str]
 
 
 @dataclass(slots=True)
@@ -120,6 +124,8 @@ class Trace:
         device_memory: Bytes of the smallest accelerator on record; 0 when the file does not say.
         unrecorded_step_ns: What a step took before it was recorded; 0 when the file does not say.
         reading: How well the file could be read.
+        processes: The processes that operators, annotations and launches in the file are of.
+        process: The one of them that these events are of; None for all.
         unrecorded_phase_ns: The same of its phases, by name.
         loader: How the process used its loader; None when the file does not say.
     """
@@ -155,6 +161,8 @@ class Trace:
     device_memory: int
     unrecorded_step_ns: int
     reading: Reading = field(default_factory=Reading)
+    processes: list[int | str] = field(default_factory=list)
+    process: int | str | None = None
     unrecorded_phase_ns: dict[str, float] = field(default_factory=dict)
     loader: LoaderFacts | None = None
 

@@ -38,3 +38,12 @@ def warn(summary: analysis.Summary) -> None:
         )
     elif summary.skipped:
         click.echo(f"torchperfd: {summary.path}: skipped {summary.skipped:,} broken events", err=True)
+    if summary.quality.reading.more_exports:
+        click.echo(
+            f"torchperfd: {summary.path} holds another trace after the first; only that is read", err=True
+        )
+    if summary.others:
+        click.echo(
+            f"torchperfd: {summary.path} holds {len(summary.others) + 1} processes, each analysed by itself",
+            err=True,
+        )

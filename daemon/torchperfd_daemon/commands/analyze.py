@@ -90,7 +90,9 @@ def command(
             failed.append((file.rank, answer))
             continue
         warn(answer)
-        summaries.append((answer.rank if file.rank is None else file.rank, answer))
+        # Of a file of several processes nothing says which of them is of the rank that the file names.
+        rank = None if answer.others else answer.rank if file.rank is None else file.rank
+        summaries += [(rank, each) for each in (answer, *answer.others)]
     if not summaries:
         raise failed[0][1]
     across = analysis.across({rank: summary.collectives for rank, summary in summaries if rank is not None})

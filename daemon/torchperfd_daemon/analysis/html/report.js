@@ -240,8 +240,7 @@
         ["exposed communication", ...part(device.exposed_comm_us)], ["exposed copies", ...part(device.exposed_memcpy_us)]);
     }
     const notes = [];
-    if (entry.trace.damaged) notes.push("The trace is cut off or damaged. These are the events that could be read.");
-    if (entry.trace.skipped) notes.push(`${integer(entry.trace.skipped)} broken events were skipped.`);
+    notes.push(...entry.quality.notes.map((note) => `Data quality: ${note}.`));
     if (!durations.length) notes.push("There are no steps: the loop did not call profiler.step().");
     if (!device.n_gpu_events) notes.push("Nothing ran on a device.");
     return section("In short",
@@ -772,7 +771,7 @@
   }
 
   function page() {
-    const rankName = (entry) => (entry.rank === null ? "the trace" : `rank ${entry.rank}`);
+    const rankName = (entry) => (entry.process !== null ? `process ${entry.process}` : entry.rank === null ? "the trace" : `rank ${entry.rank}`);
     const path = element("p", { class: "soft" });
     const body = element("div", {});
     const show = (entry) => {
