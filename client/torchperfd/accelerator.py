@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torchperfd.cuda_memory import read_cuda_memory
 from torchperfd.device import DeviceTime, DeviceTimes, cuda_device_times
 from torchperfd.faults import Faults
+from torchperfd.interrupts import is_from_script
 from torchperfd.replay import Replay
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ class Accelerator:
 
             self._flops = StepFlops()
             self._replay.watch(self._flops)
-        except Exception as error:  # noqa: BLE001 - runs inside the script's `import torch`
+        except Exception as error:
+            if is_from_script(error):
+                raise
             self._faults.note("flops", error)
 
     def end(self, reason: str) -> None:

@@ -98,7 +98,8 @@ class KindAccount:
 
     def copy(self) -> "KindAccount":
         """Return these totals as they are now."""
-        return replace(self, phases=[replace(phase) for phase in self.phases])
+        phases = [PhaseAccount(p.calls, p.ns, p.squares, p.device_ns, p.device_calls) for p in self.phases]
+        return replace(self, phases=phases)
 
     def minus(self, part: "KindAccount") -> "KindAccount":
         """Return what remains without ``part``, which is contained in this."""

@@ -9,7 +9,6 @@ threads of its own.
 import contextlib
 import hashlib
 import json
-import logging
 import re
 import sys
 import threading
@@ -24,10 +23,11 @@ from typing import Any, Final
 from torchperfd import memory_snapshot, tracer
 from torchperfd._version import __version__
 from torchperfd.annotations import Annotations
+from torchperfd.flag import Flag
 from torchperfd.identity import Identity
+from torchperfd.interrupts import is_from_script
+from torchperfd.logs import log
 from torchperfd.replay import Replay
-
-log = logging.getLogger("torchperfd")
 
 TRACE: Final = "trace"
 MEMORY: Final = "memory"
@@ -141,7 +141,7 @@ class RankCapture:
         self.steps_made = 0
         """Of those agreed on, while the profiler was on."""
         self.outcome: CaptureOutcome | None = None
-        self.ended = threading.Event()
+        self.ended = Flag()
         self._replay = replay
         self._loop = replay.loop
         self._identity = identity
@@ -157,7 +157,7 @@ class RankCapture:
         self._starts_anywhere = False
         self._foreign_steps = 0
         self._cancel_reason = ""
-        self._ending = threading.Lock()
+        self._ending = threading.RLock()
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._worker = threading.Thread(target=self._work, name="torchperfd-export", daemon=True)
         self._ordered = False
@@ -296,11 +296,17 @@ class RankCapture:
         if reason:
             self._give_up(reason)
             return
+        trace: tracer.Tracer | None = None
         try:
             trace = self._make_tracer()
             trace.start()
-        except Exception as error:  # noqa: BLE001 - kineto may refuse for reasons of its own
+        except BaseException as error:  # kineto may refuse for reasons of its own
+            is_scripts = is_from_script(error)
+            # Torch's profiler may have started before a signal handler of the script raised.
+            self._trace = trace if is_scripts else None
             self._give_up(f"torch's profiler did not start: {error}")
+            if is_scripts:
+                raise
             return
         self._trace = trace
         self.stage = CaptureStage.RUNNING
@@ -334,8 +340,12 @@ class RankCapture:
         self.stage = CaptureStage.EXPORTING
         try:
             trace.stop()
-        except Exception as error:  # noqa: BLE001
-            self._order(partial(self.fail, f"torch's profiler did not stop: {error}"))
+        except BaseException as error:
+            reason = f"torch's profiler did not stop: {error}"
+            if is_from_script(error):
+                self._order(partial(self._clear_up, trace, reason, True))
+                raise
+            self._order(partial(self.fail, reason))
             return
         self._order(partial(self._export, trace))
 
@@ -343,17 +353,20 @@ class RankCapture:
         trace, self._trace = self._trace, None
         self._replay.follower = None
         self._replay.unwatch(self)
-        if trace is not None and trace.lost:
-            self._annotations.abandon()
-        else:
-            self._annotations.close()
         try:
+            if trace is not None and trace.lost:
+                self._annotations.abandon()
+            else:
+                self._annotations.close()
             if trace is not None:
                 trace.stop()
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
+            if is_from_script(error):
+                raise
             log.debug("torch's profiler did not stop cleanly: %s", error)
             trace = None
-        self._order(partial(self._clear_up, trace, reason, retry))
+        finally:
+            self._order(partial(self._clear_up, trace, reason, retry))
 
     def _order(self, work: Callable[[], None]) -> None:
         # An edge may lie within an operator of the script's: whatever is done here lengthens it.
@@ -371,8 +384,10 @@ class RankCapture:
             return
         try:
             self._annotations.follow(self._replay.recorder.open_phases())
-        except Exception as error:  # noqa: BLE001 - a hook of the script's is under way
+        except BaseException as error:  # a hook of the script's is under way
             self._replay.follower = None
+            if is_from_script(error):
+                raise
             log.debug("the phases of a capture are no longer annotated: %s", error)
 
     # On the export thread.

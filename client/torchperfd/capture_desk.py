@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.capture import MEMORY, TRACE, CaptureOptions, CaptureOutcome, RankCapture
 from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.flag import Flag
 from torchperfd.identity import Identity
 from torchperfd.outbox import Outbox
 from torchperfd.replay import Replay
@@ -53,9 +54,11 @@ class CaptureDesk:
         self._phase_name = phase_name
         self._own_facts = own_facts
         self._capture: RankCapture | None = None
-        self._lock = threading.Lock()
+        # Reentrant, as the other locks that a script reaches: a signal handler may come to it again.
+        self._lock = threading.RLock()
+        self._is_admitting = False
         self._own: set[str] = set()
-        self.torch_ready = threading.Event()
+        self.torch_ready = Flag()
         """Set once the script has imported torch: a thread of ours that imports parts of it
         at the same time can break both."""
 
@@ -155,21 +158,26 @@ class CaptureDesk:
         trigger: str = "command",
     ) -> RankCapture | None:
         with self._lock:
-            if self._capture is not None and not self._capture.ended.is_set():
+            busy = self._capture is not None and not self._capture.ended.is_set()
+            if busy or self._is_admitting:
                 return None
-            self._capture = RankCapture(
-                replay=self._replay,
-                identity=self._identity,
-                capture_id=capture_id,
-                directory=directory,
-                options=options,
-                step_seconds=self._step_seconds,
-                own_facts=self._own_facts,
-                on_outcome=self._report_outcome,
-                phase_name=self._phase_name,
-                max_bytes=max_bytes,
-                trigger=trigger,
-            )
+            self._is_admitting = True
+            try:
+                self._capture = RankCapture(
+                    replay=self._replay,
+                    identity=self._identity,
+                    capture_id=capture_id,
+                    directory=directory,
+                    options=options,
+                    step_seconds=self._step_seconds,
+                    own_facts=self._own_facts,
+                    on_outcome=self._report_outcome,
+                    phase_name=self._phase_name,
+                    max_bytes=max_bytes,
+                    trigger=trigger,
+                )
+            finally:
+                self._is_admitting = False
             return self._capture
 
     def _report_outcome(self, capture: RankCapture, outcome: CaptureOutcome) -> None:

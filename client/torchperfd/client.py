@@ -1,10 +1,10 @@
 """The client: what :func:`attach` returns, and the composition root of the training process."""
 
 import atexit
-import logging
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,8 +19,10 @@ from torchperfd.dialogue import Dialogue
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
+from torchperfd.interrupts import is_from_script
 from torchperfd.job_capture import JobCapture
 from torchperfd.loader_use import LoaderSampler
+from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
@@ -47,7 +49,6 @@ if TYPE_CHECKING:
     from torchperfd.loggers.sender import Sender
     from torchperfd.v1 import control_pb2, session_pb2
 
-log = logging.getLogger("torchperfd")
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ _EXIT_BUDGET_S: Final = 0.8
 _EXPORT_BUDGET_S: Final = 0.3
 
 _current: "Client | None" = None
+_attaching_thread = 0
 _forks_watched = False
 
 
@@ -74,8 +76,9 @@ def attach(
 ) -> "Client":
     """Instrument this process and connect to the node's daemon, now or whenever there is one.
 
-    Call it on the thread that trains. A second call returns the same client. It never raises:
-    where something is missing, the log says what, and the client does less.
+    Call it on the thread that trains. A second call returns the same client. It raises nothing of its own,
+    only what a signal handler of the script raises meanwhile: where something is missing, the log says what,
+    and the client does less.
 
     Args:
         model: The model whose forward to time; found by itself when left out.
@@ -88,7 +91,11 @@ def attach(
         flops: Count the operations of one training step, and tell FLOP/s and MFU from them.
         peak_flops: Operations per second that the device can do; looked up when left out.
     """
-    global _current
+    global _current, _attaching_thread
+    if _attaching_thread == threading.get_ident():
+        # A signal handler of the script has interrupted an attach on this very thread.
+        return _current or Client(run=run, job=job, inert=True)
+    _attaching_thread = threading.get_ident()
     try:
         if _current is None or not _current.attached:
             _current = Client(
@@ -105,9 +112,13 @@ def attach(
             _current._export_metrics(metrics_port)
         for logger in loggers:
             _current.add_logger(logger)
-    except Exception:  # the promise above outranks whatever went wrong
+    except Exception as error:  # the promise above outranks whatever went wrong
+        if is_from_script(error):
+            raise
         log.exception("torchperfd cannot attach; training goes on without it")
         _current = Client(run=run, job=job, inert=True)
+    finally:
+        _attaching_thread = 0
     return _current
 
 
@@ -210,8 +221,14 @@ class Client:
         self._pending_torch: TorchImport | None = None
         self._pid = os.getpid()
         self.attached = not inert
+        self._is_detached = inert
+        self._is_detaching = False
         if not inert:
-            self._begin()
+            try:
+                self._begin()
+            except BaseException:
+                self.detach_by(time.monotonic())
+                raise
 
     def _begin(self) -> None:
         # Here rather than on the pump's thread, which would race the script's own imports.
@@ -283,7 +300,7 @@ class Client:
     def report(self) -> RankReport:
         """Return the account so far; ``print(client.report())`` shows the phase table."""
         if self.attached:
-            self._pump.turn()
+            self._pump.refresh()
         dropped = self._recorder.dropped
         return RankReport(self._identity.rank, self._pump.snapshot(), self._names, dropped)
 
@@ -385,12 +402,22 @@ class Client:
 
     def detach_by(self, deadline: float) -> None:
         """Detach, waiting for the daemon no longer than until ``deadline`` on the monotonic clock."""
-        if not self.attached or os.getpid() != self._pid:
+        if self._is_detached or self._is_detaching or os.getpid() != self._pid:
             return
+        self._is_detaching = True
+        try:
+            self._detach(deadline)
+            self._is_detached = True
+        finally:
+            # If a signal handler of the script has raised, a second call does the rest.
+            self._is_detaching = False
+
+    def _detach(self, deadline: float) -> None:
         self.finish()
         self.attached = False
         atexit.unregister(self.detach)
-        closing = self._exporter.close() if self._exporter is not None else None
+        exporter, self._exporter = self._exporter, None
+        closing = exporter.close() if exporter is not None else None
         self._pump.stop(0.1)
         if self.connected:
             self._dialogue.goodbye()
@@ -416,12 +443,13 @@ class Client:
         self._replay.overhead.stop()
         self._accelerator.end("training ended before a step was counted")
         self._tape.thread = 0
+        self._pump.refresh()
         self._replay.finish()
         self._captures.loop_ended(_EXPORT_BUDGET_S)
         PRECEDENCE.leave()
         from torchperfd.v1 import session_pb2
 
-        self._pump.turn(send=True)
+        self._pump.refresh(send=True)
         self._pump.announce(session_pb2.RUN_STATE_FINISHED)
         if self._senders:
             report = self.report()
@@ -451,24 +479,31 @@ class Client:
 
         try:
             return samples_in(batch)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+        except Exception as error:
+            if is_from_script(error):
+                raise
             self._faults.note("wrap", error)
             return 0
 
     def _install_hooks(self) -> None:
         try:
             from torchperfd.hooks import Hooks
+            from torchperfd.hooks.frames import keep_classes_out_of_graphs
 
+            keep_classes_out_of_graphs(Pump)  # a full tape is read from within a hook
             PRECEDENCE.watch()
             self._hooks = Hooks(self._tape, self._replay, self._faults, self._loader)
             self._hooks.install()
             if self._model is not None:
                 self._hooks.add_model(self._model)
             self._accelerator.watch()
-        except Exception as error:  # noqa: BLE001 - runs inside the script's `import torch`
-            self._faults.note("hooks", error)
+        except BaseException as error:  # runs inside the script's `import torch`
             if self._hooks is not None:
                 self._hooks.uninstall()
+            if is_from_script(error):
+                self._hooks = None
+                raise
+            self._faults.note("hooks", error)
         self._captures.torch_ready.set()
 
     def _watch_model(self, model: "nn.Module") -> None:
@@ -505,6 +540,7 @@ class Client:
         """After a fork, in the child: do nothing ever again."""
         self.attached = False
         self._tape.thread = 0
+        self._pump.abandon_in_child()
         self._accelerator.end("forked")
         self._stacks.disarm()
         self._pulse.end()

@@ -10,7 +10,6 @@ captured, the intervals on either side are lost, and nobody is charged for them.
 """
 
 import ctypes
-import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +17,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
-log = logging.getLogger("torchperfd")
+from torchperfd.interrupts import is_from_script
+from torchperfd.logs import log
 
 NO_TICKET: Final = -1
 NO_PHASE: Final = -1
@@ -170,7 +170,9 @@ class DeviceTimes:
                 return NO_TICKET
             event = self._spare.pop() if self._spare else self._make()
             event.record()
-        except Exception as error:  # noqa: BLE001 - what CUDA has to say, it says to the script
+        except Exception as error:
+            if is_from_script(error):
+                raise
             self._fail(error)
             return NO_TICKET
         self._events[ticket % self.capacity] = event

@@ -3,7 +3,6 @@
 Each order goes to the part that it concerns, on the stream's thread; what is no part's own is answered here.
 """
 
-import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from torchperfd.capture_desk import CaptureDesk
 from torchperfd.faults import Faults
 from torchperfd.identity import Identity
 from torchperfd.job_capture import JobCaptureDesk
+from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.pulse import Pulse
 from torchperfd.pump import Pump
@@ -22,8 +22,6 @@ from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
-
-log = logging.getLogger("torchperfd")
 
 
 class Dialogue:

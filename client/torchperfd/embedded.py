@@ -1,16 +1,14 @@
 """The embedded daemon: a child process for those who have no service on their node."""
 
 import contextlib
-import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from torchperfd.logs import log
 from torchperfd.stream import answers
 from torchperfd.v1 import contract
-
-log = logging.getLogger("torchperfd")
 
 
 class EmbeddedDaemon:

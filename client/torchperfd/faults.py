@@ -1,8 +1,6 @@
 """Our own failures: counted, logged once each, never raised into training."""
 
-import logging
-
-log = logging.getLogger("torchperfd")
+from torchperfd.logs import log
 
 _LIMIT = 10
 

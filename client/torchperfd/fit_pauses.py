@@ -60,7 +60,8 @@ class FitPauses:
             self._shorten(merging=began_ns > 0)
 
     def _take(self, *, counting: bool) -> None:
-        """Move the newest pauses to those that wait; more may come meanwhile, from any thread."""
+        """Move the newest pauses to those that wait."""
+        self._pauses.update()
         calls, ns, recent = [*self._pauses.calls], [*self._pauses.ns], self._pauses.recent
         while recent:
             pause = recent.popleft()

@@ -8,7 +8,6 @@ is the script's. So here its formulas are used in a mode that only looks on.
 Imports torch: to be imported once the script has, on the thread that trains.
 """
 
-import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-log = logging.getLogger("torchperfd")
+from torchperfd.interrupts import is_from_script
 
 _ATTEMPTS: Final = 4
 
@@ -92,12 +91,15 @@ class StepFlops:
         if self.reason:
             return
         try:
-            counter = _Counter()
-            counter.__enter__()  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001 - torch may refuse for reasons of its own
+            self._counter = _Counter()
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+        except BaseException as error:
             self.reason = f"torch cannot count: {error}"
-            return
-        self._counter = counter
+            counter, self._counter = self._counter, None
+            if counter is not None and _get_current_dispatch_mode() is counter:
+                counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            if is_from_script(error):
+                raise
 
     def _conclude(self, counter: "_Counter") -> None:
         if not self._leave(counter) or self.reason:
@@ -120,8 +122,12 @@ class StepFlops:
         self._counter = None
         try:
             counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        except Exception as error:  # noqa: BLE001
+        except BaseException as error:
             self.reason = f"torch cannot count: {error}"
+            if is_from_script(error):
+                if _get_current_dispatch_mode() is counter:
+                    counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                raise
         return True
 
 
@@ -156,7 +162,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             try:
                 dtype = next(arg.dtype for arg in args if isinstance(arg, torch.Tensor))
                 self.flops[dtype] = self.flops.get(dtype, 0) + int(formula(*args, **kwargs, out_val=out))
-            except Exception as error:  # noqa: BLE001 - the operator has run; training goes on
+            except Exception as error:
+                if is_from_script(error):
+                    raise
                 self.error = f"{func}: {error}"
         return out
 
@@ -214,7 +222,9 @@ def _compiles() -> bool:
 def _precision(dtype: torch.dtype) -> str:
     try:
         fast = torch.get_float32_matmul_precision() != "highest"
-    except RuntimeError:  # set partly in torch's old way, partly in its new one
+    except RuntimeError as error:  # set partly in torch's old way, partly in its new one
+        if is_from_script(error):
+            raise
         fast = False
     names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
     if dtype is torch.float32 and fast:

@@ -1,6 +1,6 @@
 """Captures of a whole job from within its script: rank 0 orders them from the node's daemon."""
 
-import threading
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from torchperfd.capture import CaptureOptions
 from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.flag import Flag
 from torchperfd.outbox import Outbox
 from torchperfd.v1 import contract
 
@@ -34,7 +35,7 @@ class JobCapture:
         self._session = connection()
         self._cancel = cancel
         self._newest: session_pb2.CaptureOrderResult | None = None
-        self._ended = threading.Event()
+        self._ended = Flag()
 
     @property
     def id(self) -> str:
@@ -142,8 +143,7 @@ class JobCaptureDesk:
         self._outbox = outbox
         self._connection = connection
         self._orders: dict[int, JobCapture] = {}
-        self._last_id = 0
-        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
         self.served = False
         """The daemon takes orders."""
 
@@ -168,9 +168,7 @@ class JobCaptureDesk:
             )
         if not self.served:
             raise CaptureError("the daemon is too old to capture other ranks; install this version on it")
-        with self._lock:
-            self._last_id += 1
-            order_id = self._last_id
+        order_id = next(self._ids)
         told = session_pb2.CaptureOrder(
             order_id=order_id,
             ranks=ranks,

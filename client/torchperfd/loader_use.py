@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from torchperfd.interrupts import is_from_script
+
 _REMEMBERED: Final = 32
 """Samples that the means are over."""
 _LEAST_WORKER_BATCHES: Final = 4
@@ -204,8 +206,6 @@ class LoaderSampler:
 class TimedDraw:
     """Stands for an iterator's own way to its next batch, once, and measures it.
 
-    Nothing here catches what a signal handler of the script may raise meanwhile.
-
     Args:
         sampler: Who wants to know.
         iterator: Whose next batch it is.
@@ -225,7 +225,11 @@ class TimedDraw:
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
         batch = self._original()
         wall, cpu = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
-        self._sampler.sampled(batch, self._ready, wall, cpu, _queued_ns() - queued)
+        try:
+            self._sampler.sampled(batch, self._ready, wall, cpu, _queued_ns() - queued)
+        except Exception as error:  # of a batch that is out of the ordinary, for example
+            if is_from_script(error):
+                raise
         return batch
 
 

@@ -5,7 +5,6 @@ those moments are longer than their neighbours is what writing once costs. To th
 time that the pump takes from the interpreter.
 """
 
-import logging
 import math
 import time
 from collections import deque
@@ -14,10 +13,9 @@ from itertools import chain
 from typing import Final
 
 from torchperfd.campaign import Campaign, median_and_error
+from torchperfd.logs import log
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
-
-log = logging.getLogger("torchperfd")
 
 CAMPAIGN_EVERY_S: Final = 30.0
 CAMPAIGN_RARELY_S: Final = 600.0

@@ -7,13 +7,13 @@ profilers start are watched: ours is not started in a warm-up, and ends first wh
 """
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-log = logging.getLogger("torchperfd")
+from torchperfd.interrupts import is_from_script
+from torchperfd.logs import log
 
 _PREPARE: Final = "_prepare_profiler"
 _ENABLE: Final = "_enable_profiler"
@@ -85,7 +85,9 @@ class Precedence:
             return False
         try:
             return give_way()
-        except Exception:  # the script's profiler must start whatever becomes of ours
+        except Exception as error:  # the script's profiler must start whatever becomes of ours
+            if is_from_script(error):
+                raise
             log.exception("a capture did not end when the script started its own profiler")
             return False
 

@@ -1,8 +1,11 @@
 """The pump: one thread that has the tape read and empties the recorder into account and outbox."""
 
 import math
+import sys
 import threading
 import time
+from _thread import LockType
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 # turn is, so that they are to be few: as few as can be where the daemon sees by itself that steps go on.
 _OFTEN_S: Final = 0.25
 _USUAL_S: Final = 1.0
+_LONGEST_TURN_S: Final = 10.0
+"""A script that asks for a turn waits no longer; a full tape that is told event by event takes a second."""
 _RARELY_S: Final = 4.0
 _SELDOM_S: Final = 16.0
 _SHORT_STEPS_S: Final = (0.0005, SHORT_STEP_S)
@@ -82,9 +87,14 @@ class Pump:
         self._beats = 0
         self._beating = False
         self._pace = Pace()
-        self._lock = threading.Lock()
+        # Reentrant, since a signal handler of the script may come to it again on the same thread.
+        self._lock = threading.RLock()
+        self._is_in_turn = False
         # Its put() may come from anywhere: it takes no lock that who is interrupted could hold.
         self._wake: SimpleQueue[None] = SimpleQueue()
+        # Locks to release after the next turn, and whether that is to report.
+        self._requests: deque[tuple[LockType, bool]] = deque()
+        self._is_running = False
         self._stopping = False
         self._unsent: list[Stretch] = []
         self._state = 0
@@ -94,7 +104,13 @@ class Pump:
 
     def start(self) -> None:
         """Begin to drain."""
+        self._is_running = True
+        self._replay.read_elsewhere(self.refresh)
         self._thread.start()
+
+    def abandon_in_child(self) -> None:
+        """Take note that there is no thread any more: the caller is a forked child."""
+        self._is_running = False
 
     def dropped(self) -> dict[str, int]:
         """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
@@ -108,55 +124,81 @@ class Pump:
             send: Report, whether there were steps or not.
             again: Another turn comes by itself: a step that has begun may wait for it.
         """
+        with self._lock:
+            if self._is_in_turn:
+                return  # a signal handler of the script has interrupted the turn on this very thread
+            self._is_in_turn = True
+            try:
+                self._turn(report=report, send=send, again=again)
+            finally:
+                self._is_in_turn = False
+
+    def refresh(self, *, send: bool = False) -> None:
+        """Turn once on the pump's thread, and wait for that; on the calling thread where the pump has ended.
+
+        A signal handler of the script may interrupt the wait and raise. It cannot interrupt the turn, as it
+        would on the main thread, nor find a lock taken.
+        """
+        if self._replay.is_held_here:
+            return  # a signal handler of the script has interrupted the reading on this very thread
+        if not self._is_running or threading.get_ident() == self._thread.ident:
+            self.turn(send=send)
+            return
+        done = threading.Lock()
+        done.acquire()
+        self._requests.append((done, send))
+        if self._is_running:
+            self.wake()
+            done.acquire(timeout=_LONGEST_TURN_S)
+        else:
+            self.turn(send=send)  # it has just ended
+
+    def _turn(self, *, report: bool, send: bool, again: bool) -> None:
         from torchperfd import wire
         from torchperfd.v1 import session_pb2
 
-        with self._lock:
-            drained = self._replay.drain(again=again)
-            self.account.fold(drained)
-            self._tallies.fill(self.account)
-            self._pace.fold(drained)
-            self._unsent += drained
-            if drained:
-                self._feel_pulse(drained)
-                training = drained[-1].kind[0] == TRAIN
-                self._steps_say = (
-                    session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
-                )
-            state = session_pb2.RUN_STATE_CHECKPOINTING if self._tallies.saving else self._steps_say
-            if state and state != self._state:
-                self._state = state
-                self.announce(state)
-            unsent = self._unsent
-            most = _STEPS_PER_SELDOM_REPORT if self._is_seldom() else _STEPS_PER_REPORT
-            due = report or sum(stretch.count for stretch in unsent) >= most
-            if not send and not (unsent and due):
-                return
-            self._reported = time.time()
-            try:
-                account = wire.account_message(
-                    self.account, self._names, self._recorder.recorded, self.dropped()
-                )
-                arrivals = self._recorder.arrivals
-                batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None
-            except Exception as error:  # noqa: BLE001 - who detaches or asks for a report is the script
-                self._faults.note("report", error)
-                return
-            # One right after the other, so that they leave together.
-            if batch:
-                self._outbox.put(batch, weight=batch.steps.count)
-                self._unsent = []
-            self._outbox.put_newest("account", account)
+        # A new one: other threads, the script's signal handlers and forked children read it without a lock.
+        account = self.account.copy()
+        drained = self._replay.drain(again=again)
+        account.fold(drained)
+        self._tallies.fill(account)
+        self.account = account
+        self._pace.fold(drained)
+        self._unsent += drained
+        if drained:
+            self._feel_pulse(drained)
+            training = drained[-1].kind[0] == TRAIN
+            self._steps_say = session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
+        state = session_pb2.RUN_STATE_CHECKPOINTING if self._tallies.saving else self._steps_say
+        if state and state != self._state:
+            self._state = state
+            self.announce(state)
+        unsent = self._unsent
+        most = _STEPS_PER_SELDOM_REPORT if self._is_seldom() else _STEPS_PER_REPORT
+        due = report or sum(stretch.count for stretch in unsent) >= most
+        if not send and not (unsent and due):
+            return
+        self._reported = time.time()
+        try:
+            message = wire.account_message(account, self._names, self._recorder.recorded, self.dropped())
+            arrivals = self._recorder.arrivals
+            batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None
+        except Exception as error:  # noqa: BLE001 - who detaches or asks for a report is the script
+            self._faults.note("report", error)
+            return
+        # One right after the other, so that they leave together.
+        if batch:
+            self._outbox.put(batch, weight=batch.steps.count)
+            self._unsent = []
+        self._outbox.put_newest("account", message)
 
     def snapshot(self) -> Account:
-        """Return a copy of the account, of all that was drained so far."""
-        with self._lock:
-            return self.account.copy()
+        """Return the account of all that was drained so far; it does not change any more. Takes no lock."""
+        return self.account
 
     def step_seconds(self) -> float:
         """Return how long training steps take lately; 0 before the first."""
-        with self._lock:
-            return self._pace.step_ns / 1e9
+        return self._pace.step_ns / 1e9
 
     def unrecorded(self) -> dict[str, Any]:
         """Return what a trace is to say of steps that nothing records, beside their length.
@@ -201,6 +243,18 @@ class Pump:
             self._thread.join(timeout)
 
     def _run(self) -> None:
+        try:
+            self._turn_until_stopped()
+        finally:
+            self._is_running = False
+            self._answer()
+
+    def _answer(self, up_to: int = sys.maxsize) -> None:
+        while up_to and self._requests:
+            self._requests.popleft()[0].release()
+            up_to -= 1
+
+    def _turn_until_stopped(self) -> None:
         replay = self._replay
         while not self._stopping:
             period = self._period()
@@ -215,11 +269,16 @@ class Pump:
                 return
             if in_time and period == _SELDOM_S and 0 <= time.time() - self._reported < period / 2:
                 continue  # somebody had it report, and had what there was to tell
+            requests = tuple(self._requests)
             try:
-                self.turn(report=in_time, again=True)
+                if requests:
+                    self.turn(report=in_time, send=any(send for _, send in requests))
+                else:
+                    self.turn(report=in_time, again=True)
                 replay.overhead.turn(self.account.train.mean_seconds)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("pump", error)
+            self._answer(len(requests))
 
     def _feel_pulse(self, drained: Sequence[Stretch]) -> None:
         """Find out whether the pulse tells of these steps: not of those that no optimizer makes."""

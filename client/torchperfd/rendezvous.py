@@ -5,7 +5,6 @@ there says so in its welcome, and one rank of each node then adds its daemon's a
 and reads those of the others. That goes over a connection of its own: nobody who trains ever waits for it.
 """
 
-import logging
 import os
 import sys
 import threading
@@ -13,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-log = logging.getLogger("torchperfd")
+from torchperfd.flag import Flag
+from torchperfd.logs import log
 
 _TIMEOUT: Final = timedelta(seconds=10)
 _POLL_S: Final = 1.0
@@ -39,7 +39,7 @@ class Rendezvous:
         self._key = f"torchperfd/daemons/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         nodes = environ.get("GROUP_WORLD_SIZE", "")
         self._nodes = int(nodes) if nodes.isdecimal() else 0
-        self._over = threading.Event()
+        self._over = Flag()
         self._known: tuple[str, ...] = ()
         self._thread: threading.Thread | None = None
 

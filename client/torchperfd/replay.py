@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from struct import calcsize, iter_unpack, unpack_from
-from typing import Final
+from typing import Any, Final
 
 from torchperfd import cycles
 from torchperfd.cycles import Cycles, Scribe
 from torchperfd.faults import Faults
+from torchperfd.interrupts import is_from_script
 from torchperfd.loop import Loop, StepWatcher
 from torchperfd.overhead import Overhead
 from torchperfd.passes import Passes
@@ -55,7 +56,8 @@ class Replay:
         self._tape = tape
         self._faults = faults
         # Reentrant: what a watcher starts at an edge may read along, too.
-        self._lock = threading.RLock()
+        self._lock: Any = threading.RLock()
+        self._read_on_other_thread: Callable[[], None] = self.catch_up
         self._reading = False
         self._given_up = False
         self._lost = 0
@@ -63,6 +65,9 @@ class Replay:
         self._room = 0
         # So many events were left on the tape, as the beginning of a step.
         self._left = 0
+        # What was taken off the tape and not told, since the script raised meanwhile; and how far that came.
+        self._unread = b""
+        self._told = 0
         # Of the calls that are under way, how deep phases were nested before, and optimizer calls.
         self._calls: list[tuple[int, int, int]] = []
         self._handlers = self._make_handlers()
@@ -90,6 +95,25 @@ class Replay:
             if not self.live or self._tape.here():
                 self._read(again)
 
+    @property
+    def is_held_here(self) -> bool:
+        """Whether the calling thread is in the middle of reading: a signal handler of the script runs."""
+        return bool(self._lock._is_owned())
+
+    def read_elsewhere(self, read: Callable[[], None]) -> None:
+        """Have ``read`` make room on a full tape where the main thread writes.
+
+        What a signal handler of the script raises on that thread must not interrupt the reading.
+        """
+        self._read_on_other_thread = read
+        self._tape.on_full = self._make_room_for_writer
+
+    def _make_room_for_writer(self) -> None:
+        if threading.get_ident() == threading.main_thread().ident:
+            self._read_on_other_thread()
+        else:
+            self.catch_up()
+
     def drain(self, *, again: bool = False) -> list[Stretch]:
         """Catch up, and take all steps that have ended."""
         with self._lock:
@@ -104,7 +128,9 @@ class Replay:
             self._room = events
             try:
                 self._tape.extend(events)
-            except Exception as error:  # noqa: BLE001 - it is as long as it was, and read more often
+            except Exception as error:
+                if is_from_script(error):
+                    raise
                 self._faults.note("tape", error)
 
     def watch(self, watcher: StepWatcher) -> None:
@@ -144,7 +170,9 @@ class Replay:
             try:
                 self.loop.finish()
                 self.passes.finish()
-            except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+            except Exception as error:
+                if is_from_script(error):
+                    raise
                 self._faults.note("loop", error)
 
     def abandon(self) -> None:
@@ -163,6 +191,9 @@ class Replay:
             return  # an event that was written while one is being told; it comes next
         self._reading = True
         try:
+            if self._unread:
+                unread, self._unread = self._unread, b""
+                self._tell_all(memoryview(unread), 0)
             while (there := len(self._tape)) and not self._given_up:
                 left, self._left = self._left, 0
                 self.recorder.wall_offset = time.time_ns() - time.perf_counter_ns()
@@ -173,24 +204,45 @@ class Replay:
                 events = memoryview(self._tape.peek())
                 told, begun = 0, False
                 if cycles.AVAILABLE and not self.live:
-                    told, begun = self._read_cycles(events)
+                    told, begun = self._read_cycles_or_none(events)
                 if begun and again and there != left:
                     self._left = (len(events) - told) // _EVENT_BYTES
                     events = events[:told]
                 self._tape.skip(len(events) // _EVENT_BYTES)
                 self.overhead.read(events)
-                for start in range(told, len(events), _SLICE):
-                    if self._given_up:
-                        return
-                    if not self.live:
-                        self.recorder.make_room()
-                        # The training thread wants the interpreter: let it go on, every half millisecond.
-                        time.sleep(0)
-                    self._tell(events[start : start + _SLICE])
+                self._tell_all(events, told)
                 if self._left:
                     return
         finally:
             self._reading = False
+
+    def _tell_all(self, events: "memoryview[int]", start: int) -> None:
+        """Tell the loop of events from ``start`` on; the rest stays unread if the script raises meanwhile."""
+        position, self._told = start, 0
+        try:
+            for position in range(start, len(events), _SLICE):
+                if self._given_up:
+                    return
+                if not self.live:
+                    self.recorder.make_room()
+                    # The training thread wants the interpreter: let it go on, every half millisecond.
+                    time.sleep(0)
+                self._told = 0
+                self._tell(events[position : position + _SLICE])
+        except BaseException:
+            self._unread = bytes(events[position + self._told :])
+            self.abandon()
+            raise
+
+    def _read_cycles_or_none(self, events: "memoryview[int]") -> tuple[int, bool]:
+        """The same as :meth:`_read_cycles`; what the script raises meanwhile costs these events."""
+        try:
+            return self._read_cycles(events)
+        except BaseException:
+            # Some may have been counted, and none may be twice.
+            self._tape.skip(len(events) // _EVENT_BYTES)
+            self.abandon()
+            raise
 
     def _read_cycles(self, events: "memoryview[int]") -> tuple[int, bool]:
         """Read while steps go as those before; return up to where, and whether another has begun there."""
@@ -215,22 +267,26 @@ class Replay:
         """Tell the loop event by event, ``to_edge`` until a step ends; return how many bytes that were."""
         handlers, recorder = self._handlers, self.recorder
         recorded, told, word = recorder.recorded, 0, self._newest
-        for self.now, word in iter_unpack(on_tape.EVENT_FORMAT, events):
-            code = word & on_tape.CODE_MASK
-            told += _EVENT_BYTES
-            try:
-                if lesson is not None:
-                    lesson.event(word)
-                handlers[code](word >> on_tape.ARGUMENT_SHIFT)
-            except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-                self._fault(code, error)
-                if lesson is not None:
-                    lesson.plain = False
-                if self._given_up:
+        try:
+            for self.now, word in iter_unpack(on_tape.EVENT_FORMAT, events):
+                code = word & on_tape.CODE_MASK
+                told += _EVENT_BYTES
+                try:
+                    if lesson is not None:
+                        lesson.event(word)
+                    handlers[code](word >> on_tape.ARGUMENT_SHIFT)
+                except Exception as error:
+                    if is_from_script(error):
+                        raise
+                    self._fault(code, error)
+                    if lesson is not None:
+                        lesson.plain = False
+                    if self._given_up:
+                        break
+                if to_edge and recorder.recorded != recorded:
                     break
-            if to_edge and recorder.recorded != recorded:
-                break
-        self._newest = word
+        finally:
+            self._newest, self._told = word, told
         return told
 
     def _fault(self, code: int, error: Exception) -> None:

@@ -15,7 +15,6 @@ second, and who waits for it looks again every 5 ms, which the kernel counts as 
 
 import fcntl
 import json
-import logging
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 
 from torchperfd import memory_file
 from torchperfd.faults import Faults
+from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.phases import PhaseNames
 from torchperfd.replay import Replay
@@ -36,7 +36,6 @@ from torchperfd.v1 import contract
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
-log = logging.getLogger("torchperfd")
 
 VARIABLE: Final = "TORCHPERFD_STACK_SIGNAL"
 _PACKAGE: Final = str(Path(__file__).parent) + os.sep

@@ -7,7 +7,6 @@ it forked DataLoader workers hang; children inherit a channel they never touch.
 """
 
 import ctypes
-import logging
 import os
 import random
 import socket
@@ -17,13 +16,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
+from torchperfd.flag import Flag
+from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2, session_pb2
 
-log = logging.getLogger("torchperfd")
 
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 2.0
@@ -81,8 +81,8 @@ class Stream:
         self._on_welcome = on_welcome
         self._on_command = on_command
         self._faults = faults
-        self._stopping = threading.Event()
-        self._welcomed = threading.Event()
+        self._stopping = Flag()
+        self._is_welcomed = False
         self._bundles = False
         self._refused = False
         self._run_there = ""
@@ -106,16 +106,12 @@ class Stream:
     @property
     def connected(self) -> bool:
         """Whether a daemon has welcomed this process and still listens."""
-        return self._welcomed.is_set()
+        return self._is_welcomed
 
     @property
     def session(self) -> int:
         """The number of the session that goes on, 0 between sessions."""
         return self.connections if self.connected else 0
-
-    def wait_connected(self, timeout: float) -> bool:
-        """Wait for a daemon's welcome; return whether it came."""
-        return self._welcomed.wait(timeout)
 
     def get_run(self, run: str, timeout: float) -> "control_pb2.GetRunResponse | None":
         """Ask the daemon for the account of a whole run; None when it does not answer in time."""
@@ -199,7 +195,7 @@ class Stream:
                     self._run_there = message.welcome.run
                     self._refused = False
                     self._on_welcome(message.welcome)
-                    self._welcomed.set()
+                    self._is_welcomed = True
                 else:
                     self._obey(message)
         except grpc.RpcError as error:
@@ -210,7 +206,7 @@ class Stream:
                 self._refuse(path, error.details())
             log.debug("the session with %s ended: %s", path, error)
         finally:
-            self._welcomed.clear()
+            self._is_welcomed = False
             session_over.set()
             self._call = self._channel = None
             channel.close()

@@ -26,12 +26,14 @@ class TorchImport(MetaPathFinder):
     """Stands first among the finders until torch has been imported, then steps aside."""
 
     def __init__(self, action: Callable[[], None]) -> None:
-        self._action = action
+        self._action: Callable[[], None] | None = action
+        self._interrupted: ModuleType | None = None
 
     def cancel(self) -> None:
         """Stop waiting."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        self._action = None
+        if self._interrupted is None:
+            self._step_aside()
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -42,6 +44,8 @@ class TorchImport(MetaPathFinder):
         """
         if fullname != "torch":
             return None
+        if self._interrupted is not None:
+            return ModuleSpec(fullname, _ModuleAgain(self._interrupted, self._imported))
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
             spec: ModuleSpec | None = find(fullname, path, target) if find is not None else None
@@ -51,14 +55,44 @@ class TorchImport(MetaPathFinder):
                 return spec
         return None
 
-    def _imported(self) -> None:
+    def _step_aside(self) -> None:
         if self in sys.meta_path:
-            self.cancel()
-            self._action()
+            sys.meta_path.remove(self)
+
+    def _imported(self, module: ModuleType) -> None:
+        if self not in sys.meta_path:
+            return
+        action, self._action, self._interrupted = self._action, None, None
+        self._step_aside()
+        try:
+            if action is not None:
+                action()
+        except BaseException:
+            # A signal handler of the script has raised. The import fails by that, so that Python forgets the
+            # module. It is imported already, and torch cannot be a second time.
+            self._action, self._interrupted = action, module
+            sys.meta_path.insert(0, self)
+            raise
+
+
+class _ModuleAgain(Loader):
+    """Imports a module that has been imported before."""
+
+    def __init__(self, module: ModuleType, tell: Callable[[ModuleType], None]) -> None:
+        self._module = module
+        self._spec = module.__spec__
+        self._tell = tell
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+        self._tell(module)
 
 
 class _TellingLoader(Loader):
-    def __init__(self, loader: Loader, tell: Callable[[], None]) -> None:
+    def __init__(self, loader: Loader, tell: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._tell = tell
 
@@ -74,4 +108,4 @@ class _TellingLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._tell()
+        self._tell(module)

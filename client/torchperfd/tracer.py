@@ -248,7 +248,7 @@ class OffLockTracer:
         self._stopped = self._taken = False
         self.lost = False
         # Held while the profiler is being switched off: nobody else may touch it then.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._thread = 0
 
     def start(self) -> None:

@@ -13,6 +13,7 @@ from array import array
 from typing import Any, Final
 
 from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.interrupts import is_from_script
 
 _WORD: Final = 8
 _SEARCHED_BYTES: Final = 4096
@@ -30,11 +31,15 @@ def find_stats(reducer: Any) -> int | None:
         return None
     try:
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        if is_from_script(error):
+            raise
         return None
     try:
         return _search(memory, id(reducer), array("q", reducer.get_backward_stats()).tobytes())
-    except OSError:
+    except OSError as error:
+        if is_from_script(error):
+            raise
         return None
     finally:
         os.close(memory)
@@ -57,7 +62,9 @@ def _search(memory: int, address: int, wanted: bytes) -> int | None:
 def _holds(memory: int, address: int, wanted: bytes) -> bool:
     try:
         return os.pread(memory, len(wanted), address) == wanted
-    except OSError:
+    except OSError as error:
+        if is_from_script(error):
+            raise
         return False
 
 

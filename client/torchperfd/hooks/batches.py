@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torchperfd.interrupts import is_from_script
+
 _MAX_NESTING = 3
 
 
@@ -13,7 +15,9 @@ def samples_in(batch: Any) -> int:
         if shape is not None:
             try:
                 return int(shape[0]) if len(shape) else 1
-            except (TypeError, ValueError):
+            except (TypeError, ValueError) as error:
+                if is_from_script(error):
+                    raise
                 return 0  # an attribute of that name, but no tensor's
         if isinstance(batch, list | tuple) and batch:
             batch = batch[0]

@@ -5,6 +5,7 @@ from threading import get_ident
 from typing import Final
 
 from torchperfd.faults import Faults
+from torchperfd.interrupts import is_from_script
 from torchperfd.replay import Replay
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
@@ -55,9 +56,18 @@ class HookContext:
         thread = _threads.get(get_ident())
         return thread is None or isinstance(thread, threading._DummyThread)
 
-    def fault(self, place: str, error: BaseException) -> None:
-        """Count an error of ours; the step in progress is lost, and all hooks go off at the limit."""
+    def absorb(self, place: str, error: BaseException) -> bool:
+        """Deal with what was raised within a hook; the step in progress is lost.
+
+        Returns:
+            True for an error of ours, which is counted; all hooks go off at the limit. False for what the
+            script raised meanwhile, as its signal handlers do: raise it again.
+        """
+        if self.tape.thread:
+            self.tape.write(on_tape.ABANDON)
+        if is_from_script(error):
+            return False
         self.faults.note(f"hook {place}", error)
-        self.tape.write(on_tape.ABANDON)
         if self.faults.spent(f"hook {place}"):
             self.silence()
+        return True

@@ -1,6 +1,5 @@
 """What the call stack and dynamo know of our hooks."""
 
-import logging
 from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar
@@ -8,7 +7,8 @@ from typing import Any, TypeVar
 import torch
 from torch.optim import Optimizer
 
-log = logging.getLogger("torchperfd")
+from torchperfd.interrupts import is_from_script
+from torchperfd.logs import log
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -53,7 +53,9 @@ def keep_out_of_graphs(function: F, *, inline: bool = False) -> F:
             action = dynamo._FrameAction
             strategy = dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT)
             dynamo.set_code_exec_strategy(function.__code__, strategy)
-    except AttributeError:
+    except AttributeError as error:
+        if is_from_script(error):
+            raise
         log.debug("this torch cannot keep %s out of compiled graphs", function)
     if not inline:
         function._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -1,6 +1,5 @@
 """All hooks of one client, put on and taken off together."""
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,9 @@ from torchperfd.device import DeviceTimes
 from torchperfd.faults import Faults
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.patches import Patches
+from torchperfd.interrupts import is_from_script
 from torchperfd.loader_use import LoaderSampler, TimedDraw
+from torchperfd.logs import log
 from torchperfd.loop import Loop
 from torchperfd.overhead import Overhead
 from torchperfd.passes import Passes
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.hooks.models import RootModels
-
-log = logging.getLogger("torchperfd")
 
 
 class Hooks:
@@ -83,6 +82,8 @@ class Hooks:
             try:
                 put_on()
             except (AttributeError, ImportError, KeyError) as error:
+                if is_from_script(error):
+                    raise
                 log.warning(
                     "this torch has no place for the %s hook (%s); its phase stays empty", name, error
                 )

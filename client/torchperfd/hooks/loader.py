@@ -20,6 +20,7 @@ from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 from torchperfd.hooks.models import RootModels
 from torchperfd.hooks.patches import Patches
+from torchperfd.interrupts import is_from_script
 from torchperfd.loader_use import LoaderSampler
 from torchperfd.tape import Draws
 from torchperfd.tape import events as on_tape
@@ -56,16 +57,18 @@ def install(
             else:
                 tape.steps_open = 0
                 tape.mark(on_tape.DRAW, id(iterator))
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-            context.fault("draw", error)
+        except BaseException as error:
+            if not context.absorb("draw", error):
+                raise
             return False
         return True
 
     def exhausted() -> None:
         try:
             after_last()
-        except Exception as error:  # noqa: BLE001
-            context.fault("draw", error)
+        except BaseException as error:
+            if not context.absorb("draw", error):
+                raise
 
     for function in (ahead, exhausted, samples_in, _ready):
         keep_out_of_graphs(function)
@@ -110,6 +113,8 @@ def _ready(iterator: Any) -> int:
     """Return how many batches the workers have ready, -1 where that cannot be told."""
     try:
         size: int = iterator._worker_result_queue.qsize()
-    except (AttributeError, NotImplementedError, OSError):
+    except (AttributeError, NotImplementedError, OSError) as error:
+        if is_from_script(error):
+            raise
         return -1  # macOS has no count; the queue may be closing
     return size

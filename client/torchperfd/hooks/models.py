@@ -58,8 +58,9 @@ class RootModels:
                 known = self._timed.get(id(module))
                 if self._context.active and known is not None and known() is module:
                     self._time(module)
-            except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-                self._context.fault("compile", error)
+            except BaseException as error:
+                if not self._context.absorb("compile", error):
+                    raise
 
         self._patches.replace(nn.Module, "compile", keep_out_of_graphs(compile))
         # DataParallel's replicas share their original's attributes; what we put there calls the original.

@@ -41,15 +41,17 @@ def install(context: HookContext, roots: RootModels) -> list[Any]:
                 tape.steps_open = 0
                 tape.mark(on_tape.STALE)
             tape.steps_open += tape.mark(on_tape.OPTIMIZER, id(optimizer))
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-            context.fault("optimizer", error)
+        except BaseException as error:
+            if not context.absorb("optimizer", error):
+                raise
 
     def end_elsewhere(optimizer: Optimizer) -> None:
         try:
             if context.active and context.on_autograds_thread():
                 tape.write(on_tape.ELSEWHERE, id(optimizer))
-        except Exception as error:  # noqa: BLE001
-            context.fault("optimizer", error)
+        except BaseException as error:
+            if not context.absorb("optimizer", error):
+                raise
 
     for function in (begin_unusual, end_elsewhere):
         keep_out_of_graphs(function, inline=True)

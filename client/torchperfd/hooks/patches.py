@@ -19,10 +19,9 @@ class Patches:
         Raises:
             AttributeError: ``owner`` itself has no such attribute (an inherited one does not count).
         """
-        try:
-            original = vars(owner)[name]
-        except KeyError:
-            raise AttributeError(f"{owner!r} has no attribute {name!r} of its own") from None
+        if name not in vars(owner):
+            raise AttributeError(f"{owner!r} has no attribute {name!r} of its own")
+        original = vars(owner)[name]
         setattr(owner, name, replacement)
 
         def undo() -> None:

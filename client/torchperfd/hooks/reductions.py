@@ -60,8 +60,9 @@ class Reductions:
                 if not self._watches_backward:
                     self._watch_backward()
                 self._prepared.add(id(reducer))
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
-            self._context.fault("collective", error)
+        except BaseException as error:
+            if not self._context.absorb("collective", error):
+                raise
 
     def _make_backward(self) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
@@ -93,8 +94,9 @@ class Reductions:
                 if node is not None:
                     # No handle is kept: the hook goes with the graph, and a second time does nothing.
                     node.register_prehook(self._root_runs)
-        except Exception as error:  # noqa: BLE001
-            self._context.fault("collective", error)
+        except BaseException as error:
+            if not self._context.absorb("collective", error):
+                raise
 
     def _root_runs(self, _gradients: Any) -> None:
         """Only now, with the engine at work, does it take callbacks."""
@@ -102,8 +104,9 @@ class Reductions:
             if self._under_way:
                 self._under_way = False
                 torch.autograd.Variable._execution_engine.queue_callback(self._computed)
-        except Exception as error:  # noqa: BLE001
-            self._context.fault("collective", error)
+        except BaseException as error:
+            if not self._context.absorb("collective", error):
+                raise
 
     def _computed(self) -> None:
         """All gradients are computed; the engine's next callback is the reducer's, which waits."""
@@ -111,5 +114,6 @@ class Reductions:
             # The engine may call on a thread of its own, while the training thread waits for it.
             if self._context.tape.thread:
                 self._context.tape.write(on_tape.REDUCTION)
-        except Exception as error:  # noqa: BLE001
-            self._context.fault("collective", error)
+        except BaseException as error:
+            if not self._context.absorb("collective", error):
+                raise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from torchperfd import client as clients
 from torchperfd.faults import Faults
+from torchperfd.interrupts import is_from_script
 from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Follower:
             self._ours = False
             client.detach()
         else:
-            client._pump.turn(send=True)
+            client._pump.refresh(send=True)
 
     def slot(self, phase: str) -> int:
         """Return the slot of a phase, ours or one of at most 16 others; past those, ``other``'s."""
@@ -118,7 +119,7 @@ class Follower:
         """Return whether ``place`` has failed too often to be tried again."""
         return self._counts().spent(place)
 
-    def fault(self, place: str, error: Exception) -> None:
+    def fault(self, place: str, error: BaseException) -> None:
         """Count a failure of ours; the step in progress is lost, as with a hook's."""
         self._counts().note(place, error)
         self.mark(on_tape.ABANDON)
@@ -154,7 +155,10 @@ def quietly(method: F) -> F:
             return
         try:
             method(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - nothing of ours may reach training
+        except BaseException as error:
+            if is_from_script(error):
+                self.follower.mark(on_tape.ABANDON)
+                raise
             self.follower.fault(place, error)
 
     return cast(F, quiet)

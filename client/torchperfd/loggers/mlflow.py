@@ -1,6 +1,5 @@
 """MLflow: metrics of the script's own run, and the table among its artifacts."""
 
-import logging
 import re
 import sys
 import time
@@ -9,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchperfd.loggers.library import library
 from torchperfd.loggers.sender import EVERY_SECONDS
+from torchperfd.logs import log
 
 if TYPE_CHECKING:
     from torchperfd.report import RankReport
 
-log = logging.getLogger("torchperfd")
 
 _REFUSED = re.compile(r"[^A-Za-z0-9_\-. /]")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from torchperfd.account import Account
 from torchperfd.faults import Faults
+from torchperfd.flag import Flag
 from torchperfd.loggers.measures import measures
 from torchperfd.loggers.protocol import Logger
 from torchperfd.phases import PhaseNames
@@ -54,7 +55,7 @@ class Sender:
         self._every_steps = int(getattr(logger, "every_steps", 0))
         self._sent = Account()
         self._report: RankReport | None = None
-        self._ending = threading.Event()
+        self._ending = Flag()
         self._off = False
         self._thread = threading.Thread(target=self._run, name="torchperfd-logger", daemon=True)
 

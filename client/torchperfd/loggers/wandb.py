@@ -1,16 +1,15 @@
 """Weights & Biases: charts in the script's own run, and the table beside them."""
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchperfd.loggers.library import library
 from torchperfd.loggers.sender import EVERY_SECONDS
+from torchperfd.logs import log
 
 if TYPE_CHECKING:
     from torchperfd.report import RankReport
 
-log = logging.getLogger("torchperfd")
 
 _STEP = "torchperfd/step"
 

@@ -65,6 +65,7 @@ typedef struct {
 
 static unsigned long identifiers_ahead; /* of THIS_THREAD() */
 static PyObject *name_call_impl, *name_get_backward_stats, *name_qualname, *name_shape, *name_training;
+static PyObject *is_from_script; /* of interrupts.py */
 
 HOT static int64_t
 now(void)
@@ -134,24 +135,65 @@ is_true(PyObject *flag)
     return flag == Py_True ? 1 : flag == Py_False ? 0 : PyObject_IsTrue(flag);
 }
 
-/* Call back into Python, from wherever the program is. The callback handles its own errors; one
-   that comes out all the same goes no further, and one that is on its way already stays. Only what
-   a signal handler raises (KeyboardInterrupt, SystemExit) happened to be raised here and is the
-   program's: then -1, with that error set. Otherwise 0, and a new reference or NULL. */
+/* An error is set by something that we called, if only through an attribute. Clear it if our code failed. The script's
+   own, which a signal handler raises wherever the program is, stays set; then -1. */
+RARE static int
+clear_own_error(void)
+{
+    PyObject *type, *value, *traceback;
+    if (!PyErr_ExceptionMatches(PyExc_Exception))
+        return -1;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(value, traceback);
+    PyObject *answer = PyObject_CallOneArg(is_from_script, value);
+    if (answer == Py_True) {
+        Py_DECREF(answer);
+        PyErr_Restore(type, value, traceback);
+        return -1;
+    }
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    if (answer == NULL && !PyErr_ExceptionMatches(PyExc_RecursionError) && !PyErr_ExceptionMatches(PyExc_MemoryError))
+        return -1; /* raised by a handler meanwhile */
+    Py_XDECREF(answer);
+    PyErr_Clear();
+    return 0;
+}
+
+/* An error is set, and another one came before it: that becomes the context, as in an except clause of Python. */
+RARE static void
+set_context(PyObject *type, PyObject *value, PyObject *traceback)
+{
+    PyObject *newer_type, *newer, *newer_traceback;
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(value, traceback);
+    PyErr_Fetch(&newer_type, &newer, &newer_traceback);
+    PyErr_NormalizeException(&newer_type, &newer, &newer_traceback);
+    if (newer != value)
+        PyException_SetContext(newer, Py_NewRef(value));
+    PyErr_Restore(newer_type, newer, newer_traceback);
+    Py_DECREF(type);
+    Py_DECREF(value);
+    Py_XDECREF(traceback);
+}
+
+/* Call back into Python, from wherever the program is. An error that is on its way already stays. -1 with an error set
+   where the script's code raised meanwhile, otherwise 0, and a new reference or NULL. */
 RARE static int
 call_back(PyObject *function, PyObject *argument, PyObject **result)
 {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     *result = argument == NULL ? PyObject_CallNoArgs(function) : PyObject_CallOneArg(function, argument);
-    if (*result == NULL && !PyErr_ExceptionMatches(PyExc_Exception)) {
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
+    if (*result == NULL && clear_own_error() < 0) {
+        if (type != NULL)
+            set_context(type, value, traceback);
         return -1;
     }
-    if (*result == NULL)
-        PyErr_Clear();
     PyErr_Restore(type, value, traceback);
     return 0;
 }
@@ -240,7 +282,7 @@ put_with_care(Tape *tape, int64_t time, int code, int64_t argument)
     return tape->on_event == NULL ? raised : raised | notify(tape->on_event);
 }
 
-/* Write an event of a moment; -1 with an error set where a signal handler raised meanwhile. */
+/* Write an event of a moment; -1 with an error set where the script's code raised meanwhile. */
 HOT __attribute__((noinline)) static int
 put_at(Tape *tape, int64_t time, int code, int64_t argument)
 {
@@ -255,6 +297,17 @@ HOT __attribute__((noinline)) static int
 put(Tape *tape, int code, int64_t argument)
 {
     return put_at(tape, now(), code, argument);
+}
+
+/* What was begun does not take place, as the script raised meanwhile: end it. Returns NULL. */
+RARE static PyObject *
+end_at_once(Tape *tape, int code, int64_t argument)
+{
+    if (is_full(tape))
+        tape->lost++;
+    else
+        append(tape, now(), code, argument);
+    return NULL;
 }
 
 HOT static inline int
@@ -679,7 +732,7 @@ timed_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObj
     if (!here(tape) || is_muted(tape, self->begin))
         return PyObject_Vectorcall(self->original, args, nargsf, names);
     if (put(tape, self->begin, 0) < 0)
-        return NULL;
+        return end_at_once(tape, self->failed, 0);
     PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
     if (here(tape) && put(tape, result == NULL ? self->failed : self->end, 0) < 0)
         Py_CLEAR(result);
@@ -708,7 +761,8 @@ timed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 }
 
 /* The length of a plain tensor, from the C type beneath its class: the class itself says it in Python,
-   and a shape would have to be made. 0 for a scalar, or where that type says nothing. */
+   and a shape would have to be made. 0 for a scalar, or where that type says nothing; -1 with an error set where the
+   script's code raised meanwhile: a mode of its own may be on. */
 HOT static int64_t
 tensor_length(const PyTypeObject *tensor, PyObject *part)
 {
@@ -717,7 +771,7 @@ tensor_length(const PyTypeObject *tensor, PyObject *part)
         return 0;
     Py_ssize_t length = base->tp_as_mapping->mp_length(part);
     if (length < 0)
-        PyErr_Clear();
+        return clear_own_error();
     return length;
 }
 
@@ -735,9 +789,10 @@ count_unusual(const Timed *self, PyObject *batch, PyObject *part)
         samples = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, 0));
     }
     else {
-        PyObject *counted;
-        PyErr_Clear();
-        raised = call_back(self->samples_in, batch, &counted);
+        PyObject *counted = NULL;
+        raised = shape == NULL ? clear_own_error() : 0;
+        if (raised == 0)
+            raised = call_back(self->samples_in, batch, &counted);
         if (counted != NULL && PyLong_Check(counted))
             samples = PyLong_AsLongLong(counted);
         Py_XDECREF(counted);
@@ -750,7 +805,7 @@ count_unusual(const Timed *self, PyObject *batch, PyObject *part)
 }
 
 /* How many samples a batch holds: the first dimension of its first tensor; 0 when unknown. -1 with
-   an error set where a signal handler raised meanwhile. */
+   an error set where the script's code raised meanwhile. */
 HOT static int64_t
 count_samples(const Timed *self, PyObject *batch)
 {
@@ -768,7 +823,7 @@ count_samples(const Timed *self, PyObject *batch)
             break;
     }
     int64_t samples = (PyObject *)Py_TYPE(part) == self->tensor ? tensor_length((PyTypeObject *)self->tensor, part) : 0;
-    return samples > 0 ? samples : count_unusual(self, batch, part);
+    return samples != 0 ? samples : count_unusual(self, batch, part);
 }
 
 /* Whether a draw that may be another's is to be timed; -1 with an error set where a signal handler raised. */
@@ -797,7 +852,7 @@ draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObj
             return PyObject_Vectorcall(self->original, args, nargsf, names);
     }
     else if (put(tape, self->begin, (int64_t)(intptr_t)args[0]) < 0) {
-        return NULL;
+        return end_at_once(tape, self->failed, (int64_t)(intptr_t)args[0]);
     }
     PyObject *batch = PyObject_Vectorcall(self->original, args, nargsf, names);
     if (batch == NULL) {
@@ -806,7 +861,9 @@ draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObj
         return NULL;
     }
     int64_t samples = count_samples(self, batch);
-    if (samples < 0 || put(tape, self->end, samples) < 0)
+    if (samples < 0)
+        Py_CLEAR(batch);
+    if (put(tape, self->end, samples > 0 ? samples : 0) < 0)
         Py_CLEAR(batch);
     return batch;
 }
@@ -941,7 +998,8 @@ forward_module(const Forward *self)
     return module;
 }
 
-/* Whether the module is called for training, rather than for evaluation. */
+/* Whether the module is called for training, rather than for evaluation; -1 with an error set where the script's code
+   raised meanwhile. */
 HOT static int
 trains(const Forward *self, PyObject *module)
 {
@@ -959,9 +1017,7 @@ trains(const Forward *self, PyObject *module)
         training = flag == NULL ? -1 : is_true(flag);
         Py_XDECREF(flag);
     }
-    if (training < 0)
-        PyErr_Clear();
-    return training != 0;
+    return training >= 0 ? training : clear_own_error() < 0 ? -1 : 1;
 }
 
 /* The same with a compiled module, many arguments, or some by name. */
@@ -1002,12 +1058,17 @@ forward_call(Forward *self, PyObject *args, PyObject *kwargs)
         return NULL;
     int code = 0, timed = here(tape);
     if (timed) {
-        code = trains(self, module) ? self->train : self->evaluate;
+        int training = trains(self, module);
+        if (training < 0) {
+            Py_DECREF(module);
+            return NULL;
+        }
+        code = training ? self->train : self->evaluate;
         timed = !is_muted(tape, code);
     }
     if (timed && put(tape, code, 0) < 0) {
         Py_DECREF(module);
-        return NULL;
+        return end_at_once(tape, self->end, 0);
     }
     result = call_module(self, module, args, kwargs);
     if (timed && here(tape) && put(tape, self->end, 0) < 0)
@@ -1126,9 +1187,10 @@ steps_begin(Steps *self, PyObject *optimizer)
     Tape *tape = self->tape;
     if (!here(tape) || tape->steps_open || !is_known(self, optimizer))
         Py_RETURN_FALSE;
-    if (put(tape, self->begin, (int64_t)(intptr_t)optimizer) < 0)
+    int raised = put(tape, self->begin, (int64_t)(intptr_t)optimizer);
+    tape->steps_open++; /* as for a step that raises: the next one finds this one open */
+    if (raised < 0)
         return NULL;
-    tape->steps_open++;
     Py_RETURN_TRUE;
 }
 
@@ -1424,7 +1486,7 @@ read_stats(const Reducer *place)
     return ready;
 }
 
-/* Have it found where the reducer has them; -1 with an error set where a signal handler raised meanwhile. */
+/* Have it found where the reducer has them; -1 with an error set where the script's code raised meanwhile. */
 RARE static int
 find_stats(const Backward *self, Reducer *place, PyObject *reducer)
 {
@@ -1440,7 +1502,7 @@ find_stats(const Backward *self, Reducer *place, PyObject *reducer)
     return raised;
 }
 
-/* The same as the reducer says, which is dear; and find out whether it may be read where it is thought to be. -1 with an error set where a signal handler raised meanwhile. */
+/* The same as the reducer says, which is dear; and find out whether it may be read where it is thought to be. -1 with an error set where the script's code raised meanwhile. */
 RARE static int
 ask_for_stats(Backward *self, Reducer *place, PyObject *reducer, Ready *ready)
 {
@@ -1452,7 +1514,8 @@ ask_for_stats(Backward *self, Reducer *place, PyObject *reducer, Ready *ready)
     for (Py_ssize_t number = 0; number < gradients; number++)
         note_gradient(ready, PyLong_AsLongLong(PyList_GET_ITEM(times, number)));
     Py_XDECREF(times);
-    PyErr_Clear();
+    if (PyErr_Occurred() && clear_own_error() < 0)
+        return -1;
     if (ready->last <= 0 || ready->mark == place->newest)
         return 0;
     place->gradients = gradients;
@@ -1482,7 +1545,7 @@ last_gradient(Backward *self, Reducer *place, PyObject *reducer, Ready *ready)
 }
 
 /* When the last gradient was ready that a reducer waited for in a backward that began at a time; 0 if none did, -1
-   with an error set where a signal handler raised meanwhile. */
+   with an error set where the script's code raised meanwhile. */
 HOT static int64_t
 reduced_from(Backward *self, int64_t began)
 {
@@ -1519,7 +1582,7 @@ backward_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, Py
         return PyObject_Vectorcall(self->original, args, nargsf, names);
     int64_t began = now(), arrived = 0;
     if (put_at(tape, began, self->begin, 0) < 0)
-        return NULL;
+        return end_at_once(tape, self->end, 0);
     int reduces = self->expected;
     self->depth++;
     PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
@@ -1715,6 +1778,11 @@ PyInit__native(void)
     name_qualname = PyUnicode_InternFromString("__qualname__");
     name_shape = PyUnicode_InternFromString("shape");
     name_training = PyUnicode_InternFromString("training");
+    PyObject *interrupts = PyImport_ImportModule("torchperfd.interrupts");
+    is_from_script = interrupts == NULL ? NULL : PyObject_GetAttrString(interrupts, "is_from_script");
+    Py_XDECREF(interrupts);
+    if (is_from_script == NULL)
+        return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || name_call_impl == NULL || name_get_backward_stats == NULL || name_qualname == NULL
         || name_shape == NULL || name_training == NULL || add_type(module, &tape_spec, &tape_type) < 0

@@ -8,7 +8,8 @@ from threading import get_ident
 from types import MethodType
 from typing import Any
 
-from torchperfd.tape.events import ARGUMENT_SHIFT
+from torchperfd.interrupts import is_from_script
+from torchperfd.tape.events import ABANDON, ARGUMENT_SHIFT
 
 _MAX_PER_EVENT = 4  # the event, its shadow, and a ticket for each
 
@@ -96,7 +97,15 @@ class Tape:
             now = time.perf_counter_ns()
         self._write_ticket(now)
         events.extend((now, argument << ARGUMENT_SHIFT | code))
-        _quietly(self.on_event)
+        _call_back(self.on_event)
+
+    def forget_step(self) -> None:
+        """Write that the step in progress is to be forgotten: the script raised within a hook.
+
+        Nothing is called back, since that may raise again.
+        """
+        if get_ident() == self.thread:
+            self._events.extend((time.perf_counter_ns(), ABANDON))
 
     def here(self) -> bool:
         """Return whether this is the thread that is followed."""
@@ -142,9 +151,9 @@ class Tape:
         full = self._capacity - 2 * _MAX_PER_EVENT
         if len(self._events) <= full:
             self._quiet = self._capacity
-            _quietly(self.on_low)
+            _call_back(self.on_low)
             return True
-        _quietly(self.on_full)
+        _call_back(self.on_full)
         if len(self._events) <= full:
             return True
         self.lost += 1
@@ -152,7 +161,7 @@ class Tape:
 
     def _write_ticket(self, now: int) -> None:
         if self.ticket is not None:
-            number = _quietly(self.ticket)
+            number = _call_back(self.ticket)
             following = number + 1 if isinstance(number, int) else 0
             self._events.extend((now, following << ARGUMENT_SHIFT | self._ticket_code))
 
@@ -186,14 +195,20 @@ class Timed(_Function):
         tape = self._tape
         if get_ident() != tape.thread or tape.muted >> self._begin & 1:
             return self._original(*args, **kwargs)
-        tape.write(self._begin)
+        has_ended = False
         try:
-            result = self._original(*args, **kwargs)
+            tape.write(self._begin)
+            try:
+                result = self._original(*args, **kwargs)
+            except BaseException:
+                has_ended = tape.mark(self._failed)
+                raise
+            has_ended = tape.mark(self._end)
+            return result
         except BaseException:
-            tape.mark(self._failed)
+            if not has_ended:
+                tape.forget_step()
             raise
-        tape.mark(self._end)
-        return result
 
 
 class Draws(_Function):
@@ -245,20 +260,28 @@ class Draws(_Function):
         tape = self._tape
         if get_ident() != tape.thread:
             return self._original(iterator)
-        if self.watching or tape.steps_open or type(iterator) is not self._plain:
-            if _quietly(self._ahead, iterator) is not True:
-                return self._original(iterator)
-        else:
-            tape.write(self._begin, id(iterator))
+        has_ended = False
         try:
-            batch = self._original(iterator)
+            if self.watching or tape.steps_open or type(iterator) is not self._plain:
+                if _call_back(self._ahead, iterator) is not True:
+                    has_ended = True
+                    return self._original(iterator)
+            else:
+                tape.write(self._begin, id(iterator))
+            try:
+                batch = self._original(iterator)
+            except BaseException:
+                tape.write(self._failed, id(iterator))
+                has_ended = True
+                _call_back(self._exhausted)
+                raise
+            samples = _call_back(self._samples_in, batch)
+            tape.write(self._end, samples if isinstance(samples, int) else 0)
+            return batch
         except BaseException:
-            tape.write(self._failed, id(iterator))
-            _quietly(self._exhausted)
+            if not has_ended:
+                tape.forget_step()
             raise
-        samples = _quietly(self._samples_in, batch)
-        tape.write(self._end, samples if isinstance(samples, int) else 0)
-        return batch
 
 
 class Forward:
@@ -307,11 +330,17 @@ class Forward:
         code = self._train if module.training and self._grad_enabled() else self._evaluate
         if tape.muted >> code & 1:
             return call(*args, **kwargs)
-        tape.write(code)
+        has_ended = False
         try:
-            return call(*args, **kwargs)
-        finally:
-            tape.mark(self._end)
+            tape.write(code)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                has_ended = tape.mark(self._end)
+        except BaseException:
+            if not has_ended:
+                tape.forget_step()
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Where a module is copied or pickled together with its dict, the copy has nothing here.
@@ -342,8 +371,8 @@ class Steps:
         reference = self._known.get(own)
         if reference is None or reference() is not optimizer:
             return False
+        tape.steps_open += 1  # first: if the script raises here, it is as with a step that raises
         tape.write(self._begin, own)
-        tape.steps_open += 1
         return True
 
     def end(self, optimizer: object) -> bool:
@@ -384,48 +413,61 @@ class Backward(_Function):
         self._end = end
         self._reduction = reduction
         self._depth = 0  # checkpoints go backward within the backward
-        # When reducers were prepared for a backward that is yet to come, and how late each gradient was in
-        # the one before: in no other are all of them so late to the nanosecond.
-        self._prepared: weakref.WeakKeyDictionary[Any, tuple[int, int]] = weakref.WeakKeyDictionary()
-        self._newest: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
+        # By id: when reducers were prepared for a backward that is yet to come, and how late each gradient
+        # was in the one before: in no other are all of them so late to the nanosecond. The references have no
+        # callbacks: what the script's signal handlers raise in one would be lost.
+        self._prepared: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+        self._newest: dict[int, tuple[weakref.ref[Any], list[int]]] = {}
 
     def prepare(self, reducer: Any, began: int) -> None:
         """Take note that a reducer has been prepared since ``began``; meanwhile it began to count."""
         tape = self.tape
         if get_ident() == tape.thread and not tape.muted >> self._begin & 1:
-            self._prepared[reducer] = began, time.perf_counter_ns()
+            self._prepared[id(reducer)] = weakref.ref(reducer), began, time.perf_counter_ns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Go backward."""
         tape = self.tape
         if get_ident() != tape.thread or tape.muted >> self._begin & 1:
             return self._original(*args, **kwargs)
-        tape.write(self._begin)
-        began = time.perf_counter_ns()
-        self._depth += 1
+        has_ended, depth = False, self._depth
         try:
-            result = self._original(*args, **kwargs)
+            tape.write(self._begin)
+            began = time.perf_counter_ns()
+            self._depth = depth + 1
+            try:
+                result = self._original(*args, **kwargs)
+            except BaseException:
+                has_ended = tape.mark(self._end)
+                raise
+            if self._prepared and depth == 0:
+                arrived = _call_back(self._reduced_from, began)
+                if isinstance(arrived, int):
+                    tape.mark(self._reduction, max(0, time.perf_counter_ns() - arrived))
+            has_ended = tape.mark(self._end)
+            return result
         except BaseException:
-            self._depth -= 1
-            tape.mark(self._end)
+            if not has_ended:
+                tape.forget_step()
             raise
-        self._depth -= 1
-        if self._prepared and self._depth == 0:
-            arrived = _quietly(self._reduced_from, began)
-            if isinstance(arrived, int):
-                tape.mark(self._reduction, max(0, time.perf_counter_ns() - arrived))
-        tape.mark(self._end)
-        return result
+        finally:
+            self._depth = depth
 
     def _reduced_from(self, began: int) -> int | None:
         """Return when the last gradient was ready that a reducer waited for since ``began``."""
         arrived = None
-        for reducer, (earliest, latest) in list(self._prepared.items()):
+        for own, (reference, earliest, latest) in list(self._prepared.items()):
+            reducer = reference()
+            if reducer is None:
+                self._prepared.pop(own, None)
+                continue
             times = reducer.get_backward_stats()
-            if times and times == self._newest.get(reducer, [0] * len(times)):
+            known, newest = self._newest.get(own, (None, []))
+            if times and times == (newest if known is not None and known() is reducer else [0] * len(times)):
                 continue  # of another model, whose backward is yet to come
-            self._newest[reducer] = times
-            del self._prepared[reducer]
+            self._newest = {other: seen for other, seen in self._newest.items() if seen[0]() is not None}
+            self._newest[own] = reference, times
+            self._prepared.pop(own, None)
             if times and latest + max(times) >= began:
                 arrived = max(earliest + max(times), began, arrived or 0)
         return arrived
@@ -451,19 +493,21 @@ class Prepare(_Function):
     def __call__(self, reducer: Any, *args: Any, **kwargs: Any) -> Any:
         """Prepare it."""
         if self._tape.ticket is not None:
-            _quietly(self._otherwise, reducer)
+            _call_back(self._otherwise, reducer)
             return self._original(reducer, *args, **kwargs)
         began = time.perf_counter_ns()
         result = self._original(reducer, *args, **kwargs)
-        _quietly(self._backward.prepare, reducer, began)
+        _call_back(self._backward.prepare, reducer, began)
         return result
 
 
-def _quietly(callback: Callable[..., object] | None, *args: Any) -> object:
-    """Call back; an error, which the callback handles itself, goes no further."""
+def _call_back(callback: Callable[..., object] | None, *args: Any) -> object:
+    """Call back; an error of ours, which the callback handles itself, goes no further."""
     if callback is None:
         return None
     try:
         return callback(*args)
-    except Exception:  # noqa: BLE001
+    except Exception as error:
+        if is_from_script(error):
+            raise
         return None

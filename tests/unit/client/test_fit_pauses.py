@@ -15,9 +15,14 @@ class Process:
 
     def collect(self, start: int, length: int, generation: int = 0) -> None:
         self.now = start
-        self.pauses._note("start", {"generation": generation})
+        self._call_back("start", generation)
         self.now = start + length
-        self.pauses._note("stop", {"generation": generation})
+        self._call_back("stop", generation)
+        self.pauses.update()
+
+    def _call_back(self, phase: str, generation: int) -> None:
+        for callback in self.pauses._callbacks:
+            callback(phase, {"generation": generation})
 
 
 @pytest.fixture

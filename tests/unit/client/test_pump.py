@@ -1,5 +1,6 @@
 """When the pump turns and reports: on the wall clock's grid, as the pumps of all ranks do."""
 
+from collections import deque
 from queue import Empty
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,7 @@ def turns(
         patch.setattr(pump, "time", clock)
         turning = object.__new__(Pump)
         turning._stopping = False
+        turning._requests = deque()
         turning._wake = clock  # type: ignore[assignment]
         turning._faults = Faults()
         turning.account = Account(train=KindAccount(steps=steps))
