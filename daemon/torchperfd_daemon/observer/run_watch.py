@@ -25,6 +25,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import (
     RankWork,
     Straggler,
 )
+from torchperfd_daemon.diagnosis.unseen import limit_to_seen
 from torchperfd_daemon.diagnosis.verdict import in_ms
 from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.held import Held
@@ -304,6 +305,9 @@ class RunWatch:
         if verdicts[0].cause is Cause.NONE:
             # What has become slower too slowly for an onset.
             verdicts[0] = self._rhythm.slower_than_ever(self.run) or verdicts[0]
+        here = [watch.rank for watch in self._watches.values() if watch.rank.connected]
+        world = max((rank.identity.world_size for rank in here), default=0)
+        verdicts[0] = limit_to_seen(verdicts[0], list(seen.values()), world - len(here))
         if self.slowdown is not None:
             verdicts = [self._dated(verdict, self.slowdown) for verdict in verdicts]
         remark = self._rhythm.remark(verdicts[0])

@@ -1,0 +1,42 @@
+"""Part of a job: what can be said where this daemon does not see all of its ranks."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, in_ms
+
+_LEAST_SHARE: Final = 0.05
+"""A wait in collectives below this part of the step is no sign of a slow rank elsewhere."""
+
+
+def limit_to_seen(verdict: Verdict, ranks: Sequence[RankEvidence], unseen: int) -> Verdict:
+    """Return a verdict that claims nothing about ranks that were not seen.
+
+    That nothing is wrong with the ranks here does not make the run healthy: where all of them wait in
+    collectives, the rank they wait for may be one of the others, and the cause is unknown.
+
+    Args:
+        verdict: On the ranks that were seen.
+        ranks: What is known of these.
+        unseen: How many ranks the job has beside them.
+    """
+    if verdict.cause is not Cause.NONE or unseen <= 0 or not ranks:
+        return verdict
+    shortest = min(ranks, key=_wait)
+    verb = "is" if unseen == 1 else "are"
+    words = f"{unseen} of the job's {len(ranks) + unseen} ranks {verb} not seen by this daemon"
+    if _wait(shortest) < _LEAST_SHARE * shortest.step_seconds:
+        return replace(verdict, evidence=f"{verdict.evidence}; {words}")
+    waited = f"all ranks here wait in collectives for {in_ms(_wait(shortest))} of each"
+    return replace(
+        verdict,
+        cause=Cause.UNKNOWN,
+        evidence=f"{waited} {in_ms(shortest.step_seconds)} step, and {words}",
+        next_command="torchperfd diagnose --fleet",
+    )
+
+
+def _wait(rank: RankEvidence) -> float:
+    return rank.phase_seconds.get("collective_wait", 0.0)
