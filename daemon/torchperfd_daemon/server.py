@@ -211,6 +211,7 @@ class Daemon:
                 gpus.newest,
                 lambda identity: owners.of(identity).gpu_uuid,
             )
+            cap = SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store))
             measured: list[Source] = [
                 TrainingMetrics(self._store, owners.of),
                 DiagnosisMetrics(self._store, observer),
@@ -237,7 +238,9 @@ class Daemon:
             ]
             page = MetricsPage(
                 [
-                    *measured,
+                    TrainingMetrics(self._store, owners.of, cap),
+                    DiagnosisMetrics(self._store, observer, cap),
+                    NodeMetrics(samplers),
                     OwnMetrics(self._store, self._coordinator.counts, self._keeper.counts),
                     BackgroundMetrics(workers),
                     TriggerMetrics(self._triggers),
@@ -246,7 +249,7 @@ class Daemon:
                     *([FleetMetrics(lambda: self._interceptor.refused_calls)] if self._fleet_address else []),
                     *([AnalysisMetrics(self._store, self._analyst.counts)] if self._analyst else []),
                 ],
-                SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store)),
+                cap,
             )
             control = ControlService(
                 self._store,

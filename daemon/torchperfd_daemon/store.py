@@ -450,7 +450,8 @@ class Store:
         self.forget_departed()
         process = ProcessKey.of(identity, uid, peer_pid)
         for known in self._ranks.values():
-            if known.process == process:
+            # The first comparison is the quick one, and of thousands nearly all differ in it.
+            if known.process.pid == process.pid and known.process == process:
                 known.identity = replace(identity, run=known.identity.run)
                 known.connected = True
                 known.left_at = None

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Cause, Verdict, diagnose
+from torchperfd_daemon.metrics.cap import SeriesCap
 from torchperfd_daemon.metrics.training import recent_profile
 from torchperfd_daemon.store import Store
 
@@ -28,16 +29,22 @@ class DiagnosisMetrics:
     Args:
         store: Where ranks and their steps are.
         observer: Watches them.
+        cap: Says of which ranks there is room; of all without one.
     """
 
-    def __init__(self, store: Store, observer: Observes) -> None:
+    def __init__(self, store: Store, observer: Observes, cap: SeriesCap | None = None) -> None:
         self._store = store
+        self._cap = cap
         self._observer = observer
 
     def families(self) -> Iterator[Family]:
         """Return verdicts, what each cause has cost, and whom the others wait for."""
+        runs = self._store.runs() if self._cap is None else {}
+        if self._cap is not None:
+            for rank in self._cap.select(self._store):
+                runs.setdefault(rank.identity.run, []).append(rank)
         verdicts = Family("train_verdict", "1 for the present verdict on a run.", "gauge", ("run", "cause"))
-        for run, ranks in self._store.runs().items():
+        for run, ranks in runs.items():
             verdict = self._observer.verdict(run) or diagnose(run, [recent_profile(rank) for rank in ranks])
             verdicts.add(1, run, verdict.cause.value)
         yield verdicts
@@ -48,7 +55,7 @@ class DiagnosisMetrics:
             ("run", "cause"),
         )
         for run, causes in self._observer.lost_seconds().items():
-            for cause, seconds in causes.items():
+            for cause, seconds in causes.items() if run in runs else ():
                 lost.add(seconds, run, cause.value)
         yield lost
         late = Family(
@@ -58,6 +65,6 @@ class DiagnosisMetrics:
             ("run", "rank"),
         )
         for run, stragglers in self._observer.stragglers().items():
-            for rank, seconds in stragglers.items():
-                late.add(seconds, run, str(rank))
+            for number, seconds in stragglers.items() if run in runs else ():
+                late.add(seconds, run, str(number))
         yield late

@@ -6,6 +6,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import RankProfile
+from torchperfd_daemon.metrics.cap import SeriesCap
 from torchperfd_daemon.metrics.page import PREFIX
 from torchperfd_daemon.ownership import Owners, as_told
 from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store, Totals
@@ -20,29 +21,33 @@ class TrainingMetrics:
     Args:
         store: Where ranks and their steps are.
         owners: Tells whose a rank is; by default only what it told itself.
+        cap: Says of which ranks there is room; of all without one.
     """
 
-    def __init__(self, store: Store, owners: Owners = as_told) -> None:
+    def __init__(self, store: Store, owners: Owners = as_told, cap: SeriesCap | None = None) -> None:
         self._store = store
         self._owners = owners
+        self._cap = cap
 
     def families(self) -> Iterator[Family | Metric]:
         """Return the families of all ranks that are here or left a moment ago."""
         self._store.forget_departed()
-        ranks = list(self._store.ranks())
+        ranks = list(self._store.ranks()) if self._cap is None else self._cap.select(self._store)
         # Once: a rank's next account may come while the page is made, and its phases must sum to its steps.
         counted = [(rank, rank.totals) for rank in ranks]
         yield from _totals(counted)
         yield from _phases(counted)
         yield from _beside(counted)
         yield from _status(ranks, self._owners)
-        yield self._durations()
+        yield self._durations({rank.identity.run for rank in ranks})
 
-    def _durations(self) -> Metric:
+    def _durations(self, runs: set[str]) -> Metric:
         metric = HistogramMetricFamily(
             f"{PREFIX}train_step_duration_seconds", "Training steps by duration.", labels=("run",)
         )
         for run, histogram in self._store.histograms.items():
+            if run not in runs:
+                continue
             metric.add_metric([run], _cumulative(histogram), sum_value=histogram.sum_seconds)
         return metric
 

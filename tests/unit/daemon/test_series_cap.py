@@ -5,6 +5,7 @@ from array import array
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from torchperfd_daemon.captures import CaptureCounts, KeptCounts
+from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
 from torchperfd_daemon.metrics.own import OwnMetrics
@@ -17,18 +18,18 @@ Series = dict[tuple[str, str], int]
 class Crowd:
     """A store with ranks that came one after the other, and its page."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, *, selects: bool = False) -> None:
         self.now = 0.0
         self.store = Store(grace_seconds=60, clock=lambda: self.now)
         self.cap = SeriesCap(most, lambda: by_age(self.store))
-        self.page = MetricsPage(
-            [TrainingMetrics(self.store), OwnMetrics(self.store, CaptureCounts(), KeptCounts())], self.cap
-        )
+        training = TrainingMetrics(self.store, cap=self.cap if selects else None)
+        own = OwnMetrics(self.store, CaptureCounts(), KeptCounts())
+        self.page = MetricsPage([training, own], self.cap)
 
-    def join(self, run: str, rank: int) -> Rank:
+    def join(self, run: str, rank: int, uid: int = 0) -> Rank:
         """Let a rank come, a second after the one before, and make one step."""
         self.now += 1
-        made = self.store.join(RankIdentity(run, rank))
+        made = self.store.join(RankIdentity(run, rank), uid)
         self.store.add_steps(made, StepColumns(array("q", [1]), array("q", [1]), {}))
         return made
 
@@ -118,3 +119,37 @@ def test_ranks_can_be_looked_at_while_one_leaves() -> None:
     crowd.store.forget_departed()
     assert [rank.identity.rank for rank in seen] == [1, 2], "as they were when the look began"
     assert [rank.identity.rank for rank in crowd.store.ranks()] == [2]
+
+
+def test_cap_with_a_crowded_user_leaves_room_for_others() -> None:
+    crowd = Crowd(NODE + 4 * (RUN + RANK))
+    for number in range(20):
+        crowd.join(f"many{number}", 0, uid=1)
+    crowd.join("other", 0, uid=2)
+    found, overflow = crowd.shown()
+    assert {run for run, _ in found} == {"many0", "many1", "many2", "other"}
+    assert overflow > 0
+
+
+def test_select_passes_over_ranks_that_cannot_fit() -> None:
+    crowd = Crowd(NODE + 4 * (RUN + RANK), selects=True)
+    for number in range(100):
+        crowd.join(f"run{number}", 0)
+    chosen = crowd.cap.select(crowd.store)
+    assert 4 < len(chosen) < 30
+    # What is passed over counts as left out, on each page.
+    first, second = crowd.shown()[1], crowd.shown()[1]
+    assert second == 2 * first > 96 * 8
+
+
+def test_cap_bounds_a_family_of_the_node_as_well() -> None:
+    class Invented:
+        def families(self) -> list[Family]:
+            family = Family("invented", "Made up.", "counter", ("where",))
+            for number in range(3000):
+                family.add(1, f"w{number}")
+            return [family]
+
+    store = Store()
+    page = MetricsPage([Invented()], SeriesCap(2000, lambda: by_age(store)))
+    assert sum(len(metric.samples) for metric in page.collect()) == 2000 + 1
