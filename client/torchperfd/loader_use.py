@@ -99,6 +99,7 @@ class LoaderSampler:
             tensor: The class of plain tensors.
         """
         self._watch, self._is_training, self._describe, self._tensor = watch, is_training, describe, tensor
+        self._due = True
 
     def arm(self) -> None:
         """Have the next draw sampled; called on the flushing thread."""

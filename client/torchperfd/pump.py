@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torchperfd.account import Account
 from torchperfd.faults import Faults
 from torchperfd.framework import framework_around
+from torchperfd.loader_use import LoaderUse, available_cpus
 from torchperfd.outbox import Outbox
 from torchperfd.overhead import SHORT_STEP_S
 from torchperfd.pace import Pace
@@ -209,8 +210,8 @@ class Pump:
         with self._lock:
             phases = {self._names.name(slot): round(ns) for slot, ns in self._pace.phase_ns().items()}
             facts: dict[str, Any] = {"unrecorded_phase_ns": phases}
-            if self.account.loader is not None:
-                facts["loader"] = asdict(self.account.loader)
+            self._tallies.fill_loader(self.account)
+            facts["loader"] = asdict(self.account.loader or LoaderUse(cpus=available_cpus()))
             return facts
 
     def announce(self, state: int) -> None:

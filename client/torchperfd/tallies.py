@@ -62,13 +62,17 @@ class Tallies:
         account.overhead, account.shed = self._replay.overhead.ratio, self._replay.overhead.shed
         account.cuda = self._accelerator.memory()
         account.flops_per_step, account.peak_flops = self._accelerator.flops()
-        train = account.train
-        account.loader = self._loader.use(train.phases[DATA].calls / train.steps if train.steps else 0.0)
+        self.fill_loader(account)
         self._loader.arm()
         for spent in self._accelerator.times():
             phase = account.of(spent.kind).phases[spent.phase]
             phase.device_ns += spent.ns
             phase.device_calls += spent.calls
+
+    def fill_loader(self, account: Account) -> None:
+        """Bring what is known of the loader up to date."""
+        train = account.train
+        account.loader = self._loader.use(train.phases[DATA].calls / train.steps if train.steps else 0.0)
 
     def _count_pauses(self, account: Account) -> None:
         # Steps have Unix times, collections those of the monotonic clock. The wall clock may be set during

@@ -208,7 +208,7 @@ class _Court:
             return
         text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step {words}"
         if cause is Cause.INPUT_BOUND:
-            text += self._loader_remedy(rank)
+            text += self._loader_remedy(rank, cost)
         self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
         if not alike:
             self._claim(rank, cause, cost)
@@ -218,13 +218,14 @@ class _Court:
         for each, seconds in zip(seen, beyond, strict=True):
             _take(self._left[id(each)].phases, phase, seconds)
 
-    def _loader_remedy(self, rank: RankEvidence) -> str:
+    def _loader_remedy(self, rank: RankEvidence, cost: float) -> str:
         return loader_remedy(
             rank.loader,
             rank.step_seconds,
             rank.phase_seconds.get("data", 0.0),
             in_ms,
             self._worker_cost,
+            most_seconds=cost,
             on_device=rank.device_busy is not None,
         )
 
@@ -285,7 +286,7 @@ class _Court:
             text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
         cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
         if cause is Cause.INPUT_BOUND:
-            text += self._loader_remedy(rank)
+            text += self._loader_remedy(rank, cost)
         if all(verdict.cause is not cause for verdict in self.told):
             self._tell(cause, rank, rank.rank, phase, text, cost, ever_since=rank.late_ever_since)
 

@@ -1,5 +1,6 @@
 """What to do about a cause, in words, where what that saves can be predicted."""
 
+import math
 from collections.abc import Callable
 
 from torchperfd_daemon.loader_workers import (
@@ -26,6 +27,7 @@ def loader_remedy(
     in_ms: Callable[[float], str],
     cost: ReadWorkerCost = unmeasured,
     *,
+    most_seconds: float = math.inf,
     on_device: bool = False,
 ) -> str:
     """Return what to do about a wait for the loader, to follow the evidence; empty where that is not known.
@@ -36,6 +38,7 @@ def loader_remedy(
         data_seconds: What of that it waits for the loader.
         in_ms: Writes a time.
         cost: What a worker costs here.
+        most_seconds: What the evidence says that the wait costs: no more than that is promised.
         on_device: Whether the model is on an accelerator.
     """
     if facts is None:
@@ -44,7 +47,7 @@ def loader_remedy(
     advice = advise_loader(facts, step_seconds, data_seconds, here, on_device=on_device)
     if advice is not None:
         remark = f" ({advice.assumes})" if advice.assumes else ""
-        return f"; {advice.setting} saves about {in_ms(advice.saves_seconds)}{remark}"
+        return f"; {advice.setting} saves about {in_ms(min(advice.saves_seconds, most_seconds))}{remark}"
     if is_cheap(facts, data_seconds, here):
         return "; worker processes would cost more than they save, since batches are cheap to make"
     return ""

@@ -45,7 +45,6 @@ def test_loader_sampler_arms_once_for_each_flush() -> None:
 def test_loader_sampler_draw_is_measured_once() -> None:
     made, iterator = sampler(), Iterator([torch.zeros(32, 64), torch.zeros(32, dtype=torch.int64)])
     assert made.use(1.0) is None
-    made.arm()
     assert made.at_draw(iterator, -1)
     assert iterator._next_data() is iterator._batch
     assert "_next_data" not in vars(iterator)

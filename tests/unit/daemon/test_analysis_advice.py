@@ -125,6 +125,15 @@ def test_loader_advice_is_the_rules_with_the_clients_facts() -> None:
     assert expected.assumes in found.evidence
 
 
+def test_advice_never_saves_more_than_the_unrecorded_phase() -> None:
+    events = adam("AdamW", 70, 5 * US)
+    unlimited = advice_on(events)["fused-optimizer"].saves_ns_per_step
+    facts = {"unrecorded_step_ns": MS, "unrecorded_phase_ns": {"optimizer": unlimited / 2}}
+    summary = analysis.summarise(traces.trace_of(events, torchperfd=facts))
+    assert unlimited > 2 * LEAST_NS
+    assert [each.saves_ns_per_step for each in summary.advice] == [unlimited / 2]
+
+
 @pytest.mark.parametrize("loader", [7, [], {"workers": -1}, {"cpus": "two"}, {"batch_bytes": 1e300}, None])
 def test_loader_facts_of_another_type_cost_only_themselves(loader: Any) -> None:
     trace = traces.trace_of([step(1, 0, MS)], torchperfd=UNRECORDED | {"loader": loader})

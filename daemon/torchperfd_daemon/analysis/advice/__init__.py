@@ -4,6 +4,7 @@ Each rule looks at a `Scene`, one trace's steps, and says what it found; `advise
 what is worth saying. docs/advice.md has a paragraph on each.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -38,6 +39,14 @@ _RULES: Final[tuple[Callable[[Scene], Iterator[Finding]], ...]] = (
 )
 
 
+_WITHIN: Final = {
+    "loader-workers": "data",
+    "whole-batches": "data",
+    "fused-optimizer": "optimizer",
+}
+"""Rules that save time of one phase: no more than it takes when nothing is recorded."""
+
+
 def advise(
     trace: Trace,
     steps: Sequence[Step],
@@ -62,6 +71,13 @@ def advise(
     found = [finding for rule in _RULES for finding in rule(scene)]
     found = [
         finding if finding.waits else replace(finding, saves_ns=finding.saves_ns / scene.inflation)
+        for finding in found
+    ]
+    unrecorded = trace.unrecorded_phase_ns
+    found = [
+        replace(
+            finding, saves_ns=min(finding.saves_ns, unrecorded.get(_WITHIN.get(finding.rule, ""), math.inf))
+        )
         for finding in found
     ]
     return weigh(found, scene.step_ns / scene.inflation, scene.idle_ns)
