@@ -79,6 +79,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ],
         "ranks": list(entries),
         "across": {
+            "verdict": "rank 1 keeps the others waiting: last at 4 of 4 collectives",
+            "found": "4 collectives found on several of 2 ranks, no trace of rank 2",
+            "caveats": ["rank 1's clock is 2.000 ms ahead of rank 0's"],
             "matched": 4,
             "missing": [2],
             "ranks": [{"rank": 0, "wait_us": 1.5}, {"rank": 1, "wait_us": 0.5}],

@@ -14,6 +14,9 @@ def across_to_dict(across: Across) -> dict[str, Any]:
     """Return ``across`` of the ``torchperfd.analysis/1`` document; times in µs."""
     blamed = across.blamed
     return {
+        "verdict": _verdict(across) if across.matched else None,
+        "found": _found(across),
+        "caveats": _caveats(across) if across.matched else [],
         "matched": across.matched,
         "matched_by": {
             "sequence": across.by_sequence,

@@ -9,6 +9,7 @@ from torchperfd_daemon.analysis.callers import PYTHON
 from torchperfd_daemon.analysis.flame import Flame, flame
 from torchperfd_daemon.analysis.nesting import Nesting, nest
 from torchperfd_daemon.analysis.operators import ASYNC_PREFIXES
+from torchperfd_daemon.analysis.own_frames import own_threads, runner_rows
 from torchperfd_daemon.analysis.timeline import Timeline, places, timeline
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
@@ -18,7 +19,10 @@ _RECTANGLES_A_NODE: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """The timeline of one trace, without Python frames, and its flame graph, with them."""
+    """The timeline of one trace, without Python frames, and its flame graph, with them.
+
+    The flame graph has neither torchperfd's own threads nor the frames of its runner.
+    """
 
     timeline: Timeline
     flame: Flame
@@ -36,10 +40,16 @@ def draw(trace: Trace, rectangles: int) -> Picture:
     calls = nest(trace, np.flatnonzero(~spans & ~python))
     depth = _depth(calls)
     lanes = timeline(trace, calls, depth, np.flatnonzero(spans), rectangles)
+    threads = [place for place in places(trace) if place.kind == "thread"]
     if python.any():
         calls = nest(trace, np.flatnonzero(~spans))
+        ours = own_threads(trace, calls, python)
+        threads = [place for place in threads if place.number not in ours]
+        if len(above := runner_rows(trace, calls)):
+            wanted = ~spans
+            wanted[above] = False
+            calls = nest(trace, np.flatnonzero(wanted))
         depth = _depth(calls)
-    threads = [place for place in places(trace) if place.kind == "thread"]
     return Picture(lanes, flame(trace, calls, depth, threads, rectangles // _RECTANGLES_A_NODE))
 
 

@@ -313,3 +313,48 @@ def test_the_maker_of_traces_writes_what_the_command_reads(
     code, _, _ = analyze(trace, "--html", file)
     assert code == 0
     assert "<title>a &quot;quoted&quot; &lt;name&gt;.json · torchperfd</title>" in file.read_text()
+
+
+def frame(name: str, start: int, end: int, thread: int) -> str:
+    return event(name, start, end, cat="python_function", thread=thread)
+
+
+def test_flame_graph_has_neither_own_threads_nor_the_runner() -> None:
+    every_thread = ["threading.py(1002): _bootstrap", "threading.py(1045): _bootstrap_inner"]
+    stacks = {
+        1: [
+            "<frozen runpy>(198): _run_module_as_main",
+            "<frozen runpy>(88): _run_code",
+            "torchperfd/__main__.py(20): <module>",
+            "/usr/lib/python3/site-packages/torchperfd/launch.py(141): _run",
+            "torchperfd/script.py(54): execute",
+            "train.py(13): <module>",
+            "train.py(10): main",
+            "<frozen runpy>(198): run_path",
+        ],
+        2: [*every_thread, "torchperfd/pump.py(244): _run", "train.py(1): never"],
+        3: [
+            *(*every_thread, "threading.py(982): run", "grpc/_channel.py(1725): channel_spin"),
+            *("threading.py(331): wait", "<built-in method acquire of _thread.lock object at 0x7f>"),
+        ],
+        4: [*every_thread, "loader.py(9): prefetch", "torchperfd/hooks/loader.py(58): ahead"],
+        5: ["/home/me/torchperfd_demo/train.py(3): work"],
+    }
+    events = [
+        frame(name, 1000 * depth, 1_000_000 - 1000 * depth, thread)
+        for thread, names in stacks.items()
+        for depth, name in enumerate(names)
+    ]
+    flame = draw(trace_of(events), 1 << 20).flame
+    names = [flame.names[name] for name in flame.name.tolist()]
+    assert sorted(name for name in names if name.startswith("thread ")) == [
+        "thread 1",
+        "thread 4",
+        "thread 5",
+    ]
+    assert {"train.py(13): <module>", "train.py(10): main", "<frozen runpy>(198): run_path"} <= set(names)
+    assert {"loader.py(9): prefetch", "torchperfd/hooks/loader.py(58): ahead"} <= set(names)
+    assert not {name for name in names if "launch.py" in name or "__main__" in name or "grpc" in name}
+    assert "torchperfd/pump.py(244): _run" not in names
+    roots = {flame.names[name] for name, parent in zip(flame.name, flame.parent, strict=True) if parent == 0}
+    assert roots == {"train.py(13): <module>"}

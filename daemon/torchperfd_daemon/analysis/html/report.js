@@ -224,6 +224,16 @@
     })));
   }
 
+  function acrossSection(across) {
+    const ranks = anything("Ranks", across.ranks ?? []);
+    const collectives = anything("Collectives", across.collectives ?? []);
+    return section("Across ranks",
+      across.verdict ? element("p", {}, element("strong", {}, across.verdict.charAt(0).toUpperCase() + across.verdict.slice(1), ".")) : null,
+      ...(across.caveats ?? []).map((each) => element("p", { class: "soft" }, each)),
+      element("p", { class: "soft" }, across.found ?? ""),
+      ranks && element("h3", {}, "ranks"), ranks, collectives && element("h3", {}, "collectives"), collectives);
+  }
+
   function headline(entry) {
     const durations = entry.steps.map((step) => step.duration_us).sort((a, b) => a - b);
     const device = entry.breakdown.all;
@@ -782,12 +792,11 @@
     };
     const switcher = element("select", { id: "rank", onchange: () => show(report.ranks[Number(switcher.value)]) },
       ...report.ranks.map((entry, at) => element("option", { value: String(at) }, rankName(entry))));
-    const across = report.across ? anything("Across ranks", report.across) : null;
     root.append(...[
       element("h1", {}, document.title),
       ...report.failed.map((each) => element("p", { class: "warning" }, `Rank ${each.rank ?? "?"} is missing: ${each.error}`)),
+      report.across ? acrossSection(report.across) : null,
       report.advice?.length ? advice(report.advice) : null,
-      across && section("Across ranks", across),
       report.ranks.length > 1 ? element("div", { class: "bar" }, element("label", { for: "rank" }, "Rank"), switcher) : null,
       path, body, tip,
     ].filter(Boolean));

@@ -1,0 +1,59 @@
+"""Which Python frames of a trace are torchperfd's: its threads, and the runner around the user's script."""
+
+import re
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.analysis.nesting import Nesting
+from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
+
+_RUNNER: Final = re.compile(
+    r"(<frozen runpy>|(.*/)?runpy\.py|(.*/)?torchperfd/(__main__|launch|script)\.py)\(\d+\)"
+    r"|<built-in (function|method) exec\b"
+)
+_OF_EVERY_THREAD: Final = re.compile(r"(.*/)?threading\.py\(\d+\)")
+_OWN: Final = re.compile(r"(.*/)?(torchperfd|grpc)/[\w/]+\.py\(\d+\)")
+
+
+def runner_rows(trace: Trace, calls: Nesting) -> Int64:
+    """Return the rows of the frames of ``torchperfd run`` and runpy above the user's first frame.
+
+    Args:
+        trace: The loaded trace.
+        calls: Its nested calls, Python frames among them.
+    """
+    return calls.row[np.flatnonzero(_outermost(calls, _matching(trace, _RUNNER)[trace.name[calls.row]]))]
+
+
+def own_threads(trace: Trace, calls: Nesting, python: Flags) -> set[int]:
+    """Return the threads that were begun in torchperfd or in its gRPC, by the frames they begin with.
+
+    Args:
+        trace: The loaded trace.
+        calls: Its nested calls, Python frames among them.
+        python: Which events are Python frames.
+    """
+    name = trace.name[calls.row]
+    begins = _outermost(calls, _matching(trace, _OF_EVERY_THREAD)[name])
+    # The first frame of the thread's own, below those of threading.
+    below = np.where(calls.parent >= 0, begins[calls.parent], True)
+    first = below & ~begins & python[calls.row]
+    own = _matching(trace, _OWN)[name]
+    thread = trace.thread[calls.row]
+    ours = set(np.unique(thread[first & own]).tolist())
+    return ours - set(np.unique(thread[first & ~own]).tolist())
+
+
+def _outermost(calls: Nesting, such: Flags) -> Flags:
+    """Return which of such calls have no other call above them than such ones."""
+    found = np.zeros(len(calls), dtype=np.bool_)
+    for position in np.flatnonzero(such).tolist():
+        parent = int(calls.parent[position])
+        found[position] = parent < 0 or found[parent]
+    return found
+
+
+def _matching(trace: Trace, pattern: re.Pattern[str]) -> Flags:
+    """Return which names of a trace begin like a pattern."""
+    return np.array([pattern.match(name) is not None for name in trace.names], dtype=np.bool_)
