@@ -9,6 +9,7 @@ threads of its own.
 import contextlib
 import hashlib
 import json
+import os
 import re
 import sys
 import threading
@@ -18,11 +19,12 @@ from enum import Enum
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from torchperfd import memory_snapshot, tracer
 from torchperfd._version import __version__
 from torchperfd.annotations import Annotations
+from torchperfd.capture_files import CaptureFolder
 from torchperfd.flag import Flag
 from torchperfd.identity import Identity
 from torchperfd.interrupts import is_from_script
@@ -116,6 +118,7 @@ class RankCapture:
         phase_name: Returns the name of a phase's slot.
         max_bytes: Of what is written; more is not kept. 0 for any.
         trigger: What asked for it, as the manifest shall say.
+        owners: Users whose folder ``directory`` may be; this process's own by default.
     """
 
     def __init__(
@@ -132,6 +135,7 @@ class RankCapture:
         max_bytes: int = 0,
         trigger: str = "command",
         own_facts: Callable[[], Mapping[str, Any]] = dict,
+        owners: frozenset[int] | None = None,
     ) -> None:
         self.capture_id = capture_id
         self.directory = directory
@@ -152,6 +156,7 @@ class RankCapture:
         self._on_outcome = on_outcome
         self._max_bytes = max_bytes
         self._trigger = trigger
+        self._owners = frozenset({os.geteuid()}) if owners is None else owners
         self._trace: tracer.Tracer | None = None
         self._annotations = Annotations(phase_name)
         self._starts_anywhere = False
@@ -185,13 +190,12 @@ class RankCapture:
         reason = self._unusable()
         if not reason:
             try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                # Of an attempt before this one.
-                self._manifest.unlink(missing_ok=True)
-                probe = self.directory / f".{self.file}.part"
-                probe.touch()
+                with CaptureFolder.opened(self.directory, self._owners) as folder:
+                    # Of an attempt before this one.
+                    folder.remove(self._manifest)
+                    folder.check_writable(self.file)
             except OSError as error:
-                reason = f"cannot write to {self.directory}: {error.strerror}"
+                reason = f"cannot write to {self.directory}: {error.strerror or error}"
         if not reason:
             if self.options.kind == TRACE:
                 tracer.prepare()
@@ -407,22 +411,23 @@ class RankCapture:
         self.fail(reason, retry=retry)
 
     def _export(self, trace: tracer.Tracer) -> None:
-        part = self.directory / f".{self.file}.part"
         try:
-            # torch picks the format by the name's end, so the part needs the final one too.
-            unfinished = part.with_suffix(Path(self.file).suffix)
-            trace.export(unfinished)
-            reason = self._unkept(unfinished)
-            if reason:
-                self.fail(reason)
-                return
-            size, digest = _measure(unfinished)
-            if self.outcome is not None:
-                # Given up meanwhile: the process is ending.
-                unfinished.unlink()
-                return
-            unfinished.replace(self.directory / self.file)
-            part.unlink(missing_ok=True)
+            with CaptureFolder.opened(self.directory, self._owners) as folder:
+                # torch picks the format by the name's end, so the part needs the final one too.
+                part = folder.new_name(self.file)
+                trace.export(folder.path_of(part))
+                with folder.open(part) as file:
+                    reason = self._unkept(file)
+                    if reason:
+                        self.fail(reason)
+                        return
+                    size, digest = _measure(file)
+                if self.outcome is not None:
+                    # Given up meanwhile: the process is ending.
+                    folder.remove(part)
+                    return
+                folder.rename(part, self.file)
+                folder.remove_hidden(self._stem)
         except tracer.LostTraceError as error:
             self.fail(str(error))
             return
@@ -433,9 +438,9 @@ class RankCapture:
             CaptureOutcome(ok=True, start_step=self.start_step, file=self.file, bytes=size, sha256=digest)
         )
 
-    def _unkept(self, path: Path) -> str:
+    def _unkept(self, file: BinaryIO) -> str:
         """Return why what was written must not be kept, or ''."""
-        size = path.stat().st_size
+        size = os.fstat(file.fileno()).st_size
         if self._cancel_reason:
             return self._cancel_reason
         if self._max_bytes and size > self._max_bytes:
@@ -443,7 +448,7 @@ class RankCapture:
                 f"the {self.options.kind} has {size:,} bytes, {self._max_bytes:,} are allowed;"
                 " capture fewer steps or raise --captures-max-bytes-each"
             )
-        if self.options.kind == TRACE and not _is_whole(path):
+        if self.options.kind == TRACE and not _is_whole(file):
             # Not every release of Kineto looks whether it could write.
             return f"the trace was cut off after {size:,} bytes; is the disk of {self.directory} full?"
         return ""
@@ -456,13 +461,18 @@ class RankCapture:
         return bool(self._cancel_reason) or self.outcome is not None
 
     @property
-    def _manifest(self) -> Path:
-        return self.directory / f"rank{self._identity.rank}.manifest.json"
+    def _stem(self) -> str:
+        return f"rank{self._identity.rank}"
+
+    @property
+    def _manifest(self) -> str:
+        return f"{self._stem}.manifest.json"
 
     def _remove_leftovers(self) -> None:
-        with contextlib.suppress(OSError):
-            for leftover in self.directory.glob(f".rank{self._identity.rank}.*"):
-                leftover.unlink(missing_ok=True)
+        # Else it would be made for that.
+        if self.directory.is_dir():
+            with contextlib.suppress(OSError), CaptureFolder.opened(self.directory, self._owners) as folder:
+                folder.remove_hidden(self._stem)
 
     def join(self, timeout: float) -> None:
         """Wait until nothing of the capture is at work any more."""
@@ -525,29 +535,25 @@ class RankCapture:
             "python_version": identity.python_version,
             "torch_version": str(getattr(torch, "__version__", "")),
         }
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self._manifest
-        part = path.with_name(f".{path.name}.part")
-        part.write_text(json.dumps(manifest, indent=2) + "\n")
-        part.replace(path)
+        with CaptureFolder.opened(self.directory, self._owners) as folder:
+            folder.write(self._manifest, (json.dumps(manifest, indent=2) + "\n").encode())
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(file: BinaryIO) -> bool:
     """Return whether a Chrome trace has its end: what Kineto writes last, in all releases."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        tail = file.read()
+    file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+    tail = file.read()
     _, named, rest = tail.partition(b'"traceName"')
     # One brace closes what that stands in; those of values after it come in pairs.
     rest = _STRING.sub(b"", rest).rstrip()
     return bool(named) and rest.endswith(b"}") and rest.count(b"}") == rest.count(b"{") + 1
 
 
-def _measure(path: Path) -> tuple[int, str]:
+def _measure(file: BinaryIO) -> tuple[int, str]:
     digest = hashlib.sha256()
     size = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-            size += len(chunk)
+    file.seek(0)
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+        size += len(chunk)
     return size, digest.hexdigest()

@@ -1,5 +1,6 @@
 """The capture desk: where orders for captures arrive, and what a script holds of one it ordered."""
 
+import logging
 import secrets
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.capture import MEMORY, TRACE, CaptureOptions, CaptureOutcome, RankCapture
+from torchperfd.capture_files import CapturesDirectory
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.flag import Flag
 from torchperfd.identity import Identity
@@ -18,6 +20,8 @@ from torchperfd.replay import Replay
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
+
+log = logging.getLogger("torchperfd")
 
 _TORCH_BUDGET_S: Final = 15.0
 _ENDING_BUDGET_S: Final = 5.0
@@ -58,11 +62,13 @@ class CaptureDesk:
         self._lock = threading.RLock()
         self._is_admitting = False
         self._own: set[str] = set()
+        self.directory = CapturesDirectory()
+        """Where captures of this process go."""
         self.torch_ready = Flag()
         """Set once the script has imported torch: a thread of ours that imports parts of it
         at the same time can break both."""
 
-    def start(self, options: CaptureOptions, captures_dir: Path) -> RankCapture:
+    def start(self, options: CaptureOptions) -> RankCapture:
         """Capture the next steps for the script itself.
 
         Raises:
@@ -70,7 +76,8 @@ class CaptureDesk:
         """
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         capture_id = f"{stamp}-{secrets.token_hex(3)}"
-        capture = self._admit(capture_id, captures_dir / capture_id, options, trigger="script")
+        folder = self.directory.folder(capture_id)
+        capture = self._admit(capture_id, folder, options, trigger="script")
         if capture is None:
             raise CaptureError("another capture is in progress; wait for it")
         self._own.add(capture_id)
@@ -126,9 +133,11 @@ class CaptureDesk:
             previous.ended.wait(_ENDING_BUDGET_S)
         try:
             wanted = _options(order.options)
-            capture = self._admit(order.capture_id, Path(order.directory), wanted, order.max_bytes)
+            folder = self.directory.folder(order.capture_id, order.directory)
+            capture = self._admit(order.capture_id, folder, wanted, order.max_bytes)
         except ValueError as error:
             reason = str(error)
+            log.warning("capture refused: %s", reason)
         else:
             if capture is None:
                 reason = "another capture is in progress in this process"
@@ -175,6 +184,7 @@ class CaptureDesk:
                     phase_name=self._phase_name,
                     max_bytes=max_bytes,
                     trigger=trigger,
+                    owners=self.directory.owners,
                 )
             finally:
                 self._is_admitting = False

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 
 from torchperfd.accelerator import Accelerator
@@ -203,6 +202,7 @@ class Client:
             self._captures,
             self._outbox,
             lambda: self._stream.session,
+            lambda: self._stream.peer_uid,
             self._faults,
             self._pulse,
         )
@@ -394,7 +394,7 @@ class Client:
             raise CaptureError("the client is detached; call torchperfd.attach() first")
         if ranks is not None:
             return self._dialogue.job_captures.order(self.rank, _chosen(ranks), options)
-        return Capture(self._captures.start(options, Path(self._dialogue.captures_dir)))
+        return Capture(self._captures.start(options))
 
     def detach(self) -> None:
         """Put torch back as it was, send what is left, and end every thread; within a second."""

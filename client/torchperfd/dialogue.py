@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
 
+log = logging.getLogger("torchperfd")
+
+
 class Dialogue:
     """Greets the daemon, does what it asks for, and says goodbye.
 
@@ -34,11 +37,11 @@ class Dialogue:
         captures: Takes orders for captures of this process.
         outbox: Where answers go.
         session: Returns the number of the session that goes on, 0 between sessions.
+        peer_uid: Returns the user whose daemon that is, as the kernel knows it.
         faults: Where failures of ours are counted.
         pulse: What the daemon may look at by itself.
 
     Attributes:
-        captures_dir: Where captures of this process go.
         metrics_url: Where the daemon serves its metrics; empty before it has welcomed us.
         job_captures: Captures of the whole job that the script has ordered.
         rendezvous: Where the job's ranks tell each other of their daemons.
@@ -52,6 +55,7 @@ class Dialogue:
         captures: CaptureDesk,
         outbox: "Outbox[session_pb2.ClientMessage]",
         session: Callable[[], int],
+        peer_uid: Callable[[], int],
         faults: Faults,
         pulse: Pulse,
     ) -> None:
@@ -60,13 +64,18 @@ class Dialogue:
         self._stacks = stacks
         self._captures = captures
         self._outbox = outbox
+        self._peer_uid = peer_uid
         self._faults = faults
         self._pulse = pulse
-        self.captures_dir = contract.user_captures_dir()
         self.metrics_url = ""
         self._run_there = ""
         self.job_captures = JobCaptureDesk(outbox, session)
         self.rendezvous = Rendezvous(self._tell_daemons)
+
+    @property
+    def captures_dir(self) -> str:
+        """Where captures of this process go."""
+        return str(self._captures.directory.path)
 
     def hello(self) -> "session_pb2.ClientMessage":
         """Return the first message of a session."""
@@ -76,8 +85,9 @@ class Dialogue:
 
     def on_welcome(self, welcome: "session_pb2.Welcome") -> None:
         """A daemon is there."""
-        if welcome.captures_dir:
-            self.captures_dir = welcome.captures_dir
+        refused = self._captures.directory.offer(welcome.captures_dir, self._peer_uid())
+        if refused:
+            log.warning("%s; captures of this process go to %s", refused, self.captures_dir)
         self.metrics_url = welcome.metrics_url
         if welcome.run not in ("", self._identity.run, self._run_there):
             self._run_there = welcome.run

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from torchperfd.logs import log
 from torchperfd.stream import answers
-from torchperfd.v1 import contract
+from torchperfd.v1 import access, contract
 
 
 class EmbeddedDaemon:
@@ -45,11 +46,9 @@ def start_unless_one_answers() -> EmbeddedDaemon | None:
     if any(answers(path) for path in contract.socket_candidates()):
         return None
     socket_path = os.environ.get("TORCHPERFD_SOCKET") or contract.user_socket()
-    directory = Path(socket_path).parent
-    log_path = directory / "embedded.log"
+    log_path = Path(socket_path).parent / "embedded.log"
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with log_path.open("ab") as output:
+        with _open_log(log_path) as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "torchperfd_daemon", "serve", "--embedded", "--socket", socket_path],
                 stdin=subprocess.PIPE,
@@ -62,3 +61,16 @@ def start_unless_one_answers() -> EmbeddedDaemon | None:
         log.warning("cannot start a daemon: %s; steps are timed in this process only", error)
         return None
     return EmbeddedDaemon(process, log_path)
+
+
+def _open_log(path: Path) -> BinaryIO:
+    """Open the daemon's log for appending, in a directory that is made if need be.
+
+    Raises:
+        OSError: It cannot be opened, or other users could have put something in its place.
+    """
+    directory = access.open_directory(str(path.parent), create=True)
+    try:
+        return open(path, "ab", opener=lambda _, flags: access.open_file(directory, path.name, flags))
+    finally:
+        os.close(directory)

@@ -66,7 +66,7 @@ class JobCapture:
         newest = self._newest
         if newest is None or not newest.ended:
             return {}
-        here = (each for each in newest.ranks if each.file and not each.node)
+        here = (each for each in newest.ranks if _is_plain(each.file) and not each.node)
         return {each.rank: Path(newest.directory, each.file) for each in here}
 
     @property
@@ -198,6 +198,10 @@ class JobCaptureDesk:
             capture.hear(result)
             if result.ended:
                 self._orders.pop(result.order_id, None)
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and name == Path(name).name
 
 
 def _until(deadline: float) -> float:

@@ -9,8 +9,6 @@ it forked DataLoader workers hang; children inherit a channel they never touch.
 import ctypes
 import os
 import random
-import socket
-import stat
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +17,7 @@ from torchperfd.faults import Faults
 from torchperfd.flag import Flag
 from torchperfd.logs import log
 from torchperfd.outbox import Outbox
-from torchperfd.v1 import contract
+from torchperfd.v1 import access, contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2, session_pb2
@@ -40,17 +38,29 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
+_refused: set[str] = set()
+"""Reasons for which a socket was not connected to, as far as they were logged."""
+
+
 def answers(path: str) -> bool:
-    """Return whether something accepts connections on a unix socket."""
+    """Return whether a daemon that may be trusted accepts connections on a unix socket.
+
+    One that may not be is logged, once per reason.
+    """
+    return _listening(path) is not None
+
+
+def _listening(path: str) -> int | None:
+    """Return the user whose daemon listens there; None when none does that may be trusted."""
     try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):  # noqa: PTH116 - pathlib is not worth its import here
-            return False
-        with socket.socket(socket.AF_UNIX) as probe:
-            probe.settimeout(0.5)
-            probe.connect(path)
+        return access.listening_uid(path)
+    except access.UntrustedError as error:
+        if str(error) not in _refused:
+            _refused.add(str(error))
+            log.warning("not connected to the socket %s: %s", path, error)
     except OSError:
-        return False
-    return True
+        pass
+    return None
 
 
 class Stream:
@@ -91,6 +101,8 @@ class Stream:
         self._thread = threading.Thread(target=self._run, name="torchperfd-stream", daemon=True)
         self.connections = 0
         """Sessions that were opened so far."""
+        self.peer_uid = -1
+        """The user of the daemon that was found last, as the kernel knows it; -1 before the first."""
 
     def start(self) -> None:
         """Begin to look for a daemon; loads grpc on the calling thread when one is there already."""
@@ -162,8 +174,11 @@ class Stream:
     def _keep_connected(self) -> None:
         delay = _FIRST_DELAY_S
         while not self._stopping.is_set():
-            path = next(filter(answers, self._sockets), None)
-            if path is not None:
+            path, uid = next(
+                ((path, uid) for path in self._sockets if (uid := _listening(path)) is not None), ("", -1)
+            )
+            if path:
+                self.peer_uid = uid
                 if not load_grpc():
                     return
                 before = self.connections

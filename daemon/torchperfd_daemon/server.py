@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
-from torchperfd.v1 import contract, control_pb2, session_pb2
+from torchperfd.v1 import access, contract, control_pb2, session_pb2
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.callers import UserLimit
 from torchperfd_daemon.captures import (
@@ -116,6 +117,8 @@ class Daemon:
     """
 
     def __init__(self, settings: ServeSettings, plan: Plan | None = None) -> None:
+        # Clients, which may have another working directory, are told where to write.
+        settings = replace(settings, captures_dir=settings.captures_dir.absolute())
         self._settings = settings
         self._plan = plan or Plan()
         self._triggers: TriggerCounts = {}
@@ -440,25 +443,32 @@ def _own(path: str) -> Iterator[None]:
             f" {contract.MAX_SOCKET_PATH_BYTES}",
             "choose a shorter one with --socket",
         )
-    lock_path = Path(f"{path}.lock")
-    try:
-        lock_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = lock_path.open("a+")
-    except OSError as error:
-        raise TorchperfdError(
-            f"cannot create {lock_path}: {error.strerror}", "choose another path with --socket"
-        ) from error
-    with lock:
+    place = Path(path)
+    with contextlib.ExitStack() as held:
+        try:
+            directory = access.open_directory(str(place.parent), create=True)
+            held.callback(os.close, directory)
+            lock = access.open_file(directory, f"{place.name}.lock", os.O_RDWR | os.O_CREAT)
+            held.callback(os.close, lock)
+        except access.UntrustedError as error:
+            raise TorchperfdError(f"cannot listen on {path}: {error}") from error
+        except OSError as error:
+            raise TorchperfdError(
+                f"cannot create {path}.lock: {error.strerror}", "choose another path with --socket"
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise AlreadyServedError(
                 f"another daemon serves {path}", "use it, or choose another path with --socket"
             ) from None
-        try:
-            yield
-        finally:
-            Path(path).unlink(missing_ok=True)
+        held.callback(_unlink_socket, directory, place.name)
+        yield
+
+
+def _unlink_socket(directory: int, name: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)
 
 
 @contextlib.contextmanager

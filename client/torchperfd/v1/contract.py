@@ -81,6 +81,9 @@ MAX_SOCKET_PATH_BYTES: Final = 107
 
 SYSTEM_SOCKET: Final = "/run/torchperfd/daemon.sock"
 
+SYSTEM_CAPTURES: Final = "/var/lib/torchperfd/captures"
+"""Where the service of a node keeps captures, unless it is told otherwise."""
+
 
 def overlapping_api(low: int, high: int) -> int | None:
     """Return the newest version both this side and [low, high] speak, or None."""

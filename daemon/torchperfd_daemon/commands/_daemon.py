@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import grpc
 
 from torchperfd._version import __version__
-from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, session_pb2
+from torchperfd.v1 import access, contract, control_pb2, control_pb2_grpc, session_pb2
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
     DeadlineError,
@@ -38,7 +38,15 @@ def connect(
         TorchperfdError: What a call within the block came to.
     """
     paths = (socket,) if socket else contract.socket_candidates()
+    refused = []
     for path in paths:
+        try:
+            access.listening_uid(path)
+        except access.UntrustedError as error:
+            refused.append(str(error))
+            continue
+        except OSError:
+            continue
         with grpc.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
             stub = control_pb2_grpc.ControlStub(channel)
             try:
@@ -62,6 +70,8 @@ def connect(
             except grpc.RpcError as error:
                 raise _translated(error, path) from error
             return
+    if refused:
+        raise DaemonUnreachableError("; ".join(refused))
     raise DaemonUnreachableError(
         f"no daemon answers at {' or '.join(paths)}", "start one with `torchperfd serve`"
     )

@@ -1,0 +1,179 @@
+"""The files of a capture: where they may lie, and how they are opened beside those of other users.
+
+A service's captures directory is open to all users, like ``/tmp``. So the folder of a capture is examined
+before it is used, files are opened below its descriptor and never through a link, and each is made under a
+name that cannot be guessed before it gets its own.
+"""
+
+import contextlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from torchperfd.v1 import access, contract
+
+_ID: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class CapturesDirectory:
+    """Where captures of this process go: this user's own directory, or that of the daemon that it trusts.
+
+    Attributes:
+        path: The directory in use.
+        owners: Users whose folders in it are used.
+    """
+
+    def __init__(self) -> None:
+        self._own = Path(contract.user_captures_dir()).absolute()
+        self.path = self._own
+        self.owners = access.trusted_uids()
+
+    def offer(self, directory: str, daemon_uid: int) -> str:
+        """Take a connected daemon's directory, if it may name one; return why not, or ''.
+
+        Root and this user themselves can write anywhere that we can. The user of a service can not, and is
+        believed only where it keeps captures: in our own choice, the usual place, or a directory of its own.
+        """
+        path = Path(directory)
+        if not directory or path == self.path:
+            self.owners = access.trusted_uids() | {daemon_uid}
+            return ""
+        if not path.is_absolute() or ".." in path.parts:
+            return f"the daemon names the captures directory {directory[:200]!r}, which is no absolute path"
+        if daemon_uid not in (0, os.geteuid()) and path not in (self._own, Path(contract.SYSTEM_CAPTURES)):
+            try:
+                owner = path.stat().st_uid
+            except OSError:
+                owner = -1
+            if owner != daemon_uid:
+                return (
+                    f"user {daemon_uid}'s daemon names the captures directory {directory[:200]!r}, which is"
+                    " not that user's; set TORCHPERFD_CAPTURES_DIR to it if captures may go there"
+                )
+        self.path = path
+        self.owners = access.trusted_uids() | {daemon_uid}
+        return ""
+
+    def folder(self, capture_id: str, directory: str = "") -> Path:
+        """Return the folder of a capture.
+
+        Args:
+            capture_id: Its name, as the daemon says.
+            directory: The folder, as the daemon says; empty for what the name comes to.
+
+        Raises:
+            ValueError: The name is none of a capture, or the folder is another one.
+        """
+        if not _ID.fullmatch(capture_id):
+            raise ValueError(f"{capture_id[:80]!r} is no capture id")
+        path = self.path / capture_id
+        if directory and Path(directory) != path:
+            raise ValueError(f"{directory[:200]!r} is not the folder of capture {capture_id} in {self.path}")
+        return path
+
+
+class CaptureFolder:
+    """The open folder of one capture."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: Path, owners: Iterable[int]) -> Iterator["CaptureFolder"]:
+        """Open a capture's folder, made if need be.
+
+        Raises:
+            UntrustedError: It belongs to none of ``owners``.
+            OSError: It cannot be opened or made, or is a link.
+        """
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        parent = os.open(path.parent, _DIRECTORY)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path.name, dir_fd=parent)
+            descriptor = os.open(path.name, _DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        finally:
+            os.close(parent)
+        try:
+            owner = os.fstat(descriptor).st_uid
+            if owner not in owners:
+                raise access.UntrustedError(f"{path} belongs to user {owner}")
+            yield cls(path, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def new_name(self, name: str) -> str:
+        """Return a hidden name for a file that is to become ``name``; no other user can guess it."""
+        stem, dot, suffix = name.partition(".")
+        return f".{stem}.{secrets.token_hex(16)}{dot}{suffix}"
+
+    def check_writable(self, name: str) -> None:
+        """Find out whether a file of this name could be made.
+
+        Raises:
+            OSError: It could not.
+        """
+        part = self.new_name(name)
+        os.close(os.open(part, _NEW_FILE, 0o644, dir_fd=self._descriptor))
+        self.remove(part)
+
+    def path_of(self, name: str) -> Path:
+        """Return a path by which a library that wants one opens a file below this very folder."""
+        below = Path(f"/proc/self/fd/{self._descriptor}")
+        return (below if below.exists() else self._path) / name
+
+    def open(self, name: str) -> BinaryIO:
+        """Open a file for reading.
+
+        Raises:
+            OSError: It cannot be opened, or is a link.
+        """
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        return open(os.open(name, flags, dir_fd=self._descriptor), "rb")  # noqa: PTH123
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, whole or not at all.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        part = self.new_name(name)
+        try:
+            with open(os.open(part, _NEW_FILE, 0o644, dir_fd=self._descriptor), "wb") as file:  # noqa: PTH123
+                file.write(content)
+            self.rename(part, name)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.remove(part)
+            raise
+
+    def rename(self, part: str, name: str) -> None:
+        """Give a file its own name; what had it before is gone.
+
+        Raises:
+            OSError: That is not allowed.
+        """
+        os.rename(part, name, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Delete a file, if it is there.
+
+        Raises:
+            OSError: That is not allowed.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._descriptor)
+
+    def remove_hidden(self, stem: str) -> None:
+        """Delete the unfinished files of a rank, as far as that is allowed."""
+        for name in os.listdir(self._descriptor):  # noqa: PTH208 - Path takes no descriptor
+            if name.startswith(f".{stem}."):
+                with contextlib.suppress(OSError):
+                    self.remove(name)

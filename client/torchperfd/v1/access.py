@@ -1,0 +1,211 @@
+"""Which directories, files and processes may be trusted on a node that other users share.
+
+Client and daemon meet at a socket in a directory, and below ``/tmp`` any user can make that directory first.
+So a directory is examined before anything in it is opened, the kernel says which user listens at the
+socket, and files are opened below the directory's descriptor without following a link.
+"""
+
+import errno
+import os
+import socket
+import stat
+import struct
+from contextlib import suppress
+from functools import cache
+from typing import Final
+
+from torchperfd.v1 import contract
+
+SERVICE_USER: Final = "TORCHPERFD_SERVICE_USER"
+"""Name or number of one more user whose daemon is trusted, besides root and this user."""
+
+_CONNECT_S: Final = 0.5
+_CREDENTIALS: Final = "=iII"  # struct ucred: pid, uid, gid
+_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+class UntrustedError(PermissionError):
+    """A directory, file or process is in the hands of another user. ``str()`` is one line with the remedy."""
+
+
+def service_uid() -> int | None:
+    """Return the user that ``TORCHPERFD_SERVICE_USER`` names; None when it names none that exists."""
+    named = os.environ.get(SERVICE_USER, "")
+    if not named:
+        return None
+    return int(named) if named.isascii() and named.isdecimal() else _uid_of(named)
+
+
+@cache
+def _uid_of(name: str) -> int | None:
+    # Once: a directory service may take its time, and clients look for a daemon every two seconds.
+    import pwd
+
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return None
+
+
+def trusted_uids() -> frozenset[int]:
+    """Return the users that can do us no more harm than they already can: root, this one, the service's."""
+    service = service_uid()
+    return frozenset({0, os.geteuid()} | ({service} if service is not None else set()))
+
+
+def open_directory(path: str, *, create: bool = False) -> int:
+    """Return a descriptor of the directory that holds a socket, for use as ``dir_fd``.
+
+    Args:
+        path: The directory. This user's own (``contract.user_runtime_dir``) has to be this user's alone.
+        create: Make it, with mode 0700, when it is missing; its parents, too.
+
+    Raises:
+        UntrustedError: It is a link, or other users could have put something there.
+        OSError: It is not there, or cannot be opened or made.
+    """
+    path = os.path.abspath(path)  # noqa: PTH100 - pathlib is not worth its import in a training process
+    if create:
+        _make_parents(os.path.dirname(path))  # noqa: PTH120
+    _check_parent(path)
+    if create:
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o700)  # noqa: PTH102
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        directory = os.open(path, flags)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP) and os.path.lexists(path):
+            raise UntrustedError(f"{path} is a link or no directory; {_remedy(path)}") from error
+        raise
+    try:
+        _check_directory(path, os.fstat(directory))
+    except BaseException:
+        os.close(directory)
+        raise
+    return directory
+
+
+def open_file(directory: int, name: str, flags: int, mode: int = 0o600) -> int:
+    """Return a descriptor of this user's own regular file in an open directory.
+
+    Args:
+        directory: From :func:`open_directory`.
+        name: A name without slashes.
+        flags: As for ``os.open``; with ``O_CREAT`` it is made when missing.
+        mode: Permission bits of a new file.
+
+    Raises:
+        UntrustedError: It is a link, no regular file, another user's, or has a second name elsewhere.
+        OSError: It cannot be opened.
+    """
+    # Non-blocking, since opening a pipe could wait forever.
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        file = os.open(name, flags, mode, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise UntrustedError(f"{name} is a link or no regular file; remove it") from error
+        raise
+    status = os.fstat(file)
+    owners = (0, os.geteuid(), os.fstat(directory).st_uid)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_uid not in owners:
+        os.close(file)
+        raise UntrustedError(f"{name} is no regular file of user {os.geteuid()} alone; remove it")
+    return file
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Return the user at the other end of a connected unix socket, as the kernel knows it.
+
+    Raises:
+        OSError: It is not connected.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(_CREDENTIALS))
+    return int(struct.unpack(_CREDENTIALS, raw)[1])
+
+
+def listening_uid(path: str) -> int:
+    """Return the user whose daemon listens at a socket, once the directory and that user may be trusted.
+
+    Raises:
+        UntrustedError: Another user could be the one who listens.
+        OSError: Nothing accepts connections there.
+    """
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        raise FileNotFoundError(errno.ENOENT, "no socket", path)
+    os.close(open_directory(os.path.dirname(path)))  # noqa: PTH120
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(_CONNECT_S)
+        connection.connect(path)
+        uid = peer_uid(connection)
+    if uid not in trusted_uids() and uid != _system_owner(path):
+        raise UntrustedError(
+            f"user {uid} listens at {path}, not this user, root or the service's;"
+            f" if that is your daemon, set {SERVICE_USER}={uid}"
+        )
+    return uid
+
+
+def _system_owner(path: str) -> int | None:
+    """Return the user that root has given the directory of the node's service to, as systemd does.
+
+    Only root can make a directory below one that is root's alone, so its owner is a user that root chose.
+    """
+    directory = os.path.dirname(path)  # noqa: PTH120
+    if os.path.realpath(directory) != os.path.dirname(contract.SYSTEM_SOCKET):  # noqa: PTH120
+        return None
+    status, parent = os.lstat(directory), os.stat(os.path.dirname(directory))  # noqa: PTH116, PTH120
+    if status.st_mode & _BY_OTHERS or parent.st_mode & _BY_OTHERS or not _is_roots(parent.st_uid):
+        return None
+    return status.st_uid
+
+
+def _make_parents(path: str) -> None:
+    if not os.path.isdir(path):  # noqa: PTH112
+        os.makedirs(path, 0o700, exist_ok=True)  # noqa: PTH103
+
+
+def _check_parent(path: str) -> None:
+    """Refuse a parent in which other users could put another directory in the place of this one."""
+    parent = os.path.dirname(path)  # noqa: PTH120
+    status = os.stat(parent)  # noqa: PTH116
+    if status.st_uid not in trusted_uids() and not _is_roots(status.st_uid):
+        raise UntrustedError(f"{parent} belongs to user {status.st_uid}; {_remedy(path)}")
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        raise UntrustedError(f"all users may rename what is in {parent}; {_remedy(path)}")
+
+
+def _check_directory(path: str, status: os.stat_result) -> None:
+    own = status.st_uid == os.geteuid()
+    private = path == os.path.abspath(contract.user_runtime_dir())  # noqa: PTH100
+    if private and not own:
+        raise UntrustedError(f"{path} belongs to user {status.st_uid}; {_remedy(path)}")
+    # Root's directories that all may write to are root's choice, like /tmp; who listens there is asked.
+    if own and status.st_mode & _BY_OTHERS and (private or status.st_uid != 0):
+        raise UntrustedError(f"other users may write to {path}; `chmod 700 {path}` once it is empty")
+    if own or status.st_uid in trusted_uids() or _is_roots(status.st_uid):
+        return
+    if _system_owner(f"{path}/socket") != status.st_uid:
+        raise UntrustedError(f"{path} belongs to user {status.st_uid}; {_remedy(path)}")
+
+
+def _remedy(path: str) -> str:
+    if path == os.path.abspath(contract.user_runtime_dir()):  # noqa: PTH100
+        return "set XDG_RUNTIME_DIR to a directory of your own"
+    return "choose a socket in a directory of your own or root's"
+
+
+def _is_roots(uid: int) -> bool:
+    """Return whether a file's owner is root, also where a user namespace does not map root."""
+    if uid == 0:
+        return True
+    try:
+        with open("/proc/sys/kernel/overflowuid", "rb") as file:  # noqa: PTH123
+            overflow = int(file.read())
+        with open("/proc/self/uid_map", "rb") as file:  # noqa: PTH123
+            mapped = [line.split() for line in file.read().splitlines()]
+    except (OSError, ValueError):
+        return False
+    # Of all users that are not mapped here, only root can have made what leads to the directories in use.
+    return uid == overflow and [int(count) for _, _, count in mapped] != [2**32 - 1]
