@@ -71,7 +71,8 @@ class Catalog:
                 self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._refuse_a_full_disk()
             path.mkdir()
-            path.chmod(folder.MODE)  # mkdir's own mode is subject to the umask
+            with folder.opened(path) as held:
+                os.fchmod(held, folder.MODE)  # mkdir's own mode is subject to the umask
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise DiskFullError(
@@ -252,6 +253,11 @@ class Catalog:
                 f"cannot pin {capture_id}: {error.strerror}", "pin it as its owner"
             ) from error
         self.reread(capture_id)
+        found = self.found(capture_id)
+        if found is not None and not found.pinned:
+            raise TorchperfdError(
+                f"a file of another user keeps {capture_id} from being pinned", "delete it as root"
+            )
 
     def unpin(self, capture_id: str) -> None:
         """Let a capture go the way of all captures again.

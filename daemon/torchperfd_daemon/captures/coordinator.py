@@ -206,8 +206,12 @@ class Coordinator:
         rank: int,
         result: Result,
         facts: RankFacts | None = None,
+        owner: int | None = None,
     ) -> None:
         """Write the manifest of a capture that a training script made of itself.
+
+        Args:
+            owner: The script's user, as the kernel says: only that user's folder gets a manifest.
 
         Raises:
             NoSuchTargetError: The id could not be one.
@@ -228,7 +232,13 @@ class Coordinator:
         apply(record.ranks[0], result)
         self._end(record)
         folder = self._catalog.folder(capture_id)
-        if folder.is_dir() and not (folder / FILE_NAME).exists():
+        try:
+            made_by = folder.lstat().st_uid
+        except OSError:
+            made_by = None
+        if made_by is not None and owner not in (None, made_by):
+            log.warning("capture %s is not user %s's, but user %s's", capture_id, owner, made_by)
+        elif folder.is_dir() and not (folder / FILE_NAME).exists():
             self._save(record)
         self.counts.count(record, self._wall())
 

@@ -15,7 +15,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -67,6 +67,8 @@ class Found:
         changed_ns: When the folder last changed, Unix time in nanoseconds.
         document: The manifest as JSON: the daemon's file, else what the ranks' come to.
         upload: How far the upload of just this manifest is.
+        owner: The user whose bytes these are.
+        managed: The daemon of this directory made it, so that its quota counts it and may remove it.
     """
 
     record: CaptureRecord | None
@@ -76,10 +78,20 @@ class Found:
     changed_ns: int
     document: _Json = b""
     upload: Upload = Upload.NONE
+    owner: int = 0
+    managed: bool = True
 
     def in_progress(self, now: float) -> bool:
         """Return whether somebody may still be writing, at Unix time ``now``."""
         return not self.closed and now < self.changed_ns / 1e9 + UNFINISHED_S
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file in a folder: its owner, and the bytes that it takes on the disk."""
+
+    uid: int
+    bytes: int = 0
 
 
 def is_id(name: str) -> bool:
@@ -161,39 +173,95 @@ def read(path: Path, now: float) -> Found | None:
     """Return what a folder holds at Unix time ``now``; None when there is no such folder."""
     try:
         with opened(path) as folder:
-            changed_ns = os.fstat(folder).st_mtime_ns
-            names, size = _measure(folder)
-            record, closed, document = _record(folder, path.name, names, now, changed_ns)
-            found = Found(record, size, PIN in names, closed, changed_ns, document)
+            status = os.fstat(folder)
+            changed_ns = status.st_mtime_ns
+            files = _measure(folder)
+            keepers = _keepers(path.parent)
+            # What another user than these has put there is no manifest.
+            writers = keepers | {status.st_uid}
+            record, closed, document = _record(folder, path.name, files, writers, now, changed_ns)
+            by_keeper = files.get(manifest.FILE_NAME, _File(-1)).uid in keepers
+            owner = _owner(record, files, status.st_uid, keepers)
+            pinned = PIN in files and files[PIN].uid in writers | {owner}
+            found = Found(
+                record,
+                _size(record, files, writers | {owner}),
+                pinned,
+                closed,
+                changed_ns,
+                document,
+                owner=owner,
+                managed=by_keeper or status.st_uid in keepers,
+            )
             if record is None or record.state not in _WORTH_UPLOADING or found.in_progress(now):
                 return found
+            if not (by_keeper or (not closed and _by_ranks_of(keepers, files))):
+                return found
             upload = Upload.PENDING
-            if receipt.FILE_NAME in names:
-                upload = _uploaded(folder, path.parent, hashlib.sha256(document).hexdigest())
+            if receipt.FILE_NAME in files:
+                upload = _uploaded(folder, keepers, hashlib.sha256(document).hexdigest())
             return replace(found, upload=upload)
     except OSError:
         return None
 
 
-def _measure(folder: int) -> tuple[set[str], int]:
-    """Return the names in a folder, and the bytes that they take on the disk."""
-    names, blocks = set(), 0
+def _keepers(directory: Path) -> frozenset[int]:
+    """Return the users that keep a captures directory: root, who reads it here, and its owner."""
+    return frozenset({0, os.geteuid(), directory.stat().st_uid})
+
+
+def _measure(folder: int) -> "dict[str, _File]":
+    """Return the files in a folder."""
+    files = {}
     with os.scandir(folder) as entries:
         for entry in entries:
-            names.add(entry.name)
             # Not what a file claims to have: one full of holes would push out all other captures.
             with contextlib.suppress(OSError):
-                blocks += entry.stat(follow_symlinks=False).st_blocks
-    return names, blocks * _BLOCK_BYTES
+                status = entry.stat(follow_symlinks=False)
+                files[entry.name] = _File(status.st_uid, status.st_blocks * _BLOCK_BYTES)
+    return files
+
+
+def _owner(
+    record: CaptureRecord | None, files: "dict[str, _File]", folder_uid: int, keepers: frozenset[int]
+) -> int:
+    """Return the user whose bytes a capture's are: whoever made most of its traces."""
+    if folder_uid not in keepers or record is None:
+        return folder_uid
+    # Only what the manifest names: anybody can add files of their own.
+    taken: dict[int, int] = {}
+    for trace in record.ranks:
+        file = files.get(trace.file)
+        if file is not None:
+            taken[file.uid] = taken.get(file.uid, 0) + file.bytes
+    return max(taken, key=lambda uid: taken[uid], default=folder_uid)
+
+
+def _size(record: CaptureRecord | None, files: "dict[str, _File]", users: frozenset[int]) -> int:
+    """Return what a capture takes on the disk; files that others have put there are none of it."""
+    named = {trace.file for trace in record.ranks} if record is not None else set()
+    return sum(file.bytes for name, file in files.items() if name in named or file.uid in users)
+
+
+def _by_ranks_of(keepers: frozenset[int], files: "dict[str, _File]") -> bool:
+    """Return whether all that the ranks have written of themselves is of users that keep the directory."""
+    return all(file.uid in keepers for name, file in files.items() if _RANK_MANIFEST.fullmatch(name))
 
 
 def _record(
-    folder: int, capture_id: str, names: set[str], now: float, changed_ns: int
+    folder: int,
+    capture_id: str,
+    names: Collection[str],
+    writers: frozenset[int],
+    now: float,
+    changed_ns: int,
 ) -> tuple[CaptureRecord | None, bool, bytes]:
     """Return the capture, whether its daemon has closed it, and its manifest as JSON."""
     given_up = now >= changed_ns / 1e9 + UNFINISHED_S
     with contextlib.suppress(OSError, DamagedError):
-        document = _content(folder, manifest.FILE_NAME)[0]
+        document, status = _content(folder, manifest.FILE_NAME)
+        if status.st_uid not in writers:
+            raise DamagedError("it is another user's")
         record = manifest.decode(document)
         record.capture_id = capture_id
         if record.state.ended:
@@ -208,7 +276,7 @@ def _record(
     return made_up, False, made_up.encode() if made_up else b""
 
 
-def _uploaded(folder: int, directory: Path, manifest_sha256: str) -> Upload:
+def _uploaded(folder: int, keepers: frozenset[int], manifest_sha256: str) -> Upload:
     """Return what the receipt in a folder says of a manifest.
 
     Anybody can write there, and what is uploaded may be removed: only a receipt of those who keep the
@@ -217,7 +285,6 @@ def _uploaded(folder: int, directory: Path, manifest_sha256: str) -> Upload:
     with contextlib.suppress(OSError, DamagedError):
         content, status = _content(folder, receipt.FILE_NAME)
         found = receipt.decode(content)
-        keepers = (0, os.geteuid(), directory.stat().st_uid)
         if status.st_uid in keepers and found.manifest_sha256 == manifest_sha256:
             return found.upload
     return Upload.PENDING
@@ -237,7 +304,7 @@ def _content(folder: int, name: str) -> tuple[bytes, os.stat_result]:
     return content, status
 
 
-def _from_rank_manifests(folder: int, capture_id: str, names: set[str]) -> CaptureRecord | None:
+def _from_rank_manifests(folder: int, capture_id: str, names: Collection[str]) -> CaptureRecord | None:
     """Put a record together from what the ranks wrote: a capture that no daemon took part in."""
     record = None
     for found, written_at in _rank_manifests(folder, names):
@@ -260,7 +327,7 @@ def _from_rank_manifests(folder: int, capture_id: str, names: set[str]) -> Captu
     return record
 
 
-def _rank_manifests(folder: int, names: set[str]) -> Iterator[tuple[RankManifest, float]]:
+def _rank_manifests(folder: int, names: Collection[str]) -> Iterator[tuple[RankManifest, float]]:
     """Yield what the ranks wrote, and when; what is none of theirs is left out."""
     for name in sorted(filter(_RANK_MANIFEST.fullmatch, names)):
         with contextlib.suppress(OSError, DamagedError):

@@ -31,13 +31,13 @@ from torchperfd_daemon.errors import TorchperfdError
 FOLDER: Final = ".index"
 FILE: Final = "captures.sqlite"
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _SCHEMA: Final = (
     # No requested_at: the folder holds no capture (yet). open_until: Unix seconds until which it may be
     # in progress, 0 when that is over. changed_ns: the folder's mtime as read, 0 when it is to be read again.
     "CREATE TABLE captures (id TEXT PRIMARY KEY, requested_at REAL, run TEXT, state TEXT,"
     " bytes INTEGER NOT NULL, pinned INTEGER NOT NULL, open_until REAL NOT NULL, changed_ns INTEGER NOT NULL,"
-    " upload TEXT NOT NULL)"
+    " upload TEXT NOT NULL, owner INTEGER NOT NULL, managed INTEGER NOT NULL)"
     " WITHOUT ROWID",
     "CREATE INDEX by_time ON captures (requested_at, id)",
     "CREATE INDEX by_run ON captures (run, requested_at)",
@@ -149,12 +149,12 @@ class Index:
         return self._safely(lambda: self._select(query))
 
     def holding(self) -> Holding:
-        """Return what the directory holds in all."""
+        """Return what the directory holds of captures that its daemon made."""
 
         def ask() -> Holding:
             rows = self._current().execute(
                 "SELECT COUNT(*), COALESCE(SUM(bytes), 0), MIN(requested_at) FROM captures"
-                " WHERE requested_at IS NOT NULL"
+                " WHERE requested_at IS NOT NULL AND managed"
             )
             count, size, oldest = rows.fetchone()
             return Holding(count, size, float("inf") if oldest is None else oldest)
@@ -162,13 +162,13 @@ class Index:
         return self._safely(ask)
 
     def kept(self) -> list[Kept]:
-        """Return all captures, as the plan of what has to go wants them."""
+        """Return all captures that the directory's daemon made, as the plan of what has to go wants them."""
         return self._safely(
             lambda: [
-                Kept(capture_id, requested_at, size, bool(protected), bool(unconfirmed))
-                for capture_id, requested_at, size, protected, unconfirmed in self._current().execute(
-                    "SELECT id, requested_at, bytes, pinned OR open_until > ?, upload = 'pending'"
-                    " FROM captures WHERE requested_at IS NOT NULL",
+                Kept(capture_id, requested_at, size, bool(protected), bool(unconfirmed), owner)
+                for capture_id, requested_at, size, protected, unconfirmed, owner in self._current().execute(
+                    "SELECT id, requested_at, bytes, pinned OR open_until > ?, upload = 'pending', owner"
+                    " FROM captures WHERE requested_at IS NOT NULL AND managed",
                     (self._wall(),),
                 )
             ]
@@ -366,6 +366,8 @@ class Index:
                     found.changed_ns / 1e9 + folder.UNFINISHED_S if found.in_progress(now) else 0.0,
                     0 if began_ns - found.changed_ns < _RACY_NS else found.changed_ns,
                     found.upload.value,
+                    found.owner,
+                    found.managed,
                 )
             )
             if record:
@@ -373,7 +375,9 @@ class Index:
         database = self._database()
         with database:
             database.execute("BEGIN IMMEDIATE")
-            database.executemany("INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            database.executemany(
+                "INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
+            )
             database.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", documents)
         self._delete(gone)
 

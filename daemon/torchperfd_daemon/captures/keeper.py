@@ -122,7 +122,7 @@ class Keeper:
             found = self._catalog.found(capture_id)
             if found is None:
                 return True
-            if found.pinned or found.in_progress(self._catalog.wall()):
+            if not found.managed or found.pinned or found.in_progress(self._catalog.wall()):
                 return False
             unconfirmed = self._uploads and found.upload is Upload.PENDING
             if unconfirmed and removal.reason is not Reason.RESERVE:

@@ -16,7 +16,7 @@ class Upload(Enum):
     """How far the upload of a capture is."""
 
     NONE = "none"
-    """There is nothing to upload: it is in progress, or failed."""
+    """There is nothing to upload: it is in progress, it failed, or no daemon wrote its manifest."""
     PENDING = "pending"
     DONE = "done"
     REFUSED = "refused"

@@ -1,5 +1,6 @@
 """Retention: which captures have to go so that the directory keeps within its quota. Pure."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -44,6 +45,7 @@ class Kept:
         bytes: On the disk.
         protected: It is pinned or in progress.
         unconfirmed: It is to be uploaded, and has not been.
+        owner: The user whose bytes these are.
     """
 
     capture_id: str
@@ -51,6 +53,7 @@ class Kept:
     bytes: int
     protected: bool
     unconfirmed: bool = False
+    owner: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,9 @@ def plan(kept: Iterable[Kept], quota: Quota, now: float, lacking: int = 0) -> li
     the quota holds, unless only protected captures are left. What is unconfirmed goes last, and only
     as long as the disk lacks room: the quota alone removes none of it.
 
+    Every user has an equal share of the quota; what one leaves unused, the others may use. A capture goes
+    only while its owner holds more than that. So one user's captures, pinned ones too, cost no other a share.
+
     Args:
         kept: All captures that there are.
         quota: The limits.
@@ -76,29 +82,64 @@ def plan(kept: Iterable[Kept], quota: Quota, now: float, lacking: int = 0) -> li
     """
     by_age = sorted(kept, key=lambda each: (each.requested_at, each.capture_id))
     free = [each for each in by_age if not each.protected]
-    count = len(by_age)
-    size = sum(each.bytes for each in by_age)
+    total = _Usage()
+    by_owner: dict[int, _Usage] = defaultdict(_Usage)
+    for each in by_age:
+        for usage in (total, by_owner[each.owner]):
+            usage.add(each)
+    share = Quota(
+        bytes=_share([usage.bytes for usage in by_owner.values()], quota.bytes),
+        count=_share([usage.count for usage in by_owner.values()], quota.count),
+    )
     removals = []
     for each in sorted(free, key=lambda each: each.unconfirmed):
-        reason = _reason(each, count, size, quota, now)
+        own = by_owner[each.owner]
+        reason = _reason(each, total, own, quota, share, now)
         if each.unconfirmed:
             if reason is None or lacking <= 0:
                 break
             reason = Reason.RESERVE
         if reason is not None:
             removals.append(Removal(each.capture_id, reason))
-            count -= 1
-            size -= each.bytes
+            total.subtract(each)
+            own.subtract(each)
             lacking -= each.bytes
     return removals
 
 
-def _reason(each: Kept, count: int, size: int, quota: Quota, now: float) -> Reason | None:
-    """Return why a capture has to go, of ``count`` with ``size`` bytes in all."""
+@dataclass(slots=True)
+class _Usage:
+    """How many captures, and the bytes that they take."""
+
+    count: int = 0
+    bytes: int = 0
+
+    def add(self, kept: Kept) -> None:
+        self.count += 1
+        self.bytes += kept.bytes
+
+    def subtract(self, kept: Kept) -> None:
+        self.count -= 1
+        self.bytes -= kept.bytes
+
+
+def _share(uses: list[int], limit: int) -> int:
+    """Return the most that each user may hold, so that all together hold no more than ``limit``."""
+    left = limit
+    for number, use in enumerate(sorted(uses)):
+        equal = left // (len(uses) - number)
+        if use > equal:
+            return equal
+        left -= use
+    return limit
+
+
+def _reason(each: Kept, total: _Usage, own: _Usage, quota: Quota, share: Quota, now: float) -> Reason | None:
+    """Return why a capture has to go, of what there is in all and what its owner has."""
     if quota.age_seconds and now - each.requested_at > quota.age_seconds:
         return Reason.AGE
-    if quota.count and count > quota.count:
+    if quota.count and total.count > quota.count and own.count > share.count:
         return Reason.COUNT
-    if quota.bytes and size > quota.bytes:
+    if quota.bytes and total.bytes > quota.bytes and own.bytes > share.bytes:
         return Reason.BYTES
     return None

@@ -11,7 +11,7 @@ from torchperfd_daemon.captures import folder
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.destination import ChangedError, Destination, UploadError
 from torchperfd_daemon.captures.folder import Found
-from torchperfd_daemon.captures.manifest import FILE_NAME, RankTrace
+from torchperfd_daemon.captures.manifest import FILE_NAME, CaptureState, RankTrace
 from torchperfd_daemon.captures.receipt import Receipt, Upload
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
@@ -46,6 +46,8 @@ async def upload(catalog: Catalog, destination: Destination, capture_id: str) ->
         )
     if found.upload is Upload.NONE:
         state = "in progress" if found.in_progress(catalog.wall()) else found.record.state.value
+        if state in (CaptureState.COMPLETE.value, CaptureState.PARTIAL.value):
+            state = "another user's, with a manifest that no daemon wrote"
         raise TorchperfdError(f"capture {capture_id} is {state}, so it is not uploaded")
     digest = hashlib.sha256(found.document).hexdigest()
     url = f"{destination.url}/{capture_id}"

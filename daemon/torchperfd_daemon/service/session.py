@@ -416,6 +416,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 session.rank,
                 result,
                 session.facts,
+                session.record.process.uid,
             )
         except NoSuchTargetError as error:
             raise translate.BadMessageError(error.problem) from error
