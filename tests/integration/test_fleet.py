@@ -42,6 +42,7 @@ class Host(Node):
         self.peer = f"{address}:{PORT}"
         self.token = self.directory / "token"
         self.token.write_text(TOKEN)
+        self.token.chmod(0o600)
         # Its ranks must find no rendezvous, proxy or interface of the machine's own.
         self.env |= {"GLOO_SOCKET_IFNAME": interface, "TORCHPERFD_RUN": "both", "TORCHPERFD_JOB": "pair"}
 

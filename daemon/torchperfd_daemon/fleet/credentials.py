@@ -1,6 +1,8 @@
 """What daemons of a fleet know each other by: a shared secret, certificates, or both."""
 
 import hmac
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +20,8 @@ _KEY: Final = "authorization"
 _SCHEME: Final = b"Bearer "
 _FEWEST_CHARACTERS: Final = 16
 _MOST_BYTES: Final = 4096
+_MOST_FILE_BYTES: Final = 2**20
+_REMEDY: Final = "look at the --fleet options of `torchperfd serve`"
 _MOST_TOKENS: Final = 8
 
 
@@ -111,7 +115,7 @@ def read_credentials(
 
     Raises:
         UsageError: One of the three of TLS is missing, or the token is none worth the name.
-        TorchperfdError: A file cannot be read.
+        TorchperfdError: A file cannot be read, is too large, or is a secret that others can read.
     """
     tls = None
     if certificate or key or authority:
@@ -120,8 +124,8 @@ def read_credentials(
                 "TLS between daemons wants three files",
                 "give --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca together",
             )
-        tls = Tls(_read(certificate), _read(key), _read(authority))
-    tokens = parse_tokens(_read(token_file)) if token_file else ("",)
+        tls = Tls(_read(certificate), _read(key, secret=True), _read(authority))
+    tokens = parse_tokens(_read(token_file, secret=True)) if token_file else ("",)
     return Credentials(tokens[0], tls, tokens[1:])
 
 
@@ -166,10 +170,37 @@ def check_listening(address: Address, credentials: Credentials) -> None:
         )
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, *, secret: bool = False) -> bytes:
     try:
-        return path.read_bytes()
+        # Non-blocking, since opening a pipe that nobody writes to would wait forever. Links are followed:
+        # Kubernetes mounts a secret as links.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise TorchperfdError(f"{path} is no regular file", _REMEDY)
+            if secret:
+                _check_secret(path, status)
+            content = file.read(_MOST_FILE_BYTES + 1)
     except OSError as error:
-        raise TorchperfdError(
-            f"cannot read {path}: {error.strerror}", "look at the --fleet options of `torchperfd serve`"
-        ) from error
+        raise TorchperfdError(f"cannot read {path}: {error.strerror}", _REMEDY) from error
+    if len(content) > _MOST_FILE_BYTES:
+        raise TorchperfdError(f"{path} has more than {_MOST_FILE_BYTES:,} bytes", _REMEDY)
+    return content
+
+
+def _check_secret(path: Path, status: os.stat_result) -> None:
+    """Refuse a secret that other users can read or replace.
+
+    A file of root's may be readable for a group of this daemon's: that is how root gives it to a service.
+
+    Raises:
+        TorchperfdError: They can.
+    """
+    user = os.geteuid()
+    if status.st_uid not in (0, user):
+        raise TorchperfdError(f"{path} belongs to user {status.st_uid}", f"`chown {user} {path}`")
+    allowed = stat.S_IRWXU
+    if status.st_uid == 0 != user and status.st_gid in (os.getegid(), *os.getgroups()):
+        allowed |= stat.S_IRGRP
+    if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
+        raise TorchperfdError(f"users other than its owner can use {path}", f"`chmod 600 {path}`")

@@ -1,13 +1,14 @@
 """Secrets and certificates of a fleet: they change while it runs, and calls without them are seen."""
 
+import os
 from pathlib import Path
 
 import pytest
 from tests.unit.daemon.fleet_nodes import asking, certificates, play, start_node
 
-from torchperfd_daemon.errors import UsageError
+from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import Credentials
-from torchperfd_daemon.fleet.credentials import parse_tokens
+from torchperfd_daemon.fleet.credentials import parse_tokens, read_credentials
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 OLD_TOKEN = "fedcba9876543210fedcba9876543210"
@@ -84,3 +85,44 @@ def test_new_connections_use_certificates_read_again(tmp_path: Path) -> None:
         await node.server.stop(None)
 
     play(scenario)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o660, 0o666])
+def test_token_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(mode)
+    with pytest.raises(TorchperfdError, match=f"can use {path}; `chmod 600"):
+        read_credentials(path, None, None, None)
+    path.chmod(0o600)
+    assert read_credentials(path, None, None, None).token == TOKEN
+    path.chmod(0o400)
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert read_credentials(link, None, None, None).token == TOKEN, "as Kubernetes mounts secrets"
+
+
+def test_token_file_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(2**40)
+    (tmp_path / "huge").chmod(0o600)
+    for path, reason in (
+        (tmp_path / "pipe", "is no regular file"),
+        (Path("/dev/zero"), "is no regular file"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "huge", "has more than 1,048,576 bytes"),
+        (tmp_path / "none", "No such file"),
+    ):
+        with pytest.raises(TorchperfdError, match=reason):
+            read_credentials(path, None, None, None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_token_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    path.chmod(0o600)
+    os.chown(path, 61_184, 61_184)
+    with pytest.raises(TorchperfdError, match="belongs to user 61184"):
+        read_credentials(path, None, None, None)

@@ -250,6 +250,7 @@ def test_daemon_reads_its_credentials_again_on_sighup(life: Life, caplog: pytest
     token = life.directory / "token"
     token.write_text("a" * 32)
     token.chmod(0o600)
+    token.chmod(0o600)
     address = ("127.0.0.1", free_port())
     life.settings |= {"fleet_token_file": token, "fleet_address": address}
     caplog.set_level(logging.INFO)
