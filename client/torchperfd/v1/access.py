@@ -75,8 +75,8 @@ def open_directory(path: str, *, create: bool = False) -> int:
     try:
         directory = os.open(path, flags)
     except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP) and os.path.lexists(path):
-            raise UntrustedError(f"{path} is a link or no directory; {_remedy(path)}") from error
+        if os.path.islink(path):  # noqa: PTH114
+            raise UntrustedError(f"{path} is a link; {_remedy(path)}") from error
         raise
     try:
         _check_directory(path, os.fstat(directory))
