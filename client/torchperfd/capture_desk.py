@@ -1,6 +1,5 @@
 """The capture desk: where orders for captures arrive, and what a script holds of one it ordered."""
 
-import logging
 import secrets
 import subprocess
 import sys
@@ -15,13 +14,12 @@ from torchperfd.capture_files import CapturesDirectory
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.flag import Flag
 from torchperfd.identity import Identity
+from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.replay import Replay
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
-
-log = logging.getLogger("torchperfd")
 
 _TORCH_BUDGET_S: Final = 15.0
 _ENDING_BUDGET_S: Final = 5.0

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
 
-log = logging.getLogger("torchperfd")
-
-
 class Dialogue:
     """Greets the daemon, does what it asks for, and says goodbye.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
 from torchperfd.flag import Flag
+from torchperfd.interrupts import is_from_script
 from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.v1 import access, contract
@@ -58,8 +59,9 @@ def _listening(path: str) -> int | None:
         if str(error) not in _refused:
             _refused.add(str(error))
             log.warning("not connected to the socket %s: %s", path, error)
-    except OSError:
-        pass
+    except OSError as error:
+        if is_from_script(error):
+            raise
     return None
 
 
