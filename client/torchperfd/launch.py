@@ -163,6 +163,7 @@ def _job_name(script: Script) -> str:
 
 def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOptions) -> None:
     from torchperfd.report import run_document
+    from torchperfd.v1 import access
 
     deadline = time.monotonic() + _LEAVE_BUDGET_S
     client.finish()
@@ -172,7 +173,7 @@ def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOpt
     try:
         if options.report is not None and client.rank == 0:
             document = run_document(client.run, ranks, verdict)
-            options.report.write_text(json.dumps(document, indent=2) + "\n")
+            access.write_file(str(options.report), (json.dumps(document, indent=2) + "\n").encode())
     except OSError as error:
         sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")
     if not options.quiet and client.rank == 0:

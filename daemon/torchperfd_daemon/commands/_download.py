@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 import click
-import msgspec
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.captures import RankTrace, manifest
 from torchperfd_daemon.captures.folder import is_file_name
+from torchperfd_daemon.documents import DamagedError
 from torchperfd_daemon.errors import TorchperfdError
 
 _LEAST_SPEED: Final = 1_000_000.0  # bytes a second; a daemon that sends less is taken for stuck
@@ -32,7 +32,7 @@ def fetch(daemon: control_pb2_grpc.ControlStub, capture_id: str, target: Path) -
     document = _manifest(daemon, capture_id)
     try:
         record = manifest.decode(document)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except DamagedError as error:
         raise TorchperfdError(f"the daemon's manifest of {capture_id} is none: {error}") from error
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -42,8 +42,11 @@ def fetch(daemon: control_pb2_grpc.ControlStub, capture_id: str, target: Path) -
         for trace in record.ranks:
             if trace.file:
                 _fetch_trace(daemon, capture_id, trace, target)
-        part = final.with_name(f".{final.name}.part")
-        part.write_bytes(document)
+        part = target / f".{final.name}.part"
+        # Left by a download that broke off, or put there by somebody else: it is not written through.
+        part.unlink(missing_ok=True)
+        with part.open("xb") as file:
+            file.write(document)
         part.replace(final)
     except OSError as error:
         raise TorchperfdError(f"cannot write to {target}: {error.strerror}") from error

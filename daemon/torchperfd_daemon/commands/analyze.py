@@ -13,6 +13,7 @@ import click
 # The analyser uses no linear algebra, and numpy's starts a thread for every core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from torchperfd.v1 import access
 from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._traces import find_trace, note, warn
@@ -149,9 +150,11 @@ def _render(
 
 def _write_page(file: Path, page: str) -> None:
     try:
-        file.write_text(page, encoding="utf-8")
+        access.write_file(str(file), page.encode())
     except OSError as error:
-        raise TorchperfdError(f"cannot write {file}: {error.strerror}", "name another file") from None
+        raise TorchperfdError(
+            f"cannot write {file}: {error.strerror or error}", "name another file"
+        ) from None
     click.echo(
         f"torchperfd: wrote {file} ({len(page) / 1e6:.1f} MB), a page for any browser; "
         "for every single event open the trace at ui.perfetto.dev",
