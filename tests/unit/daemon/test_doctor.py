@@ -19,6 +19,7 @@ from torchperfd_daemon.doctor import checks, clock, gpus, reading
 from torchperfd_daemon.doctor.checks import Finding
 from torchperfd_daemon.doctor.clock import ClockState
 from torchperfd_daemon.doctor.facts import Facts, Gpu, RankFacts
+from torchperfd_daemon.loader_workers import LoaderFacts, most_computing_workers
 
 GPU = Gpu(
     index=3,
@@ -135,6 +136,29 @@ def test_ranks_that_share_cpus_are_counted_together() -> None:
     assert finding.subject == "rank 0 of bert-17, rank 1 of bert-17"
     assert "10 processes share 8 CPUs" in finding.problem
     assert "num_workers=3" in finding.fix
+
+
+def workers_findings(loader: LoaderFacts | None, cpus: int = 8) -> list[doctor.Finding]:
+    facts = with_rank(workers=16, cgroup_cpus=None, allowed=frozenset(range(cpus)), loader=loader)
+    return [finding for finding in doctor.examine(facts) if finding.check == "workers"]
+
+
+def test_workers_that_wait_may_be_more_than_the_cpus() -> None:
+    """Sixteen that wait for storage were faster than two on two CPUs."""
+    assert not workers_findings(LoaderFacts(workers=16, worker_queued=0.02))
+
+
+def test_workers_that_stand_in_line_get_no_number() -> None:
+    """Fewer workers that compute all the time would make fewer batches."""
+    (finding,) = workers_findings(LoaderFacts(workers=16, worker_queued=0.5))
+    assert "stand in line for a CPU 50% of the time" in finding.problem
+    assert "num_workers" not in finding.fix
+
+
+@pytest.mark.parametrize("loader", [None, LoaderFacts(workers=16)])
+def test_workers_of_unknown_kind_get_the_rules_number(loader: LoaderFacts | None) -> None:
+    (finding,) = workers_findings(loader)
+    assert f"num_workers={most_computing_workers(8.0)}" in finding.fix
 
 
 @given(cpus=st.frozensets(st.integers(0, 200)))
