@@ -58,7 +58,7 @@ class _Items(Dataset[tuple[torch.Tensor, int]]):
     """
 
     def __init__(self, size: int, compute_s: float = 0.0, wait_s: float = 0.0) -> None:
-        self._data = torch.randn(4096, size)
+        self._data = torch.randn(512, size)
         self._compute_s, self._wait_s = compute_s, wait_s
 
     def __len__(self) -> int:
@@ -71,6 +71,10 @@ class _Items(Dataset[tuple[torch.Tensor, int]]):
         while time.thread_time() < until:
             pass
         return self._data[index], index % 10
+
+
+def _items(size: int, compute_s: float = 0.0, wait_s: float = 0.0) -> Callable[[], _Items]:
+    return lambda: _Items(size, compute_s, wait_s)
 
 
 def _endless(loader: "DataLoader[Any]") -> Iterator[Any]:
@@ -87,11 +91,11 @@ def _loaded(dataset: Any, batch: int, workers: int, change: Change) -> Iterator[
     return _endless(DataLoader(dataset, batch_size=batch, shuffle=True, num_workers=workers, **options))
 
 
-def _classify(dataset: Any, batch: int, model: nn.Module, workers: int = 0) -> Build:
+def _classify(data: Callable[[], Any], batch: int, make: Callable[[], nn.Module], workers: int = 0) -> Build:
     """Return the builder of a loop that draws, goes forward and backward, and updates by SGD."""
 
     def build(change: Change) -> Step:
-        batches = _loaded(dataset, batch, workers, change)
+        batches, model = _loaded(data(), batch, workers, change), make()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
         def step() -> None:
@@ -136,16 +140,16 @@ def _update(
     return build
 
 
-def _tensors(size: int) -> TensorDataset:
-    return TensorDataset(torch.randn(4096, size), torch.randint(10, (4096,)))
+def _tensors(size: int) -> Callable[[], TensorDataset]:
+    return lambda: TensorDataset(torch.randn(4096, size), torch.randint(10, (4096,)))
 
 
-def _tiny(size: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 10))
+def _tiny(size: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(nn.Linear(size, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
-def _medium(size: int) -> nn.Module:
-    return nn.Sequential(
+def _medium(size: int) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(
         nn.Linear(size, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
     )
 
@@ -162,31 +166,31 @@ CONTROLS: Final[dict[str, Control]] = {
     "tensors-small": Control(_classify(_tensors(16), 8, _tiny(16))),
     "tensors-large": Control(_classify(_tensors(256), 256, _medium(256))),
     "tensors-one-core": Control(_classify(_tensors(64), 32, _tiny(64)), cpus=1),
-    "items-cheap": Control(_classify(_Items(64), 32, _tiny(64))),
-    "items-wide": Control(_classify(_Items(65_536), 16, _tiny(65_536))),
+    "items-cheap": Control(_classify(_items(64), 32, _tiny(64))),
+    "items-wide": Control(_classify(_items(65_536), 16, _tiny(65_536))),
     # Items that compute where CPUs are short.
-    "computing": Control(_classify(_Items(64, 0.0005), 32, _tiny(64))),
-    "computing-some": Control(_classify(_Items(256, 0.0001), 32, _medium(256))),
-    "computing-one-core": Control(_classify(_Items(64, 0.0005), 32, _tiny(64)), cpus=1),
-    "computing-busy": Control(_classify(_Items(256, 0.0003), 32, _medium(256)), threads=2),
-    "waiting-one-core": Control(_classify(_Items(64, 0.0, 0.001), 16, _medium(64)), cpus=1),
-    "half-waiting": Control(_classify(_Items(64, 0.0005, 0.0005), 16, _medium(64))),
+    "computing": Control(_classify(_items(64, 0.0005), 32, _tiny(64))),
+    "computing-some": Control(_classify(_items(256, 0.0001), 32, _medium(256))),
+    "computing-one-core": Control(_classify(_items(64, 0.0005), 32, _tiny(64)), cpus=1),
+    "computing-busy": Control(_classify(_items(256, 0.0003), 32, _medium(256)), threads=2),
+    "waiting-one-core": Control(_classify(_items(64, 0.0, 0.001), 16, _medium(64)), cpus=1),
+    "half-waiting": Control(_classify(_items(64, 0.0005, 0.0005), 16, _medium(64))),
     # Workers that there are already.
-    "starved": Control(_classify(_Items(64, 0.0005), 32, _tiny(64), workers=4)),
-    "starved-one-core": Control(_classify(_Items(64, 0.0005), 32, _tiny(64), workers=2), cpus=1),
+    "starved": Control(_classify(_items(64, 0.0005), 32, _tiny(64), workers=4)),
+    "starved-one-core": Control(_classify(_items(64, 0.0005), 32, _tiny(64), workers=2), cpus=1),
     "workers-cheap": Control(_classify(_tensors(64), 32, _tiny(64), workers=2)),
-    "workers-ready": Control(_classify(_Items(64, 0.0, 0.0002), 16, _medium(64), workers=2)),
+    "workers-ready": Control(_classify(_items(64, 0.0, 0.0002), 16, _medium(64), workers=2)),
     # Updates in which a fused or a foreach step, or gradients set to None, bring little.
-    "update-tiny": Control(_update(lambda: _tiny(64), torch.ones(8, 64), _ADAM)),
+    "update-tiny": Control(_update(_tiny(64), torch.ones(8, 64), _ADAM)),
     "update-one": Control(_update(_wide, torch.ones(8, 1024), _ADAMW)),
     "update-foreach": Control(_update(lambda: models.mlp(64, 40), torch.ones(8, 64), _ADAM, foreach=True)),
     "update-adagrad": Control(_update(_wide, torch.ones(8, 1024), torch.optim.Adagrad)),
     "update-momentum": Control(_update(lambda: models.mlp(64, 40), torch.ones(8, 64), _SGD, momentum=0.9)),
-    "zero-tiny": Control(_update(lambda: _tiny(64), torch.ones(8, 64), _SGD, to_none=False)),
+    "zero-tiny": Control(_update(_tiny(64), torch.ones(8, 64), _SGD, to_none=False)),
     "zero-wide": Control(_update(_wide, torch.ones(64, 1024), _SGD, to_none=False)),
     # Operators that are few, or small, for a reason.
     "float64-tiny": Control(
-        _update(lambda: _tiny(64).double(), torch.ones(8, 64, dtype=torch.float64), _SGD)
+        _update(lambda: _tiny(64)().double(), torch.ones(8, 64, dtype=torch.float64), _SGD)
     ),
     "layers-many": Control(_update(lambda: models.mlp(32, 200), torch.ones(16, 32), _SGD)),
 }
