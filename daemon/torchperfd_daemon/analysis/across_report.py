@@ -60,7 +60,7 @@ def _rank(across: Across, rank: RankWait) -> dict[str, Any]:
 
 
 def render_across(across: Across, out: IO[str]) -> None:
-    """Write who waited, for whom, and what it cost; as wide as a terminal, else of a fixed width."""
+    """Write who waited, for whom, and what it cost; as wide as a terminal, else uncut."""
     console = console_for(out)
     console.print("across ranks", style="bold")
     console.print(_found(across))

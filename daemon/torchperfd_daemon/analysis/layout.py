@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-# Off a terminal there is no width to ask for, and a log or a pipe must not reflow with the caller's.
-_PLAIN_WIDTH: Final = 110
+PLAIN_WIDTH: Final = 110
+"""Sentences off a terminal are so wide: a log or a pipe must not reflow with the caller's terminal."""
+# Off a terminal nothing is cut: what a log or another program gets is all that there is.
+_UNCUT: Final = 1_000_000
 _GUTTER: Final = 3
 _NAME_AT_LEAST: Final = 12
 _SPECIAL: Final = re.compile(r"([\\`*_{}\[\]|~])")
@@ -50,9 +52,9 @@ class Table:
 
 
 def console_for(out: IO[str]) -> Console:
-    """Return what writes to ``out``: as wide as a terminal is, else plain text of a fixed width."""
+    """Return what writes to ``out``: as wide as a terminal is, else plain text of which nothing is cut."""
     return Console(
-        file=out, width=None if out.isatty() else _PLAIN_WIDTH, markup=False, highlight=False, emoji=False
+        file=out, width=None if out.isatty() else _UNCUT, markup=False, highlight=False, emoji=False
     )
 
 

@@ -144,7 +144,7 @@ def render_text(
 ) -> None:
     """Write the summary's facts and the first ``limit`` rows of its table to ``out``.
 
-    On a terminal it fits the terminal's width; elsewhere it is plain text of a fixed one.
+    On a terminal it fits the terminal's width; elsewhere it is plain text of which nothing is cut.
     """
     console = console_for(out)
     head, *lines = facts(summary, rank)

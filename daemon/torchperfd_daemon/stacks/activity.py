@@ -15,10 +15,12 @@ _COLLECTIVES: Final = (
 # DistributedDataParallel's own collectives are called from C++ right below these.
 _REPLICATION: Final = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 _REPLICATES: Final = ("sync", "broadcast", "verify")
+# Our hooks wrap what they call: the wrapper's frame lies between torch's and the native call.
+_HOOKS: Final = "/torchperfd/hooks/"
 _ENGINE: Final = ("torch/autograd/graph.py", "_engine_run_backward")
 _LOADER: Final = "torch/utils/data/dataloader.py"
 # The client's hooks stand between the script and torch, and nobody waits in them for their own sake.
-_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchperfd/hooks/")
+_LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", _HOOKS)
 
 
 class Kind(Enum):
@@ -54,7 +56,7 @@ def activity(frames: Sequence[Frame]) -> Activity:
     asked = [frame for frame in frames if frame.file.endswith(_COLLECTIVES)]
     if asked:
         return Activity(Kind.COLLECTIVE, asked[-1].function, place)
-    innermost = frames[0]
+    innermost = next((frame for frame in frames if _HOOKS not in frame.file), frames[0])
     if innermost.file.endswith(_REPLICATION) and any(word in innermost.function for word in _REPLICATES):
         return Activity(Kind.COLLECTIVE, "DistributedDataParallel's broadcast", place)
     if innermost.file.endswith(_ENGINE[0]) and innermost.function == _ENGINE[1]:

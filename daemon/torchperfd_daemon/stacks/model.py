@@ -7,6 +7,8 @@ from typing import Final
 _CONNECTION: Final = "/grpc/_channel.py"
 _RECENT_S: Final = 2.0
 _RECENT_STEPS: Final = 3
+# A wrapper there writes an event, calls what it stands for, and writes another: nothing to hang in.
+_ONLY_CALLS_TORCH: Final = ("hooks/collectives.py", "hooks/gradients.py")
 _THREADS_BEGIN_IN: Final = ("_bootstrap", "_bootstrap_inner")
 
 
@@ -117,7 +119,8 @@ class RankStacks:
 def tidy(threads: tuple[Thread, ...], package: str) -> tuple[Thread, ...]:
     """Mark the threads of torchperfd, and take its frames out of the others.
 
-    Where one of its frames is the innermost it stays: then it is ours to explain what hangs.
+    Where one of its frames is the innermost it stays: then it is ours to explain what hangs. One that does
+    nothing but call torch's C++ does not: it is that call in which the thread is.
 
     Args:
         threads: As the rank told them.
@@ -132,11 +135,13 @@ def _tidied(thread: Thread, package: str) -> Thread:
     frames = list(thread.frames)
     if _is_own(frames, package):
         return Thread(thread.ident, thread.name, thread.training, True, thread.frames)
+    while len(frames) > 1 and frames[0].file in [f"{package}{name}" for name in _ONLY_CALLS_TORCH]:
+        frames = frames[1:]
     inner = 0
     while inner < len(frames) and frames[inner].file.startswith(package):
         inner += 1
     kept = frames[:inner] + [frame for frame in frames[inner:] if not frame.file.startswith(package)]
-    if len(kept) < len(frames):
+    if len(kept) < len(thread.frames):
         # What `torchperfd run` was itself started by says nothing about the script.
         while kept and kept[-1].file == "<frozen runpy>":
             kept.pop()

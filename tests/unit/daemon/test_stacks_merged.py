@@ -178,6 +178,26 @@ def test_torchperfds_own_frames_are_left_out_but_never_when_they_are_what_hangs(
     assert tidy(threads, "") is threads
 
 
+def test_buffer_broadcast_of_ddp_is_a_collective_without_our_frame() -> None:
+    """DDP broadcasts buffers ahead of a forward: the call goes through our wrapper into C++."""
+    ours = Frame(f"{PACKAGE}hooks/collectives.py", 68, "broadcast")
+    replication = f"{TORCH}/nn/parallel/distributed.py"
+    frames = (
+        Frame(replication, 2132, "_distributed_broadcast_coalesced"),
+        Frame(replication, 2210, "_default_broadcast_coalesced"),
+        Frame(replication, 2170, "_sync_buffers"),
+        Frame(replication, 1600, "_pre_forward"),
+        TRAIN,
+        MODULE,
+    )
+    (main,) = tidy((Thread(1, "", True, False, (ours, *frames)),), PACKAGE)
+    assert main.frames == frames
+    for seen in ((ours, *frames), frames):
+        told = activity(seen)
+        assert (told.kind, told.call) == (Kind.COLLECTIVE, "DistributedDataParallel's broadcast")
+        assert told.place == TRAIN
+
+
 def _started_in(file: str) -> tuple[Frame, ...]:
     threading_py = "/usr/lib/python3.11/threading.py"
     return (

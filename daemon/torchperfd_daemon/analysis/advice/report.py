@@ -7,7 +7,7 @@ from typing import IO, Any, Final
 from rich.text import Text
 
 from torchperfd_daemon.analysis.advice.item import Advice
-from torchperfd_daemon.analysis.layout import console_for, ms, printable
+from torchperfd_daemon.analysis.layout import PLAIN_WIDTH, console_for, ms, printable
 
 _INDENT: Final = 3
 
@@ -33,12 +33,13 @@ def render_advice(advice: Sequence[Advice], out: IO[str]) -> None:
     if not advice:
         return
     console = console_for(out)
+    width = console.width if out.isatty() else PLAIN_WIDTH
     console.print(Text("Advice", style="bold"))
     for number, each in enumerate(advice, 1):
         first = f"{number}. {printable(each.change)}: {_saves(each)}"
-        console.print(_indented(first, console.width, outdent=_INDENT))
-        console.print(_indented(printable(each.evidence), console.width))
-        console.print(Text(_indented(printable(each.setting), console.width), style="bold"))
+        console.print(_indented(first, width, outdent=_INDENT))
+        console.print(_indented(printable(each.evidence), width))
+        console.print(Text(_indented(printable(each.setting), width), style="bold"))
 
 
 def _indented(text: str, width: int, outdent: int = 0) -> str:
