@@ -14,6 +14,7 @@ from torchperfd.account import Account
 from torchperfd.capture import CaptureOptions
 from torchperfd.capture_desk import Capture, CaptureDesk
 from torchperfd.compilations import Compilations
+from torchperfd.descriptors import DescriptorGuard
 from torchperfd.dialogue import Dialogue
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
@@ -206,6 +207,7 @@ class Client:
             self._faults,
             self._pulse,
         )
+        self._guard = DescriptorGuard(self._give_up_descriptors)
         self._stream = Stream(
             sockets=contract.socket_candidates(),
             hello=self._dialogue.hello,
@@ -213,6 +215,7 @@ class Client:
             on_welcome=self._dialogue.on_welcome,
             on_command=self._dialogue.obey,
             faults=self._faults,
+            guard=self._guard,
         )
         self._exporter: Exporter | None = None
         self._senders: list[Sender] = []
@@ -237,8 +240,10 @@ class Client:
         self._pump.start()
         self._pulse.begin()
         self._pauses.install()
+        self._guard.install()
         self._stream.start()
         self._stacks.arm(self._stream.native_id)
+        self._guard.guard(self._stacks.descriptors)
         self._pending_torch = when_torch_is_imported(self._install_hooks)
         _watch_forks()
         atexit.register(self.detach)
@@ -423,6 +428,7 @@ class Client:
             self._dialogue.goodbye()
         self._dialogue.rendezvous.stop(0.1)
         self._stream.stop(max(0.1, deadline - time.monotonic()))
+        self._guard.uninstall()
         self._stacks.disarm()
         self._pulse.end()
         if closing is not None:
@@ -535,6 +541,11 @@ class Client:
 
     def _step_seconds(self) -> float:
         return self._pump.step_seconds()
+
+    def _give_up_descriptors(self) -> None:
+        """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
+        self._stacks.disarm()
+        self._stream.drop()
 
     def _become_inert(self) -> None:
         """After a fork, in the child: do nothing ever again."""

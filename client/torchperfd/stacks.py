@@ -114,6 +114,11 @@ class StackTeller:
             frames.clear()
         self._outbox.put(session_pb2.ClientMessage(stack_report=report))
 
+    @property
+    def descriptors(self) -> list[int]:
+        """What it has open."""
+        return [self._file] if self._file >= 0 else []
+
     def disarm(self) -> None:
         """Put the signal back as it was, and close the file; also for a forked child, of its copies."""
         if self._file < 0:

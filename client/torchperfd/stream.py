@@ -10,9 +10,11 @@ import ctypes
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from torchperfd.descriptors import DescriptorGuard, open_descriptors, target_of
 from torchperfd.faults import Faults
 from torchperfd.flag import Flag
 from torchperfd.interrupts import is_from_script
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
 _FIRST_DELAY_S: Final = 0.1
 _LONGEST_DELAY_S: Final = 2.0
 _IDLE_POLL_S: Final = 0.5
+_AFTER_DROP_S: Final = 5.0
+_DROP_BUDGET_S: Final = 1.0
+_DROP_POLL_S: Final = 0.005
+_GRPC_OPENS: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "socket:", "pipe:")
+"""What gRPC's descriptors stand for."""
 _NO_ROOM_S: Final = 10.0
 # What the outbox holds has ten megabytes at most, and a daemon takes messages of 16.
 _MOST_IN_A_BUNDLE: Final = 16
@@ -75,6 +82,7 @@ class Stream:
         on_welcome: Called with each session's Welcome.
         on_command: Called with each later message, on the stream's thread.
         faults: Where failures of the callbacks are counted.
+        guard: Is told of the descriptors that a session uses.
     """
 
     def __init__(
@@ -86,7 +94,12 @@ class Stream:
         on_welcome: Callable[["session_pb2.Welcome"], None],
         on_command: Callable[["session_pb2.DaemonMessage"], None],
         faults: Faults,
+        guard: DescriptorGuard,
     ) -> None:
+        self._guard = guard
+        # Descriptors that the session has opened, and what they stand for.
+        self._opened: dict[int, str] = {}
+        self._is_dropped = False
         self._sockets = sockets
         self._hello = hello
         self._outbox = outbox
@@ -189,7 +202,8 @@ class Stream:
                 if self.connections > before:
                     delay = _FIRST_DELAY_S
             # Jitter: a restarted daemon should not meet all its ranks in the same millisecond.
-            pause = _NO_ROOM_S if self._refused else delay
+            pause = _NO_ROOM_S if self._refused else _AFTER_DROP_S if self._is_dropped else delay
+            self._is_dropped = False
             self._stopping.wait(pause * random.Random().uniform(0.7, 1.0))
             delay = min(delay * 2, _LONGEST_DELAY_S)
 
@@ -199,6 +213,7 @@ class Stream:
 
         from torchperfd.v1 import session_pb2_grpc
 
+        before = open_descriptors()
         channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
         self._channel = channel
         session_over = threading.Event()
@@ -211,6 +226,7 @@ class Stream:
                     self._bundles = contract.BUNDLE in message.welcome.features
                     self._run_there = message.welcome.run
                     self._refused = False
+                    self._guard_session(before)
                     self._on_welcome(message.welcome)
                     self._is_welcomed = True
                 else:
@@ -226,8 +242,31 @@ class Stream:
             self._is_welcomed = False
             session_over.set()
             self._call = self._channel = None
+            self._guard.release(self._opened)
             channel.close()
         return True
+
+    def _guard_session(self, before: Mapping[int, str]) -> None:
+        self._opened = {
+            descriptor: target
+            for descriptor, target in open_descriptors().items()
+            if before.get(descriptor) != target and target.startswith(_GRPC_OPENS)
+        }
+        self._guard.guard(self._opened)
+
+    def drop(self) -> None:
+        """End the session at once, with all that gRPC has in this process; another begins some seconds later.
+
+        Waits a second at most, on the calling thread.
+        """
+        opened = self._opened
+        self._is_dropped = True
+        call = self._call
+        if call is not None:
+            call.cancel()
+        deadline = time.monotonic() + _DROP_BUDGET_S
+        while time.monotonic() < deadline and any(target_of(n) == target for n, target in opened.items()):
+            time.sleep(_DROP_POLL_S)
 
     def _refuse(self, path: str, why: str | None) -> None:
         """Say once that a daemon has no room for this process; it is left alone for a while."""
