@@ -175,6 +175,9 @@ CONTROLS: Final[dict[str, Control]] = {
     "computing-busy": Control(_classify(_items(256, 0.0003), 32, _medium(256)), threads=2),
     "waiting-one-core": Control(_classify(_items(64, 0.0, 0.001), 16, _medium(64)), cpus=1),
     "half-waiting": Control(_classify(_items(64, 0.0005, 0.0005), 16, _medium(64))),
+    # Items that wait: these are to gain.
+    "waiting": Control(_classify(_items(64, 0.0, 0.002), 16, _medium(64))),
+    "waiting-one-worker": Control(_classify(_items(64, 0.0, 0.002), 16, _medium(64), workers=1)),
     # Workers that there are already.
     "starved": Control(_classify(_items(64, 0.0005), 32, _tiny(64), workers=4)),
     "starved-one-core": Control(_classify(_items(64, 0.0005), 32, _tiny(64), workers=2), cpus=1),

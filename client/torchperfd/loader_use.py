@@ -35,7 +35,7 @@ class LoaderUse:
         batch_bytes: Their bytes.
         batch_size: Samples that the loader puts into a batch; 0 where it does not choose them itself.
         receive_seconds: What a draw takes when the workers have a batch ready.
-        worker_cpu_seconds: CPU time of the workers for each batch.
+        worker_cpu_seconds: CPU time of the workers' main threads for each batch.
         worker_queued: The share of the workers' time in which they were ready to run without a CPU.
         indexable: The dataset is a plain ``TensorDataset``, collated and sampled in torch's usual ways.
         shuffles: Its sampler is torch's ``RandomSampler``.

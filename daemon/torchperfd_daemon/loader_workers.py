@@ -80,7 +80,7 @@ class LoaderFacts:
         batch_bytes: Their bytes.
         batch_size: Samples that the loader puts into a batch; 0 where it does not choose them itself.
         receive_seconds: What a draw takes when the workers have a batch ready.
-        worker_cpu_seconds: CPU time of the workers for each batch.
+        worker_cpu_seconds: CPU time of the workers' main threads for each batch.
         worker_queued: The share of the workers' time in which they were ready to run without a CPU.
         indexable: The dataset is a plain ``TensorDataset``, which takes the indices of a whole batch.
         shuffles: Its sampler is torch's ``RandomSampler``.
@@ -196,8 +196,7 @@ class _Model:
             # They are busy all the time where the training thread waits for them. What they stood in line
             # for a CPU is no part of making a batch.
             self._make = max(0.0, facts.workers * step * (1 - (facts.worker_queued or 0.0)) - self._send)
-            cpu = facts.worker_cpu_seconds
-            self._cpu = None if cpu is None else max(0.0, cpu - self._send)
+            self._cpu = facts.worker_cpu_seconds
         else:
             self._make = data
             self._cpu = None if facts.draw_cpu is None else min(1.0, facts.draw_cpu) * data
@@ -273,8 +272,8 @@ class _Model:
         cpu, receive = self._cpu, self._facts.receive_seconds
         if not self._facts.workers or cpu is None or receive is None:
             return None
-        # A worker's CPU time is all that a batch takes, except where it waits; double it to be sure.
-        saves = self._data - max(2 * cpu, receive / 4)
+        # A worker's CPU time is all that a batch takes, except where it waits; half of it more to be sure.
+        saves = self._data - max(1.5 * cpu, receive / 4)
         if self._data > 2 * receive or saves < max(LEAST_GAIN * self._step, receive / 4):
             return None
         return LoaderAdvice(
