@@ -92,9 +92,9 @@ class Comparison:
         after: The second.
         per_step: Values are per step. Otherwise they are of whole recordings, since one has no steps.
         noise_known: Both have several steps, so that ``changed`` means beyond noise.
-        step: Host time of a step, or of the recording.
+        step: Time of a step, on the device where the host runs ahead of it; or of the recording.
         phases: Host time of a step by phase; empty without steps.
-        device: What the device did in a step's host time, the parts of `Breakdown`; empty without a device.
+        device: What the device did in a step, the parts of `Breakdown`; empty without a device.
         operators: Self CPU time by name; over the rows of one thread it adds up to the step.
         launched: Device time by the name of the operator that launched it.
         kernels: Time of kernels, copies and fills by name.
@@ -136,6 +136,12 @@ class Comparison:
             if row.status != "same" and row.difference * whole > 0
         ]
         return tuple(row for row in found[:_CAUSES] if abs(row.difference) >= _WORTH_NAMING * abs(whole))
+
+    def kernels_beside(self) -> tuple[Change, ...]:
+        """Return the kernels that changed though the step did not, at most three, largest first."""
+        if self.step.status != "same":
+            return ()
+        return tuple(row for row in self.kernels if row.status != "same")[:_CAUSES]
 
     def to_pandas(self, table: ComparedTable = "operators") -> Any:
         """Return one table as a ``pandas.DataFrame``, a row for each `Change`.

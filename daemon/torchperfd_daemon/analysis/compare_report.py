@@ -96,12 +96,13 @@ def headline(comparison: Comparison) -> str:
     step = comparison.step
     what = "B's steps take" if comparison.per_step else "B's recording takes"
     times = f"{what} {_time(step.after)}, A's {_time(step.before)} ({_percent(step)})"
+    if beside := comparison.kernels_beside():
+        changed = ", ".join(f"{_added(row)}{_in_percent(row)} in {printable(row.name)}" for row in beside)
+        within = "within noise" if comparison.noise_known else "too little to count"
+        return f"{times}: the step's difference is {within}, but kernels changed: {changed}"
     if step.status == "same":
         return f"{times}: no change {'beyond noise' if comparison.noise_known else 'that counts'}"
-    causes = ", ".join(
-        f"{_signed(row.difference, _time(abs(row.difference)))} in {printable(row.name)}"
-        for row in comparison.causes()
-    )
+    causes = ", ".join(f"{_added(row)} in {printable(row.name)}" for row in comparison.causes())
     return f"{times}: {causes}" if causes else times
 
 
@@ -209,6 +210,14 @@ def _percent(row: Change) -> str:
     return _signed(
         row.percent, f"{abs(row.percent):,.0f} %" if abs(row.percent) >= 10 else f"{abs(row.percent):.1f} %"
     )
+
+
+def _added(row: Change) -> str:
+    return _signed(row.difference, _time(abs(row.difference)))
+
+
+def _in_percent(row: Change) -> str:
+    return f" ({_percent(row)})" if row.status == "changed" else f" ({row.status})"
 
 
 def _time(nanoseconds: float) -> str:

@@ -69,7 +69,7 @@ def _saves(advice: Advice) -> str:
     on = f", on rank {', '.join(map(str, advice.ranks))}" if advice.ranks else ""
     if not advice.saves_ns_per_step:
         return on
-    return f": saves {ms(advice.saves_ns_per_step)} ms a step ({advice.share_of_step:.0%}){on}"
+    return f": saves {ms(advice.saves_ns_per_step)} ms {advice.per_what} ({advice.share_of_step:.0%}){on}"
 
 
 def _fenced(text: str) -> str:

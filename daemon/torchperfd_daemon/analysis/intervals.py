@@ -31,6 +31,12 @@ class Cover:
         """All the time covered, in ns."""
         return int(self._before[-1])
 
+    def moments_of(self, covered: Int64) -> Int64:
+        """Return the moments by which so much time has been covered, in ns; each less than `length`."""
+        last = np.searchsorted(self._before, covered, side="right") - 1
+        moments: Int64 = self._start[last] + covered - self._before[last]
+        return moments
+
     def up_to(self, moments: Int64) -> Int64:
         """Return the time covered before each moment, in ns."""
         covers = np.searchsorted(self._start, moments, side="right")

@@ -41,21 +41,22 @@ _PYTHON: Final = re.compile(
 )
 
 
-def phases(trace: Trace, steps: Sequence[Step]) -> list[dict[str, int]]:
+def phases(trace: Trace, steps: Sequence[Step], thread: int | None = None) -> list[dict[str, int]]:
     """Return each step's phases with their time in ns, those that took any, in the order of the closed set.
 
-    A step's phases sum to its duration; ``other`` is always among them.
+    A step's phases sum to the host's time for it; ``other`` is always among them.
 
     Args:
         trace: The loaded trace.
         steps: Its steps.
+        thread: The thread that trains; None for the one that the profiler marks its steps on.
     """
     if not steps:
         return []
-    thread = _training_thread(trace)
+    thread = _training_thread(trace) if thread is None else thread
     start, end, phase = _spans(trace, thread, steps)
-    firsts = np.array([step.start_ns for step in steps], dtype=np.int64)
-    lasts = firsts + np.array([step.duration_ns for step in steps], dtype=np.int64)
+    firsts = np.array([step.host_start_ns for step in steps], dtype=np.int64)
+    lasts = firsts + np.array([step.host_duration_ns for step in steps], dtype=np.int64)
     edges = np.unique(np.concatenate((start, end, firsts, lasts)))
     innermost = Spans(start, end).innermost(edges)
     running = np.append(phase, _OTHER)[innermost]
@@ -95,7 +96,7 @@ def _spans(trace: Trace, thread: int, steps: Sequence[Step]) -> tuple[Int64, Int
     outer = calls[outermost(trace.start[calls], trace.end[calls])]
     own = outer[~np.isin(outer, nodes)]
     said = rows[np.isin(phase, _DERIVED) & trace.of_categories({_ANNOTATION})[rows]]
-    firsts = np.array([step.start_ns for step in steps], dtype=np.int64)
+    firsts = np.array([step.host_start_ns for step in steps], dtype=np.int64)
     edges = np.concatenate((trace.start[rows], trace.end[said], firsts))
     backward = _joined(trace.start[nodes], trace.end[nodes], np.concatenate((edges, trace.start[own])))
     makers = own[_made_nodes(trace, own, calls, nodes)]

@@ -2,7 +2,6 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import IO, Any, Final
 
 from rich.text import Text
@@ -12,13 +11,17 @@ from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.layout import Table, console_for, ms, printable
 from torchperfd_daemon.analysis.operators import SORT_KEYS, Operator
 from torchperfd_daemon.analysis.quality import quality_lines, quality_to_dict
-from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.summary import Summary
 
 SCHEMA: Final = "torchperfd.analysis/1"
 # Short words for the orders most asked for; beside them stand torch's own names, for any device.
 _SHORT: Final = {"self": "self_cpu_time_total", "total": "cpu_time_total", "calls": "count"}
 _MOST_DEVICES: Final = 16
+_MARKS: Final[dict[str, str]] = {
+    "optimizer": "steps end with",
+    "loader": "steps begin with",
+    "annotation": "steps begin with the annotation",
+}
 _DEVICES: Final = ("cuda", "xpu", "privateuse1")
 SORT_WORDS: Final = (
     *_SHORT,
@@ -55,11 +58,18 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
             }
             for kernel in summary.kernels
         ],
+        "steps_from": {
+            "source": summary.step_source,
+            "mark": summary.step_mark,
+            "timed_by": summary.steps_timed_by,
+        },
         "steps": [
             {
                 "index": step.index,
                 "start_us": step.start_ns / 1000,
                 "duration_us": step.duration_ns / 1000,
+                "host_start_us": step.host_start_ns / 1000,
+                "host_duration_us": step.host_duration_ns / 1000,
                 "breakdown": _breakdown(device),
                 "phases": {f"{phase}_us": ns / 1000 for phase, ns in phases.items()},
                 "idle": {f"{cause}_us": ns / 1000 for cause, ns in idle.items()},
@@ -168,8 +178,8 @@ def facts(summary: Summary, rank: int | None) -> list[str]:
         f"{title}{printable(summary.path)}",
         f"{summary.size:,} bytes, {summary.events:,} events, {summary.skipped:,} skipped, "
         f"{ms(summary.duration_ns)} ms recorded",
-        _steps_line(summary.steps),
-        *_phases_line(summary.step_phases),
+        *_steps_lines(summary),
+        *_phases_line(summary),
         *_device_lines(summary),
         *_idle_lines(summary),
     ]
@@ -228,15 +238,17 @@ def _idle_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def _phases_line(phases: Sequence[Mapping[str, int]]) -> list[str]:
+def _phases_line(summary: Summary) -> list[str]:
     """Say what the mean step's host time went to; nothing where no phase could be told."""
+    phases = summary.step_phases
     sums = Counter[str]()
     for step in phases:
         sums.update(step)
     if set(sums) <= {"other"}:
         return []
     parts = (f"{phase} {ms(ns / len(phases))}" for phase, ns in sums.most_common())
-    return [f"mean step, in ms: {', '.join(parts)}"]
+    whose = "the host's mean step" if summary.steps_timed_by == "device" else "mean step"
+    return [f"{whose}, in ms: {', '.join(parts)}"]
 
 
 def operator_table(summary: Summary, limit: int, sort_by: str) -> Table:
@@ -278,12 +290,21 @@ def _sorted(summary: Summary, sort_by: str) -> list[Operator]:
     return sorted(summary.operators, key=SORT_KEYS[key], reverse=True)
 
 
-def _steps_line(steps: Sequence[Step]) -> str:
-    if not steps:
-        return "no steps: the loop did not call profiler.step()"
-    longest = max(steps, key=lambda step: step.duration_ns)
-    median = statistics.median_low(step.duration_ns for step in steps)
-    return (
-        f"{len(steps):,} steps, {steps[0].index} to {steps[-1].index}: "
+def _steps_lines(summary: Summary) -> list[str]:
+    """Say how long the steps are, whose times these are, and what marks them if not the profiler."""
+    found = summary.steps
+    if not found:
+        return ["no steps: the loop did not call profiler.step(), and nothing else marks them"]
+    longest = max(found, key=lambda step: step.duration_ns)
+    median = statistics.median_low(step.duration_ns for step in found)
+    lines = [
+        f"{len(found):,} steps, {found[0].index} to {found[-1].index}: "
         f"median {ms(median)} ms, longest {ms(longest.duration_ns)} ms (step {longest.index})"
-    )
+    ]
+    if summary.steps_timed_by == "device":
+        host = statistics.median_low(step.host_duration_ns for step in found)
+        lines.append(f"timed on the device, since the host runs ahead of it with {ms(host)} ms a step")
+    if summary.step_source != "profiler":
+        mark = printable(summary.step_mark)
+        lines.append(f"{_MARKS[summary.step_source]} {mark}, since the loop did not call profiler.step()")
+    return lines

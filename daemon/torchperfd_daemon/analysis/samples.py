@@ -49,7 +49,8 @@ class Samples:
 def sample(trace: Trace, found: Sequence[Step], links: Links) -> Samples:
     """Return what each of the steps took.
 
-    An event counts to the step that it starts in, on whichever thread.
+    A call counts to the step that the host was in when it began, on any thread. A device event counts to the
+    step that launched it, or where that is not known to the one in whose host time it began.
 
     Args:
         trace: The loaded trace.
@@ -58,8 +59,8 @@ def sample(trace: Trace, found: Sequence[Step], links: Links) -> Samples:
     """
     if not found:
         found = [Step(0, 0, trace.duration_ns + 1)]
-    starts = np.array([step.start_ns for step in found], dtype=np.int64)
-    ends = starts + np.array([step.duration_ns for step in found], dtype=np.int64)
+    starts = np.array([step.host_start_ns for step in found], dtype=np.int64)
+    ends = starts + np.array([step.host_duration_ns for step in found], dtype=np.int64)
     step = np.searchsorted(starts, trace.start, side="right") - 1
     step[trace.start >= ends[step]] = -1
     memory = _memory(trace, starts, ends) if len(trace.memory.time) else None

@@ -1,12 +1,19 @@
-"""The training steps that the profiler marked in the trace."""
+"""The training steps of a trace: what marks them, and how long they take on the host and on the device."""
 
 import re
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
 import numpy as np
 
-from torchperfd_daemon.analysis.trace import Trace
+from torchperfd_daemon.analysis.device_steps import on_the_device
+from torchperfd_daemon.analysis.links import Links, find_links
+from torchperfd_daemon.analysis.step_marks import Mark, infer_marks
+from torchperfd_daemon.analysis.trace import Int64, Trace
+
+StepSource = Literal["profiler", "optimizer", "loader", "annotation", "none"]
+TimedBy = Literal["host", "device"]
 
 _STEP: Final = re.compile(r"ProfilerStep#(\d{1,18})")
 # Kineto repeats each step on the GPU's timeline; host time is the step's own.
@@ -15,15 +22,101 @@ _GPU_COPY: Final = "gpu_user_annotation"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: the profiler's own number for it, and host times in ns since the trace's start."""
+    """One step: its number, and its times in ns since the trace's start.
+
+    Attributes:
+        index: The profiler's own number for it; of inferred steps their count, from 1.
+        start_ns: When it begins: on the device where the host runs ahead of it, else on the host.
+        duration_ns: How long it takes there.
+        host_ns: Start and duration on the host, where these are times of the device; else None.
+    """
 
     index: int
     start_ns: int
     duration_ns: int
+    host_ns: tuple[int, int] | None = None
+
+    @property
+    def host_start_ns(self) -> int:
+        """When the host begins it."""
+        return self.host_ns[0] if self.host_ns else self.start_ns
+
+    @property
+    def host_duration_ns(self) -> int:
+        """How long the host takes for it."""
+        return self.host_ns[1] if self.host_ns else self.duration_ns
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Its start and end."""
+        return self.start_ns, self.start_ns + self.duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one trace.
+
+    Attributes:
+        steps: In order of start.
+        source: What marks them: ``profiler.step()``, the optimizer's updates, the loader's draws or an
+            annotation that repeats; ``none`` without steps.
+        mark: The mark's name in the trace; empty for ``none``.
+        timed_by: Whose times they are: the device's where its work outlasts the host's steps.
+        thread: The host thread that they are marked on, an index into ``Trace.threads``; -1 without steps.
+    """
+
+    steps: tuple[Step, ...]
+    source: StepSource
+    mark: str
+    timed_by: TimedBy
+    thread: int
 
 
 def steps(trace: Trace) -> list[Step]:
-    """Return the steps in order of start; of a step recorded twice, the earlier."""
+    """Return the steps of a trace, in order of start."""
+    return list(find_steps(trace, find_links(trace)).steps)
+
+
+def find_steps(trace: Trace, links: Links) -> Steps:
+    """Return the steps, and what they are known by.
+
+    Args:
+        trace: The loaded trace.
+        links: What launched its device events.
+    """
+    marked, thread = _marked(trace)
+    source: StepSource = "profiler"
+    mark = "ProfilerStep#"
+    if not marked:
+        inferred = infer_marks(trace)
+        if inferred is None:
+            return Steps((), "none", "", "host", -1)
+        source, mark, thread, marked = inferred.source, inferred.name, inferred.thread, _numbered(inferred)
+    windows = on_the_device(trace, links, _column(marked, 0), _column(marked, 1))
+    if windows is None:
+        return Steps(tuple(marked), source, mark, "host", thread)
+    timed = [
+        replace(step, start_ns=start, duration_ns=end - start, host_ns=(step.start_ns, step.duration_ns))
+        for step, start, end in zip(marked, *(each.tolist() for each in windows), strict=True)
+    ]
+    return Steps(tuple(timed), source, mark, "device", thread)
+
+
+def whole_recording(trace: Trace, events: Int64) -> Step:
+    """Return all that was recorded as one step: of a device's work if there is any, else of the host's.
+
+    Args:
+        trace: The loaded trace.
+        events: The rows of its device events.
+    """
+    if not len(events):
+        return Step(0, 0, trace.duration_ns)
+    start, end = int(trace.start[events].min()), int(trace.end[events].max())
+    return Step(0, start, end - start, (0, trace.duration_ns))
+
+
+def _marked(trace: Trace) -> tuple[list[Step], int]:
+    """Return the steps that the profiler marked, and their thread; of a step recorded twice, the earlier."""
     numbers = {
         name: int(match[1]) for name, text in enumerate(trace.names) if (match := _STEP.fullmatch(text))
     }
@@ -33,4 +126,14 @@ def steps(trace: Trace) -> list[Step]:
         index, start = numbers[int(trace.name[row])], int(trace.start[row])
         if index not in found or start < found[index].start_ns:
             found[index] = Step(index, start, int(trace.end[row]) - start)
-    return sorted(found.values(), key=lambda step: step.start_ns)
+    thread = int(np.bincount(trace.thread[rows]).argmax()) if len(rows) else -1
+    return sorted(found.values(), key=lambda step: step.start_ns), thread
+
+
+def _numbered(marks: Mark) -> list[Step]:
+    spans = zip(marks.start.tolist(), marks.end.tolist(), strict=True)
+    return [Step(number, start, end - start) for number, (start, end) in enumerate(spans, 1)]
+
+
+def _column(found: Sequence[Step], place: int) -> Int64:
+    return np.array([step.window[place] for step in found], dtype=np.int64)

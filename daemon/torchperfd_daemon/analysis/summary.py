@@ -1,7 +1,7 @@
 """What one trace says: the result that every face of the analyser renders."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torchperfd_daemon.analysis.advice import Advice, advise
@@ -14,7 +14,7 @@ from torchperfd_daemon.analysis.phases import phases
 from torchperfd_daemon.analysis.picture import Picture, draw
 from torchperfd_daemon.analysis.quality import Quality, assess
 from torchperfd_daemon.analysis.samples import Samples, sample
-from torchperfd_daemon.analysis.steps import Step, steps
+from torchperfd_daemon.analysis.steps import Step, StepSource, TimedBy, find_steps, whole_recording
 from torchperfd_daemon.analysis.trace import Trace
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
@@ -37,7 +37,10 @@ class Summary:
         linked: The same over those whose launch is in the file.
         kernels: The kernels by name, most time first.
         steps: The training steps, in order.
-        step_breakdowns: Device time within each step's host time, parallel to ``steps``.
+        step_source: What marks them, as in `Steps`.
+        step_mark: The mark's name, likewise.
+        steps_timed_by: Whose times they are, likewise.
+        step_breakdowns: Device time within each step, parallel to ``steps``.
         step_phases: Host time of each step by phase, in ns, parallel to ``steps``.
         idle: Why the device was idle; None without device events.
         group_by: What a row of the operator table stands for.
@@ -64,6 +67,9 @@ class Summary:
     linked: Breakdown
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
+    step_source: StepSource
+    step_mark: str
+    steps_timed_by: TimedBy
     step_breakdowns: tuple[Breakdown, ...]
     step_phases: tuple[dict[str, int], ...]
     idle: Idle | None
@@ -118,10 +124,13 @@ def summarise(
     """
     device = DeviceTime(trace, comm_pattern)
     links = find_links(trace)
-    found = steps(trace)
+    marks = find_steps(trace, links)
+    found = marks.steps
     table = tuple(operators(trace, group_by=group_by, links=links))
-    within = device.within([(step.start_ns, step.start_ns + step.duration_ns) for step in found])
-    gaps = idle(trace, device, found, links)
+    # A trace without steps is advised on as a whole.
+    units = found or (whole_recording(trace, device.rows),)
+    within = device.within([unit.window for unit in units])
+    gaps = idle(trace, device, units, links)
     return Summary(
         path=trace.path,
         size=trace.size,
@@ -133,14 +142,19 @@ def summarise(
         breakdown=device.all(),
         linked=device.linked(),
         kernels=tuple(device.kernels()),
-        steps=tuple(found),
-        step_breakdowns=tuple(within),
-        step_phases=tuple(phases(trace, found)),
-        idle=gaps,
+        steps=found,
+        step_source=marks.source,
+        step_mark=marks.mark,
+        steps_timed_by=marks.timed_by,
+        step_breakdowns=tuple(within[: len(found)]),
+        step_phases=tuple(phases(trace, found, marks.thread)),
+        idle=gaps and replace(gaps, steps=gaps.steps[: len(found)], avoidable=gaps.avoidable[: len(found)]),
         group_by=group_by,
         operators=table,
         self_cpu_ns=sum(row.self_cpu_ns for row in table),
-        advice=advise(trace, found, within, gaps, links, worker_cost),
+        advice=advise(
+            trace, units, within, gaps, links, worker_cost, timed_by=marks.timed_by, is_whole=not found
+        ),
         collectives=collectives(trace, found),
         samples=sample(trace, found, links) if samples else None,
         picture=draw(trace, rectangles) if rectangles else None,

@@ -746,7 +746,8 @@ def test_steps_that_recording_cannot_explain_are_left_out() -> None:
     assert scaled(unrecorded_ns=before, steps=4, last_ns=9 * MS).step_ns == pytest.approx(before, abs=1)
     assert scaled(unrecorded_ns=before, steps=4, last_ns=MS + 100 * US).count == 4
     assert scaled(unrecorded_ns=before // 4, steps=8, last_ns=9 * MS).count == 2
-    assert scaled(unrecorded_ns=0, steps=4, last_ns=9 * MS).count == 4
+    # Without a time of unrecorded steps, one that is far longer than the others is no usual one.
+    assert scaled(unrecorded_ns=0, steps=4, last_ns=9 * MS).count == 3
 
 
 def test_steps_that_wait_for_their_loader_are_not_left_out() -> None:
@@ -791,6 +792,7 @@ def test_text_and_dictionary_say_the_same() -> None:
         "ranks": [0, 3],
         "evidence": "what \x1b shows",
         "saves_us_per_step": 1500.0,
+        "per": "step",
         "share_of_step": 0.25,
         "change": "do this",
         "setting": "f(x)",
@@ -802,3 +804,80 @@ def test_text_and_dictionary_say_the_same() -> None:
 
 def test_times_read_well() -> None:
     assert [ms(85_400), ms(12_345_678)] == ["85 µs", "12.3 ms"]
+
+
+def test_data_made_on_the_host_is_made_on_the_device() -> None:
+    events = []
+    for number in range(4):
+        at = number * 12 * MS
+        events += [
+            step(number, at, at + 12 * MS),
+            traces.event("aten::normal_", at + 60 * US, at + 9040 * US),
+            *launched(at + 9500 * US, "knead_mm", at + 9600 * US, at + 11_900 * US, number=number + 1),
+        ]
+    advice = advice_on(events)["host-compute"]
+    assert advice.change == "make the data on the device: aten::normal_"
+    assert advice.saves_ns_per_step == pytest.approx(8.98 * MS)
+    assert not {"host-bound", "batch-size", "tiny-kernels"} & set(advice_on(events))
+
+
+def graph(*kernels: tuple[str, int]) -> list[str]:
+    """A step of one graph, whose kernels belong to an operator that tells no types of theirs."""
+    types = {"Input type": ["float"], "Input Dims": [[8, 8]], "External id": 5}
+    events = [
+        step(1, 0, MS),
+        traces.event("CompiledFunction", 0, 90 * US, args=types),
+        traces.event("cudaGraphLaunch", 10 * US, 20 * US, cat="cuda_runtime", args={"correlation": 77}),
+    ]
+    at = 30 * US
+    for name, length in kernels:
+        events.append(kernel(name, at, at + length, correlation=77))
+        at += length
+    return events
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ampere_sgemm_128x64_tn",
+        "volta_sgemm_64x64_nt",
+        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16>(int)",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Params)",
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16",
+        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x5_nn_align4>(Params)",
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nn_align1>(Params)",
+        "cudnn_volta_scudnn_128x64_relu_xregs_large_nn_v1",
+        "Cijk_Ailk_Bljk_SB_MT128x64x16_SE_K1",
+    ],
+)
+def test_products_of_a_graph_are_told_by_their_kernels(name: str) -> None:
+    advice = advice_on(graph((name, 600 * US), ("triton_poi_fused_add_0", 300 * US)))["mixed-precision"]
+    assert "67% of the kernels' time" in advice.evidence
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x4_tn",
+        "ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_tn",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80",
+        "void gemvNSP_kernel<__nv_bfloat16, __nv_bfloat16, __nv_bfloat16, float, 1, 32>(int)",
+        "Cijk_Ailk_Bljk_HHS_BH_MT128x64x16",
+        "ampere_dgemm_64x64_tn",
+        "void at::native::vectorized_elementwise_kernel<4, CUDAFunctor_add<float> >(int)",
+        "void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, cutlass::half_t> >(Params)",
+    ],
+)
+def test_kernels_of_a_graph_in_other_formats_are_left_alone(name: str) -> None:
+    assert "mixed-precision" not in advice_on(graph((name, 600 * US)))
+
+
+def test_a_wait_saves_no_more_than_the_host_waited() -> None:
+    events = [step(1, 0, 10 * MS), *launched(0, "gemm", 5 * US, MS, number=1)]
+    events += [
+        traces.event("cudaStreamSynchronize", 500 * US, 1500 * US, cat="cuda_runtime"),
+        traces.event("train.py(1): prepare", 1500 * US, 8000 * US, cat="python_function"),
+        *launched(8100 * US, "gemm", 8200 * US, 10 * MS, number=2),
+    ]
+    # The device idles from 1 to 8.2 ms, and the host waited for 1 ms.
+    assert advice_on(events)["needless-synchronisation"].saves_ns_per_step == pytest.approx(MS)

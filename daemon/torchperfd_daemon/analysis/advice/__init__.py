@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import Final
 
 from torchperfd_daemon.analysis.advice import communication, launching, loading, memory, precision, updating
-from torchperfd_daemon.analysis.advice.item import Advice, Finding, gather, weigh
+from torchperfd_daemon.analysis.advice.item import Advice, Finding, Per, gather, weigh
 from torchperfd_daemon.analysis.advice.report import advice_to_dict, render_advice
 from torchperfd_daemon.analysis.advice.scene import Scene
 from torchperfd_daemon.analysis.breakdown import Breakdown
 from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.links import Links
-from torchperfd_daemon.analysis.steps import Step
+from torchperfd_daemon.analysis.steps import Step, TimedBy
 from torchperfd_daemon.analysis.trace import Trace
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
@@ -31,12 +31,17 @@ _RULES: Final[tuple[Callable[[Scene], Iterator[Finding]], ...]] = (
     precision.mixed_precision,
     launching.small_operators,
     launching.host_bound,
+    launching.host_compute,
     launching.needless_synchronisation,
     communication.gradient_exchange,
     communication.backend,
     communication.data_parallel,
     memory.memory_near_full,
 )
+# What a loop repeats cannot be seen in a recording without steps.
+_OF_LOOPS: Final = (loading.loader_workers, launching.small_operators)
+# What these save is the host's time.
+_ON_HOST: Final = frozenset({"loader-workers", "whole-batches", "data-parallel"})
 
 
 _WITHIN: Final = {
@@ -54,21 +59,37 @@ def advise(
     idle: Idle | None,
     links: Links,
     worker_cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST,
+    *,
+    timed_by: TimedBy = "host",
+    is_whole: bool = False,
 ) -> tuple[Advice, ...]:
-    """Return the advice for one rank, most time saved first; none for a trace without steps.
+    """Return the advice for one rank, most time saved first.
 
     Args:
         trace: The loaded trace.
-        steps: Its steps.
+        steps: Its steps; at least one.
         breakdowns: What the device did in each of them.
         idle: Why the device idled; None without a device.
         links: What launched its device events.
         worker_cost: Returns what a loader's worker costs on the machine.
+        timed_by: Whose times the steps are.
+        is_whole: The one step is the whole recording, since nothing marks steps in it.
     """
-    if not steps:
-        return ()
-    scene = Scene(trace, list(steps), list(breakdowns), idle, links, worker_cost)
-    found = [finding for rule in _RULES for finding in rule(scene)]
+    scene = Scene(
+        trace,
+        list(steps),
+        list(breakdowns),
+        idle,
+        links,
+        worker_cost,
+        timed_by=timed_by,
+        is_whole=is_whole,
+    )
+    rules = [rule for rule in _RULES if not (is_whole and rule in _OF_LOOPS)]
+    found = [finding for rule in rules for finding in rule(scene)]
+    if scene.on_device:
+        # Beside a busy device the host's time costs nothing.
+        found = [replace(each, of_idle=each.of_idle or each.rule in _ON_HOST) for each in found]
     found = [
         finding if finding.waits else replace(finding, saves_ns=finding.saves_ns / scene.inflation)
         for finding in found
@@ -80,4 +101,5 @@ def advise(
         )
         for finding in found
     ]
-    return weigh(found, scene.step_ns / scene.inflation, scene.idle_ns)
+    per: Per = "recording" if is_whole else "step"
+    return weigh(found, scene.step_ns / scene.inflation, scene.idle_ns, per)

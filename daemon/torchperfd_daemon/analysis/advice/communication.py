@@ -46,7 +46,7 @@ def gradient_exchange(scene: Scene) -> Iterator[Finding]:
     if not exposed:
         return
     exchanges, updates = _exchanges(scene), len(scene.annotated(STEP))
-    evidence = f"{ms(exposed)} of each step of {ms(scene.step_ns)} are communication with nothing beside it"
+    evidence = f"{ms(exposed)} of {scene.each_step} are communication with nothing beside it"
     if updates and exchanges >= 2 * updates:
         rounds = exchanges / updates
         yield Finding(
@@ -80,7 +80,7 @@ def backend(scene: Scene) -> Iterator[Finding]:
     alone = scene.per_step((exchange | busy).length - busy.length)
     yield Finding(
         "backend",
-        f"gloo exchanges tensors beside a device: {ms(alone)} of each step of {ms(scene.step_ns)} in which "
+        f"gloo exchanges tensors beside a device: {ms(alone)} of {scene.each_step} in which "
         "the device does nothing",
         alone * (1 - 1 / _NCCL_SPEED),
         "exchange device tensors with NCCL",
@@ -99,8 +99,7 @@ def data_parallel(scene: Scene) -> Iterator[Finding]:
     copying = scene.per_step(host.length)
     yield Finding(
         "data-parallel",
-        f"DataParallel spends {ms(copying)} of each step of {ms(scene.step_ns)} on copying the model "
-        "and on gathering",
+        f"DataParallel spends {ms(copying)} of {scene.each_step} on copying the model and on gathering",
         copying,
         "run one process for each device",
         "DistributedDataParallel(model, device_ids=[local_rank]); torchrun --nproc-per-node=gpu train.py",

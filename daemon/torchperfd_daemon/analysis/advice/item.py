@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
+Per = Literal["step", "recording"]
 LEAST_NS: Final = 50_000
 """What saves less than this a step is not said,"""
 LEAST_SHARE: Final = 0.03
@@ -26,6 +27,7 @@ class Advice:
         change: What to do, one imperative sentence.
         setting: The code to write, or the setting to make.
         ranks: Which ranks lose by it materially; empty for a trace that does not say its rank.
+        per: What ``saves_ns_per_step`` is of; the whole recording where nothing marks steps in it.
     """
 
     rule: str
@@ -35,6 +37,12 @@ class Advice:
     change: str
     setting: str
     ranks: tuple[int, ...] = ()
+    per: Per = "step"
+
+    @property
+    def per_what(self) -> str:
+        """What the saving is of, in words that follow it."""
+        return "a step" if self.per == "step" else "of the recording"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,9 @@ class Finding:
     waits: bool = False
 
 
-def weigh(findings: Iterable[Finding], step_ns: float, idle_ns: float) -> tuple[Advice, ...]:
+def weigh(
+    findings: Iterable[Finding], step_ns: float, idle_ns: float, per: Per = "step"
+) -> tuple[Advice, ...]:
     """Return what is worth saying, most time saved first.
 
     No two findings save the same time: each is cut to what the larger ones leave of the step, and of the idle
@@ -72,6 +82,7 @@ def weigh(findings: Iterable[Finding], step_ns: float, idle_ns: float) -> tuple[
         findings: What the rules found, in any order.
         step_ns: The step.
         idle_ns: What of it the device idles.
+        per: What the step is, if it is not one of the loop's.
     """
     advice = []
     left = step_ns
@@ -85,7 +96,9 @@ def weigh(findings: Iterable[Finding], step_ns: float, idle_ns: float) -> tuple[
         else:
             left -= saves
             idle_ns -= saves if finding.of_idle else 0.0
-        advice.append(Advice(finding.rule, finding.evidence, saves, share, finding.change, finding.setting))
+        advice.append(
+            Advice(finding.rule, finding.evidence, saves, share, finding.change, finding.setting, per=per)
+        )
     return tuple(sorted(advice, key=lambda each: -each.saves_ns_per_step))
 
 

@@ -1,5 +1,6 @@
 """Rules on the host that does not keep the device, or itself, busy: many small operators, and waiting."""
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -22,6 +23,11 @@ _TINY_KERNEL_NS: Final = 10_000
 # With this share of the device's memory free, a batch twice as large fits.
 _HALF: Final = 0.5
 _MOST_PLACES: Final = 5
+# Operators that make data from nothing, which a device can do by itself.
+_MAKES_DATA: Final = re.compile(
+    r"aten::(?:normal|uniform|random|bernoulli|exponential|log_normal|cauchy|geometric|multinomial|poisson"
+    r"|rand|empty|zero|ones|full|fill|arange|linspace|logspace|eye|tri[lu]_indices)(?!\w*backward)"
+)
 
 
 def small_operators(scene: Scene) -> Iterator[Finding]:
@@ -94,8 +100,8 @@ def host_bound(scene: Scene) -> Iterator[Finding]:
     trace = scene.trace
     median = float(np.median(trace.end[kernels] - trace.start[kernels]))
     evidence = (
-        f"the device idles {ms(idle)} of each step of {ms(scene.step_ns)} because the host launches too "
-        f"slowly; {len(kernels) / scene.count:,.0f} kernels a step, half of them shorter than {ms(median)}"
+        f"the device idles {ms(idle)} of {scene.each_step} because the host launches too slowly; "
+        f"{len(kernels) / scene.count:,.0f} kernels {scene.a_step}, half of them shorter than {ms(median)}"
     )
     reserved = int(trace.memory.reserved.max(initial=0))
     if median < _TINY_KERNEL_NS:
@@ -127,8 +133,36 @@ def host_bound(scene: Scene) -> Iterator[Finding]:
         )
 
 
+def host_compute(scene: Scene) -> Iterator[Finding]:
+    """The device idles while operators compute on the host what it then needs.
+
+    Saved is as long as the host computes: what takes the host milliseconds takes a device microseconds.
+    """
+    idle = scene.idle_for("host_compute")
+    if not idle or not scene.idle:
+        return
+    cause = next(each for each in scene.idle.causes if each.cause == "host_compute")
+    place = cause.places[0] if cause.places else None
+    what = place.what if place else "operators"
+    where = " in ".join(filter(None, (what, place.where if place else "")))
+    makes = _MAKES_DATA.search(what) is not None
+    yield Finding(
+        "host-compute",
+        f"the device idles {ms(idle)} of {scene.each_step} while the host computes; most of that in {where}",
+        scene.avoidable_for("host_compute"),
+        f"make the data on the device: {where}"
+        if makes
+        else f"compute it on the device, or in the DataLoader's workers: {where}",
+        'torch.randn(..., device="cuda")' if makes else 'x = x.to("cuda", non_blocking=True) ahead of it',
+        of_idle=True,
+    )
+
+
 def needless_synchronisation(scene: Scene) -> Iterator[Finding]:
-    """The host waits for the device within the step, and the device then for the host."""
+    """The host waits for the device within the step, and the device then for the host.
+
+    Without a wait the host would be earlier by as long as it waited, so no more than that is saved.
+    """
     idle = scene.idle_for("synchronisation")
     if not idle or not scene.idle:
         return
@@ -139,8 +173,8 @@ def needless_synchronisation(scene: Scene) -> Iterator[Finding]:
     where = f"; {share:.0%} of that by {places[0]}" if places else ""
     yield Finding(
         "needless-synchronisation",
-        f"the device idles {ms(idle)} of each step of {ms(scene.step_ns)} after waits for it{where}",
-        idle,
+        f"the device idles {ms(idle)} of {scene.each_step} after waits for it{where}",
+        scene.avoidable_for("synchronisation"),
         "keep values on the device, and read them every so many steps: " + "; ".join(places),
         "losses.append(loss.detach()) in place of loss.item(); torch.where in place of if and nonzero",
         of_idle=True,

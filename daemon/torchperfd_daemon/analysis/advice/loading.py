@@ -90,7 +90,7 @@ def pin_memory(scene: Scene) -> Iterator[Finding]:
     idle = scene.idle_for("pageable_copy")
     yield Finding(
         "pin-memory",
-        f"{len(copies) / scene.count:,.0f} copies a step come from pageable memory: "
+        f"{len(copies) / scene.count:,.0f} copies {scene.a_step} come from pageable memory: "
         f"{ms(scene.per_step(taken))}, {ms(scene.per_step(exposed))} of it while nothing else runs, and "
         f"{ms(idle)} idle",
         idle + scene.per_step(exposed * (1 - 1 / _PINNED_SPEED)),

@@ -23,7 +23,9 @@ def memory_near_full(scene: Scene) -> Iterator[Finding]:
     calls = scene.spans(scene.named(*_RETRIES))
     taken = scene.lasted(calls)
     retried = (
-        f"; {len(calls)} allocations and frees in the steps took {ms(taken)} a step" if len(calls) else ""
+        f"; {len(calls)} allocations and frees in the steps took {ms(taken)} {scene.a_step}"
+        if len(calls)
+        else ""
     )
     yield Finding(
         "memory-near-full",

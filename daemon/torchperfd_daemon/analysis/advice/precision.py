@@ -19,10 +19,18 @@ _ELIGIBLE: Final = re.compile(
     r"aten::(?:addmm|addmv|addbmm|baddbmm|bmm|mm|mv|matmul|linear|_scaled_dot_product\w*|\w*attention\w*"
     r"|\w*convolution\w*|conv\w*|_thnn_fused\w*|lstm_\w*|gru_\w*)"
 )
-# Kernels of such operators on single precision, for a trace that does not say types.
-_SINGLE_KERNELS: Final = re.compile(r"sgemm|scudnn|f32f32|s1688gemm")
+# Kernels of such operators on single precision: those of cuBLAS, cuDNN, CUTLASS, fused attention, MIOpen and
+# rocBLAS. For kernels that no operator of known types launched, such as those of a CUDA graph.
+_SINGLE_KERNELS: Final = re.compile(
+    r"sgem[mv]|scudnn|f32f32|tf32|gemm_f32|nvjet_s|simt_s\w*(?:gemm|fprop|dgrad|wgrad)"
+    r"|s1688(?:gemm|fprop|dgrad|wgrad|[a-z]*conv)|(?:fmha|attention)\w*_f32|Cijk_\w*_S[BS]_"
+    r"|(?:gem[mv]|convol|conv2d|dgrad|wgrad|fprop|winograd)\w*<(?:.*\W)?float\b",
+    re.IGNORECASE,
+)
 # Kernels on half precision or less, whatever the operator that launched them was given.
-_HALF_KERNELS: Final = re.compile(r"fp?16|half|hmma|hgemm|h884|h1688|h16816|e4m3|e5m2|fp8")
+_HALF_KERNELS: Final = re.compile(
+    r"fp?16|half|bfloat16|hmma|hgemm|h884|s884|h1688|h16816|s16816|s161616|e4m3|e5m2|fp8|_[HB][BHS]S?_"
+)
 # Of the kernels' time so much must be eligible, or the casts cost more than they bring.
 _LEAST_ELIGIBLE: Final = 0.2
 # Tensor cores do at least this much better on half precision; real layers gain so much after the casts.
@@ -48,7 +56,7 @@ def float64(scene: Scene) -> Iterator[Finding]:
         worked = int(scene.calls.work_ns[chosen].sum())
     yield Finding(
         "float64",
-        f"{int(chosen.sum()) / scene.count:,.0f} operators a step compute in double precision: "
+        f"{int(chosen.sum()) / scene.count:,.0f} operators {scene.a_step} compute in double precision: "
         f"{ms(scene.per_step(worked))}",
         scene.per_step(worked * (1 - 1 / _DOUBLE_COST) * counts),
         "compute in single precision; doubles often come from NumPy, whose arrays are double by default",
@@ -69,22 +77,13 @@ def mixed_precision(scene: Scene) -> Iterator[Finding]:
     trace = scene.trace
     kernels = scene.device_rows[trace.of_categories({KERNEL})[scene.device_rows]]
     whole = int((trace.end[kernels] - trace.start[kernels]).sum())
-    rows = scene.calls.row
-    if len(trace.types) > 1:
-        eligible_names = np.fromiter((_ELIGIBLE.match(name) is not None for name in trace.names), np.bool_)
-        eligible = eligible_names[trace.name[rows]] & _with_tensors_of(scene, rows, "float")
-        launched = scene.launched_by(rows[eligible])
-        launched = launched[np.isin(launched, kernels)]
-    else:
-        single = np.fromiter((_SINGLE_KERNELS.search(name) is not None for name in trace.names), np.bool_)
-        launched = kernels[single[trace.name[kernels]]]
-    launched = launched[~np.isin(launched, trace.named(launched, _is_half))]
+    launched = kernels[_single(scene, kernels)]
     worked = int((trace.end[launched] - trace.start[launched]).sum())
     if not whole or worked < _LEAST_ELIGIBLE * whole:
         return
     yield Finding(
         "mixed-precision",
-        f"{worked / whole:.0%} of the kernels' time ({ms(scene.per_step(worked))} a step) are matrix "
+        f"{worked / whole:.0%} of the kernels' time ({ms(scene.per_step(worked))} {scene.a_step}) are matrix "
         "products and convolutions in single precision",
         scene.per_step(worked * (1 - 1 / _HALF_SPEED) * scene.device_bound),
         "run the forward pass under autocast, in bfloat16",
@@ -92,8 +91,21 @@ def mixed_precision(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def _is_half(kernel: str) -> bool:
-    return _HALF_KERNELS.search(kernel) is not None
+def _single(scene: Scene, kernels: Int64) -> Flags:
+    """Return which kernels compute products in single precision.
+
+    The operator that launched a kernel tells where it is one of torch's and its types are on record. Else the
+    kernel's name does: a graph's kernels belong to no operator of their own.
+    """
+    trace, operator = scene.trace, scene.operator_of(kernels)
+    is_torchs = np.fromiter((name.startswith("aten::") for name in trace.names), np.bool_)
+    tells = (operator >= 0) & is_torchs[trace.name[operator]] & (trace.type[operator] > 0)
+    eligible = np.fromiter((_ELIGIBLE.match(name) is not None for name in trace.names), np.bool_)
+    by_operator = eligible[trace.name[operator]] & _with_tensors_of(scene, operator, "float")
+    by_name = np.isin(kernels, trace.named(kernels, lambda name: _SINGLE_KERNELS.search(name) is not None))
+    half = np.isin(kernels, trace.named(kernels, lambda name: _HALF_KERNELS.search(name) is not None))
+    single: Flags = np.where(tells, by_operator, by_name) & ~half
+    return single
 
 
 def _with_tensors_of(scene: Scene, rows: Int64, dtype: str) -> Flags:

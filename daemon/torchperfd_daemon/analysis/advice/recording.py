@@ -42,6 +42,11 @@ _LEAST_KEPT: Final = 0.25
 # A step that waits this share of it for workers is as long as they take.
 _WORKERS_DECIDE: Final = 0.2
 _MOST_INFLATED: Final = 2.0
+# Without a measurement of unrecorded steps, a step so many times the median is no usual one, if at most one
+# in so many is, or just one; of fewer steps than the last of these none can be told from the others.
+_UNUSUAL: Final = 1.5
+_RARE: Final = 8
+_FEWEST_TO_COMPARE: Final = 3
 
 
 class RecordingCost:
@@ -72,7 +77,7 @@ class RecordingCost:
         self._kinds = [(np.sort(times), cost) for times, cost in kinds if len(times)]
         self.scale = 1.0
         self._unrecorded = 0 if on_device else trace.unrecorded_step_ns
-        self.undisturbed: Flags = np.ones(len(starts), dtype=np.bool_)
+        self.undisturbed: Flags = _usual(ends - starts, waited)
         if self._unrecorded:
             lengths, costs = ends - starts, self.within(starts, ends)
             usual = float(np.median(lengths - waited))
@@ -126,6 +131,28 @@ def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:
     count = max(int(np.count_nonzero(excess <= 0)), round(_LEAST_KEPT * len(lengths)), 1)
     kept = np.zeros(len(lengths), dtype=np.bool_)
     kept[order[:count]] = True
+    return kept
+
+
+def _usual(lengths: Int64, waited: Int64) -> Flags:
+    """Return which steps to keep where nothing says what a step takes unrecorded: all but a few long ones.
+
+    A step that takes half as long again as the median, its waits for workers left out, is no usual one if it
+    is the only such step, or one of few. What comes around more often is how the loop is. Waits for workers
+    come around: where there are several workers, every so many steps wait for all of them. So only a single
+    step that waits so long is left out.
+
+    Args:
+        lengths: Each step.
+        waited: What it waited for workers, in ns.
+    """
+    kept = np.ones(len(lengths), dtype=np.bool_)
+    for each, most in ((lengths - waited, max(1, len(lengths) // _RARE)), (lengths, 1)):
+        if kept.sum() < _FEWEST_TO_COMPARE:
+            break
+        long = kept & (each > _UNUSUAL * float(np.median(each[kept])))
+        if long.sum() <= most:
+            kept &= ~long
     return kept
 
 

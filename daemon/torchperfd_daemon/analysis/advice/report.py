@@ -20,6 +20,7 @@ def advice_to_dict(advice: Sequence[Advice]) -> list[dict[str, Any]]:
             "ranks": list(each.ranks),
             "evidence": each.evidence,
             "saves_us_per_step": each.saves_ns_per_step / 1000,
+            "per": each.per,
             "share_of_step": each.share_of_step,
             "change": each.change,
             "setting": each.setting,
@@ -52,4 +53,4 @@ def _saves(advice: Advice) -> str:
     on = f", on rank {', '.join(map(str, advice.ranks))}" if advice.ranks else ""
     if not advice.saves_ns_per_step:
         return f"a risk, no time{on}"
-    return f"saves {ms(advice.saves_ns_per_step)} ms a step ({advice.share_of_step:.0%}){on}"
+    return f"saves {ms(advice.saves_ns_per_step)} ms {advice.per_what} ({advice.share_of_step:.0%}){on}"

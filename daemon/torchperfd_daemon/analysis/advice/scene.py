@@ -14,7 +14,7 @@ from torchperfd_daemon.analysis.advice.recording import RecordingCost
 from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown
 from torchperfd_daemon.analysis.idle import Cause, Idle
 from torchperfd_daemon.analysis.links import Links, find_links
-from torchperfd_daemon.analysis.steps import Step
+from torchperfd_daemon.analysis.steps import Step, TimedBy
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
@@ -107,6 +107,13 @@ class Scene:
         idle: Why the device idled; None without a device.
         links: What launched its device events, if that has been found before.
         worker_cost: Returns what a loader's worker costs on the machine.
+        timed_by: Whose times the steps are: the device's where the host runs ahead of it.
+        is_whole: The one step is the whole recording, since nothing marks steps in it.
+
+    Attributes:
+        step_ns: One step, without what recording it cost.
+        count: The steps that are judged: all but the unusually long ones.
+        is_whole: As above.
     """
 
     def __init__(
@@ -117,32 +124,44 @@ class Scene:
         idle: Idle | None,
         links: Links | None = None,
         worker_cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST,
+        *,
+        timed_by: TimedBy = "host",
+        is_whole: bool = False,
     ) -> None:
         self.worker_cost = worker_cost
         self._links = links or find_links(trace)
         self.trace = trace
         self.idle = idle
+        self.is_whole = is_whole
         self.breakdowns = breakdowns
-        self._starts = np.array([step.start_ns for step in steps], dtype=np.int64)
-        self._ends = self._starts + np.array([step.duration_ns for step in steps], dtype=np.int64)
+        self._starts = np.array([step.host_start_ns for step in steps], dtype=np.int64)
+        self._ends = self._starts + np.array([step.host_duration_ns for step in steps], dtype=np.int64)
+        self._windows = np.array([step.window for step in steps], dtype=np.int64).reshape(-1, 2)
         self._operators = trace.of_categories({OPERATOR})
         self._recording = RecordingCost(
             trace,
-            self._starts,
-            self._ends,
+            self._windows[:, 0],
+            self._windows[:, 1],
             self._operators | trace.of_categories({ANNOTATION}),
             self._waited(),
             on_device=self.on_device,
         )
         kept = self._recording.undisturbed
-        self._starts, self._ends = self._starts[kept], self._ends[kept]
-        self.count = len(self._starts)
+        self._starts, self._ends, self._windows = (
+            each[kept] for each in (self._starts, self._ends, self._windows)
+        )
+        self._kept = np.flatnonzero(kept).tolist()
+        self.count = len(self._kept)
         self.breakdowns = [each for each, keep in zip(breakdowns, kept.tolist(), strict=True) if keep]
         busy = np.array([each.busy_ns for each in self.breakdowns], dtype=np.int64)
-        lengths = np.maximum(self._ends - self._starts - self.recording(self._starts, self._ends), busy)
+        lengths = self._windows[:, 1] - self._windows[:, 0]
         self.step_ns: float = float(lengths.mean())
+        if timed_by == "host":
+            # A host that runs ahead has time for being recorded.
+            lengths = np.maximum(lengths - self.recording(self._windows[:, 0], self._windows[:, 1]), busy)
+            self.step_ns = float(lengths.mean())
         self.inflation: float = self._recording.inflation(self.step_ns)
-        self._recording_ns = float((self._ends - self._starts).mean()) - self.step_ns
+        self._recording_ns = float((self._windows[:, 1] - self._windows[:, 0]).mean()) - self.step_ns
 
     def _waited(self) -> Int64:
         """Return what each step waited for workers of a loader, as recorded, in ns."""
@@ -152,6 +171,16 @@ class Scene:
             waited, np.searchsorted(self._starts, waits.start, side="right") - 1, waits.end - waits.start
         )
         return waited
+
+    @property
+    def a_step(self) -> str:
+        """What figures are of, after them: ``a step``, or that it is the whole recording."""
+        return "in the recording" if self.is_whole else "a step"
+
+    @property
+    def each_step(self) -> str:
+        """The whole that figures are parts of, in words, with its length."""
+        return f"the {ms(self.step_ns)} recorded" if self.is_whole else f"each step of {ms(self.step_ns)}"
 
     @property
     def on_device(self) -> bool:
@@ -170,8 +199,14 @@ class Scene:
         """
         if not self.idle:
             return 0.0
-        idle = self.per_step(sum(each.get(cause, 0) for each in self.idle.steps))
+        idle = self.per_step(sum(self.idle.steps[step].get(cause, 0) for step in self._kept))
         return max(idle - self._recording_ns, 0.0) if cause == "launch" else idle
+
+    def avoidable_for(self, cause: Cause) -> float:
+        """Return what of the idle time for a cause goes away with it: no more than the host waited for it."""
+        if not self.idle:
+            return 0.0
+        return self.per_step(sum(self.idle.avoidable[step].get(cause, 0) for step in self._kept))
 
     @property
     def device_bound(self) -> float:
@@ -187,10 +222,8 @@ class Scene:
         return float(ns) / self.count
 
     def within(self, moments: Int64) -> Flags:
-        """Return which moments lie in a step."""
-        at = np.searchsorted(self._starts, moments, side="right") - 1
-        inside: Flags = (at >= 0) & (moments < self._ends[np.maximum(at, 0)])
-        return inside
+        """Return which moments of the host lie in a step."""
+        return _inside(moments, self._starts, self._ends)
 
     def recording(self, starts: Int64, ends: Int64) -> Int64:
         """Return what recording cost within each span, in ns."""
@@ -281,9 +314,9 @@ class Scene:
 
     @cached_property
     def device_rows(self) -> Int64:
-        """What ran on the device within the steps."""
+        """What began on the device within the steps, as far as the steps' times are the device's."""
         rows = np.flatnonzero(self.trace.of_categories(DEVICE))
-        return rows[self.within(self.trace.start[rows])]
+        return rows[_inside(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
 
     def launched_by(self, operators: Int64) -> Int64:
         """Return which of `device_rows` an operator in ``operators`` launched itself."""
@@ -293,6 +326,13 @@ class Scene:
     def operator_of(self, events: Int64) -> Int64:
         """Return the row of the operator that launched each of some device events, -1 for none."""
         return self._links.operator[np.searchsorted(self._links.event, events)]
+
+
+def _inside(moments: Int64, starts: Int64, ends: Int64) -> Flags:
+    """Return which moments lie in one of some windows, which are in order."""
+    at = np.searchsorted(starts, moments, side="right") - 1
+    inside: Flags = (at >= 0) & (moments < ends[np.maximum(at, 0)])
+    return inside
 
 
 def ms(ns: float) -> str:

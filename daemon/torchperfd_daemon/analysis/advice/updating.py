@@ -65,7 +65,7 @@ def fused_optimizer(scene: Scene) -> Iterator[Finding]:
     yield Finding(
         "fused-optimizer",
         f"{kind or 'the optimizer'}'s step runs {count:,.0f} operators, parameter by parameter: "
-        f"{ms(scene.lasted(spans))} a step, {ms(scene.per_step(overhead))} of it dispatch and Python",
+        f"{ms(scene.lasted(spans))} {scene.a_step}, {ms(scene.per_step(overhead))} of it dispatch and Python",
         scene.per_step(saved),
         "update all parameters in one operator" if fused else "update all parameters together",
         f"torch.optim.{kind}(..., {option})" if kind else f"{option} in the optimizer's arguments",
@@ -99,8 +99,8 @@ def zero_grad(scene: Scene) -> Iterator[Finding]:
         filled += _colder(scene, fills) - _written_cold(scene, fills)
     yield Finding(
         "zero-grad",
-        f"zero_grad fills {len(fills) / scene.count:,.0f} gradients a step with zeros, to which backward "
-        f"then adds: {ms(scene.per_step(filled))} and {ms(scene.per_step(added * ours))}",
+        f"zero_grad fills {len(fills) / scene.count:,.0f} gradients {scene.a_step} with zeros, to which "
+        f"backward then adds: {ms(scene.per_step(filled))} and {ms(scene.per_step(added * ours))}",
         scene.per_step(filled + added * ours),
         "drop the old gradients, so that the new ones take their place",
         "optimizer.zero_grad(set_to_none=True)",

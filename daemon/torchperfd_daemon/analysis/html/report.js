@@ -214,7 +214,7 @@
   function advice(items) {
     return section("What to change", element("ol", { class: "advice" }, ...items.map((item) => {
       const ranks = item.ranks?.length && report.ranks.length > 1 ? `rank ${item.ranks.join(", ")}` : null;
-      const saves = item.saves_us_per_step > 0 ? `saves about ${time(item.saves_us_per_step)} a step` : null;
+      const saves = item.saves_us_per_step > 0 ? `saves about ${time(item.saves_us_per_step)} ${item.per === "recording" ? "of the recording" : "a step"}` : null;
       const share = saves && item.share_of_step ? `${percent(item.share_of_step)} of it` : null;
       return element("li", {},
         element("strong", {}, item.change.charAt(0).toUpperCase() + item.change.slice(1)), " ",
@@ -350,11 +350,11 @@
     }
     if (entry.breakdown.all.n_gpu_events) {
       const parts = DEVICE.map(([key, label, fill]) => ({ key, label, fill, of: (step) => step.breakdown[key] }));
-      charts.push(...stepChart("Device, during the host's step", steps, parts));
+      charts.push(...stepChart(entry.steps_from?.timed_by === "device" ? "Device, in its own steps" : "Device, during the host's step", steps, parts));
       columns.push(...parts.map((part) => ({ label: `${part.label} ms`, of: part.of, show: (us) => decimal(us / 1000, 3) })));
     }
     if (!charts.length) {
-      const whole = { label: "host time", fill: "fill-compute", of: (step) => step.duration_us };
+      const whole = { label: "host time", fill: "fill-compute", of: (step) => step.host_duration_us ?? step.duration_us };
       charts.push(...stepChart("Host time", steps, [whole]));
     }
     return section("Steps", ...charts,

@@ -1,0 +1,266 @@
+"""What a host thread did at which time, as far as it explains why the device was idle.
+
+`idle` has the rules by which a gap is charged to one of these causes.
+"""
+
+import re
+import sys
+from typing import Final, Literal, get_args
+
+import numpy as np
+
+from torchperfd_daemon.analysis.breakdown import LAUNCHES
+from torchperfd_daemon.analysis.callers import PYTHON
+from torchperfd_daemon.analysis.intervals import Cover
+from torchperfd_daemon.analysis.links import Links
+from torchperfd_daemon.analysis.operators import ASYNC_PREFIXES
+from torchperfd_daemon.analysis.phases import drawing
+from torchperfd_daemon.analysis.spans import ByThread, Spans, outermost
+from torchperfd_daemon.analysis.trace import Int32, Int64, Trace
+
+Cause = Literal[
+    "data", "pageable_copy", "collective_wait", "synchronisation", "host_compute", "launch", "other"
+]
+CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
+# The waits that can fill a gap, in order of precedence, and the causes that remain.
+_FILLING: Final = 4
+COLLECTIVE_WAIT, _SYNCHRONISATION, _HOST_COMPUTE, _LAUNCH, OTHER = (
+    CAUSES.index(name) for name in ("collective_wait", "synchronisation", "host_compute", "launch", "other")
+)
+# A wait under way when a gap begins must last one part in so many of the gap to be its cause.
+_UNDER_WAY_SHARE: Final = 20
+# Operators that launch nothing compute where they take so long in a gap, and each of them so long, or all
+# together much longer: shorter ones are views, allocations and the like on the way to the next launch.
+_COMPUTING_NS: Final = 100_000
+_COMPUTING_EACH_NS: Final = 20_000
+_COMPUTING_TOGETHER_NS: Final = 1_000_000
+_OPERATOR: Final = "cpu_op"
+_ANNOTATION: Final = "user_annotation"
+# Runtime calls that return when the device is done: by the vendors' names, and frees, which wait for it too.
+_WAITING_CALL: Final = re.compile(
+    r"(?:(?:cuda|hip)(?:(?:Stream|Device|Event|Thread)Synchronize|Free|FreeHost|HostFree"
+    r"|Memcpy(?:2D|3D|ToSymbol|FromSymbol|DtoH|HtoD|WithStream)?)"
+    r"|cu(?:(?:Stream|Ctx|Event)Synchronize|Memcpy(?:DtoH|HtoD)?)"
+    r"|urQueueFinish|urEventWait|zeEventHostSynchronize|zeCommandQueueSynchronize)(?:_\w+)?"
+)
+_FROM_PAGEABLE: Final = "(Pageable -> Device"
+_TO_PAGEABLE: Final = "-> Pageable)"
+_COLLECTIVE_CALLS: Final = ("c10d::", "record_param_comms")
+# Kineto leaves out of a file's name the directory that Python found it in.
+_FUNCTION: Final = re.compile(r"(?P<file>.+)\(\d+\): .*", re.DOTALL)
+_LIBRARY: Final = re.compile(r"(?:^|/)torch/|/lib/python3|^<")
+_AUTOGRAD: Final = ("autograd::", "torch::autograd::")
+# Of one part in so many of a gap in calls the host is said to be launching.
+_LAUNCHING_SHARE: Final = 10
+NOWHERE: Final = -1
+
+
+class Launches:
+    """The runtime and driver calls of a trace, and what they launched."""
+
+    def __init__(self, trace: Trace, links: Links) -> None:
+        self._trace = trace
+        self._links = links
+        self.calls = np.flatnonzero(trace.of_categories(LAUNCHES))
+        rows = self.calls[trace.correlation[self.calls] >= 0]
+        self.busiest_thread = int(np.bincount(trace.thread[rows]).argmax()) if len(rows) else NOWHERE
+
+    def of(self, events: Int64) -> Int64:
+        """Return the row of each device event's launch, -1 for none."""
+        links = self._links
+        place = np.minimum(np.searchsorted(links.event, events), len(links.event) - 1)
+        return np.where(events >= 0, links.launch[place], NOWHERE)
+
+    def of_copies(self, kind: str) -> Int64:
+        """Return the rows of the launches of copies that have ``kind`` in their names."""
+        copies = np.flatnonzero(self._trace.of_categories({"gpu_memcpy"}))
+        rows = self.of(self._trace.named(copies, lambda name: kind in name))
+        return rows[rows >= 0]
+
+
+class Kinds:
+    """The host's calls of a trace by what they mean for a gap."""
+
+    def __init__(self, trace: Trace, launches: Launches) -> None:
+        operators = np.flatnonzero(trace.of_categories({_OPERATOR}))
+        annotated = np.flatnonzero(trace.of_categories({_OPERATOR, _ANNOTATION}))
+        python = np.flatnonzero(trace.of_categories({PYTHON}))
+        waiting = trace.named(launches.calls, lambda name: _WAITING_CALL.fullmatch(name) is not None)
+        collective = trace.named(operators, lambda name: name.startswith(_COLLECTIVE_CALLS))
+        self.drawing = ByThread(trace, drawing(trace))
+        self.staging = ByThread(trace, launches.of_copies(_FROM_PAGEABLE))
+        self.collective = ByThread(trace, collective)
+        self.waiting = ByThread(trace, np.union1d(waiting, launches.of_copies(_TO_PAGEABLE)))
+        self.calls = ByThread(trace, np.concatenate((operators, launches.calls)))
+        self.operators = ByThread(trace, np.setdiff1d(operators, collective, assume_unique=True))
+        self.launches = ByThread(trace, launches.calls)
+        self.asking = ByThread(trace, trace.named(operators, _asks))
+        self.users = ByThread(trace, trace.named(python, _is_users))
+        self.collective_spans = trace.named(annotated, lambda name: name.startswith(ASYNC_PREFIXES))
+
+
+class Host:
+    """One host thread: what it did at which time."""
+
+    def __init__(self, trace: Trace, kinds: Kinds, thread: int) -> None:
+        self._trace = trace
+        self._asking = self._outermost(kinds.asking.on(thread))
+        self._asking_spans = self._spans(self._asking)
+        self._users = kinds.users.on(thread)
+        self._user_spans = self._spans(self._users)
+        drawing = kinds.drawing.on(thread)
+        staging = self._with_askers(kinds.staging.on(thread))
+        collective = kinds.collective.on(thread)
+        waiting = self._with_askers(kinds.waiting.on(thread))
+        waits = kinds.waiting.on(thread)
+        self._filling = (drawing, staging, np.concatenate((collective, kinds.collective_spans)), waiting)
+        # Of the time of an operator that waits only its waits would be saved without them.
+        self._waits = tuple(
+            self._cover(waits if number == _SYNCHRONISATION else rows)
+            for number, rows in enumerate(self._filling)
+        )
+        self._calls = self._cover(kinds.calls.on(thread))
+        self._computing = self._without_launch(kinds.operators.on(thread), kinds.launches.on(thread))
+        spans = trace.end[self._computing] - trace.start[self._computing]
+        self._computes = self._cover(self._computing)
+        self._computes_long = self._cover(self._computing[spans >= _COMPUTING_EACH_NS])
+        self._layers = [
+            (number, self._cover(rows))
+            for number, rows in enumerate((drawing, staging, collective, waiting))
+            if len(rows)
+        ]
+        if len(kinds.collective_spans):
+            # A span that another thread may be in is the host's wait only while this one is in no call.
+            self._layers += [(OTHER, self._calls), (COLLECTIVE_WAIT, self._cover(kinds.collective_spans))]
+
+    def charge(
+        self, start: Int64, end: Int64, launch: Int64, cause: Int64, what: Int64
+    ) -> tuple[Int64, Int64, Int64, Int64]:
+        """Return cause, what, where and avoidable time of gaps that the host was late for.
+
+        Args:
+            start: When each gap begins, in ns.
+            end: When it ends.
+            launch: The row of the launch of what ends it, -1 for none.
+            cause: Its cause as long as the host shows none.
+            what: Its place, likewise.
+        """
+        trace = self._trace
+        filled, begun = self._within(start, end), self._within(start, start + 1)
+        before = self._begins(start)
+        took = self._waited(before, end)
+        under_way = (begun > 0) & (_UNDER_WAY_SHARE * self._waited(before, self._ends(start)) >= end - start)
+        computed = self._computed(start, end)
+        computes = (2 * computed >= end - start) & (computed >= _COMPUTING_NS) & (launch >= 0)
+        charged = np.concatenate((2 * filled >= end - start, [computes], under_way), dtype=np.bool_)
+        first = np.argmax(charged, axis=0)
+        charged_to = np.array([*range(_FILLING), _HOST_COMPUTE, *range(_FILLING)])[first]
+        known = charged.any(axis=0)
+        waited = known & (charged_to != _HOST_COMPUTE)
+        computes = known & ~waited
+        launching = self._calls.up_to(end) - self._calls.up_to(start)
+        launched = ~known & (launch >= 0) & (_LAUNCHING_SHARE * launching >= end - start)
+        cause = np.where(known, charged_to, np.where(launched, _LAUNCH, cause))
+        # A gap that shows no call is looked at in its middle: there the host did what it took so long for.
+        moment = (start + end) // 2
+        what = np.where(launch >= 0, self._asker(trace.start[launch], trace.name[launch]), what)
+        moment = np.where(launched, trace.start[launch], moment)
+        for number, rows in enumerate(self._filling):
+            chosen = np.flatnonzero(waited & (cause == number))
+            if len(chosen):
+                call = rows[self._spans(rows).first_ending_after(start[chosen])]
+                what[chosen] = trace.name[call]
+                moment[chosen] = np.maximum(trace.start[call], start[chosen])
+        chosen = np.flatnonzero(computes)
+        if len(chosen):
+            cover = self._computes
+            middle = cover.moments_of((cover.up_to(start[chosen]) + cover.up_to(end[chosen])) // 2)
+            what[chosen] = trace.name[self._computing[self._spans(self._computing).innermost(middle)]]
+            moment[chosen] = middle
+        innermost = self._user_spans.innermost(moment)
+        users = np.append(trace.name[self._users], NOWHERE)
+        place = np.minimum(charged_to, _FILLING - 1), np.arange(len(start))
+        took = np.where(waited, took[place], np.where(computes, computed, end - start))
+        avoidable = np.minimum(took, end - start)
+        return cause, what, users[innermost], avoidable
+
+    def _open(self, start: Int64) -> list[Int64]:
+        """Return for each kind of wait which of its calls is open when each gap begins, -1 for none."""
+        return [np.append(rows, NOWHERE)[self._spans(rows).innermost(start)] for rows in self._filling]
+
+    def _begins(self, start: Int64) -> Int64:
+        """Return when the wait under way at a gap's start began, the gap's start if none is, by kind."""
+        calls = self._open(start)
+        return np.array([np.where(call >= 0, self._trace.start[call], start) for call in calls])
+
+    def _ends(self, start: Int64) -> Int64:
+        """Return when the wait under way at a gap's start ends, the gap's start if none is, by kind."""
+        calls = self._open(start)
+        return np.array([np.where(call >= 0, self._trace.end[call], start) for call in calls])
+
+    def _waited(self, begin: Int64, end: Int64) -> Int64:
+        """Return how long the host waited from each of ``begin`` to ``end``, by kind of wait."""
+        ends = np.broadcast_to(end, begin.shape)
+        pairs = zip(self._waits, begin, ends, strict=True)
+        return np.array([cover.up_to(last) - cover.up_to(first) for cover, first, last in pairs])
+
+    def _computed(self, start: Int64, end: Int64) -> Int64:
+        """Return how long the host computed by itself in each gap."""
+        every, long = (
+            cover.up_to(end) - cover.up_to(start) for cover in (self._computes, self._computes_long)
+        )
+        return np.where(every >= _COMPUTING_TOGETHER_NS, every, long)
+
+    def _without_launch(self, operators: Int64, launches: Int64) -> Int64:
+        """Return the operators in which no runtime call is made."""
+        calls = np.sort(self._trace.start[launches])
+        first, last = (
+            np.searchsorted(calls, edge[operators]) for edge in (self._trace.start, self._trace.end)
+        )
+        without: Int64 = operators[first == last]
+        return without
+
+    def _within(self, start: Int64, end: Int64) -> Int64:
+        """Return how much of each window each kind of wait had, as rows in order of precedence."""
+        filled = np.zeros((len(CAUSES), len(start)), dtype=np.int64)
+        before: Cover | None = None
+        so_far = np.zeros_like(start)
+        for number, cover in self._layers:
+            before = before | cover if before else cover
+            reached = before.up_to(end) - before.up_to(start)
+            filled[number] += reached - so_far
+            so_far = reached
+        return filled[:_FILLING]
+
+    def _asker(self, moment: Int64, name: Int32 | Int64) -> Int64:
+        """Return the name of the operator that is to be held to account at each moment, else ``name``."""
+        asker = self._asking_spans.innermost(moment)
+        return np.where(asker >= 0, np.append(self._trace.name[self._asking], NOWHERE)[asker], name)
+
+    def _with_askers(self, calls: Int64) -> Int64:
+        """Return the calls, those within an asking operator replaced by it."""
+        asker = self._asking_spans.innermost(self._trace.start[calls])
+        asked = asker >= 0
+        return np.union1d(calls[~asked], self._asking[asker[asked]])
+
+    def _outermost(self, rows: Int64) -> Int64:
+        return rows[outermost(self._trace.start[rows], self._trace.end[rows])]
+
+    def _cover(self, rows: Int64) -> Cover:
+        return Cover(self._trace.start[rows], self._trace.end[rows])
+
+    def _spans(self, rows: Int64) -> Spans:
+        return Spans(self._trace.start[rows], self._trace.end[rows])
+
+
+def _asks(name: str) -> bool:
+    """Whether this is an operator that code calls, and no node or call of autograd's engine."""
+    return "::" in name and not name.startswith(_AUTOGRAD)
+
+
+def _is_users(name: str) -> bool:
+    """Whether this is a Python function with a source line that is neither torch's nor Python's own."""
+    match = _FUNCTION.fullmatch(name)
+    if match is None or _LIBRARY.search(match["file"]):
+        return False
+    return match["file"].removesuffix(".py").partition("/")[0] not in sys.stdlib_module_names

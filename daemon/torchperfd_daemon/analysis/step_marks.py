@@ -1,0 +1,162 @@
+"""What marks the steps of a loop that does not call ``profiler.step()``.
+
+The first of these that repeats decides: the updates of an optimizer, the draws of a DataLoader, annotations
+of the user's own that come around in the same order. Where a batch has several updates (two optimizers), its
+draw marks the step.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from torchperfd_daemon.analysis.operators import ASYNC_PREFIXES
+from torchperfd_daemon.analysis.spans import outermost
+from torchperfd_daemon.analysis.trace import Int64, Trace
+
+_UPDATE: Final = "Optimizer.step#"
+_DRAW: Final = "enumerate(DataLoader)#"
+_ANNOTATION: Final = "user_annotation"
+_OPERATOR: Final = "cpu_op"
+_HOST: Final = frozenset({_OPERATOR, _ANNOTATION})
+# What torch annotates by itself, as often as it likes.
+_TORCHS_OWN: Final = (
+    *("Optimizer.", _DRAW, "ProfilerStep#", "## Call CompiledFxGraph", "Torch-Compiled Region"),
+    *("autograd::", "torch::", "torch.distributed", "c10d::", "record_param_comms", "PyTorch Profiler"),
+    *("DistributedDataParallel.", "DataParallel.", "FullyShardedDataParallel.", "FSDP::", "nccl", "Pregraph"),
+)
+_NUMBER: Final = re.compile(r"\d+")
+_FEWEST: Final = 2
+# An annotation must come around so often to be one of a loop.
+_FEWEST_ANNOTATED: Final = 3
+# The first step begins at the first event, unless that makes it longer than so many usual steps.
+_FIRST_STEP: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Steps by what marks them.
+
+    Attributes:
+        source: What it is.
+        name: Its name in the trace.
+        thread: The host thread, an index into ``Trace.threads``.
+        start: When each step begins on the host, in ns, in order.
+        end: When it ends.
+    """
+
+    source: Literal["optimizer", "loader", "annotation"]
+    name: str
+    thread: int
+    start: Int64
+    end: Int64
+
+
+def infer_marks(trace: Trace) -> Mark | None:
+    """Return what marks the steps of a trace without ``ProfilerStep#``; None where nothing repeats."""
+    updates, draws = (_outermost_on_one_thread(trace, prefix) for prefix in (_UPDATE, _DRAW))
+    several_a_batch = len(draws) >= _FEWEST and 3 * len(draws) <= 2 * len(updates)
+    if len(updates) >= _FEWEST and not several_a_batch:
+        return _by_update(trace, updates)
+    if len(draws) >= _FEWEST and (mark := _by_draw(trace, draws)):
+        return mark
+    return _by_annotation(trace)
+
+
+def _outermost_on_one_thread(trace: Trace, prefix: str) -> Int64:
+    """Return the outermost spans whose names begin so, in order, of the thread that has most of them."""
+    rows = trace.named(np.flatnonzero(trace.of_categories(_HOST)), lambda name: name.startswith(prefix))
+    return _outermost(trace, _of_busiest_thread(trace, rows))
+
+
+def _of_busiest_thread(trace: Trace, rows: Int64) -> Int64:
+    return rows[trace.thread[rows] == np.bincount(trace.thread[rows]).argmax()] if len(rows) else rows
+
+
+def _outermost(trace: Trace, rows: Int64) -> Int64:
+    return rows[outermost(trace.start[rows], trace.end[rows])]
+
+
+def _calls_on(trace: Trace, thread: int) -> Int64:
+    return np.flatnonzero(trace.of_categories(_HOST) & (trace.thread == thread))
+
+
+def _by_update(trace: Trace, updates: Int64) -> Mark:
+    """Steps that end with an update; of two optimizers taking turns the one that ends the round."""
+    counts = np.bincount(trace.name[updates])
+    kinds = np.flatnonzero(counts)
+    if len(kinds) > 1 and len(set(counts[kinds].tolist())) == 1:
+        updates = updates[trace.name[updates] == trace.name[updates[-1]]]
+    thread = int(trace.thread[updates[0]])
+    ends = trace.end[updates]
+    begun = int(trace.start[_calls_on(trace, thread)].min())
+    if len(ends) > 1:
+        usual = int(np.median(np.diff(ends)))
+        begun = begun if ends[0] - begun <= _FIRST_STEP * usual else int(ends[0]) - usual
+    starts = np.concatenate(([begun], ends[:-1]))
+    return Mark("optimizer", trace.names[int(trace.name[updates[0]])], thread, starts, ends)
+
+
+def _by_draw(trace: Trace, draws: Int64) -> Mark | None:
+    """Steps that begin with a draw; a last draw with nothing after it found the loader exhausted."""
+    thread = int(trace.thread[draws[0]])
+    calls = _calls_on(trace, thread)
+    after = calls[trace.start[calls] >= trace.end[draws[-1]]]
+    starts = trace.start[draws]
+    last = int(trace.end[after].max()) if len(after) else -1
+    starts, ends = (starts, np.append(starts[1:], last)) if len(after) else (starts[:-1], starts[1:])
+    name = trace.names[int(trace.name[draws[0]])]
+    return Mark("loader", name, thread, starts, ends) if len(starts) >= _FEWEST else None
+
+
+def _by_annotation(trace: Trace) -> Mark | None:
+    """Steps that begin with the first of the annotations which come around equally often and in one order."""
+    rows = np.flatnonzero(trace.of_categories({_ANNOTATION}))
+    rows = trace.named(rows, lambda name: not name.startswith((*_TORCHS_OWN, *ASYNC_PREFIXES)))
+    rows = _of_busiest_thread(trace, rows)
+    if not len(rows):
+        return None
+    plain = trace.name[rows].astype(np.int64)
+    numbers: dict[str, int] = {}
+    unnumbered = {
+        name: numbers.setdefault(_NUMBER.sub("#", trace.names[name]), len(numbers))
+        for name in set(plain.tolist())
+    }
+    alike = np.array([unnumbered[name] for name in plain.tolist()], dtype=np.int64)
+    # Layers have numbers, and so may steps: what takes more time in rounds is the step.
+    found = [_rounds(trace, rows, plain), _rounds(trace, rows, alike)]
+    mark, _ = max(found, key=lambda pair: pair[1])
+    return mark
+
+
+def _rounds(trace: Trace, rows: Int64, kind: Int64) -> tuple[Mark | None, int]:
+    """Return the steps of those annotations of one count that take most time, and that time in ns.
+
+    None and 0 where they do not come in rounds.
+
+    Args:
+        trace: The loaded trace.
+        rows: The annotations of one thread.
+        kind: A number for each that those of one kind share.
+    """
+    often = np.bincount(kind)[kind] >= _FEWEST_ANNOTATED
+    rows, kind = rows[often], kind[often]
+    outer = outermost(trace.start[rows], trace.end[rows])
+    rows, kind = rows[outer], kind[outer]
+    times = np.bincount(kind)[kind]
+    spans = trace.end[rows] - trace.start[rows]
+    counts = set(times[times >= _FEWEST_ANNOTATED].tolist())
+    if not counts:
+        return None, 0
+    count = max(counts, key=lambda each: int(spans[times == each].sum()))
+    members = np.flatnonzero(times == count)
+    order = kind[members]
+    size = len(members) // count
+    if (order != np.tile(order[:size], count)).any():
+        return None, 0
+    starts = trace.start[rows[members[::size]]]
+    ends = np.append(starts[1:], trace.end[rows[members]].max())
+    name = trace.names[int(trace.name[rows[members[0]]])]
+    mark = Mark("annotation", name, int(trace.thread[rows[0]]), starts, ends)
+    return mark, int(spans[members].sum())
