@@ -10,6 +10,9 @@ from torchperfd_daemon.loader_workers import most_computing_workers
 
 _LEAST_SHM_BYTES: Final = 1 << 30
 _MOST_CLOCK_ERROR_S: Final = 0.1
+_MOST_STOLEN: Final = 0.05
+_ALL_BUSY: Final = 0.9
+_MOST_PRESSURE: Final = 0.2
 # Workers that stand in line for a CPU less of their time than this have CPUs enough.
 _LEAST_QUEUED: Final = 0.1
 
@@ -210,6 +213,44 @@ def check_cuda(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def check_cpu_pressure(facts: Facts) -> Iterator[Finding]:
+    """CPUs that more threads want than there are, or that a hypervisor gives to others."""
+    cpu = facts.cpu
+    if cpu is None:
+        return
+    if cpu.stolen >= _MOST_STOLEN:
+        yield Finding(
+            "cpu-steal",
+            "node",
+            f"the hypervisor gives {cpu.stolen:.0%} of its CPUs' time to other machines",
+            "training waits for a CPU although none looks busy from in here",
+            "ask for CPUs of its own (a dedicated or larger machine type), or move the job",
+        )
+    waiting = cpu.pressure >= _MOST_PRESSURE if cpu.pressure is not None else cpu.runnable > cpu.cpus
+    if cpu.busy < _ALL_BUSY or not waiting:
+        return
+    ranks = {rank.pid: _rank(rank) for rank in facts.ranks or ()}
+    names, strangers = [], []
+    for each in cpu.consumers:
+        name = ranks.get(each.pid, each.name)
+        if each.parent in ranks:
+            name = f"a child of {ranks[each.parent]}"
+        elif each.pid not in ranks:
+            strangers.append(str(each.pid))
+        names.append(f"{name} (pid {each.pid}) {each.cores:.1f}")
+    threads = max(1, cpu.cpus // max(1, len(ranks)))
+    yield Finding(
+        "cpu-pressure",
+        "node",
+        f"its {cpu.cpus} CPUs are {cpu.busy:.0%} busy, and {cpu.runnable} threads want to run; CPUs in use by"
+        f" {', '.join(names) or 'many small processes'}",
+        "the training thread waits for a CPU while others have it",
+        (f"see with `top -p {','.join(strangers)}` what can move elsewhere; else " if strangers else "")
+        + f"`export OMP_NUM_THREADS={threads}` before each rank starts, fewer loader workers that compute, or"
+        " more CPUs",
+    )
+
+
 def check_clock(facts: Facts) -> Iterator[Finding]:
     """A clock that drifts from those of other nodes."""
     why = "steps and traces of several nodes cannot be laid side by side"
@@ -247,6 +288,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_shared_memory,
     check_affinity,
     check_workers,
+    check_cpu_pressure,
     check_clock,
     check_native_hooks,
 )

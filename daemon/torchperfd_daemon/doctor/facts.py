@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchperfd_daemon.doctor.cpu import CpuFacts
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 
@@ -72,6 +73,7 @@ class Facts:
         shm_bytes: Size of ``/dev/shm``.
         clock_synchronised: Whether the kernel says that something keeps its clock right.
         clock_error_seconds: The most by which the kernel takes its clock to be wrong.
+        cpu: How hard the CPUs are pressed right now; None where the kernel does not tell.
         missing_native: Modules of the client that were not compiled when the package was built.
         skipped: What could not be looked at, and why, by name of the check.
     """
@@ -85,5 +87,6 @@ class Facts:
     shm_bytes: int | None = None
     clock_synchronised: bool | None = None
     clock_error_seconds: float | None = None
+    cpu: CpuFacts | None = None
     missing_native: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)

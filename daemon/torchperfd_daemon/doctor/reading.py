@@ -13,6 +13,7 @@ from torchperfd_daemon.collectors.cgroup import read_limits
 from torchperfd_daemon.collectors.procfs import parse_cpu_list, parse_stat, parse_table, read
 from torchperfd_daemon.collectors.ranks import RankProcess, is_here
 from torchperfd_daemon.doctor.clock import read_clock
+from torchperfd_daemon.doctor.cpu import read_cpu
 from torchperfd_daemon.doctor.facts import Facts, RankFacts
 from torchperfd_daemon.doctor.gpus import NoDriverError, read_gpus
 from torchperfd_daemon.loader_workers import LoaderFacts
@@ -62,6 +63,7 @@ def read_facts(
         driver_cuda=driver_cuda,
         torch_version=torch_version,
         torch_cuda=torch_cuda,
+        cpu=read_cpu(proc),
         missing_native=tuple(missing_native_modules()),
         ranks=None if ranks is None else tuple(seen),
         numa_cpus={

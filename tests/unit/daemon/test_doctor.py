@@ -290,6 +290,7 @@ def run(
 
     def call(state: ClockState, *options: str) -> tuple[int, str, str]:
         monkeypatch.setattr(reading, "read_clock", lambda: state)
+        monkeypatch.setattr(reading, "read_cpu", lambda _: None)
         code = cli._run(["doctor", "--socket", str(tmp_path / "no.sock"), *options])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
