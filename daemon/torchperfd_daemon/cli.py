@@ -8,6 +8,7 @@ import click
 
 from torchperfd._version import __version__
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.text import printable
 
 COMMANDS: Final = {
     "run": "Run a training script under torchperfd, unedited.",
@@ -63,7 +64,8 @@ def _run(argv: list[str] | None) -> int:
     try:
         result: Any = cli.main(args=argv, prog_name="torchperfd", standalone_mode=False)
     except TorchperfdError as error:
-        click.echo(f"torchperfd: {error}", err=True)
+        # Errors name runs, files and what a trace says.
+        click.echo(printable(f"torchperfd: {error}"), err=True)
         return error.exit_code
     except click.ClickException as error:
         error.show()

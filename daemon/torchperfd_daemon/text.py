@@ -1,5 +1,10 @@
 """Text from outside, made safe for a terminal, a log line and a metric label."""
 
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+_MOST_CHARACTERS: Final = 4096
+
 
 def one_line(text: str, most: int) -> str:
     """Return at most ``most`` characters of a text, with ``?`` for each that is not printable.
@@ -11,3 +16,25 @@ def one_line(text: str, most: int) -> str:
     if text.isprintable():
         return text
     return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def printable(text: str) -> str:
+    """Return a text of several lines with ``?`` for each character that could drive a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter in "\n\t" or letter.isprintable() else "?" for letter in text)
+
+
+def clean_fields(record: Any) -> None:
+    """Make every text in a dataclass one line, in place; also in the lists of dataclasses that it holds."""
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if isinstance(value, str):
+            # A frozen record is as new here: nothing has read it yet.
+            object.__setattr__(record, each.name, one_line(value, _MOST_CHARACTERS))
+        elif is_dataclass(value):
+            clean_fields(value)
+        elif isinstance(value, list):
+            for item in value:
+                if is_dataclass(item):
+                    clean_fields(item)

@@ -1,14 +1,18 @@
 """How numbers, names and tables look, in whichever report: on a terminal, in a log, as Markdown."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import IO, Final
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from torchperfd_daemon import text as texts
 
 PLAIN_WIDTH: Final = 110
 """Sentences off a terminal are so wide: a log or a pipe must not reflow with the caller's terminal."""
@@ -51,9 +55,21 @@ class Table:
         return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
+class _PrintableConsole(Console):
+    """A console that lets no text drive the terminal; styles are its own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of what is printed, their text made printable."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(texts.printable(segment.text), segment.style)
+
+
 def console_for(out: IO[str]) -> Console:
     """Return what writes to ``out``: as wide as a terminal is, else plain text of which nothing is cut."""
-    return Console(
+    return _PrintableConsole(
         file=out, width=None if out.isatty() else _UNCUT, markup=False, highlight=False, emoji=False
     )
 
@@ -65,7 +81,7 @@ def ms(nanoseconds: float) -> str:
 
 def printable(text: str) -> str:
     """A name from a trace may hold anything, and must not move the reader's cursor."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+    return texts.one_line(text, len(text))
 
 
 def escaped(text: str) -> str:

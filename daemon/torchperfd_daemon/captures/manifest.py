@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from torchperfd_daemon import documents
+from torchperfd_daemon.text import clean_fields
 
 SCHEMA: Final = "torchperfd.capture/1"
 FILE_NAME: Final = "manifest.json"
@@ -244,7 +245,9 @@ def decode(document: bytes) -> CaptureRecord:
     Raises:
         DamagedError: It is not one.
     """
-    return documents.decode(document, CaptureRecord)
+    record = documents.decode(document, CaptureRecord)
+    clean_fields(record)
+    return record
 
 
 def decode_rank(document: bytes) -> RankManifest:
@@ -253,7 +256,9 @@ def decode_rank(document: bytes) -> RankManifest:
     Raises:
         DamagedError: It is no such manifest.
     """
-    return documents.decode(document, RankManifest)
+    manifest = documents.decode(document, RankManifest)
+    clean_fields(manifest)
+    return manifest
 
 
 def overall_state(ranks: list[RankTrace]) -> CaptureState:

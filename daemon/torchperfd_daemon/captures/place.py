@@ -7,6 +7,7 @@ from typing import Final
 
 from torchperfd_daemon.captures import folder
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.text import one_line
 
 _NOTE: Final = ".uploads-to"
 _MOST_BYTES: Final = 2048
@@ -39,7 +40,7 @@ def noted(directory: Path) -> str:
         open(folder.open_file(held, _NOTE), "rb") as file,  # noqa: PTH123
     ):
         if os.fstat(file.fileno()).st_uid in (0, os.geteuid(), os.fstat(held).st_uid):
-            return file.read(_MOST_BYTES).decode().strip()
+            return one_line(file.read(_MOST_BYTES).decode().strip(), _MOST_BYTES)
     return ""
 
 

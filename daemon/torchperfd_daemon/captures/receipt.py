@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from torchperfd_daemon import documents
+from torchperfd_daemon.text import clean_fields
 
 FILE_NAME: Final = ".upload"
 SCHEMA: Final = "torchperfd.upload/1"
@@ -53,4 +54,6 @@ def decode(document: bytes) -> Receipt:
     Raises:
         DamagedError: It is none.
     """
-    return documents.decode(document, Receipt)
+    receipt = documents.decode(document, Receipt)
+    clean_fields(receipt)
+    return receipt

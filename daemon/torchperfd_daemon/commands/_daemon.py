@@ -12,9 +12,11 @@ from torchperfd_daemon.errors import (
     DeadlineError,
     IncompatibleVersionError,
     NoSuchTargetError,
+    NotAllowedError,
     TorchperfdError,
     UsageError,
 )
+from torchperfd_daemon.service.clean_message import CleanChannel
 
 _CONNECT_TIMEOUT_S = 5.0
 _MOST_REASON = 200
@@ -48,7 +50,7 @@ def connect(
         except OSError:
             continue
         with grpc.insecure_channel(f"unix:{path}", options=_OPTIONS) as channel:
-            stub = control_pb2_grpc.ControlStub(channel)
+            stub = control_pb2_grpc.ControlStub(CleanChannel(channel))  # type: ignore[arg-type]
             try:
                 info = stub.GetInfo(
                     control_pb2.GetInfoRequest(
@@ -99,6 +101,7 @@ def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:
         grpc.StatusCode.NOT_FOUND: NoSuchTargetError,
         grpc.StatusCode.INVALID_ARGUMENT: UsageError,
         grpc.StatusCode.FAILED_PRECONDITION: TorchperfdError,
+        grpc.StatusCode.PERMISSION_DENIED: NotAllowedError,
     }
     if code in kinds:
         return kinds[code](details)

@@ -18,6 +18,7 @@ from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._traces import find_trace, note, warn
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
+from torchperfd_daemon.text import printable
 
 
 @click.command("analyze")
@@ -114,10 +115,10 @@ def command(
             document["text"] = text.getvalue()
         click.echo(json.dumps(document))
     elif as_csv:
-        click.echo(analysis.to_csv(summaries, sort_by), nl=False)
+        click.echo(printable(analysis.to_csv(summaries, sort_by)), nl=False)
     elif markdown:
         page = analysis.to_markdown(summaries, advice=advice, across=across, limit=limit, sort_by=sort_by)
-        click.echo(page, nl=False)
+        click.echo(printable(page), nl=False)
     elif not html:
         _render(sys.stdout, summaries, advice, across, limit, sort_by)
     if failed:

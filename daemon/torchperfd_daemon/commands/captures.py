@@ -31,6 +31,7 @@ from torchperfd_daemon.commands._download import fetch
 from torchperfd_daemon.commands._names import capture_argument, whole_name
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
+from torchperfd_daemon.text import printable
 
 _ROWS: Final = 100
 _CANCEL_S: Final = 10.0
@@ -143,7 +144,7 @@ def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
         click.echo(json.dumps(analysis))
         return
     # Others may write in there, too: no control characters reach the terminal.
-    click.echo("".join(letter for letter in text if letter == "\n" or letter.isprintable()), nl=False)
+    click.echo(printable(text), nl=False)
 
 
 @command.command("rm")

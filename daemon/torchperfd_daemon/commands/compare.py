@@ -15,6 +15,7 @@ from torchperfd_daemon import analysis
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
 from torchperfd_daemon.commands._traces import find_trace, note, warn
 from torchperfd_daemon.errors import NoSuchTargetError, PartialResultError, TorchperfdError, UsageError
+from torchperfd_daemon.text import printable
 
 # The trace of one rank on each side.
 _Pair = tuple[analysis.RankFile, analysis.RankFile]
@@ -70,7 +71,8 @@ def command(
     if as_json:
         click.echo(json.dumps(analysis.comparison_to_dict(comparison, sort_by)))
     elif markdown:
-        click.echo(analysis.comparison_to_markdown(comparison, limit=limit, sort_by=sort_by), nl=False)
+        page = analysis.comparison_to_markdown(comparison, limit=limit, sort_by=sort_by)
+        click.echo(printable(page), nl=False)
     else:
         analysis.render_comparison(comparison, sys.stdout, limit=limit, sort_by=sort_by)
     if failed:
