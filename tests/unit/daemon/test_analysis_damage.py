@@ -5,11 +5,15 @@ import io
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.unit.daemon.traces import document, event
 
-from torchperfd_daemon import analysis
+from torchperfd_daemon import analysis, cli
+from torchperfd_daemon.analysis.processes import by_process
 from torchperfd_daemon.errors import TorchperfdError
 
 STEPS = 4
@@ -149,3 +153,94 @@ def test_values_that_make_no_sense_never_bring_anything_down(tmp_path: Path, see
     path = tmp_path / "t.json"
     path.write_text(json.dumps(trace))
     attempt(path)
+
+
+FUZZ = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SCALARS: list[Any] = [
+    None,
+    True,
+    -1,
+    2**62,
+    10**30,
+    1e300,
+    "",
+    "7",
+    "1,5",
+    "\ud800",
+    "\x1b[2J",
+    [],
+    {},
+    [[1]],
+    {"name": []},
+    "GPU 0",
+    "kernel",
+    "cuda_runtime",
+]
+
+
+WHOLE = whole()
+
+
+def commanded(capfd: pytest.CaptureFixture[str], *arguments: str) -> None:
+    """Run a command: it answers, or refuses in a line, and never shows a traceback."""
+    code = cli._run([*arguments])
+    captured = capfd.readouterr()
+    assert code in (0, 1, 3, 5)
+    assert "Traceback" not in captured.out + captured.err
+    if code == 0:
+        json.loads(captured.out)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=6), st.integers(0, 6)), max_size=8),
+    st.lists(
+        st.tuples(
+            st.integers(0, 400),
+            st.sampled_from(
+                ["ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "External id", "correlation"]
+            ),
+            st.sampled_from(SCALARS),
+        ),
+        max_size=8,
+    ),
+    st.sampled_from(["object", "list", "twice"]),
+    st.sampled_from(SCALARS),
+)
+@FUZZ
+def test_commands_on_a_mutated_file_answer_or_refuse(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    bytes_changed: list[tuple[float, bytes, int]],
+    fields: list[tuple[int, str, Any]],
+    form: str,
+    header: Any,
+) -> None:
+    trace = json.loads(WHOLE) | {"distributedInfo": header, "deviceProperties": [header], "WARNING": header}
+    for at, key, value in fields:
+        holder = trace["traceEvents"][at % len(trace["traceEvents"])]
+        if key in ("External id", "correlation"):
+            holder = holder["args"] if isinstance(holder.get("args"), dict) else {}
+        holder[key] = value
+    content = bytearray(json.dumps(trace["traceEvents"] if form == "list" else trace).encode())
+    content *= 2 if form == "twice" else 1
+    for place, inserted, removed in bytes_changed:
+        at = int(place * len(content))
+        content[at : at + removed] = inserted
+    file = tmp_path / "trace.json"
+    file.write_bytes(content)
+    commanded(capfd, "analyze", str(file), "--json", "--with-text")
+    everything_or_refusal(file)
+
+
+def everything_or_refusal(path: Path) -> None:
+    for trace in attempted(path):
+        summary = analysis.summarise(trace, samples=True, rectangles=1000)
+        analysis.render_html({"ranks": [analysis.to_dict(summary, 0)], "advice": []}, [summary.picture])
+        analysis.compare([summary], [summary])
+
+
+def attempted(path: Path) -> list[analysis.Trace]:
+    try:
+        return list(by_process(analysis.load(path)))
+    except TorchperfdError:
+        return []
