@@ -336,6 +336,11 @@ class Events:
             if characters[at] == "]":
                 self._ended = True
                 return batch, text[at:]
+            if (following := _BEFORE_EVENT.search(text, at + 1)) and self._take_alone(
+                text[at : following.start()], batch
+            ):
+                at = following.start()
+                continue
             try:
                 _, end = _TOKENIZER.raw_decode(characters, at)
             except (ValueError, RecursionError):
@@ -356,6 +361,19 @@ class Events:
                 continue
             self._take(text[at:end], batch)
             at = end
+
+    def _take_alone(self, text: bytes, batch: list[Any]) -> bool:
+        """Append the event that ``text`` is, if it is one and nothing else; the tokenizer is far slower."""
+        event = self._decode_one(text)
+        if event is not None:
+            batch.append(event)
+            return True
+        found = lenient.repaired(text.decode("latin-1"))
+        if found is None or found[0][found[1] :].strip():
+            return False
+        mended = found[0].encode("latin-1")
+        self._take(mended, batch, mended=mended != text)
+        return True
 
     def _repair(self, characters: str, at: int, *, last: bool) -> bytes | None:
         """Return the event that begins at ``at`` as JSON, of the same length; None where it cannot be."""
