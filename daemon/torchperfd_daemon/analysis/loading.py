@@ -2,25 +2,23 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
 from decimal import Decimal
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from torchperfd_daemon.analysis import device_times, kineto
+from torchperfd_daemon.analysis import device_times, event_types, kineto
 from torchperfd_daemon.analysis.categories import DEVICE, category
+from torchperfd_daemon.analysis.columns import CollectiveColumns, Table, append, doubles, identifiers, numbers
 from torchperfd_daemon.analysis.foreign import Foreign
 from torchperfd_daemon.analysis.processes import host_processes
-from torchperfd_daemon.analysis.trace import CollectiveArgs, Int32, Int64, Memory, Reading, Trace
+from torchperfd_daemon.analysis.trace import Int32, Int64, Memory, Reading, Trace
 from torchperfd_daemon.analysis.tracefile import MAX_BYTES, TraceFile
 from torchperfd_daemon.analysis.unfinished import end_unfinished
 from torchperfd_daemon.errors import TorchperfdError
-
-_Key = TypeVar("_Key")
 
 # The recording window that the exporter draws around everything: not something that ran.
 _WINDOW: Final = ("Trace", "trace")
@@ -30,8 +28,8 @@ _LATEST_START_US: Final = float(1 << 53)
 _LONGEST_US: Final = float(1 << 43)
 # What a trace may take in memory ends here, at some 70 bytes an event.
 _MOST_EVENTS: Final = 1 << 26
-_NO_ARGS: Final = kineto.Args()
-_NO_FOREIGN_ARGS: Final = kineto.ForeignArgs()
+_NO_ARGS: Final = event_types.Args()
+_NO_FOREIGN_ARGS: Final = event_types.ForeignArgs()
 _UNNAMED: Final = "(no name)"
 # Of what the exporter itself has to say only this much is kept.
 _MOST_WARNINGS: Final = 5
@@ -95,14 +93,6 @@ def nanoseconds(microseconds: npt.NDArray[np.float64]) -> Int64:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
 
 
-class _Table(dict[_Key, int], Generic[_Key]):
-    """Numbers things in order of first sight."""
-
-    def __missing__(self, key: _Key) -> int:
-        self[key] = number = len(self)
-        return number
-
-
 class _Columns:
     """The columns while they grow."""
 
@@ -114,11 +104,11 @@ class _Columns:
         self._foreign = foreign
         self._no_args = _NO_ARGS if foreign is None else _NO_FOREIGN_ARGS
         # What is absent has number 0.
-        self._names = _Table[str]({"": 0})
-        self._written_categories = _Table[str]({"": 0} | {name: 1 + at for at, name in enumerate(_WINDOW)})
-        self._threads = _Table[tuple[int | str, int | str]]()
-        self._shapes = _Table[bytes]({b"": 0})
-        self._types = _Table[bytes]({b"": 0})
+        self._names = Table[str]({"": 0})
+        self._written_categories = Table[str]({"": 0} | {name: 1 + at for at, name in enumerate(_WINDOW)})
+        self._threads = Table[tuple[int | str, int | str]]()
+        self._shapes = Table[bytes]({b"": 0})
+        self._types = Table[bytes]({b"": 0})
         self._name = array("i")
         self._category = array("i")
         self._thread = array("i")
@@ -136,8 +126,8 @@ class _Columns:
         self._allocated = array("q")
         self._device_type = array("i")
         self._memory_process = array("i")
-        self._memory_processes = _Table[int | str]()
-        self._collectives = _CollectiveColumns()
+        self._memory_processes = Table[int | str]()
+        self._collectives = CollectiveColumns()
         self._reserved = array("q")
 
     def add(self, batch: list[Any]) -> None:
@@ -150,10 +140,10 @@ class _Columns:
                 self._foreign.note_metadata([event for event in batch if event.ph == "M"])
         if not complete:
             return
-        starts = _doubles([event.ts for event in complete])
-        durations = _doubles([event.dur for event in complete])
-        names = _numbers(map(self._names.__getitem__, [event.name for event in complete]))
-        categories = _numbers(map(self._written_categories.__getitem__, [event.cat for event in complete]))
+        starts = doubles([event.ts for event in complete])
+        durations = doubles([event.dur for event in complete])
+        names = numbers(map(self._names.__getitem__, [event.name for event in complete]))
+        categories = numbers(map(self._written_categories.__getitem__, [event.cat for event in complete]))
         # What stands for an absent time is negative.
         timed = (starts >= 0) & (durations >= 0)
         sound = timed & (starts < _LATEST_START_US) & (durations < _LONGEST_US)
@@ -177,45 +167,45 @@ class _Columns:
         start_ns = _exact_nanoseconds(complete, starts)
         args: list[Any] = [event.args or self._no_args for event in complete]
         self._collectives.add(len(self._name), args)
-        external = _identifiers([each.external_id for each in args], 0)
+        external = identifiers([each.external_id for each in args], 0)
         if not external.all():
-            legacy = _identifiers([each.legacy_external_id for each in args], 0)
+            legacy = identifiers([each.legacy_external_id for each in args], 0)
             external = np.where(external == 0, legacy, external)
         dims = map(bytes, [each.dims for each in args])
         types = map(bytes, [each.types for each in args])
-        _append(self._name, names)
-        _append(self._category, categories)
-        _append(self._thread, _numbers(map(self._threads.__getitem__, map(_WHERE, complete))))
-        _append(self._external, external)
-        correlation = _identifiers([each.correlation for each in args], -1)
+        append(self._name, names)
+        append(self._category, categories)
+        append(self._thread, numbers(map(self._threads.__getitem__, map(_WHERE, complete))))
+        append(self._external, external)
+        correlation = identifiers([each.correlation for each in args], -1)
         if self._foreign is not None:
-            connected = _identifiers([each.connection for each in args], -1)
+            connected = identifiers([each.connection for each in args], -1)
             correlation = np.where(correlation < 0, connected, correlation)
             for row in np.flatnonzero(categories == 0).tolist():
                 on_stream = args[row].stream is not None or args[row].task_type is not None
                 self._foreign.add(len(self.start) + row, on_stream=on_stream)
-        _append(self._correlation, correlation)
-        _append(self.start, start_ns)
-        _append(self._end, start_ns + nanoseconds(durations))
-        _append(self._shape, _numbers(map(self._shapes.__getitem__, dims)))
-        _append(self._type, _numbers(map(self._types.__getitem__, types)))
-        _append(self._sequence, _identifiers([each.sequence for each in args], -1))
+        append(self._correlation, correlation)
+        append(self.start, start_ns)
+        append(self._end, start_ns + nanoseconds(durations))
+        append(self._shape, numbers(map(self._shapes.__getitem__, dims)))
+        append(self._type, numbers(map(self._types.__getitem__, types)))
+        append(self._sequence, identifiers([each.sequence for each in args], -1))
         self._backward.extend([each.forward_thread > 0 for each in args])
         self._in_group.extend([each.process_group not in (None, "") for each in args])
         self._unfinished.extend([each.finished is False for each in args])
 
     def _add_memory(self, instants: list[Any]) -> None:
-        times = _doubles([event.ts for event in instants])
+        times = doubles([event.ts for event in instants])
         sound = (times >= 0) & (times < _LATEST_START_US)
         self._skip("no start or duration", len(instants) - int(sound.sum()))
         self.events -= len(instants) - int(sound.sum())
         instants = [event for event, good in zip(instants, sound.tolist(), strict=True) if good]
         args = [event.args or _NO_ARGS for event in instants]
-        _append(self._memory_time, _exact_nanoseconds(instants, times[sound]))
-        _append(self._allocated, np.array([each.allocated for each in args], dtype=np.int64))
-        _append(self._device_type, np.array([each.device_type for each in args], dtype=np.int32))
+        append(self._memory_time, _exact_nanoseconds(instants, times[sound]))
+        append(self._allocated, np.array([each.allocated for each in args], dtype=np.int64))
+        append(self._device_type, np.array([each.device_type for each in args], dtype=np.int32))
         self._memory_process.extend([self._memory_processes[event.pid] for event in instants])
-        _append(self._reserved, np.array([each.reserved for each in args], dtype=np.int64))
+        append(self._reserved, np.array([each.reserved for each in args], dtype=np.int64))
 
     def _skip(self, why: str, events: int) -> None:
         if events:
@@ -226,8 +216,8 @@ class _Columns:
         kinds, categories = self._kinds()
         thread, threads = np.frombuffer(self._thread, np.int32), list(self._threads)
         if self._foreign is not None:
-            numbers, threads = self._foreign.merged(threads)
-            thread = np.array(numbers, np.int32)[thread]
+            merged, threads = self._foreign.merged(threads)
+            thread = np.array(merged, np.int32)[thread]
         start, end = np.frombuffer(self.start, np.int64), np.frombuffer(self._end, np.int64)
         on_device = np.isin(kinds, [number for name, number in categories.items() if name in DEVICE])
         outliers = device_times.far_away(start, end, on_device)
@@ -251,8 +241,8 @@ class _Columns:
             endless=endless,
             clock_apart=outliers.clock_apart,
         )
-        distributed = events.header.distributed or kineto.Distributed()
-        capture = events.header.capture or kineto.Capture()
+        distributed = events.header.distributed or event_types.Distributed()
+        capture = events.header.capture or event_types.Capture()
         trace = Trace(
             path=path,
             size=file.size,
@@ -303,9 +293,9 @@ class _Columns:
         if events:
             self.skipped["that are no event or no JSON"] += events
 
-    def _kinds(self) -> tuple[Int32, "_Table[str]"]:
+    def _kinds(self) -> tuple[Int32, "Table[str]"]:
         """Return each event's category, inferred where the file gives none, and the table of categories."""
-        categories = _Table[str]()
+        categories = Table[str]()
         renumbered = np.array([categories[category(each)] for each in self._written_categories], np.int32)
         kinds = renumbered[np.frombuffer(self._category, np.int32)]
         if self._foreign is not None:
@@ -319,65 +309,9 @@ class _Columns:
         return kinds, categories
 
 
-class _CollectiveColumns:
-    """The arguments of collectives while they are gathered: few events have them, so they are rows apart."""
-
-    def __init__(self) -> None:
-        self._words = _Table[str]({"": 0})
-        self._row = array("q")
-        self._name = array("i")
-        self._group = array("i")
-        self._ranks = array("i")
-        self._dtype = array("i")
-        self._elements = array("q")
-        self._sequence = array("q")
-
-    def add(self, first_row: int, args: list[kineto.Args]) -> None:
-        """Append what a batch's arguments say, the first of them being of event ``first_row``."""
-        told = [row for row, each in enumerate(args) if each.collective]
-        if not told:
-            return
-        those = [args[row] for row in told]
-        self._row.extend([first_row + row for row in told])
-        self._name.extend([self._words[str(each.collective)] for each in those])
-        self._group.extend([self._words[_word(each.process_group)] for each in those])
-        ranks = [bytes(each.group_ranks).decode(errors="replace").strip('"') for each in those]
-        self._ranks.extend([self._words[text] for text in ranks])
-        self._dtype.extend([self._words[_word(each.dtype)] for each in those])
-        received = _identifiers([each.output_elements for each in those], -1)
-        sent = _identifiers([each.input_elements for each in those], -1)
-        _append(self._elements, np.maximum(received, sent))
-        _append(self._sequence, _identifiers([each.group_sequence for each in those], -1))
-
-    def columns(self) -> CollectiveArgs:
-        """Return the finished columns."""
-        return CollectiveArgs(
-            words=list(self._words),
-            row=np.frombuffer(self._row, np.int64),
-            name=np.frombuffer(self._name, np.int32),
-            group=np.frombuffer(self._group, np.int32),
-            ranks=np.frombuffer(self._ranks, np.int32),
-            dtype=np.frombuffer(self._dtype, np.int32),
-            elements=np.frombuffer(self._elements, np.int64),
-            sequence=np.frombuffer(self._sequence, np.int64),
-        )
-
-
-def _word(value: int | str | None) -> str:
-    return "" if value is None else str(value)
-
-
-def _doubles(values: Iterable[float | Decimal]) -> npt.NDArray[np.float64]:
-    return np.fromiter(values, np.float64)
-
-
-def _numbers(values: Iterable[int]) -> Int32:
-    return np.fromiter(values, np.int32)
-
-
 def _exact_nanoseconds(events: list[Any], microseconds: npt.NDArray[np.float64]) -> Int64:
     """Convert the events' starts, given as doubles too, where those are too coarse from the decimals."""
-    coarse = microseconds >= kineto.EXACT_BELOW_US
+    coarse = microseconds >= event_types.EXACT_BELOW_US
     if not coarse.any():
         return nanoseconds(microseconds)
     converted = nanoseconds(np.where(coarse, 0.0, microseconds))
@@ -386,26 +320,5 @@ def _exact_nanoseconds(events: list[Any], microseconds: npt.NDArray[np.float64])
     return converted
 
 
-def _identifiers(values: list[int | str | None], none: int) -> Int64:
-    """Return numbers, also where a trace writes them as strings; ``none`` for what is none."""
-    try:
-        numbers = np.fromiter(values, np.int64)
-    except (TypeError, ValueError, OverflowError):
-        numbers = np.fromiter((_identifier(value, none) for value in values), np.int64)
-    return np.where(numbers < 0, none, numbers)
-
-
-def _identifier(value: int | str | None, none: int) -> int:
-    try:
-        number = none if value is None else int(value)
-    except ValueError:
-        return none
-    return number if abs(number) < 1 << 63 else none
-
-
 def _plausible(rank: int | None) -> int | None:
     return rank if rank is not None and 0 <= rank < _MOST_RANKS else None
-
-
-def _append(column: "array[int]", values: npt.NDArray[np.integer[Any]]) -> None:
-    column.frombytes(values.tobytes())
