@@ -109,7 +109,7 @@ def _captured(step: scripts.Step, file: str, unrecorded_ns: int, client: Client 
     facts: dict[str, Any] = {"unrecorded_step_ns": unrecorded_ns}
     if client is not None:
         client.report()
-        facts |= client._pump.unrecorded()
+        facts = {"unrecorded_step_ns": round(1e9 * client._pump.step_seconds()), **client._pump.unrecorded()}
     profiler, times = _recorded(step, facts)
     profiler.export_chrome_trace(file)
     return times

@@ -134,6 +134,13 @@ def test_advice_never_saves_more_than_the_unrecorded_phase() -> None:
     assert [each.saves_ns_per_step for each in summary.advice] == [unlimited / 2]
 
 
+def test_loader_advice_unknown_workers_of_a_client_get_none() -> None:
+    """The newest sampled draw was of a loader without workers: how many this one has is not known."""
+    events = [step(1, 0, 40 * MS), draw("_MultiProcessingDataLoaderIter", 0, 30 * MS)]
+    assert loading_advice(events, UNRECORDED | {"loader": LOADER}) is None
+    assert loading_advice(events, {"unrecorded_step_ns": 40 * MS}) is not None
+
+
 @pytest.mark.parametrize("loader", [7, [], {"workers": -1}, {"cpus": "two"}, {"batch_bytes": 1e300}, None])
 def test_loader_facts_of_another_type_cost_only_themselves(loader: Any) -> None:
     trace = traces.trace_of([step(1, 0, MS)], torchperfd=UNRECORDED | {"loader": loader})
@@ -293,6 +300,18 @@ def test_a_loop_over_samples_is_one_operator() -> None:
     gaps = 255 * (2 * US - EVENT_NS - SHAPES_NS - OUTERMOST_NS)
     assert advice.saves_ns_per_step == pytest.approx((256 * 2 * US + gaps) * 255 / 256)
     assert "most of all aten::mul on [[64]], 256 times" in advice.evidence
+
+
+def test_small_operators_equal_layers_are_no_loop() -> None:
+    """Sixty-four layers run an operator 256 times, once forward and three times backward."""
+    name = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+
+    def layers(count: int) -> list[str]:
+        begin = 1200 * US
+        return [traces.event(name, begin + at * 2 * US, begin + at * 2 * US + US) for at in range(count)]
+
+    assert "small-operators" not in advice_on(loop(256) + layers(64))
+    assert "small-operators" in advice_on(loop(256) + layers(63))
 
 
 def test_one_call_that_was_interrupted_is_dispatch_like_the_others() -> None:

@@ -16,6 +16,9 @@ _ACCUMULATE: Final = "autograd::engine::evaluate_function: torch::autograd::Accu
 # From so many calls a step, an operator on inputs of one shape is taken for a loop over samples or time:
 # models of more layers than this are too large for overhead to matter.
 _LOOP: Final = 128
+# An operator runs up to so many times for each parameter where equal layers follow each other: a linear layer
+# without bias transposes its weight once going forward and three times going backward.
+_CALLS_OF_A_PARAMETER: Final = 4
 _LITTLE_ELSE: Final = 0.9
 _ENGINE: Final = "autograd::engine::evaluate_function: "
 # To launch a kernel takes the host some 5 µs; kernels up to twice that cannot be kept queued.
@@ -33,7 +36,8 @@ _MAKES_DATA: Final = re.compile(
 def small_operators(scene: Scene) -> Iterator[Finding]:
     """One operator runs again and again on inputs of one shape: a loop in Python over what could be a tensor.
 
-    A model's own layers and parameters are no loop: the accumulation of gradients is left out.
+    A model's own layers and parameters are no loop: the accumulation of gradients is left out, and so is what
+    runs no more often than a model of so many parameters explains.
 
     Of r such calls in a step, all overhead but one call's is saved; their work stays. An operator that holds
     little else takes a tensor apart for the loop, or puts its results together, and is saved whole.
@@ -48,7 +52,8 @@ def small_operators(scene: Scene) -> Iterator[Finding]:
         return
     groups, group = np.unique(scene.kinds(calls.row), return_inverse=True)
     times = np.bincount(group[free], minlength=len(groups))
-    often = times / scene.count >= _LOOP
+    parameters = len(scene.annotated(_ACCUMULATE)) / scene.count
+    often = (times / scene.count >= _LOOP) & (times / scene.count > _CALLS_OF_A_PARAMETER * parameters)
     if not often.any():
         return
     own, between = (

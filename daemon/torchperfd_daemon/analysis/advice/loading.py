@@ -35,8 +35,9 @@ def loader_workers(scene: Scene) -> Iterator[Finding]:
         facts = None  # the newest sample was of another loader
     if facts is not None and 0 < unrecorded <= trace.unrecorded_step_ns:
         waited, step_ns = unrecorded, float(trace.unrecorded_step_ns)
-    elif not in_process:
-        yield from _twice_the_workers(scene, waited, len(draws))
+    elif facts is None and not in_process:
+        if trace.loader is None:
+            yield from _twice_the_workers(scene, waited, len(draws))
         return
     else:
         facts = facts or LoaderFacts(batches_per_step=len(draws) / scene.count)
