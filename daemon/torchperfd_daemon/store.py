@@ -55,6 +55,11 @@ class RankIdentity:
     slurm_job_id: str = ""
     pod_uid: str = ""
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether there is no such process, as with the ranks of ``torchperfd serve --demo``."""
+        return self.pid == 0
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseTotal:

@@ -624,6 +624,7 @@ class Verdict(google.protobuf.message.Message):
     ONSET_STEP_FIELD_NUMBER: builtins.int
     STALLED_SECONDS_FIELD_NUMBER: builtins.int
     WINDOW_SECONDS_FIELD_NUMBER: builtins.int
+    STEP_SECONDS_FIELD_NUMBER: builtins.int
     OTHERS_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
@@ -642,6 +643,8 @@ class Verdict(google.protobuf.message.Message):
     """of a hang: for how long no step has ended; its cost per step is 0"""
     window_seconds: builtins.float
     """the evidence is of the newest so many; 0: not of a window"""
+    step_seconds: builtins.float
+    """the step that the cost is a part of; 0 when unknown"""
     @property
     def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]:
         """further causes of the same run, the costliest first; they have none"""
@@ -661,10 +664,11 @@ class Verdict(google.protobuf.message.Message):
         onset_step: builtins.int | None = ...,
         stalled_seconds: builtins.float = ...,
         window_seconds: builtins.float = ...,
+        step_seconds: builtins.float = ...,
         others: collections.abc.Iterable[global___Verdict] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "onset_step", b"onset_step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "stalled_seconds", b"stalled_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict

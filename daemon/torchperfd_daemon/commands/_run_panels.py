@@ -142,12 +142,12 @@ def _run(
 ) -> RenderableType:
     step = f" · {_table.duration(run.step_seconds)} a step" if run.step_seconds else ""
     title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}"
-    parts = [_verdict(verdict, run.step_seconds)]
+    parts = [_verdict(verdict)]
     if not shape.framed:
         name = Text(f" {title}", style="bold", no_wrap=True, overflow="ellipsis")
         return Group(name, *parts)
     if verdict is not None:
-        parts += [_other(other, run.step_seconds) for other in verdict.others]
+        parts += [_other(other) for other in verdict.others]
         if shape.command:
             parts.append(Text(f"  next: {verdict.next_command}", style="dim"))
     if shape.ranked:
@@ -210,19 +210,20 @@ def _rank(rank: RankView, by_phase: Mapping[str, str], longest: float) -> list[R
     ]
 
 
-def _verdict(verdict: control_pb2.Verdict | None, step_seconds: float) -> RenderableType:
+def _verdict(verdict: control_pb2.Verdict | None) -> RenderableType:
     if verdict is None:
         return Text("? no verdict yet", style="green")
     well = _is_well(verdict)
     mark = "✓ " if verdict.cause == _HEALTHY else "? " if well else "✗ "
     words = Text.assemble((mark, "green" if well else "red"), (verdict.summary, "" if well else "bold"))
-    return words.append(_share(verdict, step_seconds), style="red")
+    return words.append(_share(verdict), style="red")
 
 
-def _other(verdict: control_pb2.Verdict, step_seconds: float) -> RenderableType:
-    return Text(f"  also: {verdict.summary}").append(_share(verdict, step_seconds), style="red")
+def _other(verdict: control_pb2.Verdict) -> RenderableType:
+    return Text(f"  also: {verdict.summary}").append(_share(verdict), style="red")
 
 
-def _share(verdict: control_pb2.Verdict, step_seconds: float) -> str:
-    cost = verdict.cost_seconds_per_step
-    return f" · {cost / step_seconds:.0%} of the step" if cost and step_seconds else ""
+def _share(verdict: control_pb2.Verdict) -> str:
+    """Return which part it costs of the steps that the verdict is on, which are not those shown here."""
+    cost, step = verdict.cost_seconds_per_step, verdict.step_seconds
+    return f" · {cost / step:.0%} of the step" if cost and step else ""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import click
 
@@ -24,7 +25,11 @@ def command(socket: str | None, as_json: bool) -> int:
     Each line names what was found, why it matters, and the command that fixes it. Nothing is
     changed. Exits with 0 when nothing was found, with 1 otherwise.
     """
-    facts = doctor.read_facts(_ranks(socket))
+    ranks, simulated = _ranks(socket)
+    facts = doctor.read_facts(ranks)
+    if simulated:
+        skipped = {**facts.skipped, "ranks": "they are simulated (`torchperfd serve --demo`)"}
+        facts = replace(facts, skipped=skipped)
     findings = doctor.examine(facts)
     if as_json:
         click.echo(json.dumps(doctor.to_dict(findings, facts.skipped)))
@@ -33,13 +38,16 @@ def command(socket: str | None, as_json: bool) -> int:
     return 1 if findings else 0
 
 
-def _ranks(socket: str | None) -> dict[RankProcess, LoaderFacts | None] | None:
+def _ranks(socket: str | None) -> tuple[dict[RankProcess, LoaderFacts | None] | None, bool]:
+    """Return the connected ranks, None when no daemon answers; and whether some are simulated."""
     try:
         with connect(socket) as daemon:
             runs = daemon.ListRuns(control_pb2.ListRunsRequest(), timeout=10).runs
     except DaemonUnreachableError:
-        return None
-    return {
+        return None, False
+    connected = [rank for run in runs for rank in run.ranks if rank.connected]
+    real = [rank for rank in connected if rank.identity.pid]
+    found = {
         RankProcess(
             rank.identity.run,
             rank.identity.rank,
@@ -47,7 +55,6 @@ def _ranks(socket: str | None) -> dict[RankProcess, LoaderFacts | None] | None:
             rank.identity.pid_namespace,
             rank.identity.process_start_ticks,
         ): loader_facts(rank.loader) if rank.HasField("loader") else None
-        for run in runs
-        for rank in run.ranks
-        if rank.connected
+        for rank in real
     }
+    return found, len(real) < len(connected)

@@ -68,6 +68,7 @@ class Verdict:
         has_grown: What it costs has come with the run's slowdown, and was not there before.
         stalled_seconds: Of a hang, for how long no step has ended.
         window_seconds: The evidence is of the newest so many seconds; 0 where it is not of a window.
+        step_seconds: The step that the cost is a part of; 0 where there is none.
         others: Further causes of the same run, the costliest first. Their costs add up with this one's.
     """
 
@@ -84,6 +85,7 @@ class Verdict:
     has_grown: bool = False
     stalled_seconds: float = 0.0
     window_seconds: float = 0.0
+    step_seconds: float = 0.0
     others: "tuple[Verdict, ...]" = ()
 
     @property
@@ -124,6 +126,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
             + loader_remedy(worst.loader, worst.step_seconds, waited, in_ms, cost),
             waited,
             capture,
+            step_seconds=worst.step_seconds,
         )
     slowest = max(seen, key=lambda rank: rank.step_seconds)
     if not slowest.phase_seconds:

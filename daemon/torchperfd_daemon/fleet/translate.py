@@ -87,6 +87,7 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         # An older node's hang has what it has lasted for as its cost.
         stalled_seconds=_seconds(message.stalled_seconds) or cost if hangs else 0.0,
         window_seconds=_seconds(message.window_seconds),
+        step_seconds=_seconds(message.step_seconds),
         others=tuple(verdict(other) for other in message.others[:_MOST_OTHERS] if not other.others),
     )
 

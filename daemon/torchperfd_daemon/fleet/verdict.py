@@ -66,6 +66,8 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
     """
     job = _Job(parts)
     verdict = _next(_worst(run, parts, job))
+    if verdict.cause is not Cause.HANG and job.all:
+        verdict = replace(verdict, step_seconds=job.step_seconds)
     if verdict.cause is not Cause.NONE or not missing:
         return verdict
     words = f"nothing is wrong with {len(job.all)} of its ranks, but {missing} are on no node that answers"

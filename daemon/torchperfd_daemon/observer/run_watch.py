@@ -298,8 +298,14 @@ class RunWatch:
         if not seen:
             return []
         window = max(each.window_seconds for each in seen.values())
+        steps = {each.rank: each.step_seconds for each in seen.values()}
+        usual = statistics.median(steps.values())
         verdicts = [
-            replace(verdict, window_seconds=window)
+            replace(
+                verdict,
+                window_seconds=window,
+                step_seconds=usual if verdict.rank is None else steps.get(verdict.rank, usual),
+            )
             for verdict in rank_causes(self.run, self._with_lateness(seen), THIS_MACHINE.get)
         ]
         if verdicts[0].cause is Cause.NONE:

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service.permissions import Rights
-from torchperfd_daemon.service.process import process_of
+from torchperfd_daemon.service.process import check_real, process_of
 from torchperfd_daemon.service.stack_signal import (
     GoneError,
     StoppedError,
@@ -212,6 +212,7 @@ def choose(store: Store, run: str, wanted: Collection[int], rights: Rights) -> l
     if not ranks:
         raise NoSuchTargetError(f"no run {run} on this node", "`torchperfd ps` lists those there are")
     rights.check(f"run {run}", (rank.process.uid for rank in ranks))
+    check_real(ranks)
     there = {rank.identity.rank for rank in ranks}
     missing = sorted(set(wanted) - there)
     if missing:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service.permissions import Rights
+from torchperfd_daemon.service.process import check_real
 from torchperfd_daemon.service.session import Session
 from torchperfd_daemon.store import Store
 
@@ -49,6 +50,8 @@ class Targets:
                 )
             return name
         runs = self.runs(job)
+        if not runs:
+            check_real(rank for rank in self._store.ranks() if job in ("", rank.identity.job_name))
         if len(runs) == 1:
             return runs[0]
         of_job = f" of job {job[:80]}" if job else ""
@@ -68,6 +71,7 @@ class Targets:
         """
         sessions = self._of_run(run)
         if not sessions:
+            check_real(self._store.runs().get(run, ()))
             raise NoSuchTargetError(f"no run {run} on this node", "`torchperfd ps` lists those there are")
         self._rights.check(f"run {run}", (session.record.process.uid for session in sessions))
         wanted = set(chosen)

@@ -194,6 +194,7 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
         onset_step=verdict.onset_step,
         stalled_seconds=verdict.stalled_seconds,
         window_seconds=verdict.window_seconds,
+        step_seconds=verdict.step_seconds,
         others=[verdict_message(other) for other in verdict.others],
     )
 

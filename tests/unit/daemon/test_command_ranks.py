@@ -84,12 +84,13 @@ VERDICTS = {
     "one straggler": control_pb2.Verdict(
         cause="slow rank", run="bert-17", node="node-b", rank=2, phase="forward",
         evidence="20 ms of each 64 ms step more than its peers need", cost_seconds_per_step=0.02,
+        step_seconds=0.064,
         summary="slow rank · rank 2 on node-b · 20 ms of each 64 ms step more than its peers need",
         next_command="torchperfd capture --run bert-17 --steps 5",
     ),
     "input-bound": control_pb2.Verdict(
         cause="input-bound", run="bert-17", rank=-1, phase="data", evidence="61 ms of each 104 ms step",
-        cost_seconds_per_step=0.061, summary="input-bound · 61 ms of each 104 ms step",
+        cost_seconds_per_step=0.061, step_seconds=0.104, summary="input-bound · 61 ms of each 104 ms step",
         next_command="torchperfd capture --run bert-17 --steps 5",
     ),
 }  # fmt: skip

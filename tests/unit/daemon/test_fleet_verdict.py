@@ -162,7 +162,9 @@ def test_a_cause_costs_no_more_than_its_rank_is_late_by() -> None:
 def test_saving_costs_the_run_what_its_node_says() -> None:
     works = job(4)
     saving = says(Cause.CHECKPOINT, 0.004, "node-2", 2)
-    assert replace(judge(RUN, parts(works, NONE, saving)), next_command="rm -rf") == saving
+    told = judge(RUN, parts(works, NONE, saving))
+    assert told.step_seconds > 0
+    assert replace(told, next_command="rm -rf", step_seconds=0.0) == saving
 
 
 def test_ranks_that_nobody_tells_of_are_not_called_healthy() -> None:

@@ -32,6 +32,7 @@ def verdict(name: str, culprit: int = -1, cause: str = "GPU throttling") -> cont
         run=name,
         rank=culprit,
         cost_seconds_per_step=0.04,
+        step_seconds=0.14,
         next_command="torchperfd doctor",
         summary=f"{cause}{where} · {WORDS} (end)",
     )
