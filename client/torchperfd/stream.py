@@ -43,6 +43,9 @@ _CHANNEL_OPTIONS: Final = (
     # It pings after each message to learn how much the line takes: threads of ours that wake up beside
     # training for nothing, on a socket of this very node.
     ("grpc.http2.bdp_probe", 0),
+    # How long a connection is waited for whose daemon accepts it and says nothing. For as long gRPC keeps its
+    # socket, even if the channel has been closed.
+    ("grpc.min_reconnect_backoff_ms", 3000),
 )
 
 
@@ -232,6 +235,8 @@ class Stream:
                 else:
                     self._obey(message)
         except grpc.RpcError as error:
+            # The error is the call itself, which holds a connection; frames of its traceback hold it in turn.
+            error.__traceback__ = None
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 log.warning("the daemon at %s refuses this process: %s", path, error.details())
                 return False
