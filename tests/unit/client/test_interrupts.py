@@ -1,0 +1,135 @@
+"""Exceptions of the script that are raised within our code are the script's, and none is lost."""
+
+import functools
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchperfd import interrupts
+from torchperfd.flag import Flag
+from torchperfd.interrupts import is_from_script
+from torchperfd.logs import Log
+
+
+class TimeUpError(Exception):
+    """A script's own."""
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGUSR1)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def _raised_by(handler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> BaseException:
+    """Return what a handler raises while code runs that counts as the package's own."""
+    monkeypatch.setattr(interrupts, "_PACKAGE", __file__)
+    signal.signal(signal.SIGUSR1, handler)
+    return _raised_in(functools.partial(signal.raise_signal, signal.SIGUSR1))
+
+
+def _raised_in(code: Callable[[], object]) -> BaseException:
+    try:
+        code()
+    except BaseException as error:  # noqa: BLE001 - KeyboardInterrupt and SystemExit, too
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def _foreign(source: str) -> Any:
+    """Return the function ``handler`` of a source that is in no file of ours."""
+    names: dict[str, Any] = {"TimeUpError": TimeUpError, "signal": signal}
+    exec(compile(source, "<script>", "exec"), names)
+    return names["handler"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def handler(number, frame): raise RuntimeError('worker died')",
+        "def handler(*_): raise TimeoutError",
+        "def handler(number, frame):\n    def inner(): raise ValueError\n    inner()",
+        "def handler(number, frame):\n    del frame\n    raise ValueError",
+        "class Handler:\n    def __call__(self, number, frame): raise ValueError\nhandler = Handler()",
+        "class Handler:\n    def on(self, number, frame): raise ValueError\nhandler = Handler().on",
+        "import functools\ndef on(name, *_): raise ValueError\nhandler = functools.partial(on, 'x')",
+        "def handler(number, frame):\n    signal.signal(number, signal.SIG_DFL)\n    raise KeyError",
+        "def handler(number, frame): raise KeyboardInterrupt",
+        "def handler(number, frame): raise SystemExit(3)",
+    ],
+)
+def test_is_from_script_raised_by_handler_is_true(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_from_script(_raised_by(_foreign(source), monkeypatch))
+
+
+def test_is_from_script_own_failure_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "_PACKAGE", __file__)
+    signal.signal(signal.SIGUSR1, _foreign("def handler(number, frame): raise ValueError"))
+    failing = _foreign("def handler(batch): raise ValueError(batch)")
+    for code in (lambda: {}["x"], lambda: int("x"), lambda: failing(1), lambda: [].pop()):  # type: ignore[index]
+        assert not is_from_script(_raised_in(code))
+
+
+def test_is_from_script_injected_type_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As PyThreadState_SetAsyncExc raises it: with no frame of the script's, and a type of the script's."""
+    monkeypatch.setattr(interrupts, "_PACKAGE", __file__)
+
+    def code() -> None:
+        raise TimeUpError
+
+    assert is_from_script(_raised_in(code))
+
+
+@pytest.mark.parametrize(("hooks", "stride"), [("native", 1), ("portable", 23)])
+@pytest.mark.parametrize("how", ["", "live"])
+def test_step_interrupted_anywhere_in_hooks_raises_once(hooks: str, stride: int, how: str) -> None:
+    stride *= 23 if how else 1
+    script = Path(__file__).with_name("interrupted_steps.py")
+    command = [sys.executable, str(script), hooks, str(stride), how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    words = done.stdout.split()
+    counts = dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    assert counts["raised"] > 30
+    assert counts == {"raised": counts["raised"], "seen": counts["raised"], "difference": 0, "faults": 0}
+    assert done.stderr == ""
+
+
+def test_flag_set_within_set_wakes_every_thread() -> None:
+    flag, woken = Flag(), []
+    threads = [threading.Thread(target=lambda: woken.append(flag.wait(60))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    signal.signal(signal.SIGUSR1, lambda *_: flag.set())
+    signal.raise_signal(signal.SIGUSR1)
+    flag.set()
+    for thread in threads:
+        thread.join(60)
+    assert woken == [True] * 3
+    assert flag.wait(0)
+    assert not Flag().wait(0)
+
+
+def test_log_with_broken_handler_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        level = 0
+
+        def handle(self, _record: object) -> None:
+            raise ValueError("broken")
+
+    log = Log("torchperfd.test-broken")
+    log._logger.addHandler(Broken())  # type: ignore[arg-type]
+    log._logger.propagate = False
+    log.warning("a warning of %d", 1)
+    failed: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    thread = threading.Thread(target=lambda: log.warning("from another thread"))
+    thread.start()
+    thread.join()
+    assert failed == []
