@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-integration test-wire lint format protos dashboards \
+.PHONY: help setup demo test test-nightly test-unit test-integration test-wire lint format protos dashboards \
 	bench-import bench-step bench-overhead bench-turns bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak build clean
 
@@ -39,6 +39,9 @@ demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse;
 
 test: setup $(VENV)/.frameworks lint test-wire test-unit  ## All that CI runs.
 	$(BIN)/python -m pytest --ignore=tests/unit
+
+test-nightly: export TORCHPERFD_TEST_FRESH_SEED = 1
+test-nightly: test  ## The same with examples that no run has played before.
 
 test-unit: setup  ## The fast tests, side by side: those with real processes need the machine for themselves.
 	$(BIN)/python -m pytest tests/unit -n logical

@@ -12,8 +12,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
+
+# No deadline, since machines are slow at times. CI plays the same examples every time; the nightly run
+# plays others, as does any run by hand.
+_FRESH_SEED = "TORCHPERFD_TEST_FRESH_SEED"
+hypothesis.settings.register_profile(
+    "torchperfd",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")) and not os.environ.get(_FRESH_SEED),
+    print_blob=True,
+)
+hypothesis.settings.load_profile("torchperfd")
 
 
 def pytest_configure() -> None:
@@ -99,6 +111,8 @@ def _patches() -> set[str]:
         (torch._C._distributed_c10d.ProcessGroup, "allreduce"),
         (torch._C._distributed_c10d.Reducer, "prepare_for_backward"),
         (dataloader._BaseDataLoaderIter, "__next__"),
+        (dataloader.DataLoader, "__iter__"),
+        (torch.optim.Optimizer, "__init__"),
     ):
         code = getattr(vars(owner)[name], "__code__", None)
         if code is not None and "torchperfd" in code.co_filename:

@@ -20,6 +20,7 @@ from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
 from torchperfd.interrupts import is_from_script
+from torchperfd.iterators import Iterators
 from torchperfd.job_capture import JobCapture
 from torchperfd.loader_use import LoaderSampler
 from torchperfd.logs import log
@@ -39,6 +40,7 @@ from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
 from torchperfd.torch_import import TorchImport, when_torch_is_imported
 from torchperfd.v1 import contract
+from torchperfd.wrapped import WrappedIterator
 
 if TYPE_CHECKING:
     from torch import nn
@@ -174,6 +176,7 @@ class Client:
         self._tape = Tape(16 if inert else _TAPE_EVENTS, on_tape.TICKET, on_tape.SHADOW)
         if inert:
             self._tape.thread = 0
+        self._iterators = Iterators(self._tape)
         overhead = Overhead(self._tape, max_overhead)
         self._replay = Replay(self._tape, 16 if inert else _RING_STEPS, self._faults, overhead)
         self._loop = self._replay.loop
@@ -286,21 +289,11 @@ class Client:
             self._tape.mark(on_tape.TOKENS, tokens)
 
     def wrap(self, iterable: Iterable[T]) -> Iterator[T]:
-        """Iterate over something that is not a DataLoader, timing each ``next()`` as ``data``."""
-        iterator = iter(iterable)
-        while True:
-            here = self._tape.mark(on_tape.DRAW, id(iterator))
-            try:
-                batch = next(iterator)
-            except BaseException as error:
-                if here:
-                    self._tape.mark(on_tape.EXHAUSTED, id(iterator))
-                if isinstance(error, StopIteration):
-                    return
-                raise
-            if here:
-                self._tape.mark(on_tape.DRAWN, self._samples_in(batch))
-            yield batch
+        """Iterate over something that is not a DataLoader, timing each ``next()`` as ``data``.
+
+        It may draw from a DataLoader itself: the batches that come out here are the ones that count.
+        """
+        return WrappedIterator(iterable, self._tape, self._iterator_begins, self._samples_in)
 
     def report(self) -> RankReport:
         """Return the account so far; ``print(client.report())`` shows the phase table."""
@@ -491,6 +484,14 @@ class Client:
             self._faults.note("wrap", error)
             return 0
 
+    def _iterator_begins(self, iterator: object) -> None:
+        try:
+            self._iterators.begin(iterator)
+        except Exception as error:
+            if is_from_script(error):
+                raise
+            self._faults.note("wrap", error)
+
     def _install_hooks(self) -> None:
         try:
             from torchperfd.hooks import Hooks
@@ -498,7 +499,7 @@ class Client:
 
             keep_classes_out_of_graphs(Pump)  # a full tape is read from within a hook
             PRECEDENCE.watch()
-            self._hooks = Hooks(self._tape, self._replay, self._faults, self._loader)
+            self._hooks = Hooks(self._tape, self._replay, self._faults, self._loader, self._iterators)
             self._hooks.install()
             if self._model is not None:
                 self._hooks.add_model(self._model)

@@ -3,11 +3,13 @@
 A training step runs from one draw of a batch to the next, provided an optimizer
 stepped in between, or was to: a ``GradScaler`` that finds infinite gradients
 calls the step off, and that batch is over nevertheless. Draws without one are
-micro-batches of the same step. Where nothing is drawn on this thread, a step
-ends with the last optimizer step before an optimizer steps that has stepped in
-it already. A validation step is a draw and a forward without gradients, up to
-the next draw. What lies between two loops (building an iterator, printing,
-saving) belongs to no step.
+micro-batches of the same step. Where nothing is drawn on this thread, or one
+batch serves several steps, a step ends with the last optimizer step before an
+optimizer steps that has stepped in it already. A validation step is a draw for
+evaluation, or a draw and a forward without gradients, up to the next draw; where
+nothing is drawn, a forward without gradients in evaluation mode. What lies
+between two loops (building an iterator, printing, saving, a pause after a loop
+that was left early) belongs to no step.
 
 Some edges are known only later: a micro-batch differs from a batch whose
 gradients are thrown away by what comes after the next draw. There, what the
@@ -20,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from torchperfd.drawn_batches import DrawnBatches
 from torchperfd.recorder import (
     BACKWARD,
     CHECKPOINT,
@@ -34,15 +37,19 @@ from torchperfd.recorder import (
     Clock,
     Recorder,
 )
+from torchperfd.step_state import StepState
 
-# What is set aside: nothing; a step of a loop that does not draw, which ends here unless another
-# optimizer steps; one that ends here unless its batch goes on after a forward without gradients;
-# or a batch without an optimizer step, of which the gradients may yet be used.
-_NOTHING, _STEPPED, _EVALUATED, _PENDING = range(4)
+# What is set aside: nothing; a step that ends here unless another optimizer steps; one that ends here
+# unless its batch goes on after a forward without gradients; a batch without an optimizer step, of which
+# the gradients may yet be used; a draw for evaluation, which may have been made ahead of its forward; or
+# the beginning of a step, in which the loop has turned to something else.
+_NOTHING, _STEPPED, _EVALUATED, _PENDING, _UNSEEN, _BEGUN = range(6)
 _UNKNOWN: Final = 0
+# So many steps of one optimizer on one batch: whatever other optimizers there are, they take no part.
+_STEPS_OF_ONE: Final = 8
 
 _COUNTS: Final = (
-    *("train_steps", "validate_steps", "micro_batches", "tokens"),
+    *("train_steps", "validate_steps", "micro_batches", "tokens", "backward_calls"),
     *("optimizer_calls", "refused", "_unused"),
 )
 
@@ -71,6 +78,7 @@ class Loop:
         micro_batches: Batches that went backward in those training steps; at least one each.
         tokens: Tokens that the script has told of.
         warmup_tokens: Those of the first training step.
+        backward_calls: Backward passes, whether or not they are part of a step.
         refused: Optimizer steps that a ``GradScaler`` has refused.
         ready: Batches that waited in the workers' queue at the newest draw, -1 without workers.
         saves: Checkpoints written between steps.
@@ -81,31 +89,31 @@ class Loop:
     """
 
     __slots__ = (
+        "_acts",
         "_aside",
-        "_aside_backwards",
-        "_aside_draws",
-        "_aside_drew",
-        "_aside_optimizers",
-        "_backwards",
+        "_aside_step",
         "_clock",
         "_closer",
+        "_drawn",
         "_draws",
-        "_drew",
-        "_evaluated",
+        "_draws_ahead",
+        "_ended",
         "_explicit",
         "_first_draw",
         "_in_backward",
-        "_last_optimizer",
-        "_optimizers",
+        "_inner_samples",
+        "_model_trains",
+        "_optimizers_alive",
         "_present",
-        "_samples_before",
+        "_round",
         "_saving_since",
-        "_step_draws",
-        "_stepped",
-        "_steppers",
+        "_seen_evaluating",
+        "_step",
+        "_trains_in_eval_mode",
         "_uncounted",
+        "_unseen",
         "_unused",
-        "_zeroed",
+        "backward_calls",
         "has_stepped",
         "micro_batches",
         "optimizer_calls",
@@ -135,6 +143,7 @@ class Loop:
         self.micro_batches = 0
         self.tokens = 0
         self.warmup_tokens = 0
+        self.backward_calls = 0
         self.refused = 0
         self.ready = -1
         self.saves = 0
@@ -148,32 +157,33 @@ class Loop:
         self._present = present
         self._saving_since = 0
         self._unused = 0
-        # Of the newest batch that a framework drew.
-        self._samples_before = 0
+        # Of the newest batch: what draws within its draw brought, and whether its samples are unknown.
+        self._inner_samples = 0
         self._uncounted = False
-        # Of the whole loop: does it draw, does the script say where steps end, and the optimizer
-        # that steps last in a step.
+        # Of the whole loop: does it draw, does it draw ahead, has the iterator ended that it drew from last,
+        # does the script say where steps end, the optimizer that steps last in a step, and those of the
+        # newest step.
         self._draws = False
+        self._draws_ahead = False
+        self._ended = False
         self._explicit = False
         self._closer = _UNKNOWN
-        # Of the step in progress.
-        self._drew = False
+        self._round: frozenset[int] = frozenset()
+        self._optimizers_alive = 0
+        # Of its model: does it act, did a backward follow a forward of it, even in evaluation mode; and of
+        # which iterator's batches was its evaluation seen, or of none where draws are all that is to be seen.
+        self._acts = False
+        self._model_trains = False
+        self._trains_in_eval_mode = False
+        self._seen_evaluating = 0
+        self._unseen = False
+        # Of the step in progress, and of what is set aside.
+        self._drawn = DrawnBatches()
         self._first_draw = False
-        self._stepped = False
-        self._evaluated = False
-        self._zeroed = False
-        self._step_draws = 0
-        self._backwards = 0
-        self._optimizers = 0
-        self._last_optimizer = _UNKNOWN
         self._in_backward = _UNKNOWN
-        # Of what is set aside.
+        self._step = StepState()
         self._aside = _NOTHING
-        self._aside_drew = False
-        self._aside_draws = 0
-        self._aside_backwards = 0
-        self._aside_optimizers = 0
-        self._steppers: set[int] = set()
+        self._aside_step = StepState()
 
     @property
     def skipped(self) -> int:
@@ -186,13 +196,16 @@ class Loop:
     def standing(self) -> tuple[object, ...]:
         """Return all that decides what an event means; counts decide nothing, but that there are any."""
         return (
-            *(self._aside, self._aside_drew, self._aside_draws),
-            *(self._aside_backwards, self._aside_optimizers),
-            *(self._drew, self._first_draw, self._stepped, self._evaluated, self._zeroed),
-            *(self._step_draws, self._backwards, self._optimizers, self._samples_before, self._uncounted),
-            *(self._draws, self._explicit, self._closer, self._last_optimizer, self._in_backward),
+            *self._step.key(),
+            *((self._aside, *self._aside_step.key()) if self._aside else ()),
+            *(self._first_draw, self._inner_samples, self._uncounted),
+            *(self._draws, self._draws_ahead, self._ended, self._explicit),
+            *(self._closer, self._round, self._in_backward),
+            *(self._optimizers_alive, self._acts, self._model_trains),
+            *(self._trains_in_eval_mode, self._unseen),
+            self._seen_evaluating == self._drawn.current,
             *(self.has_stepped, self.saving, self.watcher is None, self.train_steps > 0),
-            frozenset(self._steppers),
+            *self._drawn.state(),
         )
 
     def counts(self) -> dict[str, int]:
@@ -206,93 +219,291 @@ class Loop:
 
     # Draws.
 
-    def draw_begin(self) -> None:
-        """The loop asks its loader for a batch."""
+    def draw_begin(self, iterator: int = 0, *, gradients: bool = True, evaluation_mode: bool = False) -> None:
+        """The loop asks its loader for a batch.
+
+        Args:
+            iterator: A number for the iterator that is asked.
+            gradients: They are computed at the moment.
+            evaluation_mode: All models that are trained are in evaluation mode.
+        """
         recorder = self.recorder
         if recorder.depth and recorder.inside(OPTIMIZER):
             # step() raised, so its post hook never ran; a closure's draws are told apart by the hook.
             recorder.unwind()
-        if self._aside and self._aside != _PENDING and recorder.idle():
-            self._release()
-        if recorder.is_open and recorder.idle():
-            if self._stepped and not self._explicit:
-                self._closer = self._last_optimizer
-                self._close_train()
-            elif self._evaluated:
-                self._close_validate()
-            elif self._explicit:
-                pass
-            elif not self._draws:
-                # The first loop begins: what a phase of the script's own has timed so far is set-up.
-                recorder.abandon()
-            elif self._backwards:
-                if self._zeroed:
-                    # Its gradients are gone: whatever comes, this batch is over.
-                    self._unused += 1
-                    self._close_train()
-                else:
-                    self._set_aside(_PENDING)
+        if recorder.depth and recorder.inside(DATA):
+            # A data set that reads from a loader, or a prefetcher around one: the outer draw is the loop's.
+            recorder.enter(DATA)
+            return
+        # Where batches are drawn ahead, a model may be back in training mode only after the draw.
+        has_trained = self.train_steps > 0 or self._step.stepped
+        for_evaluation = not gradients or (evaluation_mode and has_trained and not self._draws_ahead)
+        if recorder.idle():
+            self._edge_at_draw(for_evaluation)
         self._draws = True
-        self._first_draw = not self._drew
-        self._drew = True
+        self._ended = False
+        self._inner_samples = 0
+        self._first_draw = not self._step.drew
+        self._step.begin_draw(for_evaluation)
+        self._drawn.begin(iterator)
         recorder.enter(DATA)
+
+    def _edge_at_draw(self, for_evaluation: bool) -> None:
+        """Decide what the draw that begins says of the step before it."""
+        recorder, step = self.recorder, self._step
+        on_batch = self._aside == _STEPPED or (self._aside == _EVALUATED and step.backwards)
+        if on_batch and self._aside_step.drew and not step.stepped:
+            # A forward or backward after the optimizer step, and no further one: it was that batch's.
+            self._rejoin()
+            step = self._step
+        elif self._aside in (_STEPPED, _EVALUATED):
+            self._release()
+        elif self._aside == _BEGUN:
+            self._discard()
+        elif self._aside == _UNSEEN and not step.evaluated:
+            self._unseen = True
+            self._release(VALIDATE)
+        if not recorder.is_open:
+            return
+        if step.stepped and not self._explicit:
+            self._closer = step.last_optimizer
+            self._close_train()
+        elif step.evaluated:
+            self._close_validate()
+        elif self._explicit:
+            pass
+        elif not self._draws:
+            # The first loop begins: what a phase of the script's own has timed so far is set-up.
+            self._forget()
+        elif step.backwards:
+            if step.zeroed:
+                # Its gradients are gone: whatever comes, this batch is over.
+                self._unused += 1
+                self._close_train()
+            else:
+                self._set_aside(_PENDING)
+        elif step.for_evaluation:
+            self._edge_at_unseen_draw(for_evaluation)
+        elif for_evaluation:
+            # What the loop has drawn stays for later; a validation has no part in it.
+            self._forget()
+
+    def _edge_at_unseen_draw(self, for_evaluation: bool) -> None:
+        """A batch was drawn for evaluation, and no forward of it was seen."""
+        seen = self._seen_evaluating == self._drawn.current
+        if not seen and (self._unseen or self._aside):
+            self._close_validate()
+        elif not for_evaluation:
+            # The loop that trains goes on. The last batch of an evaluation that was seen was not used.
+            self._forget() if seen else self._close_validate()
+        elif not seen:
+            self._set_aside(_UNSEEN)
 
     def closure_draw_begin(self) -> None:
         """The closure of an optimizer that is at work asks for a batch: no edge can be here."""
         self._first_draw = False
+        self._inner_samples = 0
         self.recorder.enter(DATA)
 
     def draw_end(self, samples: int) -> None:
-        """The batch is here."""
-        self.recorder.exit()
-        self.recorder.samples += samples
-        self._step_draws += 1
-
-    def outer_draw_begin(self) -> None:
-        """A framework asks for a batch; DataLoaders inside may tell of the same one."""
-        self.draw_begin()
-        self._samples_before = self.recorder.samples
-
-    def outer_draw_end(self, samples: int) -> None:
-        """The batch is here; its samples count unless a DataLoader inside has counted them."""
-        self._uncounted = self.recorder.samples == self._samples_before
-        self.draw_end(0)
-        self.count(samples)
+        """The batch is here. Of draws within one another the outermost counts, if it knows its samples."""
+        recorder = self.recorder
+        recorder.exit()
+        if recorder.depth and recorder.inside(DATA):
+            self._inner_samples += samples
+            return
+        samples = samples or self._inner_samples
+        self._uncounted = not samples
+        recorder.samples += samples
+        self._step.batches += 1
+        if not (recorder.depth and recorder.inside(OPTIMIZER)):
+            self._drawn.add(samples)
 
     def count(self, samples: int) -> None:
         """Count the samples of the newest batch that a framework drew, unless they are counted."""
         if samples and self._uncounted:
             self._uncounted = False
             self.recorder.samples += samples
+            self._drawn.count(samples)
 
-    def draw_stop(self) -> None:
+    def draw_stop(self, iterator: int = 0) -> None:
         """The loader is exhausted: what comes now is between loops.
 
-        Unless the step has drawn before: then this was a second loader, about to start over.
+        Unless the step has drawn before, from another loader: then this was a second one that starts over.
         """
-        self.recorder.exit()
-        if self._first_draw and self.recorder.idle():
-            self._reset()
-            self.recorder.abandon()
+        recorder, step = self.recorder, self._step
+        recorder.exit()
+        if not recorder.idle():
+            return
+        self._drawn.exhausted(iterator)
+        self._ended = self._first_draw or self._drawn.iterators == [iterator]
+        if self._aside == _UNSEEN and not step.evaluated:
+            self._unseen = True
+            self._release(VALIDATE)
+            self._forget()
+        elif self._first_draw:
+            self._forget()
+        elif not self._explicit and self._ended and not (step.backwards or step.forward):
+            # Nothing was done with what it has drawn; it may yet be, if it was drawn ahead.
+            if not self._aside:
+                self._set_aside(_BEGUN)
+            self._forget()
+
+    def left(self, iterator: int, *, for_sure: bool) -> None:
+        """A loop over a loader was left early, some time ago: what comes now is between loops.
+
+        Args:
+            iterator: What that loop drew from.
+            for_sure: It is gone. Else the script holds it by a name, so that it may draw again.
+        """
+        recorder, step, drawn = self.recorder, self._step, self._drawn
+        if not recorder.idle():
+            return
+        if not for_sure:
+            if drawn.iterators == [iterator] and len(drawn.sources) < 2 and not self._is_used():
+                self._forget()
+            return
+        once = drawn.drew_once(iterator)
+        mine = drawn.iterators == [iterator] if drawn.iterators else iterator in drawn.sources
+        unused = drawn.leave(iterator)
+        if recorder.is_open:
+            recorder.samples -= unused
+        if not mine or self._explicit:
+            return
+        if self._aside == _STEPPED:
+            self._release()
+            self._forget()
+        elif self._aside == _EVALUATED:
+            self._release()
+        elif self._aside == _UNSEEN:
+            self._release(VALIDATE)
+        if not recorder.is_open:
+            return
+        if step.stepped:
+            if once:
+                return  # a loop that makes an iterator for every batch: what that takes is the step's
+            self._closer = step.last_optimizer
+            self._close_train(last=True)
+        elif step.evaluated or (self._unseen and step.for_evaluation and not step.backwards):
+            self._close_validate(last=True)
+        elif step.backwards and not step.zeroed:
+            self._set_aside(_PENDING, at_last=True)
+            self._forget()
+        elif not step.backwards:
+            self._forget()
+
+    def pass_begins(self) -> None:
+        """A loader is about to be drawn from. Where the step has drawn all that it needs, that was left."""
+        drawn = self._drawn
+        complete = bool(drawn.iterators) and tuple(drawn.iterators) == drawn.sources
+        if complete and self.recorder.idle() and not self._is_used() and not self._explicit:
+            self._forget()
+
+    def _is_used(self) -> bool:
+        step = self._step
+        return bool(step.stepped or step.backwards or step.evaluated or step.for_evaluation or self._aside)
 
     # The model.
 
-    def forward_begin(self, gradients: bool) -> None:
-        """The model is called; ``gradients`` is false in evaluation."""
-        recorder = self.recorder
-        if not gradients and recorder.idle():
-            if self._stepped and not self._explicit:
+    def forward_begin(
+        self, gradients: bool, *, evaluation_mode: bool = True, backward_may_follow: bool = False
+    ) -> None:
+        """The model is called.
+
+        Args:
+            gradients: It is in training mode, and gradients are computed.
+            evaluation_mode: If not ``gradients``: it is in evaluation mode.
+            backward_may_follow: If not ``gradients``: they are computed nevertheless.
+        """
+        recorder, step = self.recorder, self._step
+        if recorder.idle():
+            if self._explicit and (step.stepped or step.backwards):
+                pass  # the script says where steps end
+            elif gradients or (evaluation_mode and backward_may_follow and self._trains_in_eval_mode):
+                self._train_forward()
+            elif evaluation_mode:
+                self._evaluation()
+                self._step.forward |= backward_may_follow
+            else:
+                self._forward_without_gradients()
+        recorder.enter(FORWARD)
+
+    def _forward_without_gradients(self) -> None:
+        """The model is called in training mode, without gradients.
+
+        An agent acts, or a generator is sampled from; or the script evaluates and has not said so.
+        """
+        step = self._step
+        if step.drew:
+            if not (step.stepped or step.backwards):
+                self._see_evaluation()
+        elif not self.has_stepped:
+            self._acts = True  # there was nothing to evaluate yet
+        elif self._closer and not self._acts:
+            self._evaluation()
+
+    def _train_forward(self) -> None:
+        step = self._step
+        if step.evaluated and not step.drew:
+            # The loop that draws nothing trains again.
+            if self._aside == _EVALUATED:
+                if self._aside_step.last_optimizer != self._closer or not self._closer:
+                    self._step.forward = True
+                    return  # unless this was in the middle of its batch: the next optimizer will tell
+                self._release()
+            self._close_validate()
+        if self._aside in (_UNSEEN, _BEGUN):
+            self._rejoin()
+        elif step.stepped and self._may_have_ended():
+            self._set_aside(_STEPPED)
+        self._step.forward = True
+
+    def _evaluation(self) -> None:
+        """The model is called in evaluation mode."""
+        step = self._step
+        if step.drew:
+            if step.stepped:
                 # A loop that validates without drawing: the training step ended long ago. Unless a
                 # backward follows: then this was part of it, as the samples of a GAN are.
                 self._set_aside(_EVALUATED)
-            elif self._evaluated and not self._drew:
-                if self._aside and self._aside != _PENDING:
-                    self._release()
-                self._close_validate()
-            elif self._aside == _STEPPED:
-                self._set_aside(_STEPPED)
-            self._evaluated = True
-        recorder.enter(FORWARD)
+            elif step.backwards:
+                self._set_aside(_PENDING)
+            self._see_evaluation()
+            return
+        if self._aside == _STEPPED:
+            if self._closer not in (_UNKNOWN, self._aside_step.last_optimizer) or not self._model_trains:
+                return  # between two optimizers of one step; or an agent that acts
+            self._rejoin()
+            self._close_train()
+        elif step.evaluated:
+            if self._aside == _EVALUATED:
+                self._release()
+            self._close_validate()
+        elif not self._model_trains:
+            return
+        elif self.recorder.is_open and not self._aside:
+            # The step that has begun goes on after the validation.
+            self._set_aside(_PENDING if step.backwards else _BEGUN)
+        self._step.evaluated = True
+
+    def _see_evaluation(self) -> None:
+        """A batch is evaluated."""
+        if self._aside == _UNSEEN:
+            self._rejoin()
+        self._unseen = False
+        self._seen_evaluating = self._drawn.current
+        self._step.evaluated = True
+
+    def _may_have_ended(self) -> bool:
+        """Whether the optimizer that stepped is one that ends a step: then another may begin on the batch."""
+        step = self._step
+        if not step.drew or not step.last_optimizer:
+            return False
+        if step.last_optimizer == self._closer:
+            return True
+        if step.last_optimizer in self._round:
+            return False  # the last one is yet to come
+        return self._optimizers_alive < 2 or step.optimizer_steps >= _STEPS_OF_ONE
 
     def forward_end(self) -> None:
         """The model has answered; until the next event the loop computes its loss."""
@@ -303,13 +514,28 @@ class Loop:
 
     def backward_begin(self) -> None:
         """Gradients are asked for, so this step trains whatever its forward looked like."""
-        self._evaluated = False
         recorder = self.recorder
+        self.backward_calls += 1
         if recorder.idle():
-            if self._aside > _STEPPED:
+            if self._step.forward:
+                self._model_trains = True
+                self._trains_in_eval_mode |= self._step.evaluated
+            if self._aside > _STEPPED and not (self._aside == _EVALUATED and self._aside_step.last_optimizer):
+                # Where the optimizer is known that stepped, the next to step will tell.
                 self._rejoin()
-            self._backwards += 1
-            self._zeroed = False
+            elif self._step.stepped and not self._explicit and self._may_have_ended():
+                self._set_aside(_STEPPED)
+            step = self._step
+            step.backwards += 1
+            step.zeroed = False
+            self._draws_ahead |= self._drawn.drew_ahead()
+            if not step.stepped or self._explicit:
+                used, samples = self._drawn.use()
+                step.micro_batches += used
+                if samples:
+                    recorder.open()
+                    recorder.samples += samples
+        self._step.evaluated = False
         recorder.enter(BACKWARD)
         if recorder.depth == 1:
             recorder.name_gap(OTHER)
@@ -324,25 +550,40 @@ class Loop:
 
     def zero_begin(self) -> None:
         """Gradients are about to be zeroed."""
-        if self._aside == _PENDING and self.recorder.idle():
-            # The batch before the newest draw was not a micro-batch: its gradients go unused.
-            self._unused += 1
-            self._release()
-        elif self._backwards and not self._stepped and self.recorder.idle():
-            self._zeroed = True
+        step = self._step
+        if self.recorder.idle():
+            if step.evaluated and not step.drew and self._aside in (_NOTHING, _BEGUN):
+                self._end_evaluation()
+            elif self._aside == _PENDING:
+                # The batch before the newest draw was not a micro-batch: its gradients go unused.
+                self._unused += 1
+                self._release()
+            elif step.backwards and not step.stepped:
+                step.zeroed = True
         self.enter(ZERO_GRAD)
+
+    def _end_evaluation(self) -> None:
+        """The loop that draws nothing trains again."""
+        self._close_validate()
+        if self._aside:
+            self._rejoin()
 
     # Optimizers, told apart by a number of their own.
 
+    def optimizers_alive(self, count: int) -> None:
+        """The script has so many optimizers that share no parameters."""
+        self._optimizers_alive = count
+
     def optimizer_begin(self, optimizer: int = _UNKNOWN) -> None:
         """An optimizer step begins, or a ``GradScaler`` is asked for one."""
-        recorder = self.recorder
-        if self._aside:
-            if self._aside != _STEPPED:
-                self._rejoin()
-            elif optimizer in self._steppers:
-                self._closer = self._last_optimizer
-                self._release()
+        recorder, step = self.recorder, self._step
+        if step.evaluated and not step.drew and self._aside in (_NOTHING, _BEGUN) and recorder.idle():
+            self._end_evaluation()
+        elif self._aside in (_STEPPED, _EVALUATED) and optimizer in self._aside_step.optimizers:
+            self._closer = self._aside_step.last_optimizer
+            self._release()
+        elif self._aside > _STEPPED:
+            self._rejoin()
         self.optimizer_calls += 1
         recorder.enter(OPTIMIZER)
         if recorder.depth == 1:
@@ -367,25 +608,21 @@ class Loop:
             self._in_backward = optimizer
 
     def _step_ended(self, optimizer: int) -> None:
-        if self._aside > _STEPPED:
-            # It had begun before that was set aside: what is left of a step that has failed.
+        if self._aside > _STEPPED or (self._aside and self._aside_step.drew):
+            # It had begun before that was set aside: what is left of a step that has failed. Or another
+            # optimizer steps on the batch.
             self._rejoin()
-        self._stepped = self.has_stepped = True
-        self._evaluated = False
-        self._optimizers += 1
-        if self._drew or self._explicit:
-            self._last_optimizer = optimizer
+        self.has_stepped = True
+        self._step.step(optimizer)
+        if self._step.drew or self._explicit:
             return
-        if optimizer == self._closer or (self._draws and self._closer == _UNKNOWN):
+        if optimizer == self._closer or (self._ended and self._closer == _UNKNOWN):
             if self._aside:
                 self._rejoin()
-            self._last_optimizer = optimizer
-            # Where loaders are used, this is the last batch of one that was drawn ahead.
-            self._close_train(last=self._draws)
-        elif not self._draws:
+            # After the end of an iterator, this is the last batch of one that was drawn ahead.
+            self._close_train(last=self._ended)
+        else:
             self._set_aside(_STEPPED)
-            self._last_optimizer = optimizer
-            self._steppers.add(optimizer)
 
     # What the script says, and saves.
 
@@ -443,9 +680,15 @@ class Loop:
     def adopt(self) -> None:
         """Another thread's loop is followed from now on; nothing of this one's has trained."""
         self.recorder.unwind()
-        self.recorder.abandon()
+        self._forget()
         self._draws = False
-        self._reset()
+
+    def abandon(self) -> None:
+        """Forget the open step: a hook has failed. What is set aside stays so, unless its forward may be lost."""
+        self._in_backward = _UNKNOWN
+        self._forget()
+        if self._aside == _UNSEEN:
+            self._discard()
 
     def finish(self) -> None:
         """The loop is over: account for a last step that no draw has closed."""
@@ -453,32 +696,37 @@ class Loop:
         recorder.unwind()
         # Where optimizers step unseen, inside a compiled graph, a backward is all there is.
         unseen = self.train_steps > 0 and not self.has_stepped and not self._explicit
-        if self._aside and (self._aside != _PENDING or unseen):
+        if self._aside == _UNSEEN:
+            self._release(VALIDATE)
+        elif self._aside in (_STEPPED, _EVALUATED) or (self._aside == _PENDING and unseen):
             self._release()
         elif self._aside:
-            self._aside = _NOTHING
-            recorder.discard()
-        if recorder.is_open and (self._stepped or (unseen and self._backwards)) and not self._explicit:
+            self._discard()
+        step = self._step
+        if recorder.is_open and (step.stepped or (unseen and step.backwards)) and not self._explicit:
             self._close_train(last=True)
-        elif recorder.is_open and self._evaluated:
+        elif recorder.is_open and (
+            step.evaluated or (self._unseen and step.for_evaluation and not step.backwards)
+        ):
             self._close_validate(last=True)
-        self._reset()
-        recorder.abandon()
+        self._forget()
 
     # Edges.
 
     def _close_train(self, *, last: bool = False) -> None:
-        self.recorder.close(TRAIN, self.train_steps, at_last=last)
-        if self._backwards < 2:
-            self.micro_batches += 1
-        else:
-            self.micro_batches += _micro_batches(self._step_draws, self._backwards, self._optimizers)
+        recorder, step = self.recorder, self._step
+        unused = self._drawn.end_step(trained=True)
+        if unused:
+            recorder.samples -= unused
+        recorder.close(TRAIN, self.train_steps, at_last=last)
+        self.micro_batches += step.count_micro_batches()
         self._count_train_step()
-        self._reset()
+        self._round = frozenset(step.optimizers)
+        self._step = StepState()
         if self.watcher is not None:
             self.watcher.train_edge(self.train_steps)
             # What the watcher did is our time, not the next step's.
-            self.recorder.skip(self._present())
+            recorder.skip(self._present())
 
     def _count_train_step(self) -> None:
         if not self.train_steps:
@@ -486,59 +734,62 @@ class Loop:
         self.train_steps += 1
 
     def _close_validate(self, *, last: bool = False) -> None:
+        recorder = self.recorder
         if self._aside:
-            self.recorder.separate()
-        self.recorder.close(VALIDATE, self.validate_steps, at_last=last)
+            recorder.separate()
+        _, ahead = self._drawn.use()
+        change = ahead - self._drawn.end_step(trained=False)
+        if change:
+            recorder.samples += change
+        recorder.close(VALIDATE, self.validate_steps, at_last=last)
         self.validate_steps += 1
-        self._reset()
+        self._step = StepState()
         if self.watcher is not None:
             self.watcher.validate_edge()
-            self.recorder.skip(self._present())
+            recorder.skip(self._present())
 
-    def _reset(self) -> None:
-        self._drew = self._stepped = self._evaluated = self._zeroed = False
-        self._step_draws = self._backwards = self._optimizers = 0
+    def _forget(self) -> None:
+        """The open step is none; its batches may yet be used."""
+        self._drawn.end_step(trained=False)
+        self.recorder.abandon()
+        self._step = StepState()
 
-    def _set_aside(self, kind: int) -> None:
+    def _set_aside(self, kind: int, *, at_last: bool = False) -> None:
         """The step may have ended here: keep what follows apart until that is known."""
         if self._aside:
             self._rejoin()
-        self.recorder.hold()
+        if kind == _UNSEEN:
+            self._drawn.use()
+        if unused := self._drawn.end_step(trained=kind in (_STEPPED, _EVALUATED, _PENDING)):
+            self.recorder.samples -= unused
+        self.recorder.hold(at_last=at_last)
         self._aside = kind
-        self._aside_drew = self._drew
-        self._aside_draws = self._step_draws
-        self._aside_backwards = self._backwards
-        self._aside_optimizers = self._optimizers
-        self._reset()
+        self._aside_step, self._step = self._step, StepState()
 
     def _rejoin(self) -> None:
         """The step had not ended where it was set aside."""
         self.recorder.rejoin()
-        if self._aside != _PENDING:
-            self._stepped = True
         self._aside = _NOTHING
-        self._drew = self._drew or self._aside_drew
-        self._step_draws += self._aside_draws
-        self._backwards += self._aside_backwards
-        self._optimizers += self._aside_optimizers
+        self._aside_step.join(self._step)
+        self._step, self._aside_step = self._aside_step, StepState()
 
-    def _release(self) -> None:
+    def _release(self, kind: int = TRAIN) -> None:
         """The step had ended where it was set aside; what followed is the next one so far."""
-        self.recorder.release(TRAIN, self.train_steps)
-        self.micro_batches += _micro_batches(self._aside_draws, self._aside_backwards, self._aside_optimizers)
         self._aside = _NOTHING
-        self._steppers.clear()
+        if kind == VALIDATE:
+            self.recorder.release(VALIDATE, self.validate_steps)
+            self.validate_steps += 1
+            if self.watcher is not None:
+                self.watcher.validate_edge()
+            return
+        self.recorder.release(TRAIN, self.train_steps)
+        self.micro_batches += self._aside_step.count_micro_batches()
+        self._round = frozenset(self._aside_step.optimizers)
         self._count_train_step()
         if self.watcher is not None:
             self.watcher.train_edge(self.train_steps)
 
-
-def _micro_batches(draws: int, backwards: int, optimizers: int) -> int:
-    """Return how many batches a step has accumulated.
-
-    Two loaders draw twice per backward, two losses go backward twice per draw: the smaller
-    number it is. Where nothing is drawn, each optimizer has its backward.
-    """
-    if draws:
-        return max(1, min(draws, backwards))
-    return max(1, backwards // max(1, optimizers))
+    def _discard(self) -> None:
+        """What is set aside belongs to no step."""
+        self._aside = _NOTHING
+        self.recorder.discard()

@@ -266,6 +266,7 @@ class Recorder:
             at_last: End the step at its newest phase boundary instead of now, and leave
                 no step open.
         """
+        self.open()
         now = self.last if at_last else self._clock.now
         if self.device is not None and not at_last:
             self._mark_boundary()
@@ -302,15 +303,21 @@ class Recorder:
         if self.device is not None:
             self.device.close(kind)
 
-    def hold(self) -> None:
+    def hold(self, *, at_last: bool = False) -> None:
         """Note that the open step may end now: what it has so far is held.
 
         Made for steps that go on in the end: then noting it has cost a copy. :meth:`rejoin`,
         :meth:`release` or :meth:`discard` says which it was.
+
+        Args:
+            at_last: It may have ended at its newest phase boundary instead of now.
         """
-        now = self._clock.now
+        # Where no step is open, an empty one is held: a start that belongs to an older step is no start.
+        self.open()
+        now = self.last if at_last else self._clock.now
         if self.device is not None:
-            self._mark_boundary()
+            if not at_last:
+                self._mark_boundary()
             self.device.hold()
         depth = min(self.depth, MAX_DEPTH)
         exclusive, held = self._exclusive, self._held
@@ -396,6 +403,9 @@ class Recorder:
             held[_CALLS + phase] += 1
             held[_SQUARES + phase] += within * within
             within = ended = 0
+        # A phase of the gap's own name, outermost, is part of the gap.
+        row[_NS + OTHER] -= ended
+        held[_NS + OTHER] += within
 
     def abandon(self) -> None:
         """Forget the open step: its time belongs to no step. The script's own phases stay open.
@@ -422,6 +432,13 @@ class Recorder:
             self._clock.now = now
             if self.device is not None:
                 self.device.boundary(-1, -1)
+
+    def leave_out(self, ns: int) -> None:
+        """The thread did work of ours until now, for so many ns at most: it is no part of the step."""
+        if self.is_open:
+            ns = max(0, min(ns, self._clock.now - self.last))
+            self.last += ns
+            self._start += ns
 
     # Steps that were recorded elsewhere; for who drains, too, and nobody else.
 

@@ -17,7 +17,7 @@ from torchperfd.interrupts import is_from_script
 from torchperfd.loop import Loop, StepWatcher
 from torchperfd.overhead import Overhead
 from torchperfd.passes import Passes
-from torchperfd.recorder import BACKWARD, DeviceClock, Recorder
+from torchperfd.recorder import BACKWARD, DATA, DeviceClock, Recorder
 from torchperfd.stretch import Stretch
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
@@ -178,7 +178,7 @@ class Replay:
     def abandon(self) -> None:
         """Forget the open step: a hook has failed."""
         self._calls.clear()
-        self.recorder.abandon()
+        self.loop.abandon()
 
     def _read_along(self) -> None:
         self.catch_up()
@@ -307,7 +307,7 @@ class Replay:
             on_tape.DRAWN: lambda samples: loop.draw_end(samples),
             on_tape.EXHAUSTED: self._exhausted,
             on_tape.FORWARD: lambda _: loop.forward_begin(True),
-            on_tape.EVALUATE: lambda _: loop.forward_begin(False),
+            on_tape.EVALUATE: self._evaluate,
             on_tape.FORWARD_END: lambda _: loop.forward_end(),
             on_tape.BACKWARD: self._backward,
             on_tape.BACKWARD_END: lambda _: loop.backward_end(self._depth_before()),
@@ -326,8 +326,8 @@ class Replay:
             on_tape.EXIT: lambda _: loop.exit(),
             on_tape.STEP: lambda samples: loop.step(samples),
             on_tape.SAMPLES: lambda samples: loop.count(samples),
-            on_tape.OUTER_DRAW: lambda _: loop.outer_draw_begin(),
-            on_tape.OUTER_DRAWN: lambda samples: loop.outer_draw_end(samples),
+            on_tape.OUTER_DRAW: self._draw,
+            on_tape.OUTER_DRAWN: lambda samples: loop.draw_end(samples),
             on_tape.BETWEEN: lambda _: loop.finish(),
             on_tape.ADOPT: self._adopt,
             on_tape.ABANDON: lambda _: self.abandon(),
@@ -338,18 +338,40 @@ class Replay:
             on_tape.COLLECTIVE: self._collective,
             on_tape.COLLECTIVE_END: lambda _: loop.leave(self._depth_before()),
             on_tape.REDUCTION: self._reduction,
+            on_tape.PASS: lambda _: loop.pass_begins(),
+            on_tape.LEFT: self._iterator_left,
+            on_tape.NOT_TRAINING: lambda ns: recorder.leave_out(ns),
+            on_tape.OPTIMIZERS: lambda count: loop.optimizers_alive(count),
         }
         return [told[code] for code in range(on_tape.CODES)]
 
-    def _draw(self, iterator: int) -> None:
-        loop = self.loop
-        loop.draw_begin()
-        self.passes.draw(iterator, self.now, loop.train_steps, loop.validate_steps)
+    def _draw(self, argument: int) -> None:
+        loop, iterator = self.loop, argument & on_tape.ITERATOR_MASK
+        outermost = not self.recorder.inside(DATA)
+        loop.draw_begin(
+            iterator,
+            gradients=not argument & on_tape.DRAW_WITHOUT_GRADIENTS,
+            evaluation_mode=bool(argument & on_tape.DRAW_IN_EVALUATION),
+        )
+        if outermost and iterator:
+            self.passes.draw(iterator, self.now, loop.train_steps, loop.validate_steps)
 
     def _exhausted(self, iterator: int) -> None:
         loop = self.loop
-        loop.draw_stop()
-        self.passes.exhausted(iterator, self.now, loop.train_steps, loop.validate_steps)
+        loop.draw_stop(iterator)
+        if not self.recorder.inside(DATA):
+            self.passes.exhausted(iterator, self.now, loop.train_steps, loop.validate_steps)
+
+    def _iterator_left(self, argument: int) -> None:
+        iterator = argument & on_tape.ITERATOR_MASK
+        self.loop.left(iterator, for_sure=not argument & on_tape.LEFT_NAMED)
+
+    def _evaluate(self, argument: int) -> None:
+        self.loop.forward_begin(
+            False,
+            evaluation_mode=not argument & on_tape.EVALUATE_IN_TRAINING_MODE,
+            backward_may_follow=bool(argument & on_tape.EVALUATE_WITH_GRADIENTS),
+        )
 
     def _ready(self, following: int) -> None:
         self.loop.ready = following - 1

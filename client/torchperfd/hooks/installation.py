@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 from torchperfd.arrivals import ArrivalBook
 from torchperfd.compilations import Compilations
 from torchperfd.device import DeviceTimes
+from torchperfd.drawn_batches import DrawnBatches
 from torchperfd.faults import Faults
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.patches import Patches
 from torchperfd.interrupts import is_from_script
+from torchperfd.iterators import Iterators
 from torchperfd.loader_use import LoaderSampler, TimedDraw
 from torchperfd.logs import log
 from torchperfd.loop import Loop
@@ -17,6 +19,7 @@ from torchperfd.overhead import Overhead
 from torchperfd.passes import Passes
 from torchperfd.recorder import Recorder
 from torchperfd.replay import Replay
+from torchperfd.step_state import StepState
 from torchperfd.tape import Tape
 
 if TYPE_CHECKING:
@@ -32,10 +35,16 @@ class Hooks:
     """
 
     def __init__(
-        self, tape: Tape, replay: Replay, faults: Faults, sampler: LoaderSampler | None = None
+        self,
+        tape: Tape,
+        replay: Replay,
+        faults: Faults,
+        sampler: LoaderSampler | None = None,
+        iterators: Iterators | None = None,
     ) -> None:
         self._sampler = sampler or LoaderSampler()
         self._context = HookContext(tape, replay, faults)
+        self._iterators = iterators or Iterators(tape)
         self._patches = Patches()
         self._handles: list[Any] = []
         self._models: RootModels | None = None
@@ -62,18 +71,23 @@ class Hooks:
         # The training thread reads the tape along, at times, inside of what dynamo watches.
         frames.keep_classes_out_of_graphs(
             *(Loop, Recorder, ArrivalBook, Replay, Passes, Overhead, DeviceTimes, HookContext),
-            *(LoaderSampler, TimedDraw, Patches, models.RootModels, reductions.Reductions, Compilations),
+            *(Iterators, DrawnBatches, StepState, LoaderSampler, TimedDraw),
+            *(Patches, models.RootModels, reductions.Reductions, Compilations),
         )
         context, patches, sampler = self._context, self._patches, self._sampler
         self._models = roots = models.RootModels(context, patches)
         writers = saves.Saves(context, patches)
         backward = gradients.timed_backward(context)
         hooks: tuple[tuple[str, Callable[[], None]], ...] = (
-            ("DataLoader", lambda: loader.install(context, patches, roots, writers.look, sampler)),
+            (
+                "DataLoader",
+                lambda: loader.install(context, patches, roots, self._iterators, writers.look, sampler),
+            ),
             ("gradients", lambda: gradients.install(context, patches, backward)),
             ("optimizers", lambda: self._handles.extend(optimizers.install(context, roots))),
             ("GradScaler", lambda: scaler.install(context, patches)),
             ("compile", roots.install),
+            ("optimizers' models", roots.watch_optimizers),
             ("checkpoint", writers.install),
             ("collectives", collectives.Collectives(context, patches).install),
             ("reductions", reductions.Reductions(context, patches, backward).install),

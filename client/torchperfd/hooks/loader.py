@@ -21,15 +21,18 @@ from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 from torchperfd.hooks.models import RootModels
 from torchperfd.hooks.patches import Patches
 from torchperfd.interrupts import is_from_script
+from torchperfd.iterators import Iterators
 from torchperfd.loader_use import LoaderSampler
 from torchperfd.tape import Draws
 from torchperfd.tape import events as on_tape
+from torchperfd.tape.portable import evaluation_flags
 
 
 def install(
     context: HookContext,
     patches: Patches,
     roots: RootModels,
+    iterators: Iterators,
     after_last: Callable[[], None],
     sampler: LoaderSampler,
 ) -> None:
@@ -39,6 +42,7 @@ def install(
         context: Where to report.
         patches: Where to remember the original.
         roots: Looks for models ahead of the first draws, outside of any step's time.
+        iterators: Told of every iterator that a loader makes.
         after_last: Called once a loader is exhausted.
         sampler: Samples how the loader is used.
     """
@@ -56,7 +60,7 @@ def install(
                 tape.mark(on_tape.CLOSURE_DRAW, id(iterator))
             else:
                 tape.steps_open = 0
-                tape.mark(on_tape.DRAW, id(iterator))
+                tape.mark(on_tape.DRAW, id(iterator) | evaluation_flags(torch.is_grad_enabled, roots.alive))
         except BaseException as error:
             if not context.absorb("draw", error):
                 raise
@@ -70,7 +74,7 @@ def install(
             if not context.absorb("draw", error):
                 raise
 
-    for function in (ahead, exhausted, samples_in, _ready):
+    for function in (ahead, exhausted, samples_in, _ready, evaluation_flags):
         keep_out_of_graphs(function)
     iterator = dataloader._BaseDataLoaderIter
     original = vars(iterator)["__next__"]
@@ -85,8 +89,24 @@ def install(
         ahead,
         exhausted,
         samples_in,
+        torch.is_grad_enabled,
+        roots.alive,
     )
     patches.replace(iterator, "__next__", functools.update_wrapper(draws, original))
+    begin = vars(dataloader.DataLoader)["__iter__"]
+
+    @functools.wraps(begin)
+    def iterate(self: Any) -> Any:
+        begun = begin(self)
+        try:
+            if context.active:
+                iterators.begin(begun)
+        except BaseException as error:
+            if not context.absorb("draw", error):
+                raise
+        return begun
+
+    patches.replace(dataloader.DataLoader, "__iter__", keep_out_of_graphs(iterate))
 
     def watch() -> None:
         draws.watching = True

@@ -3,6 +3,7 @@
 import functools
 import gc
 import sys
+import time
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -14,11 +15,16 @@ from torch.optim import Optimizer
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
+from torchperfd.logs import log
 from torchperfd.tape import Forward
 from torchperfd.tape import events as on_tape
 
 _MAX_SEARCHES_AT_DRAW = 2
-_MAX_SEARCHES_AT_STEP = 32
+# All searches at optimizers' first steps together may take so long, and that part of the time since.
+_SEARCH_SECONDS = 2.0
+_SEARCH_SHARE = 0.02
+_MOST_MODELS = 8
+_YOUNG = (0, 1)
 _MAX_LOOKS_AT_DRAW = 4
 
 # What torch calls instead of a module's own call, where it has been compiled in place; ours calls
@@ -36,16 +42,22 @@ class RootModels:
 
     Attributes:
         optimizers: Those whose models have been looked for, by id.
+        alive: Weak references to the models that are timed.
     """
 
     def __init__(self, context: HookContext, patches: Patches) -> None:
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self.alive: list[weakref.ref[nn.Module]] = []
         self._context = context
         self._patches = patches
         self._timed: dict[int, weakref.ref[nn.Module]] = {}
         self._draws = 0
         self._looks = 0
-        self._steps = 0
+        self._began = time.monotonic()
+        self._searched_seconds = 0.0
+        self._found_early = False
+        self._given_up = False
+        self._independent = 0
 
     def install(self) -> None:
         """Hear of models that are compiled in place, and of those that are replicated."""
@@ -75,6 +87,22 @@ class RootModels:
 
         self._patches.replace(nn.Module, "_replicate_for_data_parallel", keep_out_of_graphs(replicated))
 
+    def watch_optimizers(self) -> None:
+        """Look for the model of every optimizer as it is made: early enough to see its first forward."""
+        make = vars(Optimizer)["__init__"]
+
+        @functools.wraps(make)
+        def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            try:
+                if self._context.active and self._context.tape.here():
+                    self._look_for_model(optimizer)
+            except BaseException as error:
+                if not self._context.absorb("optimizer", error):
+                    raise
+
+        self._patches.replace(Optimizer, "__init__", keep_out_of_graphs(init))
+
     def add(self, model: nn.Module) -> None:
         """Time the forward of ``model``; twice is once."""
         if _is_new(model, self._timed):
@@ -89,8 +117,9 @@ class RootModels:
         if self._draws >= _MAX_SEARCHES_AT_DRAW:
             return False
         self._looks += 1
-        # torch.compile may have wrapped a model after it was named: then the wrapper is the root.
-        if not self._timed or (not self._draws and "torch._dynamo" in sys.modules):
+        # A model may have been wrapped after it was named or found: then the wrapper is the root.
+        wrapped = "torch._dynamo" in sys.modules or self._found_early
+        if not self._timed or (not self._draws and wrapped):
             self._draws += 1
             self._search()
         return self._looks < _MAX_LOOKS_AT_DRAW and self._draws < _MAX_SEARCHES_AT_DRAW
@@ -100,20 +129,74 @@ class RootModels:
 
         A script may train one model after another; each brings its own optimizer.
         """
-        if self._steps >= _MAX_SEARCHES_AT_STEP or not _is_new(optimizer, self.optimizers):
-            return
-        self._steps += 1
-        self._search()
+        if _is_new(optimizer, self.optimizers):
+            self._look_for_model(optimizer)
 
-    def _search(self) -> None:
-        # A scan of all objects: 70 to 250 ms with torch loaded, hence the limits above.
-        optimizers, modules = _optimizers_and_modules()
-        for optimizer in optimizers:
-            _is_new(optimizer, self.optimizers)
-        for root in roots(modules, optimizers):
-            self.add(root)
+    def _look_for_model(self, optimizer: Optimizer) -> None:
+        self._found_early = self._found_early or not self._timed
+        if self._may_search():
+            self._search(optimizer)
+
+    def _may_search(self) -> bool:
+        allowed = _SEARCH_SECONDS + _SEARCH_SHARE * (time.monotonic() - self._began)
+        if self._searched_seconds < allowed:
+            return True
+        if not self._given_up:
+            self._given_up = True
+            log.warning(
+                "searching for the models of %d optimizers took %.1f s, so those of further ones are not "
+                "searched for and their forward is not timed; name a model with torchperfd.attach(model=...)",
+                *(len(self.optimizers), self._searched_seconds),
+            )
+        return False
+
+    def _search(self, optimizer: Optimizer | None = None) -> None:
+        """Read Python's objects: all, or for one optimizer the youngest first, where a new model is."""
+        began = time.monotonic()
+        # torch.compile may have wrapped a model that is known: then the wrapper is the root, and it is young.
+        known = optimizer is not None and bool(roots(self._models(), [optimizer]))
+        inside = [module for model in self._models() for module in model.modules()] if optimizer else []
+        generations = (None,) if optimizer is None else _YOUNG if known else (*_YOUNG, None)
+        for generation in generations:
+            # A scan of all objects takes 70 to 250 ms with torch loaded, hence the limits above.
+            optimizers, modules = _optimizers_and_modules(generation)
+            if optimizer is not None:
+                optimizers.append(optimizer)
+            found = roots({id(module): module for module in (*modules, *inside)}.values(), optimizers)
+            for each in optimizers:
+                _is_new(each, self.optimizers)
+            for root in found:
+                self.add(root)
+            if optimizer is not None and not known and roots(found, [optimizer]):
+                break
+        seconds = time.monotonic() - began
+        self._searched_seconds += seconds
+        self._context.tape.mark(on_tape.NOT_TRAINING, int(seconds * 1e9))
+        self._count_optimizers()
+
+    def _models(self) -> list[nn.Module]:
+        return [model for reference in self.alive if (model := reference()) is not None]
+
+    def _count_optimizers(self) -> None:
+        """Tell whether there are several optimizers with parameters of their own."""
+        several, owned = 1, set[int]()
+        for reference in self.optimizers.values():
+            optimizer = reference()
+            own = _parameters_of(optimizer) if optimizer is not None else set()
+            if owned and own and owned.isdisjoint(own):
+                several = 2
+                break
+            owned |= own
+        if several != self._independent:
+            self._independent = several
+            self._context.tape.mark(on_tape.OPTIMIZERS, several)
 
     def _time(self, model: nn.Module) -> None:
+        if len(self.alive) >= _MOST_MODELS:
+            # A script that makes a model for every client or fold.
+            self.alive[:] = [reference for reference in self.alive if reference() is not None][-_MOST_MODELS:]
+        if not any(model is known for known in self._models()):
+            self.alive.append(weakref.ref(model))
         forward = Forward(
             self._context.tape,
             model,
@@ -140,12 +223,7 @@ def _is_new(thing: Any, known: dict[int, "weakref.ref[Any]"]) -> bool:
 
 def roots(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list[nn.Module]:
     """Return the modules without a parent that hold a parameter of one of the optimizers."""
-    owned = {
-        id(parameter)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    owned: set[int] = set().union(*(_parameters_of(optimizer) for optimizer in optimizers))
     modules = list(modules)
     contained = {id(child) for module in modules for child in module._modules.values()}
     return [
@@ -155,11 +233,15 @@ def roots(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list
     ]
 
 
-def _optimizers_and_modules() -> tuple[list[Optimizer], list[nn.Module]]:
+def _parameters_of(optimizer: Optimizer) -> set[int]:
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def _optimizers_and_modules(generation: int | None) -> tuple[list[Optimizer], list[nn.Module]]:
     # By type, not isinstance: that asks the object, and a dead weak proxy raises.
     wanted: dict[type, int] = {}
     found: tuple[list[Any], list[Any]] = ([], [])
-    for candidate in gc.get_objects():
+    for candidate in gc.get_objects(generation):
         kind = type(candidate)
         which = wanted.get(kind)
         if which is None:

@@ -27,7 +27,12 @@
 #define THIS_THREAD() PyThread_get_thread_ident()
 #endif
 
-#define MAX_NESTING 2
+/* What events.py calls so. */
+#define DRAW_WITHOUT_GRADIENTS 1
+#define DRAW_IN_EVALUATION 2
+#define EVALUATE_IN_TRAINING_MODE 1
+#define EVALUATE_WITH_GRADIENTS 2
+#define TRAINS 3
 #define MAX_PLAIN_ARGUMENTS 8
 #define ARGUMENT_SHIFT 8
 #define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
@@ -64,7 +69,7 @@ typedef struct {
 } Tape;
 
 static unsigned long identifiers_ahead; /* of THIS_THREAD() */
-static PyObject *name_call_impl, *name_get_backward_stats, *name_qualname, *name_shape, *name_training;
+static PyObject *name_call_impl, *name_get_backward_stats, *name_qualname, *name_training;
 static PyObject *is_from_script; /* of interrupts.py */
 
 HOT static int64_t
@@ -651,7 +656,7 @@ typedef struct {
     int begin, end, failed;
     /* Of Draws alone. */
     char watching;
-    PyObject *plain, *tensor, *ahead, *exhausted, *samples_in;
+    PyObject *plain, *tensor, *ahead, *exhausted, *samples_in, *grad_enabled, *models;
     /* Of both. */
     PyObject *dict;
 } Timed;
@@ -668,6 +673,8 @@ timed_traverse(Timed *self, visitproc visit, void *arg)
     Py_VISIT(self->ahead);
     Py_VISIT(self->exhausted);
     Py_VISIT(self->samples_in);
+    Py_VISIT(self->grad_enabled);
+    Py_VISIT(self->models);
     return 0;
 }
 
@@ -682,6 +689,8 @@ timed_clear(Timed *self)
     Py_CLEAR(self->ahead);
     Py_CLEAR(self->exhausted);
     Py_CLEAR(self->samples_in);
+    Py_CLEAR(self->grad_enabled);
+    Py_CLEAR(self->models);
     return 0;
 }
 
@@ -775,55 +784,104 @@ tensor_length(const PyTypeObject *tensor, PyObject *part)
     return length;
 }
 
-/* The samples of a batch that is no plain tensor: the first dimension of its first part, or what Python counts. */
+/* The samples of an unusual batch, as Python counts them. -1 with an error set where a signal handler raised
+   meanwhile. */
 RARE static int64_t
-count_unusual(const Timed *self, PyObject *batch, PyObject *part)
+count_unusual(const Timed *self, PyObject *batch)
 {
-    int raised = 0;
     int64_t samples = 0;
-    Py_INCREF(part); /* what the batch holds may change while its shape is asked for */
-    PyObject *shape = PyObject_GetAttr(part, name_shape);
-    Py_DECREF(part);
-    if (shape != NULL && PyTuple_Check(shape) && PyTuple_GET_SIZE(shape) > 0
-        && PyLong_Check(PyTuple_GET_ITEM(shape, 0))) {
-        samples = PyLong_AsLongLong(PyTuple_GET_ITEM(shape, 0));
-    }
-    else {
-        PyObject *counted = NULL;
-        raised = shape == NULL ? clear_own_error() : 0;
-        if (raised == 0)
-            raised = call_back(self->samples_in, batch, &counted);
-        if (counted != NULL && PyLong_Check(counted))
-            samples = PyLong_AsLongLong(counted);
-        Py_XDECREF(counted);
-    }
-    Py_XDECREF(shape);
+    PyObject *counted;
+    int raised = call_back(self->samples_in, batch, &counted);
+    if (counted != NULL && PyLong_Check(counted))
+        samples = PyLong_AsLongLong(counted);
+    Py_XDECREF(counted);
     if (raised < 0)
         return -1;
     PyErr_Clear(); /* a number too large to be one */
     return samples > 0 ? samples : 0;
 }
 
-/* How many samples a batch holds: the first dimension of its first tensor; 0 when unknown. -1 with
-   an error set where the script's code raised meanwhile. */
+/* How many samples a batch holds, 0 when unknown; -1 with an error set where the script's code raised meanwhile. Here:
+   a tensor, or a list, tuple or dict whose first two parts are tensors that agree. */
 HOT static int64_t
 count_samples(const Timed *self, PyObject *batch)
 {
-    PyObject *part = batch;
-    for (int nesting = 0; nesting < MAX_NESTING; nesting++) {
-        Py_ssize_t position = 0;
-        PyObject *first;
-        if (PyList_CheckExact(part) && PyList_GET_SIZE(part) > 0)
-            part = PyList_GET_ITEM(part, 0);
-        else if (PyTuple_CheckExact(part) && PyTuple_GET_SIZE(part) > 0)
-            part = PyTuple_GET_ITEM(part, 0);
-        else if (PyDict_CheckExact(part) && PyDict_Next(part, &position, NULL, &first))
-            part = first;
-        else
-            break;
+    PyObject *first = NULL, *second = NULL;
+    Py_ssize_t position = 0;
+    if ((PyObject *)Py_TYPE(batch) == self->tensor)
+        first = batch;
+    else if (PyList_CheckExact(batch) && PyList_GET_SIZE(batch) > 1) {
+        first = PyList_GET_ITEM(batch, 0);
+        second = PyList_GET_ITEM(batch, 1);
     }
-    int64_t samples = (PyObject *)Py_TYPE(part) == self->tensor ? tensor_length((PyTypeObject *)self->tensor, part) : 0;
-    return samples != 0 ? samples : count_unusual(self, batch, part);
+    else if (PyTuple_CheckExact(batch) && PyTuple_GET_SIZE(batch) > 1) {
+        first = PyTuple_GET_ITEM(batch, 0);
+        second = PyTuple_GET_ITEM(batch, 1);
+    }
+    else if (PyDict_CheckExact(batch) && PyDict_GET_SIZE(batch) > 1) {
+        PyDict_Next(batch, &position, NULL, &first);
+        PyDict_Next(batch, &position, NULL, &second);
+    }
+    if (first == NULL || (PyObject *)Py_TYPE(first) != self->tensor)
+        return count_unusual(self, batch);
+    if (second != NULL && (PyObject *)Py_TYPE(second) != self->tensor)
+        return count_unusual(self, batch);
+    /* A mode of the script's own may change the batch while a length is asked for. */
+    Py_INCREF(first);
+    Py_XINCREF(second);
+    int64_t samples = tensor_length((PyTypeObject *)self->tensor, first), other = samples;
+    if (samples > 0 && second != NULL)
+        other = tensor_length((PyTypeObject *)self->tensor, second);
+    Py_DECREF(first);
+    Py_XDECREF(second);
+    if (samples < 0 || other < 0)
+        return -1;
+    return samples > 0 && samples == other ? samples : count_unusual(self, batch);
+}
+
+/* Whether a module is in training mode; -1 with an error set where it does not say. */
+HOT static int
+is_training(PyObject *module)
+{
+    /* In its own dict, but for a compiled module: that passes on another's. */
+    PyObject **own = _PyObject_GetDictPtr(module);
+    PyObject *flag = own == NULL || *own == NULL ? NULL : PyDict_GetItemWithError(*own, name_training);
+    if (flag != NULL)
+        Py_INCREF(flag);
+    else if (!PyErr_Occurred())
+        flag = PyObject_GetAttr(module, name_training);
+    int training = flag == NULL ? -1 : is_true(flag);
+    Py_XDECREF(flag);
+    return training;
+}
+
+/* What a draw says of evaluation, see DRAW_... in events.py: what cannot be asked is training. -1 with an error set
+   where the script's code raised meanwhile. */
+HOT static int64_t
+evaluation_flags(const Timed *self)
+{
+    int64_t flags = 0;
+    int found = 0;
+    PyObject *flag = PyObject_CallNoArgs(self->grad_enabled);
+    if (flag == Py_False)
+        flags = DRAW_WITHOUT_GRADIENTS;
+    Py_XDECREF(flag);
+    if (flag == NULL && clear_own_error() < 0)
+        return -1;
+    for (Py_ssize_t number = 0; number < PyList_GET_SIZE(self->models); number++) {
+        PyObject *reference = PyList_GET_ITEM(self->models, number);
+        PyObject *module = PyWeakref_CheckRef(reference) ? referent(reference) : NULL;
+        if (module == NULL)
+            continue;
+        int training = is_training(module);
+        Py_DECREF(module);
+        if (training < 0 && clear_own_error() < 0)
+            return -1;
+        if (training != 0)
+            return flags;
+        found = 1;
+    }
+    return found ? flags | DRAW_IN_EVALUATION : flags;
 }
 
 /* Whether a draw that may be another's is to be timed; -1 with an error set where a signal handler raised. */
@@ -851,8 +909,10 @@ draws_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObj
         if (!timed)
             return PyObject_Vectorcall(self->original, args, nargsf, names);
     }
-    else if (put(tape, self->begin, (int64_t)(intptr_t)args[0]) < 0) {
-        return end_at_once(tape, self->failed, (int64_t)(intptr_t)args[0]);
+    else {
+        int64_t flags = evaluation_flags(self);
+        if (flags < 0 || put(tape, self->begin, (int64_t)(intptr_t)args[0] | flags) < 0)
+            return end_at_once(tape, self->failed, (int64_t)(intptr_t)args[0]);
     }
     PyObject *batch = PyObject_Vectorcall(self->original, args, nargsf, names);
     if (batch == NULL) {
@@ -872,11 +932,12 @@ static PyObject *
 draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"tape",  "original", "begin", "end",       "failed",
-                            "plain", "tensor",   "ahead", "exhausted", "samples_in", NULL};
-    PyObject *tape, *original, *plain, *tensor, *ahead, *exhausted, *samples_in;
+                            "plain", "tensor",   "ahead", "exhausted", "samples_in", "grad_enabled", "models", NULL};
+    PyObject *tape, *original, *plain, *tensor, *ahead, *exhausted, *samples_in, *grad_enabled, *models;
     int begin, end, failed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOO!OOO", names, tape_type, &tape, &original, &begin,
-                                     &end, &failed, &plain, &PyType_Type, &tensor, &ahead, &exhausted, &samples_in))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOO!OOOOO!", names, tape_type, &tape, &original, &begin,
+                                     &end, &failed, &plain, &PyType_Type, &tensor, &ahead, &exhausted, &samples_in,
+                                     &grad_enabled, &PyList_Type, &models))
         return NULL;
     Timed *self = (Timed *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -893,6 +954,8 @@ draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->ahead = Py_NewRef(ahead);
     self->exhausted = Py_NewRef(exhausted);
     self->samples_in = Py_NewRef(samples_in);
+    self->grad_enabled = Py_NewRef(grad_enabled);
+    self->models = Py_NewRef(models);
     return (PyObject *)self;
 }
 
@@ -998,26 +1061,22 @@ forward_module(const Forward *self)
     return module;
 }
 
-/* Whether the module is called for training, rather than for evaluation; -1 with an error set where the script's code
-   raised meanwhile. */
+/* What there is to say of a call that is not for training, see EVALUATE_... in events.py; TRAINS where it is, -1 with an
+   error set where the script's code raised meanwhile. */
 HOT static int
-trains(const Forward *self, PyObject *module)
+evaluation(const Forward *self, PyObject *module)
 {
-    /* In its own dict, but for a compiled module: that passes on another's. */
-    PyObject **own = _PyObject_GetDictPtr(module);
-    PyObject *flag = own == NULL || *own == NULL ? NULL : PyDict_GetItemWithError(*own, name_training);
-    if (flag != NULL)
-        Py_INCREF(flag);
-    else if (!PyErr_Occurred())
-        flag = PyObject_GetAttr(module, name_training);
-    int training = flag == NULL ? -1 : is_true(flag);
-    Py_XDECREF(flag);
-    if (training > 0) {
-        flag = PyObject_CallNoArgs(self->grad_enabled);
-        training = flag == NULL ? -1 : is_true(flag);
+    int training = is_training(module), gradients = -1;
+    if (training >= 0) {
+        PyObject *flag = PyObject_CallNoArgs(self->grad_enabled);
+        gradients = flag == NULL ? -1 : is_true(flag);
         Py_XDECREF(flag);
     }
-    return training >= 0 ? training : clear_own_error() < 0 ? -1 : 1;
+    if (training < 0 || gradients < 0)
+        return clear_own_error() < 0 ? -1 : TRAINS;
+    if (training)
+        return gradients ? TRAINS : EVALUATE_IN_TRAINING_MODE;
+    return gradients ? EVALUATE_WITH_GRADIENTS : 0;
 }
 
 /* The same with a compiled module, many arguments, or some by name. */
@@ -1056,17 +1115,17 @@ forward_call(Forward *self, PyObject *args, PyObject *kwargs)
     PyObject *module = forward_module(self), *result;
     if (module == NULL)
         return NULL;
-    int code = 0, timed = here(tape);
+    int code = 0, argument = 0, timed = here(tape);
     if (timed) {
-        int training = trains(self, module);
-        if (training < 0) {
+        argument = evaluation(self, module);
+        if (argument < 0) {
             Py_DECREF(module);
             return NULL;
         }
-        code = training ? self->train : self->evaluate;
+        code = argument == TRAINS ? self->train : self->evaluate;
         timed = !is_muted(tape, code);
     }
-    if (timed && put(tape, code, 0) < 0) {
+    if (timed && put(tape, code, argument == TRAINS ? 0 : argument) < 0) {
         Py_DECREF(module);
         return end_at_once(tape, self->end, 0);
     }
@@ -1776,7 +1835,6 @@ PyInit__native(void)
     name_call_impl = PyUnicode_InternFromString("_call_impl");
     name_get_backward_stats = PyUnicode_InternFromString("get_backward_stats");
     name_qualname = PyUnicode_InternFromString("__qualname__");
-    name_shape = PyUnicode_InternFromString("shape");
     name_training = PyUnicode_InternFromString("training");
     PyObject *interrupts = PyImport_ImportModule("torchperfd.interrupts");
     is_from_script = interrupts == NULL ? NULL : PyObject_GetAttrString(interrupts, "is_from_script");
@@ -1785,7 +1843,7 @@ PyInit__native(void)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || name_call_impl == NULL || name_get_backward_stats == NULL || name_qualname == NULL
-        || name_shape == NULL || name_training == NULL || add_type(module, &tape_spec, &tape_type) < 0
+        || name_training == NULL || add_type(module, &tape_spec, &tape_type) < 0
         || add_type(module, &timed_spec, NULL) < 0 || add_type(module, &draws_spec, NULL) < 0
         || add_type(module, &forward_spec, NULL) < 0 || add_type(module, &steps_spec, &steps_type) < 0
         || add_type(module, &step_hook_spec, NULL) < 0 || add_type(module, &backward_spec, &backward_type) < 0

@@ -3,12 +3,12 @@
 from typing import Final
 
 # fmt: off
-DRAW: Final = 0             # argument: the iterator's id
+DRAW: Final = 0             # argument: the iterator's id, and what DRAW_... say
 CLOSURE_DRAW: Final = 1     # the closure of an optimizer that is at work draws
 DRAWN: Final = 2            # argument: samples in the batch
 EXHAUSTED: Final = 3        # the draw raised, in general StopIteration; argument: the iterator's id
 FORWARD: Final = 4
-EVALUATE: Final = 5
+EVALUATE: Final = 5         # argument: what EVALUATE_... say
 FORWARD_END: Final = 6
 BACKWARD: Final = 7
 BACKWARD_END: Final = 8
@@ -27,7 +27,7 @@ ENTER: Final = 20           # argument: the phase's slot
 EXIT: Final = 21
 STEP: Final = 22            # argument: samples
 SAMPLES: Final = 23         # argument: samples of the newest batch, if its draw did not tell
-OUTER_DRAW: Final = 24      # a framework draws; DataLoaders inside may tell of the same batch
+OUTER_DRAW: Final = 24      # a framework draws; argument: what DRAW_... say
 OUTER_DRAWN: Final = 25     # argument: samples, if no DataLoader inside has told
 BETWEEN: Final = 26         # the loop is over, until the next draw
 ADOPT: Final = 27           # from here on another thread writes
@@ -39,9 +39,22 @@ TOKENS: Final = 32          # argument: tokens that the step in progress has tra
 COLLECTIVE: Final = 33      # a collective is issued, or waited for
 COLLECTIVE_END: Final = 34
 REDUCTION: Final = 35       # the rest of the backward waits for others'; argument: for how long it has, in ns
+PASS: Final = 36            # a loader is about to be drawn from
+LEFT: Final = 37            # argument: id of an iterator that is gone, or that a name holds with LEFT_NAMED
+OPTIMIZERS: Final = 38      # argument: how many optimizers there are that share no parameters
+NOT_TRAINING: Final = 39    # argument: for so many ns until now the thread did work of ours
 # fmt: on
 
-CODES: Final = 36
+CODES: Final = 40
+
+# Iterators lie at even addresses: what else there is to say of them goes into the low bits.
+DRAW_WITHOUT_GRADIENTS: Final = 1  # gradients are off
+DRAW_IN_EVALUATION: Final = 2  # the models are in evaluation mode
+LEFT_NAMED: Final = 1  # the script holds the iterator by a name
+ITERATOR_MASK: Final = ~3
+
+EVALUATE_IN_TRAINING_MODE: Final = 1  # gradients are off
+EVALUATE_WITH_GRADIENTS: Final = 2  # the model is in evaluation mode
 
 ARGUMENT_SHIFT: Final = 8
 CODE_MASK: Final = (1 << ARGUMENT_SHIFT) - 1
@@ -50,10 +63,11 @@ EVENT_FORMAT: Final = "=qq"
 
 PLACES: Final[dict[int, str]] = {
     **dict.fromkeys((DRAW, CLOSURE_DRAW, DRAWN, EXHAUSTED, OUTER_DRAW, OUTER_DRAWN, SAMPLES), "draw"),
+    **dict.fromkeys((PASS, LEFT, NOT_TRAINING), "draw"),
     **dict.fromkeys((FORWARD, EVALUATE, FORWARD_END), "forward"),
     **dict.fromkeys((BACKWARD, BACKWARD_END), "backward"),
     **dict.fromkeys((ZERO, ZERO_END), "zero_grad"),
-    **dict.fromkeys((OPTIMIZER, OPTIMIZER_END, STALE, ELSEWHERE), "optimizer"),
+    **dict.fromkeys((OPTIMIZER, OPTIMIZER_END, STALE, ELSEWHERE, OPTIMIZERS), "optimizer"),
     **dict.fromkeys((SCALER, SCALER_END, SCALER_FAILED), "scaler"),
     **dict.fromkeys((SAVE, SAVE_END), "save"),
     **dict.fromkeys((ENTER, EXIT), "phase"),

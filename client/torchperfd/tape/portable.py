@@ -9,7 +9,14 @@ from types import MethodType
 from typing import Any
 
 from torchperfd.interrupts import is_from_script
-from torchperfd.tape.events import ABANDON, ARGUMENT_SHIFT
+from torchperfd.tape.events import (
+    ABANDON,
+    ARGUMENT_SHIFT,
+    DRAW_IN_EVALUATION,
+    DRAW_WITHOUT_GRADIENTS,
+    EVALUATE_IN_TRAINING_MODE,
+    EVALUATE_WITH_GRADIENTS,
+)
 
 _MAX_PER_EVENT = 4  # the event, its shadow, and a ticket for each
 
@@ -166,6 +173,15 @@ class Tape:
             self._events.extend((now, following << ARGUMENT_SHIFT | self._ticket_code))
 
 
+def evaluation_flags(grad_enabled: Callable[[], bool], models: "list[weakref.ref[Any]]") -> int:
+    """Return what a draw says of evaluation: the ``DRAW_...`` that hold, or 0."""
+    flags = 0 if grad_enabled() else DRAW_WITHOUT_GRADIENTS
+    alive = [model for reference in models if (model := reference()) is not None]
+    if alive and not any(model.training for model in alive):
+        flags |= DRAW_IN_EVALUATION
+    return flags
+
+
 class _Function:
     """What stands in the place of a function, and is bound and pickled as it was."""
 
@@ -226,6 +242,8 @@ class Draws(_Function):
             whether the draw is to be timed.
         exhausted: Called after there was no batch.
         samples_in: Counts the samples of unusual batches.
+        grad_enabled: Returns whether gradients are computed.
+        models: Weak references to the models that are trained; may change.
 
     Attributes:
         watching: Whether every draw goes through ``ahead``.
@@ -243,6 +261,8 @@ class Draws(_Function):
         ahead: Callable[[Any], bool],
         exhausted: Callable[[], object],
         samples_in: Callable[[Any], int],
+        grad_enabled: Callable[[], bool],
+        models: "list[weakref.ref[Any]]",
     ) -> None:
         self.watching = True
         self._tape = tape
@@ -254,6 +274,8 @@ class Draws(_Function):
         self._ahead = ahead
         self._exhausted = exhausted
         self._samples_in = samples_in
+        self._grad_enabled = grad_enabled
+        self._models = models
 
     def __call__(self, iterator: Any) -> Any:
         """Return the next batch."""
@@ -267,7 +289,8 @@ class Draws(_Function):
                     has_ended = True
                     return self._original(iterator)
             else:
-                tape.write(self._begin, id(iterator))
+                flags = evaluation_flags(self._grad_enabled, self._models)
+                tape.write(self._begin, id(iterator) | flags)
             try:
                 batch = self._original(iterator)
             except BaseException:
@@ -327,12 +350,16 @@ class Forward:
         call = self._compiled or module._call_impl
         if get_ident() != tape.thread:
             return call(*args, **kwargs)
-        code = self._train if module.training and self._grad_enabled() else self._evaluate
+        flags = 0 if module.training else EVALUATE_WITH_GRADIENTS
+        if not self._grad_enabled():
+            flags ^= EVALUATE_IN_TRAINING_MODE if module.training else EVALUATE_WITH_GRADIENTS
+        trains = module.training and not flags
+        code = self._train if trains else self._evaluate
         if tape.muted >> code & 1:
             return call(*args, **kwargs)
         has_ended = False
         try:
-            tape.write(code)
+            tape.write(code, flags)
             try:
                 return call(*args, **kwargs)
             finally:

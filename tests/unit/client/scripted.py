@@ -78,16 +78,16 @@ class ScriptedLoop:
         self.recorder.wall_offset = WALL_AHEAD
         self.loop = Loop(self.recorder, self.clock, self.clock)
 
-    def draw(self, ns: int = 1, samples: int = 0) -> None:
-        self.loop.draw_begin()
+    def draw(self, ns: int = 1, samples: int = 0, iterator: int = 8, **how: bool) -> None:
+        self.loop.draw_begin(iterator, **how)
         self.clock.advance(ns)
         self.loop.draw_end(samples)
 
-    def exhausted(self, ns: int = 1) -> None:
+    def exhausted(self, ns: int = 1, iterator: int = 8, **how: bool) -> None:
         """A draw that finds its loader at the end."""
-        self.loop.draw_begin()
+        self.loop.draw_begin(iterator, **how)
         self.clock.advance(ns)
-        self.loop.draw_stop()
+        self.loop.draw_stop(iterator)
 
     def forward(self, ns: int = 1) -> None:
         self.loop.forward_begin(gradients=True)

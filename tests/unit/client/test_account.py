@@ -179,7 +179,7 @@ _STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(_STEPS, st.integers(0, 40))
 def test_an_account_is_the_sum_of_its_steps_however_they_are_drained(
     steps: list[tuple[int, int, dict[int, int]]], cut: int

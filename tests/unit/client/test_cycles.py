@@ -196,9 +196,10 @@ def draw(iterator: int, samples: int) -> list[Event]:
     return [(on_tape.DRAW, iterator), (on_tape.DRAWN, samples)]
 
 
-def epoch(steps: list[list[Event]], iterator: int, *, ready: bool = False) -> list[Event]:
+def epoch(steps: list[list[Event]], loader: int, *, ready: bool = False) -> list[Event]:
     """Return a pass over a loader, whose batches are of 32 samples but for the last one."""
     events: list[Event] = []
+    iterator = loader << 4  # as an address is, which has no low bits
     for number, step in enumerate(steps):
         if ready:
             events.append((on_tape.READY, number % 5 + 1))
@@ -278,6 +279,11 @@ _STEP = st.sampled_from(
         [*PLAIN, (on_tape.SAMPLES, 9)],
         [*PLAIN, (on_tape.BETWEEN, 0)],
         [*PLAIN, (on_tape.STEP, 4)],
+        [*PLAIN, *PLAIN],
+        called(on_tape.EVALUATE, on_tape.FORWARD_END, on_tape.EVALUATE_IN_TRAINING_MODE),
+        called(on_tape.EVALUATE, on_tape.FORWARD_END, on_tape.EVALUATE_WITH_GRADIENTS),
+        [(on_tape.DRAW, 9 << 4 | on_tape.DRAW_WITHOUT_GRADIENTS), (on_tape.DRAWN, 4)],
+        [(on_tape.PASS, 0), (on_tape.LEFT, 7 << 4)],
         [],
     ]
 )
@@ -290,8 +296,10 @@ _EPOCHS = st.lists(
     min_size=1,
     max_size=4,
 )
+# Flags, phases, and iterators with and without flags.
+_ARGUMENTS = (0, 1, 2, 3, 7 << 4, 7 << 4 | 1, 7 << 4 | 2, 8 << 4, 8 << 4 | 3)
 _NOISE = st.lists(
-    st.tuples(st.integers(0, 500), st.tuples(st.integers(0, on_tape.CODES - 1), st.integers(0, 3))),
+    st.tuples(st.integers(0, 500), st.tuples(st.integers(0, on_tape.CODES - 1), st.sampled_from(_ARGUMENTS))),
     max_size=4,
 )
 
@@ -313,9 +321,25 @@ def test_whatever_is_on_the_tape_the_same_steps_come_of_it(
     events: list[Event] = []
     for parts, iterator, ready in epochs:
         events += epoch([step for step, times in parts for _ in range(times)], iterator, ready=ready)
-    for place, event in noise:
+    for place, (code, argument) in noise:
+        # There are only so many phases.
+        event = code, argument % PHASE_SLOTS if code == on_tape.ENTER else argument
         events.insert(place % len(events), event)
     check_alike(events, gaps, turns)
+
+
+def test_phases_sum_after_a_hook_has_failed() -> None:
+    """A forward without gradients comes next, which sets aside what has begun: of that, nothing is known."""
+    evaluation = [*ZERO, *FORWARD, *BACKWARD, *OPTIMIZER, *EVALUATE]
+    events = epoch([[*ZERO, *FORWARD, *BACKWARD, *SCALED], *[evaluation] * 6], 7, ready=True)
+    for place in range(len(events)):
+        check_alike([*events[:place], (on_tape.ABANDON, 0), *events[place:]], [1], [])
+
+
+def test_a_phase_of_the_gaps_own_name_is_part_of_it() -> None:
+    """So are the phases of the script's own beyond the sixteenth; here where a draw may have been an edge."""
+    draws = [(on_tape.DRAW, 113), (on_tape.DRAWN, 4)] * 3
+    check_alike([(on_tape.ENTER, OTHER), *draws, *EVALUATE], [1, 5, 1, 5], [])
 
 
 def test_times_beyond_what_a_double_holds_are_squared_exactly() -> None:

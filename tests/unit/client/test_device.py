@@ -484,7 +484,7 @@ STORIES = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(story=STORIES, capacity=st.integers(1, 12))
 def test_totals_are_the_truth_and_no_event_is_lost_to_the_pool(
     story: list[tuple[Any, ...]], capacity: int

@@ -2,7 +2,9 @@
 
 import gc
 import threading
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -72,9 +74,8 @@ def test_a_loop_without_a_loader_is_followed_by_its_optimizer(client: torchperfd
     model = tiny_model()
     batch = torch.ones(2, 4), torch.ones(2, 2)
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), [batch] * 3)
-    # The first forward passed before anything had told which model trains.
     counted = calls(client)
-    assert (counted["forward"], counted["loss"], counted.get("data")) == (2, 2, None)
+    assert (counted["forward"], counted["loss"], counted.get("data")) == (3, 3, None)
     assert (counted["steps"], counted["backward"], counted["optimizer"]) == (3, 3, 3)
 
 
@@ -111,7 +112,7 @@ def test_only_the_outermost_module_is_the_model(client: torchperfd.Client) -> No
     for inputs, targets in loader(3):
         unrelated(inputs)
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), [(inputs, targets)])
-    assert calls(client)["forward"] == 2  # the first optimizer came after the first draw
+    assert calls(client)["forward"] == 3  # each is known as soon as it has an optimizer
     assert not is_timed(unrelated)
     assert not is_timed(model[0])
     assert is_timed(model)
@@ -281,7 +282,8 @@ def test_a_forward_that_raises_leaves_its_phase(client: torchperfd.Client) -> No
     attempt(model, optimizer, loader(1))
     assert open_phases(client) == 0
     train(model, optimizer, loader(2))
-    assert calls(client) == per_step(2, data=3, forward=3, loss=3, zero_grad=3)
+    # The loop that failed is over: nothing of it is part of the next.
+    assert calls(client) == per_step(2)
 
 
 class FragileSGD(torch.optim.SGD):
@@ -413,7 +415,7 @@ def test_the_next_optimizers_model_is_searched_though_it_takes_the_last_ones_pla
     one_address: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searches: list[None] = []
-    monkeypatch.setattr(RootModels, "_search", lambda self: searches.append(None))
+    monkeypatch.setattr(RootModels, "_search", lambda self, optimizer=None: searches.append(None))
     found = make_roots()
     for number in range(3):
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))])
@@ -424,18 +426,65 @@ def test_the_next_optimizers_model_is_searched_though_it_takes_the_last_ones_pla
         gc.collect()
 
 
-def test_a_script_of_many_optimizers_is_not_searched_forever(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches: list[None] = []
-    monkeypatch.setattr(RootModels, "_search", lambda self: searches.append(None))
+def test_a_script_of_many_optimizers_is_not_searched_forever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Searches for new optimizers' models may take two seconds, and two percent of the time."""
+    clock, searches = [100.0], list[None]()
+
+    def search(self: RootModels, optimizer: Any = None) -> None:
+        searches.append(None)
+        self._searched_seconds += 0.5
+
+    monkeypatch.setattr(RootModels, "_search", search)
+    monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     found = make_roots()
-    for _ in range(100):
-        found.before_step(torch.optim.SGD([nn.Parameter(torch.ones(1))]))
     kept = [torch.optim.SGD([nn.Parameter(torch.ones(1))]) for _ in range(100)]
     for optimizer in kept:
         found.before_step(optimizer)
+    assert len(searches) == 4
+    assert (
+        caplog.text.count("their forward is not timed; name a model with torchperfd.attach(model=...)") == 1
+    )
+    clock[0] += 100.0
+    later = [torch.optim.SGD([nn.Parameter(torch.ones(1))]) for _ in range(100)]
+    for optimizer in later:
+        found.before_step(optimizer)
+    assert len(searches) == 4 + 4
     for _ in range(100):
         found.before_draw()
-    assert len(searches) == 32 + 2
+    assert len(searches) == 8 + 2
+
+
+def test_a_new_optimizer_of_a_known_model_costs_no_scan_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, looked_at = nn.Linear(2, 1), list[int | None]()
+
+    def look(generation: int | None) -> Any:
+        looked_at.append(generation)
+        return [], []
+
+    monkeypatch.setattr(models, "_optimizers_and_modules", look)
+    found = make_roots()
+    found.add(model)
+    for _ in range(3):
+        found.before_step(torch.optim.SGD(model.parameters()))
+    assert set(looked_at) == {0, 1}
+
+
+def test_the_model_of_a_new_optimizer_is_found_among_the_youngest_objects() -> None:
+    found, looked_at = make_roots(), list[int | None]()
+    model = nn.Sequential(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters())
+    honest = models._optimizers_and_modules
+
+    def look(generation: int | None) -> Any:
+        looked_at.append(generation)
+        return honest(generation)
+
+    with mock.patch.object(models, "_optimizers_and_modules", look):
+        found.before_step(optimizer)
+    assert is_timed(model)
+    assert None not in looked_at
 
 
 # Batches.

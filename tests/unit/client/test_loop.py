@@ -131,7 +131,7 @@ def test_drawing_one_batch_ahead_keeps_one_step_per_optimizer_step(scripted: Scr
     scripted.exhausted(10**9)
     scripted.train_on_batch()
     steps = scripted.steps()
-    assert [(step.index, step.samples) for step in steps] == [(0, 8), (1, 4), (2, 0)]
+    assert [(step.index, step.samples) for step in steps] == [(0, 4), (1, 4), (2, 4)]
     assert [step.phases.get("data") for step in steps] == [(2, 23), (1, 13), None]
     # The step of the last batch ends with its optimizer's: nothing else will tell.
     assert [step.phases["backward"] for step in steps] == [(1, 200)] * 3
@@ -300,8 +300,8 @@ def test_a_draw_inside_a_draw_is_not_an_edge(scripted: ScriptedLoop) -> None:
 
 def test_a_second_loader_that_starts_over_in_mid_step_does_not_lose_it(scripted: ScriptedLoop) -> None:
     scripted.draw(1, samples=4)
-    scripted.exhausted(6)  # the other loader has ended…
-    scripted.draw(2, samples=4)  # …and begins anew
+    scripted.exhausted(6, iterator=16)  # the other loader has ended…
+    scripted.draw(2, samples=4, iterator=24)  # …and begins anew
     scripted.train_on_batch()
     scripted.exhausted()
     assert scripted.steps() == [
@@ -810,3 +810,333 @@ def test_a_pause_after_the_last_batch_drawn_ahead_belongs_to_no_step(scripted: S
     steps = scripted.steps()
     assert len(steps) == 4
     assert max(step.duration for step in steps) < 10**6
+
+
+# Drawn and not used; left early.
+
+
+def train_drawn(scripted: ScriptedLoop, samples: int = 4, iterator: int = 8) -> None:
+    scripted.draw(1, samples, iterator)
+    scripted.train_on_batch()
+
+
+def begin_another(scripted: ScriptedLoop, *, gone: int = 0, pause: int = 10**9) -> None:
+    """Another loop begins, a while after; the iterator of the one before is gone, unless it is 0."""
+    scripted.other(pause)
+    if gone:
+        scripted.loop.left(gone, for_sure=True)
+    scripted.loop.pass_begins()
+
+
+def test_batches_that_are_skipped_are_no_samples(scripted: ScriptedLoop) -> None:
+    """Resumed in the middle of an epoch; the last batch is smaller than the others."""
+    for _ in range(3):
+        scripted.draw(1, samples=4)
+    for samples in (4, 4, 2):
+        train_drawn(scripted, samples)
+    scripted.exhausted()
+    assert [step.samples for step in scripted.steps()] == [4, 4, 2]
+    assert scripted.loop.micro_batches == 3
+
+
+def test_every_other_batch_that_is_skipped_is_no_sample(scripted: ScriptedLoop) -> None:
+    for _ in range(3):
+        scripted.draw(1, samples=4)
+        train_drawn(scripted)
+    scripted.exhausted()
+    assert [step.samples for step in scripted.steps()] == [4] * 3
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_batches_drawn_ahead_are_samples_and_micro_batches(scripted: ScriptedLoop, ahead: int) -> None:
+    left = 8
+    for _ in range(ahead):
+        scripted.draw(1, samples=4)
+    for number in range(8):
+        if left > ahead:
+            scripted.draw(1, samples=4)
+        elif left == ahead:
+            scripted.exhausted()
+        left -= 1
+        scripted.forward(10)
+        scripted.backward(30)
+        if number % 2:
+            scripted.loop.optimizer_begin(1)
+            scripted.loop.optimizer_end(1)
+    scripted.loop.finish()
+    assert sum(step.samples for step in scripted.steps()) == 32
+    assert (scripted.loop.train_steps, scripted.loop.micro_batches) == (4, 8)
+
+
+def test_a_look_at_a_batch_ahead_of_training_is_no_part_of_it(scripted: ScriptedLoop) -> None:
+    scripted.draw(7, samples=4, iterator=16)
+    begin_another(scripted, gone=16)
+    for _ in range(2):
+        train_drawn(scripted)
+    scripted.exhausted()
+    assert [(step.samples, step.duration) for step in scripted.steps()] == [(4, BATCH_NS + 1)] * 2
+
+
+def test_a_look_at_a_batch_by_name_is_no_part_of_training(scripted: ScriptedLoop) -> None:
+    scripted.draw(7, samples=4, iterator=16)
+    scripted.other(10**9)
+    scripted.loop.left(16, for_sure=False)
+    scripted.loop.pass_begins()
+    train_drawn(scripted)
+    scripted.exhausted()
+    assert [(step.samples, step.duration) for step in scripted.steps()] == [(4, BATCH_NS + 1)]
+
+
+def test_a_second_iterator_by_name_is_not_left(scripted: ScriptedLoop) -> None:
+    """Semi-supervised: both loaders are drawn from by hand, and one of them starts over."""
+    for iterator in (16, 24):
+        scripted.draw(1, samples=4, iterator=8)
+        scripted.loop.left(16, for_sure=False)
+        scripted.loop.left(8, for_sure=False) if iterator == 24 else None
+        scripted.draw(1, samples=4, iterator=iterator)
+        scripted.train_on_batch()
+    scripted.loop.finish()
+    assert [step.samples for step in scripted.steps()] == [8, 8]
+
+
+@pytest.mark.parametrize("gone", [8, 0])
+def test_a_pause_after_a_break_is_no_step(scripted: ScriptedLoop, gone: int) -> None:
+    """The iterator may outlive its loop: a notebook keeps the frames of the newest exception."""
+    for _ in range(2):
+        train_drawn(scripted)
+    scripted.draw(1, samples=4)
+    scripted.forward(10)
+    begin_another(scripted, gone=gone)
+    train_drawn(scripted, iterator=16)
+    scripted.exhausted(iterator=16)
+    assert [(step.samples, step.duration) for step in scripted.steps()] == [(4, BATCH_NS + 1)] * 3
+
+
+def test_a_pause_after_a_break_behind_a_step_is_no_step(scripted: ScriptedLoop) -> None:
+    for _ in range(2):
+        train_drawn(scripted)
+    begin_another(scripted, gone=8)
+    train_drawn(scripted, iterator=16)
+    scripted.exhausted(iterator=16)
+    assert [step.duration for step in scripted.steps()] == [BATCH_NS + 1, BATCH_NS - 6, BATCH_NS + 1]
+
+
+def test_gradients_of_a_loop_left_early_may_yet_be_used(scripted: ScriptedLoop) -> None:
+    train_drawn(scripted)
+    for _ in range(2):
+        scripted.draw(1, samples=4)
+        scripted.backward(30)
+    begin_another(scripted, gone=8)
+    train_drawn(scripted, iterator=16)
+    scripted.exhausted(iterator=16)
+    assert [(step.samples, step.duration) for step in scripted.steps()] == [
+        (4, BATCH_NS + 1),
+        (12, 62 + BATCH_NS + 1),
+    ]
+    assert scripted.loop.micro_batches == 1 + 3
+
+
+def test_an_iterator_for_every_batch_is_part_of_the_step(scripted: ScriptedLoop) -> None:
+    """``next(iter(loader))`` in every step: what starting the workers takes must show."""
+    for iterator in (8, 16, 24):
+        if iterator > 8:
+            begin_another(scripted, gone=iterator - 8, pause=500)
+        train_drawn(scripted, iterator=iterator)
+    scripted.loop.finish()
+    assert [step.duration for step in scripted.steps()] == [BATCH_NS + 501] * 2 + [BATCH_NS - 6]
+
+
+def test_the_draws_inside_a_draw_are_no_batches(scripted: ScriptedLoop) -> None:
+    """A prefetcher around a loader: it draws two batches first, and hands out the last without a draw."""
+    scripted.loop.draw_begin(8)
+    scripted.draw(1, samples=4, iterator=16)
+    scripted.draw(1, samples=4, iterator=16)
+    scripted.loop.draw_end(4)
+    scripted.train_on_batch()
+    scripted.loop.draw_begin(8)
+    scripted.exhausted(1, iterator=16)
+    scripted.loop.draw_end(4)
+    scripted.train_on_batch()
+    scripted.exhausted()
+    assert [step.samples for step in scripted.steps()] == [4, 4]
+
+
+# Validation.
+
+
+def test_draws_without_gradients_are_validation_whatever_is_called(scripted: ScriptedLoop) -> None:
+    """The model inside of the one that trains is called: its forward is not seen."""
+    train_drawn(scripted)
+    for _ in range(3):
+        scripted.draw(1, samples=8, iterator=16, gradients=False)
+        scripted.other(40)
+    scripted.exhausted(iterator=16, gradients=False)
+    scripted.other(10**9)
+    train_drawn(scripted, iterator=24)
+    scripted.exhausted(iterator=24)
+    assert [(step.kind, step.duration, step.samples) for step in scripted.steps()] == [
+        ("train", BATCH_NS + 1, 4),
+        *([("validate", 41, 8)] * 3),
+        ("train", BATCH_NS + 1, 4),
+    ]
+
+
+def test_draws_in_evaluation_mode_are_validation(scripted: ScriptedLoop) -> None:
+    """Gradients are on at the draw and off in the forward, as in Keras."""
+    train_drawn(scripted)
+    for _ in range(3):
+        scripted.draw(1, samples=8, iterator=16, evaluation_mode=True)
+    scripted.exhausted(iterator=16, evaluation_mode=True)
+    assert [step.kind for step in scripted.steps()] == ["train", *["validate"] * 3]
+
+
+def test_a_validation_that_draws_ahead_has_a_step_per_batch(scripted: ScriptedLoop) -> None:
+    train_drawn(scripted)
+    scripted.draw(1, samples=8, iterator=16, gradients=False)
+    for _ in range(2):
+        scripted.draw(1, samples=8, iterator=16, gradients=False)
+        scripted.evaluate(40)
+    scripted.exhausted(iterator=16, gradients=False)
+    scripted.evaluate(40)
+    train_drawn(scripted, iterator=24)
+    scripted.exhausted(iterator=24)
+    steps = scripted.steps()
+    assert [step.kind for step in steps] == ["train", *["validate"] * 3, "train"]
+    assert sum(step.samples for step in steps if step.kind == "validate") == 24
+
+
+def test_batches_drawn_ahead_without_gradients_are_trained_on(scripted: ScriptedLoop) -> None:
+    scripted.draw(1, samples=4, gradients=False)
+    for _ in range(2):
+        scripted.draw(1, samples=4, gradients=False)
+        scripted.train_on_batch()
+    scripted.exhausted(gradients=False)
+    scripted.train_on_batch()
+    steps = scripted.steps()
+    assert [step.kind for step in steps] == ["train"] * 3
+    assert (sum(step.samples for step in steps), scripted.loop.micro_batches) == (12, 3)
+
+
+def train_without_drawing(scripted: ScriptedLoop, optimizer: int = 1) -> None:
+    scripted.zero_grad(5)
+    scripted.forward(100)
+    scripted.backward(200)
+    scripted.loop.optimizer_begin(optimizer)
+    scripted.clock.advance(50)
+    scripted.loop.optimizer_end(optimizer)
+
+
+@pytest.mark.parametrize("evaluations", [1, 3])
+def test_evaluation_between_steps_that_draw_nothing(scripted: ScriptedLoop, evaluations: int) -> None:
+    """Full-batch training with a test after each step, or several batches of one now and then."""
+    for _ in range(4):
+        train_without_drawing(scripted)
+        for _ in range(evaluations):
+            scripted.evaluate(40)
+            scripted.other(10)
+    scripted.loop.finish()
+    steps = scripted.steps()
+    assert [step.duration for step in steps if step.kind == "train"] == [355] * 4
+    validated = [step.duration for step in steps if step.kind == "validate"]
+    assert len(validated) == 4 * evaluations
+    assert set(validated[:-1]) == {50}
+
+
+def test_evaluation_within_an_accumulation_that_draws_nothing(scripted: ScriptedLoop) -> None:
+    train_without_drawing(scripted)
+    for micro in range(6):
+        scripted.forward(100)
+        scripted.backward(200)
+        if micro % 3 == 2:
+            scripted.loop.optimizer_begin(1)
+            scripted.loop.optimizer_end(1)
+        elif micro == 3:
+            scripted.evaluate(40)
+            scripted.evaluate(40)
+    scripted.loop.finish()
+    steps = scripted.steps()
+    assert [step.kind for step in steps].count("validate") == 2
+    assert [step.duration for step in steps if step.kind == "train"] == [355, 900, 900]
+    assert scripted.loop.micro_batches == 1 + 3 + 3
+
+
+def act(scripted: ScriptedLoop, *, evaluation_mode: bool) -> None:
+    scripted.loop.forward_begin(False, evaluation_mode=evaluation_mode)
+    scripted.clock.advance(7)
+    scripted.loop.forward_end()
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_acting_is_no_validation(scripted: ScriptedLoop, seen: bool) -> None:
+    """An agent acts without gradients; in evaluation mode, its training goes by methods of its own."""
+    for _ in range(3):
+        for _ in range(8):
+            act(scripted, evaluation_mode=not seen)
+        for _ in range(2):
+            if seen:
+                scripted.forward(100)
+            scripted.backward(200)
+            scripted.loop.optimizer_begin(1)
+            scripted.loop.optimizer_end(1)
+    scripted.loop.finish()
+    assert [step.kind for step in scripted.steps()] == ["train"] * 6
+
+
+# One draw, many steps.
+
+
+def test_one_batch_drawn_once_is_trained_on_many_times(scripted: ScriptedLoop) -> None:
+    scripted.draw(1, samples=4)
+    for _ in range(50):
+        train_without_drawing(scripted)
+    scripted.loop.finish()
+    steps = scripted.steps()
+    assert [step.samples for step in steps] == [4, *[0] * 49]
+    assert scripted.loop.micro_batches == 50
+    assert all(step.phases["optimizer"] == (1, 50) for step in steps)
+
+
+def test_a_batch_that_is_cut_up_outside_of_its_loader(scripted: ScriptedLoop) -> None:
+    for _ in range(5):
+        scripted.draw(1, samples=16)
+        for _ in range(4):
+            train_without_drawing(scripted)
+    scripted.exhausted()
+    steps = scripted.steps()
+    assert (len(steps), sum(step.samples for step in steps)) == (20, 80)
+
+
+def test_several_critic_steps_on_one_draw_are_one_step(scripted: ScriptedLoop) -> None:
+    scripted.loop.optimizers_alive(2)
+    for _ in range(4):
+        scripted.draw(1, samples=16)
+        for optimizer in (1, 1, 1, 2):
+            train_without_drawing(scripted, optimizer)
+    scripted.exhausted()
+    steps = scripted.steps()
+    assert [(step.samples, step.phases["optimizer"]) for step in steps] == [(16, (4, 200))] * 4
+
+
+def test_evaluation_between_steps_on_one_batch(scripted: ScriptedLoop) -> None:
+    scripted.draw(1, samples=16)
+    for _ in range(5):
+        train_without_drawing(scripted)
+        scripted.evaluate(40)
+    scripted.loop.finish()
+    kinds = [step.kind for step in scripted.steps()]
+    assert (kinds.count("train"), kinds.count("validate")) == (5, 4), "the first may be a sample of its batch"
+
+
+# What a failed hook leaves behind.
+
+
+def test_an_abandoned_step_is_not_set_aside(scripted: ScriptedLoop) -> None:
+    """Of what had begun before, nothing is known; no later step may start there."""
+    train_drawn(scripted)
+    scripted.loop.abandon()
+    scripted.other(10**9)
+    scripted.evaluate(40)
+    train_drawn(scripted)
+    scripted.exhausted()
+    for step in scripted.steps():
+        assert sum(ns for _, ns in step.phases.values()) == step.duration < 10**9

@@ -592,7 +592,7 @@ _CALLS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 10**7), _CALLS), max_size=60), st.integers(1, 4))
 def test_any_sequence_of_calls_comes_to_what_the_model_says(
     script: list[tuple[int, tuple[str, Any]]], capacity: int

@@ -14,7 +14,7 @@ from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
 
 PLAIN = (
-    *((on_tape.DRAW, 7), (on_tape.DRAWN, 32)),
+    *((on_tape.DRAW, 112), (on_tape.DRAWN, 32)),
     *((on_tape.ZERO, 0), (on_tape.ZERO_END, 0)),
     *((on_tape.FORWARD, 0), (on_tape.FORWARD_END, 0)),
     *((on_tape.BACKWARD, 0), (on_tape.BACKWARD_END, 0)),
@@ -59,7 +59,7 @@ def test_steps_take_from_event_to_event_as_it_was_written() -> None:
     tape, replay = make()
     for _ in range(4):
         write(tape, *PLAIN)
-    write(tape, (on_tape.DRAW, 7), (on_tape.EXHAUSTED, 7))
+    write(tape, (on_tape.DRAW, 112), (on_tape.EXHAUSTED, 112))
     before = len(tape)
     replay.catch_up()
     assert (before, len(tape)) == (42, 0)
@@ -78,10 +78,10 @@ def test_calls_that_nest_end_where_they_began() -> None:
     tape, replay = make()
     write(
         tape,
-        *((on_tape.DRAW, 7), (on_tape.DRAWN, 1), (on_tape.OPTIMIZER, 1)),
+        *((on_tape.DRAW, 112), (on_tape.DRAWN, 1), (on_tape.OPTIMIZER, 1)),
         *((on_tape.ZERO, 0), (on_tape.ZERO_END, 0), (on_tape.FORWARD, 0), (on_tape.FORWARD_END, 0)),
         *((on_tape.BACKWARD, 0), (on_tape.SAVE, 0), (on_tape.SAVE_END, 0), (on_tape.BACKWARD_END, 0)),
-        *((on_tape.OPTIMIZER_END, 1), (on_tape.DRAW, 7), (on_tape.EXHAUSTED, 7)),
+        *((on_tape.OPTIMIZER_END, 1), (on_tape.DRAW, 112), (on_tape.EXHAUSTED, 112)),
     )
     replay.catch_up()
     (step,) = unpack(replay.recorder.drain())

@@ -463,7 +463,11 @@ class Workers(Batches):
 
 
 def drawing(
-    kind: Any, tape: Any, monkeypatch: pytest.MonkeyPatch, ahead: Callable[[Any], bool] = lambda _: False
+    kind: Any,
+    tape: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    ahead: Callable[[Any], bool] = lambda _: False,
+    models: list[Any] | None = None,
 ) -> tuple[Any, list[str]]:
     told: list[str] = []
     draws = kind.Draws(
@@ -477,6 +481,8 @@ def drawing(
         ahead,
         lambda: told.append("exhausted"),
         samples_in,
+        torch.is_grad_enabled,
+        [] if models is None else models,
     )
     draws.watching = False
     monkeypatch.setattr(Batches, "__next__", functools.update_wrapper(draws, Batches.__next__))
@@ -511,6 +517,32 @@ def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.Mo
     draws = [event for samples in expected for event in ((1, id(iterator)), (2, samples))]
     assert written(tape) == [*draws, (1, id(iterator)), (3, id(iterator))]
     assert told == ["exhausted"]
+
+
+@both
+def test_draws_say_whether_the_loop_evaluates(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tape, models = kind.Tape(64), [nn.Linear(2, 1), nn.Linear(2, 1)]
+    references = [weakref.ref(model) for model in models]
+    drawing(kind, tape, monkeypatch, models=references)
+    iterator = Batches([1] * 6)
+
+    def flags() -> int:
+        next(iterator)
+        (_, argument), _ = written(tape)
+        assert argument & ~3 == id(iterator)
+        return int(argument & 3)
+
+    assert flags() == 0
+    with torch.no_grad():
+        assert flags() == 1
+    models[0].eval()
+    assert flags() == 0, "another model is in training mode"
+    models[1].eval()
+    assert flags() == 2
+    with torch.inference_mode():
+        assert flags() == 3
+    models.clear()
+    assert flags() == 0, "of no model at all nothing can be said"
 
 
 @both
@@ -590,7 +622,11 @@ def test_a_forward_tells_training_from_evaluation(kind: Any) -> None:
     tape.muted = 1 << 1
     module.train()
     module(torch.ones(1, 2))
-    assert written(tape) == [(1, 0), (3, 0), (1, 0), (3, 0), (2, 0), (3, 0), (2, 0), (3, 0), (2, 0), (3, 0)]
+    train, frozen = [(1, 0), (3, 0)], [(2, 2), (3, 0)]
+    assert written(tape) == [*train, *train, (2, 1), (3, 0), *frozen, *frozen]
+    with torch.no_grad():
+        module.eval()(torch.ones(1, 2))
+    assert written(tape) == [(2, 0), (3, 0)]
 
 
 @both
@@ -632,7 +668,7 @@ def test_a_forward_calls_what_was_in_its_place(kind: Any) -> None:
     module = nn.Linear(1, 1).eval()
     forward = timed_forward(kind, tape, module, lambda *args, **kwargs: (args, kwargs))
     assert forward(1, a=2) == ((1,), {"a": 2})
-    assert written(tape) == [(2, 0), (3, 0)]
+    assert written(tape) == [(2, 2), (3, 0)]
 
 
 @both
@@ -740,7 +776,7 @@ def play(kind: ModuleType, actions: list[tuple[str, Any, Any]]) -> list[Any]:
 
 
 @pytest.mark.skipif(native is None, reason="there is no compiled tape to compare with")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ACTIONS)
 def test_both_halves_say_the_same(actions: list[tuple[str, Any, Any]]) -> None:
     assert play(native, actions) == play(portable, actions)
@@ -768,6 +804,8 @@ def test_the_compiled_half_loses_no_reference() -> None:
         lambda _: True,
         lambda: None,
         lambda _: 1,
+        torch.is_grad_enabled,
+        [weakref.ref(module)],
     )
     inputs = torch.ones(1, 2)
     tape.on_full = tape.on_low = lambda: tape.skip(len(tape))

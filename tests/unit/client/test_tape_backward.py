@@ -462,7 +462,7 @@ ACTIONS = st.lists(
 
 
 @pytest.mark.skipif(native is None, reason="there is no compiled tape to compare with")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(ACTIONS)
 def test_both_halves_say_the_same(actions: list[tuple[str, int]]) -> None:
     told = []

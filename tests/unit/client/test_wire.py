@@ -77,7 +77,7 @@ def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> list[Stretch]:
     return recorder.drain()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_STEPS)
 def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int, list[int]]]]) -> None:
     drained, names = record(steps), all_names()
@@ -100,7 +100,7 @@ def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int
         assert sum(values[position] for values in theirs.phases.values()) == step.duration
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(_STEPS, _NS, st.dictionaries(st.sampled_from(["ring", "outbox"]), _NS))
 def test_an_account_arrives_as_it_was_added_up(
     steps: list[tuple[int, int, dict[int, list[int]]]], recorded: int, dropped: dict[str, int]
@@ -158,7 +158,7 @@ def _kind(kind_steps: int, phase: PhaseAccount, counts: tuple[int, int, int]) ->
 _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT, _COUNT))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.builds(
         Account,

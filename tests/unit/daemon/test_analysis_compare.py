@@ -62,7 +62,7 @@ some_steps = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(some_steps, some_steps)
 def test_values_are_means_per_step_and_differences_add_up(before: list[Step], after: list[Step]) -> None:
     found = analysis.compare([recorded(before)], [recorded(after, first=40)])
@@ -88,7 +88,7 @@ def test_values_are_means_per_step_and_differences_add_up(before: list[Step], af
     assert found.noise_known == (len(before) > 1 and len(after) > 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(some_steps)
 def test_a_trace_differs_in_nothing_from_itself(steps: list[Step]) -> None:
     summary = recorded(steps)
@@ -98,7 +98,7 @@ def test_a_trace_differs_in_nothing_from_itself(steps: list[Step]) -> None:
     assert found.causes() == ()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(some_steps)
 def test_a_renamed_operator_is_gone_and_new(steps: list[Step]) -> None:
     renamed = [{name.replace("mm", "bmm"): length for name, length in step.items()} for step in steps]
@@ -111,7 +111,7 @@ def test_a_renamed_operator_is_gone_and_new(steps: list[Step]) -> None:
     assert ("aten::bmm" in table) == used
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.sampled_from(NAMES), st.sampled_from([0.5, 1.5, 3.0]), st.integers(0, 1 << 30))
 def test_an_operator_that_takes_longer_is_found_and_measured(name: str, factor: float, seed: int) -> None:
     before, after = noisy(10, seed), noisy(14, seed + 1, {name: factor})

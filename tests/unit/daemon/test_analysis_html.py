@@ -79,7 +79,7 @@ def merged(
     return [(level, start, end, name, count) for level, start, end, name, count in found]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(calls=calls_within(0, 60, 3).filter(bool), rectangles=st.integers(1, 20))
 def test_the_timeline_is_the_brute_force_one(calls: list[Call], rectangles: int) -> None:
     events = flattened(calls)
@@ -95,7 +95,7 @@ def test_the_timeline_is_the_brute_force_one(calls: list[Call], rectangles: int)
     assert (timeline.lanes_left_out, timeline.events_left_out) == (0, 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(calls=calls_within(0, 3000, 3).filter(bool))
 def test_the_flame_graph_is_the_brute_force_one(calls: list[Call]) -> None:
     events = flattened(calls)

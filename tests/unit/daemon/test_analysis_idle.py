@@ -420,7 +420,7 @@ def brute_force(events: list[dict[str, Any]]) -> list[tuple[int, int, str, bool]
     return [(a, b, charge(a, b), first <= a and b <= end) for a, b in gaps]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(busy_traces())
 def test_the_charges_are_those_of_a_sweep_over_nanoseconds(events: list[dict[str, Any]]) -> None:
     expected = brute_force(events)

@@ -225,7 +225,7 @@ def brute_force(events: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
     return [spans[at] for at in order]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trainings())
 def test_the_phases_are_those_of_a_sweep_over_nanoseconds(events: list[dict[str, Any]]) -> None:
     spans = brute_force(events)

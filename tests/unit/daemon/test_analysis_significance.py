@@ -5,7 +5,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.analysis.significance import Spread, holm, welch
@@ -25,7 +25,6 @@ def two_sided(t: float, freedom: float) -> float:
     return float(2 * math.exp(log_scale) * heights.sum() * (edges[1] - edges[0]))
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 100), min_size=2, max_size=12),
     st.lists(st.integers(0, 100), min_size=2, max_size=12),

@@ -132,7 +132,7 @@ def made(directory: Path, count: int) -> Catalog:
     return catalog
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(part=st.floats(0, 1), garbage=st.binary(max_size=64))
 def test_a_damaged_index_costs_no_capture(part: float, garbage: bytes) -> None:
     """Cut off somewhere, with something else at the end: what is listed is the truth."""
@@ -145,7 +145,7 @@ def test_a_damaged_index_costs_no_capture(part: float, garbage: bytes) -> None:
         assert ids(catalog) == truth(catalog.directory), "it is mended"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(part=st.floats(0, 1), log_too=st.booleans())
 def test_a_writer_that_was_killed_costs_no_capture(part: float, log_too: bool) -> None:
     """Its log is left, cut off anywhere; what was in it alone is read again."""

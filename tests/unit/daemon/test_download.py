@@ -291,7 +291,7 @@ def test_any_file_comes_whole_from_any_start(served: Served, monkeypatch: pytest
     monkeypatch.setattr(download, "_PIECE_BYTES", 10)
     names = (f"capture{number}" for number in itertools.count())
 
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     @given(content=st.binary(max_size=50), have=st.integers(0, 60))
     def comes_whole(content: bytes, have: int) -> None:
         name = next(names)

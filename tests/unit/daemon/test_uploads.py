@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.object_store import BUCKET, ObjectStore
 from tests.unit.daemon.kept import BASE, add, ids, settle
@@ -563,7 +563,6 @@ def test_a_receipt_or_a_place_that_anybody_could_have_written_does_not_count(cat
     assert place.noted(catalog.directory) == "s3://theirs"
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_whatever_lies_under_the_receipts_name_is_harmless(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
@@ -679,7 +678,6 @@ def test_a_place_that_is_none_is_a_usage_error(url: str, problem: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60) | st.from_regex(r"(s3|gs|az|file)://[^ ]{0,40}", fullmatch=True))
 def test_no_url_is_a_traceback(url: str) -> None:
     try:

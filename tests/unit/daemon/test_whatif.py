@@ -108,7 +108,7 @@ def gain(told: Replay, removed: Removed, rank: int | None = None, phase: str | N
 jobs = st.builds(even, st.integers(2, 6), st.floats(0, 0.03), st.integers(0, 10_000))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(jobs, st.floats(0.005, 0.3), st.sampled_from([0.05, 0.3, 1.0]), st.integers(0, 5))
 def test_a_ranks_excess(job: Job, seconds: float, often: float, culprit: int) -> None:
     culprit %= len(job.ranks)
@@ -123,7 +123,7 @@ def test_a_ranks_excess(job: Job, seconds: float, often: float, culprit: int) ->
     assert max(others) <= WITHIN * before
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs.filter(lambda job: len(job.ranks) > 4), st.floats(0.02, 0.2))
 def test_two_slow_ranks_are_only_worth_something_together(job: Job, seconds: float) -> None:
     slow = replace(job, forward=later(job.forward, {0, 3}, seconds, 1.0, 1))
@@ -134,7 +134,7 @@ def test_two_slow_ranks_are_only_worth_something_together(job: Job, seconds: flo
     assert max(gain(told, Removed.RANK_EXCESS, rank) for rank in (0, 3)) <= WITHIN * before
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs, st.floats(0.01, 0.3), st.sampled_from([0.1, 1.0]), st.sets(st.integers(0, 5), min_size=1))
 def test_data(job: Job, seconds: float, often: float, ranks: set[int]) -> None:
     starved = replace(job, data=later(job.data, ranks, seconds, often, 2))
@@ -144,7 +144,7 @@ def test_data(job: Job, seconds: float, often: float, ranks: set[int]) -> None:
     assert told == pytest.approx(before - after, abs=WITHIN * before)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(jobs, st.floats(0.1, 2.0))
 def test_checkpoints_of_one_rank(job: Job, seconds: float) -> None:
     saved = [
@@ -156,7 +156,7 @@ def test_checkpoints_of_one_rank(job: Job, seconds: float) -> None:
     assert told == pytest.approx(before - after, abs=WITHIN * before)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(jobs, st.floats(0.001, 0.1))
 def test_the_exchange(job: Job, seconds: float) -> None:
     works, before = trained(replace(job, exchange=seconds))
@@ -164,7 +164,7 @@ def test_the_exchange(job: Job, seconds: float) -> None:
     assert gain(replay(works), Removed.EXCHANGE) == pytest.approx(before - after, abs=WITHIN * before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs, st.floats(0.02, 0.2), st.integers(4, 20))
 def test_collections_that_each_rank_has_at_its_own_time(job: Job, seconds: float, period: int) -> None:
     paused = [
@@ -177,7 +177,7 @@ def test_collections_that_each_rank_has_at_its_own_time(job: Job, seconds: float
     assert gain(told, Removed.GARBAGE_COLLECTION) == pytest.approx(before - after, abs=WITHIN * before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs, st.floats(0.0, 0.1), st.floats(0.0, 0.1), st.integers(0, 5))
 def test_what_has_grown_since_the_past(job: Job, seconds: float, exchange: float, culprit: int) -> None:
     slow = replace(
@@ -192,7 +192,7 @@ def test_what_has_grown_since_the_past(job: Job, seconds: float, exchange: float
     assert gain(replay(works), Removed.GROWTH) == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs, st.floats(0.02, 0.1), st.floats(0.0, 0.2), st.integers(0, 5))
 def test_what_grows_with_a_slow_rank_goes_too(job: Job, seconds: float, part: float, culprit: int) -> None:
     culprit %= len(job.ranks)
@@ -207,7 +207,7 @@ def test_what_grows_with_a_slow_rank_goes_too(job: Job, seconds: float, part: fl
     assert told == pytest.approx(before - after, abs=WITHIN * before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(jobs.filter(lambda job: len(job.ranks) > 4), st.floats(0.02, 0.1), st.floats(0.0, 0.2))
 def test_what_grows_with_two_slow_ranks_goes_too(job: Job, seconds: float, part: float) -> None:
     slow = replace(
@@ -221,7 +221,7 @@ def test_what_grows_with_two_slow_ranks_goes_too(job: Job, seconds: float, part:
     assert gain(told, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     jobs.filter(lambda job: len(job.ranks) > 2),
     st.floats(0.03, 0.1),
