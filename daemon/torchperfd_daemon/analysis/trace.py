@@ -86,6 +86,11 @@ class Reading:
     endless: int = 0
     clock_apart: bool = False
 
+    @property
+    def has_impossible_times(self) -> bool:
+        """Whether any device time in the file cannot be true."""
+        return bool(self.far_away or self.shortened or self.endless or self.clock_apart)
+
 
 @dataclass(slots=True)
 class Trace:

@@ -42,6 +42,11 @@ def warn(summary: analysis.Summary) -> None:
         click.echo(
             f"torchperfd: {summary.path} holds another trace after the first; only that is read", err=True
         )
+    if summary.quality.reading.has_impossible_times:
+        click.echo(
+            f"torchperfd: {summary.path} has device times that cannot be true; `torchperfd analyze` says which",
+            err=True,
+        )
     if summary.others:
         click.echo(
             f"torchperfd: {summary.path} holds {len(summary.others) + 1} processes, each analysed by itself",
