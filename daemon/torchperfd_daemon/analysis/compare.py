@@ -141,7 +141,9 @@ class Comparison:
         """Return the kernels that changed though the step did not, at most three, largest first."""
         if self.step.status != "same":
             return ()
-        return tuple(row for row in self.kernels if row.status != "same")[:_CAUSES]
+        least = NEGLIGIBLE_OF_STEP * max(self.step.before, self.step.after)
+        changed = (row for row in self.kernels if row.status != "same" and abs(row.difference) >= least)
+        return tuple(changed)[:_CAUSES]
 
     def to_pandas(self, table: ComparedTable = "operators") -> Any:
         """Return one table as a ``pandas.DataFrame``, a row for each `Change`.

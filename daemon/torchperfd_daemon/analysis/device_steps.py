@@ -12,12 +12,18 @@ from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.trace import Int64, Trace
 
-# The device's part must be longer than the host's by this factor. The last kernels always outlast the host.
+# The device's steps must be longer than the host's by this factor, all together or in the median. The last
+# kernels always outlast the host.
 _OUTLASTS: Final = 1.05
+# A host runs ahead of the median step if kernels wait for so much of one after they were launched.
+_QUEUED: Final = 0.5
 
 
 def on_the_device(trace: Trace, links: Links, starts: Int64, ends: Int64) -> tuple[Int64, Int64] | None:
     """Return starts and ends of the steps on the device, in ns; None where the device keeps up with the host.
+
+    A host that waits for the device every so often, to read a loss, has all of its steps take as long as the
+    device's, but one of them has the waiting for many. So the median is looked at too, where kernels queue.
 
     Kernels of one stream run in the order of their launches, so the stream with most kernel time shows where
     a step begins. A step that launches nothing there keeps the host's times.
@@ -47,11 +53,14 @@ def on_the_device(trace: Trace, links: Links, starts: Int64, ends: Int64) -> tup
     begin, own_end = first[active], last[active]
     if (np.diff(begin) < 0).any():
         return None
-    if own_end.max() - begin[0] <= _OUTLASTS * (ends[-1] - starts[0]):
-        return None
     end = np.append(begin[1:], own_end[-1])
+    usual = float(np.median(ends - starts))
+    queued = trace.start[events[main]] - moments[mine[main]]
+    lags = int(queued.max()) >= _QUEUED * usual and float(np.median(end - begin)) > _OUTLASTS * usual
+    if own_end.max() - begin[0] <= _OUTLASTS * (ends[-1] - starts[0]) and not lags:
+        return None
     # After a pause of the host's (steps that were not recorded) a step ends with its own last event.
-    pause = np.median(ends - starts) / 2
+    pause = usual / 2
     paused = np.flatnonzero(starts[active][1:] - ends[active][:-1] > pause)
     end[paused] = np.minimum(own_end[paused], end[paused])
     device_starts, device_ends = starts.copy(), ends.copy()

@@ -65,6 +65,12 @@ class Launches:
         rows = self.calls[trace.correlation[self.calls] >= 0]
         self.busiest_thread = int(np.bincount(trace.thread[rows]).argmax()) if len(rows) else NOWHERE
 
+    @property
+    def launching(self) -> Int64:
+        """The rows of the calls that launched something on record."""
+        rows = self._links.launch
+        return np.unique(rows[rows >= 0])
+
     def of(self, events: Int64) -> Int64:
         """Return the row of each device event's launch, -1 for none."""
         links = self._links
@@ -93,7 +99,7 @@ class Kinds:
         self.waiting = ByThread(trace, np.union1d(waiting, launches.of_copies(_TO_PAGEABLE)))
         self.calls = ByThread(trace, np.concatenate((operators, launches.calls)))
         self.operators = ByThread(trace, np.setdiff1d(operators, collective, assume_unique=True))
-        self.launches = ByThread(trace, launches.calls)
+        self.launches = ByThread(trace, np.union1d(launches.launching, waiting))
         self.asking = ByThread(trace, trace.named(operators, _asks))
         self.users = ByThread(trace, trace.named(python, _is_users))
         self.collective_spans = trace.named(annotated, lambda name: name.startswith(ASYNC_PREFIXES))
@@ -212,7 +218,7 @@ class Host:
         return np.where(every >= _COMPUTING_TOGETHER_NS, every, long)
 
     def _without_launch(self, operators: Int64, launches: Int64) -> Int64:
-        """Return the operators in which no runtime call is made."""
+        """Return the operators in which nothing is launched, and no wait is made."""
         calls = np.sort(self._trace.start[launches])
         first, last = (
             np.searchsorted(calls, edge[operators]) for edge in (self._trace.start, self._trace.end)

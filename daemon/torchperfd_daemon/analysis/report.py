@@ -294,7 +294,10 @@ def _steps_lines(summary: Summary) -> list[str]:
     """Say how long the steps are, whose times these are, and what marks them if not the profiler."""
     found = summary.steps
     if not found:
-        return ["no steps: the loop did not call profiler.step(), and nothing else marks them"]
+        return [
+            "no steps: the loop did not call profiler.step(), and nothing else marks them; "
+            "advice is on the whole recording"
+        ]
     longest = max(found, key=lambda step: step.duration_ns)
     median = statistics.median_low(step.duration_ns for step in found)
     lines = [

@@ -471,6 +471,12 @@ def test_idle_host_computes_names_the_operator() -> None:
     assert (found.causes[0].cause, place.what) == ("host_compute", "aten::normal_")
 
 
+def test_idle_host_computes_beside_calls_that_launch_nothing() -> None:
+    asked = call("cudaPointerGetAttributes", 5_000, 5_100, 9)
+    found = idle_of([*computing("aten::normal_", 9_000_000), asked])
+    assert found.causes[0].cause == "host_compute"
+
+
 def test_idle_host_computes_in_many_small_operators() -> None:
     found = idle_of(computing("aten::sub", 9_000_000, each=10_000))
     assert (found.causes[0].cause, found.causes[0].places[0].what) == ("host_compute", "aten::sub")

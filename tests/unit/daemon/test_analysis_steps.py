@@ -76,6 +76,28 @@ def test_steps_device_keeps_up_are_timed_on_host() -> None:
     assert document["steps"][0]["host_duration_us"] == 1000
 
 
+def test_steps_host_waits_in_the_last_one_are_the_devices() -> None:
+    # Nine steps of 6 ms; in the tenth the host reads the loss and has waited for the device by its end.
+    events = ahead(10, 6 * MS, 10 * MS)[:-4]
+    events.append(annotation("ProfilerStep#12", 54 * MS, 101 * MS))
+    events += launched(70, 54 * MS, 90_500 * US, 100_500 * US)
+    found = summary(events)
+    assert [step.duration_ns for step in found.steps] == [10 * MS] * 10
+    assert [step.host_duration_ns for step in found.steps] == [*[6 * MS] * 9, 47 * MS]
+
+
+def test_steps_uneven_without_a_queue_are_the_hosts() -> None:
+    # The first kernel of a step comes at its begin or at its end, so that the device's steps would be others.
+    events, at = [], 0
+    for number, length in enumerate((2, 3, 2, 3, 2, 3)):
+        events.append(annotation(f"ProfilerStep#{number}", at, at + length * MS))
+        first = at + (100 * US if number % 2 else 1500 * US)
+        events += launched(number + 1, first, first + 30 * US, first + 300 * US)
+        at += length * MS
+    found = summary(events)
+    assert found.steps_timed_by == "host"
+
+
 def test_steps_side_stream_runs_early_does_not_begin_a_step() -> None:
     events = ahead(4, MS, 10 * MS)
     for step in range(4):
