@@ -684,7 +684,7 @@ class Loop:
         self._draws = False
 
     def abandon(self) -> None:
-        """Forget the open step: a hook has failed. What is set aside stays so, unless its forward may be lost."""
+        """Forget the open step: a hook has failed. What is set aside stays so while its forward is whole."""
         self._in_backward = _UNKNOWN
         self._forget()
         if self._aside == _UNSEEN:
