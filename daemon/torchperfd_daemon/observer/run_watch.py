@@ -170,8 +170,8 @@ class RunWatch:
             return first
         # Costs add up where they are of the same seconds.
         others = tuple(each for each in last if each is not first) if first in last else ()
-        words = f"{first.evidence} in the last {first.window_seconds:.0f} s" if first.window_seconds else ""
-        words = f"{words or first.evidence}{self._over_the_run(first)}"
+        when = f"in its last {first.window_seconds:.0f} s " if first.window_seconds else ""
+        words = f"{when}{first.evidence}{self._over_the_run(first)}"
         return replace(first, evidence=words, window_seconds=0.0, others=others)
 
     def _over_the_run(self, verdict: Verdict) -> str:

@@ -447,7 +447,8 @@ def test_verdict_of_ended_run_names_window_and_whole_run() -> None:
         (rank.totals.steady_means() for rank in watched.job.ranks), key=lambda each: each[1]
     )
     assert steps
-    assert re.search(r" waiting for data in the last (9|10) s; over the whole run ", verdict.evidence)
+    assert re.match(r"in its last (9|10) s .* of each .* step waiting for data", verdict.evidence)
+    assert "; over the whole run " in verdict.evidence
     assert verdict.evidence.endswith(f"data takes {in_ms(phases['data'])} of each {in_ms(step_seconds)} step")
 
 
