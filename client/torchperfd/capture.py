@@ -39,6 +39,7 @@ KINDS: Final = (TRACE, MEMORY)
 _MOST_STEPS: Final = 1000
 _FOREIGN_STEPS_ALLOWED: Final = 10
 _TAIL_BYTES: Final = 8192
+_BELOW_DESCRIPTOR: Final = re.compile(r"/proc/self/fd/\d+/")
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _PATIENCE_S: Final = 30.0
 """How long after it was prepared a capture waits to be told its steps."""
@@ -432,7 +433,9 @@ class RankCapture:
             self.fail(str(error))
             return
         except Exception as error:  # noqa: BLE001 - a full disk, a directory taken away
-            self.fail(f"cannot write the trace: {error}")
+            # Not the path that torch was given: it means something in this process only.
+            reason = _BELOW_DESCRIPTOR.sub(f"{self.directory}/", str(error))
+            self.fail(f"cannot write the trace: {reason}")
             return
         self._end(
             CaptureOutcome(ok=True, start_step=self.start_step, file=self.file, bytes=size, sha256=digest)
