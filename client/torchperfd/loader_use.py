@@ -40,6 +40,7 @@ class LoaderUse:
         indexable: The dataset is a plain ``TensorDataset``, collated and sampled in torch's usual ways.
         shuffles: Its sampler is torch's ``RandomSampler``.
         batches_per_step: Draws in a training step; 0 before the first.
+        queued: The share of the time in which the training thread was ready to run that it had no CPU.
     """
 
     workers: int = 0
@@ -55,6 +56,7 @@ class LoaderUse:
     indexable: bool = False
     shuffles: bool = False
     batches_per_step: float = 0.0
+    queued: float | None = None
 
 
 class LoaderSampler:
@@ -75,12 +77,14 @@ class LoaderSampler:
         self._draws: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         # Between draws: wall time, and CPU time of the whole process; ns.
         self._rests: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        # From a sampled draw to the next draw, of this thread: time in line for a CPU, and CPU time; ns.
+        self._lines: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         # Of draws that found a batch ready: wall time; ns.
         self._received: deque[int] = deque(maxlen=_REMEMBERED)
         # Of the workers, all together: batches, CPU time, time in line for a CPU, their time; ns.
         self._made: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
         self._last: tuple[Any, int, int, int, int] | None = None
-        self._ended: tuple[int, int] | None = None
+        self._ended: tuple[int, int, int, int] | None = None
 
     def install(
         self,
@@ -115,8 +119,9 @@ class LoaderSampler:
             ready: Batches that its workers have ready; -1 without workers.
         """
         if self._ended is not None:
-            wall, cpu = self._ended
+            wall, cpu, queued, own = self._ended
             self._ended = None
+            self._lines.append((_queued_ns() - queued, time.thread_time_ns() - own))
             self._rests.append((time.perf_counter_ns() - wall, time.process_time_ns() - cpu))
         # The first draw of an iterator starts its workers and shuffles.
         if not self._due or not iterator._num_yielded or not self._is_training():
@@ -133,14 +138,25 @@ class LoaderSampler:
         iterator._next_data = TimedDraw(self, iterator, ready)
         return True
 
-    def sampled(self, batch: Any, ready: int, wall_ns: int, cpu_ns: int, queued_ns: int) -> None:
-        """Take a sampled draw: what it gave, and what it took."""
+    def sampled(
+        self, batch: Any, ready: int, wall_ns: int, cpu_ns: int, queued_ns: int, before: tuple[int, int]
+    ) -> None:
+        """Take a sampled draw: what it gave, what it took, and the thread's counters before it.
+
+        Args:
+            batch: What was drawn.
+            ready: Batches that the workers had ready; -1 without workers.
+            wall_ns: What it took.
+            cpu_ns: What of that was CPU time.
+            queued_ns: What of it was spent in line for a CPU.
+            before: The thread's time in line for a CPU and its CPU time when the draw began, ns.
+        """
         if ready < 0:
             self._draws.append((max(wall_ns - queued_ns, 1), cpu_ns))
         elif ready > 0:
             self._received.append(wall_ns)
         self._batch = self._size(batch)
-        self._ended = time.perf_counter_ns(), time.process_time_ns()
+        self._ended = (time.perf_counter_ns(), time.process_time_ns(), *before)
 
     def _size(self, batch: Any) -> tuple[int, int]:
         """Return how many tensors a batch holds, and of how many bytes; of plain ones in plain containers."""
@@ -186,6 +202,7 @@ class LoaderSampler:
             indexable=self._about[1],
             shuffles=self._about[2],
             batches_per_step=batches_per_step,
+            queued=_ratio([(queued, queued + own) for queued, own in list(self._lines)]),
         )
 
     def _follow_workers(self, iterator: Any) -> None:
@@ -225,9 +242,10 @@ class TimedDraw:
         queued = _queued_ns()
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
         batch = self._original()
+        before = queued, cpu
         wall, cpu = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
         try:
-            self._sampler.sampled(batch, self._ready, wall, cpu, _queued_ns() - queued)
+            self._sampler.sampled(batch, self._ready, wall, cpu, _queued_ns() - queued, before)
         except Exception as error:  # of a batch that is out of the ordinary, for example
             if is_from_script(error):
                 raise

@@ -22,6 +22,8 @@ LEAST_GAIN: Final = 0.05
 _MOST_FIGURE: Final = float(1 << 50)
 # A loader computes, and does not wait, where this share of a draw is CPU time.
 _COMPUTES: Final = 0.5
+# A thread that gets a CPU more seldom than this is as one that gets it so seldom.
+_MOST_QUEUED: Final = 0.99
 # Processes that share CPUs lose time to each other's caches and to their scheduling.
 _CONTENTION: Final = 1.15
 # Batches are rarely less than one tensor of samples and one of labels.
@@ -85,6 +87,7 @@ class LoaderFacts:
         indexable: The dataset is a plain ``TensorDataset``, which takes the indices of a whole batch.
         shuffles: Its sampler is torch's ``RandomSampler``.
         batches_per_step: Draws in a training step; 0 where unknown, which counts as one.
+        queued: The share of the time in which the training thread was ready to run that it had no CPU.
     """
 
     workers: int = 0
@@ -100,6 +103,7 @@ class LoaderFacts:
     indexable: bool = False
     shuffles: bool = False
     batches_per_step: float = 0.0
+    queued: float | None = None
 
     def is_sound(self) -> bool:
         """Return whether all figures are such as a loader can have; they come from a wire or from a file."""
@@ -185,12 +189,15 @@ class _Model:
         self._facts = facts
         self._step = step
         tensors = facts.batch_tensors or _USUAL_TENSORS
+        # Where other processes have the CPUs, a worker gets one as seldom as the training thread does.
+        crowd = 1 / (1 - min(facts.queued or 0.0, _MOST_QUEUED))
+        self._cpus = facts.cpus / crowd if facts.cpus else None
         self._receive = (
-            cost.receiving(tensors, facts.batch_bytes)
+            crowd * cost.receiving(tensors, facts.batch_bytes)
             if facts.receive_seconds is None
             else facts.receive_seconds
         )
-        self._send = cost.sending(tensors, facts.batch_bytes)
+        self._send = crowd * cost.sending(tensors, facts.batch_bytes)
         self._rest = max(0.0, step - data)
         if facts.workers:
             # They are busy all the time where the training thread waits for them. What they stood in line
@@ -210,7 +217,7 @@ class _Model:
     def _predict(self, workers: int) -> float:
         """Return the step with so many workers."""
         taken_over = self._rest + self._receive
-        cpus = self._facts.cpus
+        cpus = self._cpus
         computed = 0.0
         if cpus:
             busy = self._facts.rest_cpus
@@ -221,7 +228,7 @@ class _Model:
 
     def _most(self) -> int:
         """Return the most workers that are of use: no more than have a CPU, unless they mostly wait."""
-        cpus, share = self._facts.cpus, self._share
+        cpus, share = self._cpus, self._share
         if not cpus:
             return MOST_WORKERS
         if share is None or share >= _COMPUTES:

@@ -620,6 +620,7 @@ class LoaderUse(google.protobuf.message.Message):
     INDEXABLE_FIELD_NUMBER: builtins.int
     SHUFFLES_FIELD_NUMBER: builtins.int
     BATCHES_PER_STEP_FIELD_NUMBER: builtins.int
+    QUEUED_FIELD_NUMBER: builtins.int
     workers: builtins.int
     cpus: builtins.float
     """that the process may use: affinity, quota, its share of the node's"""
@@ -642,6 +643,8 @@ class LoaderUse(google.protobuf.message.Message):
     shuffles: builtins.bool
     """by torch's RandomSampler"""
     batches_per_step: builtins.float
+    queued: builtins.float
+    """share of the training thread's time ready to run without a CPU"""
     def __init__(
         self,
         *,
@@ -658,11 +661,14 @@ class LoaderUse(google.protobuf.message.Message):
         indexable: builtins.bool = ...,
         shuffles: builtins.bool = ...,
         batches_per_step: builtins.float = ...,
+        queued: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "draw_cpu", b"draw_cpu", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "batch_bytes", b"batch_bytes", "batch_size", b"batch_size", "batch_tensors", b"batch_tensors", "batches_per_step", b"batches_per_step", "cpus", b"cpus", "draw_cpu", b"draw_cpu", "indexable", b"indexable", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "shuffles", b"shuffles", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued", "workers", b"workers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "draw_cpu", b"draw_cpu", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_draw_cpu", b"_draw_cpu", "_queued", b"_queued", "_receive_seconds", b"_receive_seconds", "_rest_cpus", b"_rest_cpus", "_worker_cpu_seconds", b"_worker_cpu_seconds", "_worker_queued", b"_worker_queued", "batch_bytes", b"batch_bytes", "batch_size", b"batch_size", "batch_tensors", b"batch_tensors", "batches_per_step", b"batches_per_step", "cpus", b"cpus", "draw_cpu", b"draw_cpu", "indexable", b"indexable", "queued", b"queued", "receive_seconds", b"receive_seconds", "rest_cpus", b"rest_cpus", "shuffles", b"shuffles", "worker_cpu_seconds", b"worker_cpu_seconds", "worker_queued", b"worker_queued", "workers", b"workers"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_draw_cpu", b"_draw_cpu"]) -> typing.Literal["draw_cpu"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_queued", b"_queued"]) -> typing.Literal["queued"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_receive_seconds", b"_receive_seconds"]) -> typing.Literal["receive_seconds"] | None: ...
     @typing.overload

@@ -56,6 +56,8 @@ def test_loader_sampler_draw_is_measured_once() -> None:
     assert (use.batch_size, use.indexable, use.shuffles, use.batches_per_step) == (32, True, False, 2.0)
     assert use.draw_cpu is not None
     assert use.rest_cpus is not None
+    assert use.queued is not None
+    assert 0 <= use.queued < 1
     assert use.cpus == available_cpus()
 
 

@@ -144,6 +144,7 @@ _LOADER = st.builds(
     LoaderUse,
     *(st.integers(0, 99), st.floats(0, 1e3), _FIGURE, _FIGURE, st.integers(0, 99), _COUNT),
     *(st.integers(0, 2**20), _FIGURE, _FIGURE, _FIGURE, st.booleans(), st.booleans(), st.floats(0, 1e3)),
+    _FIGURE,
 )
 
 

@@ -67,6 +67,16 @@ def test_loader_workers_busy_cpus_give_no_advice() -> None:
     assert advised(replace(TENSORS, rest_cpus=2.0), 40, 10) is None
 
 
+def test_loader_workers_crowded_cpus_give_no_advice() -> None:
+    """Other processes have the CPUs: the training thread stands in line for 80 % of the time it could run."""
+    for data in (10, 20, 30):
+        assert advised(replace(TENSORS, queued=0.8), 40, data) is None
+    quiet, crowded = advised(WAITS, 170, 150), advised(replace(WAITS, queued=0.5), 170, 150)
+    assert quiet is not None
+    assert crowded is not None
+    assert crowded.saves_seconds < quiet.saves_seconds
+
+
 def test_loader_workers_one_core_gives_none() -> None:
     for data in (1, 10, 30, 39):
         assert advised(replace(TENSORS, cpus=1.0), 40, data) is None
