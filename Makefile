@@ -8,7 +8,7 @@ TORCH := torch==2.13.0
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-nightly test-unit test-integration test-wire lint format protos dashboards \
 	bench-import bench-step bench-overhead bench-turns bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
-	bench-fleet bench-onset bench-scale bench-faults bench-soak build clean
+	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-trials build clean
 
 help:  ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -106,6 +106,9 @@ bench-faults: setup  ## Whether the diagnosis is right, on jobs with a known fau
 
 bench-soak: setup  ## Whether a healthy run that saves and validates a lot is left alone; 15 minutes.
 	$(BIN)/python -m benchmarks.faults.soak
+
+bench-trials: setup  ## Whether torchperfd changes what a script does, in 500 randomised trials; about an hour.
+	$(BIN)/python -m benchmarks.trials --count 500
 
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay
