@@ -124,7 +124,9 @@ def raising_timeouts() -> None:
         raise TimeUpError
 
     signal.signal(signal.SIGALRM, handler)
-    for number in range(STEPS):
+    # Torch itself swallows what is raised in one of its imports within the first step.
+    train(5)
+    for number in range(STEPS - 5):
         if number == 20:
             say_that_training_began()
         saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))

@@ -24,9 +24,13 @@ _CUT_SHORT: Final = frozenset(
     {"raising_timeouts", "killed_worker", "calls_in_handler", "daemonised", "reattached"}
 )
 """Behaviours whose steps are not all steps of a loop that the account could be compared with."""
+_INEXACT: Final = frozenset({"raising_timeouts"})
+"""Behaviours whose losses differ without torchperfd, too: a timeout cuts off what torch does not restore."""
 _MADE_AFTERWARDS: Final = frozenset({"trains_at_exit"})
-_OWN_LINES: Final = re.compile(r"(cannot write the (trace|manifest)|not connected to the socket|daemon at)")
-"""Warnings that a user is to see, of what fails."""
+_EXPECTED_LINES: Final = re.compile(
+    r"cannot write the (trace|manifest)|not connected to the socket|^USDT:|output_json.cpp"
+)
+"""Warnings that a user is to see, of what fails; and what torch's profiler writes of itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,7 @@ def compare(trial: Trial, bare: Outcome, outcome: Outcome) -> list[str]:
     found = []
     if outcome.code != bare.code:
         found.append(f"exit code {outcome.code}, without torchperfd {bare.code}: {outcome.stderr[-1500:]}")
-    for name in ("losses", "steps"):
+    for name in ("steps",) if trial.behaviour in _INEXACT else ("losses", "steps"):
         if outcome.result.get(name) != bare.result.get(name):
             found.append(f"{name} {outcome.result.get(name)}, without torchperfd {bare.result.get(name)}")
     raised, seen = outcome.result.get("raised"), outcome.result.get("seen")
@@ -94,7 +98,7 @@ def compare(trial: Trial, bare: Outcome, outcome: Outcome) -> list[str]:
         found.append(f"{raised} exceptions raised, {seen} seen")
     known = {_normal(line) for line in bare.stderr.splitlines()}
     lines = [line for line in outcome.stderr.splitlines() if _normal(line) not in known]
-    if bad := [line for line in lines if not _OWN_LINES.search(line)]:
+    if bad := [line for line in lines if not _EXPECTED_LINES.search(line)]:
         found.append(f"stderr: {bad[:25]}")
     account, steps = outcome.result.get("account"), outcome.result.get("steps")
     expected = steps - 5 if trial.behaviour in _MADE_AFTERWARDS and steps else steps

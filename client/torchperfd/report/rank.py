@@ -5,6 +5,9 @@ from typing import Any
 
 from torchperfd.account import Account
 from torchperfd.phases import PhaseNames
+
+# Here, as a signal handler of the script that asks for a report may interrupt another one's first import.
+from torchperfd.report import csv, html, markdown, text
 from torchperfd.report.document import rank_document
 from torchperfd.report.numbers import Table, tabulate
 
@@ -33,30 +36,20 @@ class RankReport:
         table = tabulate(self.rank, self.account, self.names, dropped=self.dropped)
         object.__setattr__(self, "table", table)
 
-    # Each layout is imported when it is asked for: a training process pays for none.
-
     def to_text(self) -> str:
         """Return the phase table for a terminal."""
-        from torchperfd.report import text
-
         return text.render(self.table)
 
     def to_markdown(self) -> str:
         """Return the phase table as GitHub-flavoured Markdown."""
-        from torchperfd.report import markdown
-
         return markdown.render(self.table)
 
     def to_html(self) -> str:
         """Return the phase table as HTML that needs nothing else."""
-        from torchperfd.report import html
-
         return html.render(self.table)
 
     def to_csv(self) -> str:
         """Return the phase table as comma-separated values, in seconds."""
-        from torchperfd.report import csv
-
         return csv.render(self.table)
 
     def to_dict(self) -> dict[str, Any]:

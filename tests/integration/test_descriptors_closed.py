@@ -1,0 +1,83 @@
+"""A script that closes descriptors it did not open loses the daemon for a while, and not its life."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from tests.node import Node
+
+_BEGIN = """
+import os, sys, time, torchperfd
+client = torchperfd.attach()
+deadline = time.monotonic() + 60
+while not client.connected and time.monotonic() < deadline:
+    time.sleep(0.02)
+assert client.connected
+"""
+
+_CLOSES = {
+    "range": "os.closerange(3, 4096)\n",
+    "one_by_one": """
+for descriptor in range(3, 256):
+    try:
+        os.close(descriptor)
+    except OSError:
+        pass
+""",
+    "daemonise": """
+if os.fork():
+    os._exit(0)
+os.setsid()
+os.closerange(3, 4096)
+""",
+}
+
+_END = """
+for _ in range(100):
+    client.step()
+    time.sleep(0.002)
+print("alive", client.report().account.train.steps >= 0)
+"""
+
+
+@pytest.mark.parametrize("how", sorted(_CLOSES))
+def test_script_closing_all_descriptors_lives_on(node: Node, tmp_path: Path, how: str) -> None:
+    node.start_daemon()
+    script = tmp_path / "closes.py"
+    script.write_text(_BEGIN + _CLOSES[how] + _END)
+    with node.running(sys.executable, str(script)) as process:
+        output, errors = process.communicate(timeout=90)
+    assert (process.returncode, output, errors) == (0, "alive True\n", "")
+
+
+_ATTACHES = """
+import os, time, torchperfd
+def count():
+    return len(os.listdir("/proc/self/fd"))
+before = count()
+for _ in range(6):
+    client = torchperfd.attach()
+    deadline = time.monotonic() + 20
+    while not client._stream._channel and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    client.detach()
+deadline = time.monotonic() + 30
+while count() > before and time.monotonic() < deadline:
+    time.sleep(0.1)
+print(count() - before)
+"""
+
+
+def test_detach_from_stopped_daemon_leaves_no_descriptor(node: Node, tmp_path: Path) -> None:
+    daemon = node.start_daemon()
+    script = tmp_path / "attaches.py"
+    script.write_text(_ATTACHES)
+    daemon.send_signal(signal.SIGSTOP)
+    try:
+        with node.running(sys.executable, str(script)) as process:
+            output, errors = process.communicate(timeout=90)
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+    assert (process.returncode, output, errors) == (0, "0\n", "")
