@@ -91,7 +91,7 @@ def _sockets() -> set[str]:
 
 def _patches() -> set[str]:
     """Name every attribute of torch, and of Python's import system, that is ours right now."""
-    found = {f"meta_path:{finder}" for finder in sys.meta_path if type(finder).__name__ == "TorchImport"}
+    found = {f"meta_path:{finder}" for finder in sys.meta_path if type(finder).__name__ == "ModuleImport"}
     found |= {f"gc:{each}" for each in gc.callbacks if "torchperfd" in each.__module__}
     torch = sys.modules.get("torch")
     if torch is None or "torch.utils.data.dataloader" not in sys.modules:

@@ -35,6 +35,15 @@ class Accelerator:
         self._times: DeviceTimes | None = None
         self._over = False
 
+    def count_flops(self, peak_flops: float | None = None) -> None:
+        """Count the operations of one training step from now on; see the constructor for the rest."""
+        if peak_flops is not None:
+            self._peak = peak_flops
+        if not self._wants_flops:
+            self._wants_flops = True
+            if "torch" in sys.modules and not self._over:
+                self.watch()
+
     def watch(self) -> None:
         """Have the operations of a step counted, if anybody wants that; torch is imported."""
         if not self._wants_flops:

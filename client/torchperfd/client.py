@@ -38,7 +38,7 @@ from torchperfd.stream import Stream
 from torchperfd.tallies import Tallies
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
-from torchperfd.torch_import import TorchImport, when_torch_is_imported
+from torchperfd.torch_import import ModuleImport, when_torch_is_imported
 from torchperfd.v1 import contract
 from torchperfd.wrapped import WrappedIterator
 
@@ -108,6 +108,8 @@ def attach(
                 flops=flops,
                 peak_flops=peak_flops,
             )
+        else:
+            _current._take_options(run, job, max_overhead, flops=flops, peak_flops=peak_flops)
         if model is not None:
             _current._watch_model(model)
         if metrics_port is not None:
@@ -224,7 +226,7 @@ class Client:
         self._senders: list[Sender] = []
         self._hooks: Hooks | None = None
         self._model: nn.Module | None = None
-        self._pending_torch: TorchImport | None = None
+        self._pending_torch: ModuleImport | None = None
         self._pid = os.getpid()
         self.attached = not inert
         self._is_detached = inert
@@ -277,6 +279,24 @@ class Client:
             ValueError: The name is empty, longer than 64 characters, or unprintable.
         """
         return Phase(self._tape, self._names.slot(name))
+
+    @property
+    def advice(self) -> str:
+        """What to do where training was seen but no step of it, in one line; empty where steps were seen."""
+        if not self.attached or self._loop.train_steps:
+            return ""
+        backwards = self._loop.backward_calls
+        if backwards:
+            return (
+                f"{backwards} backward passes were seen, but no optimizer of torch's that stepped: call "
+                "client.step() once per training step, or use the framework's integration"
+            )
+        if self._loop.validate_steps or "torch" not in sys.modules:
+            return ""
+        return (
+            "no backward pass was seen in this process: if it starts processes that train, call "
+            "torchperfd.attach() in the function that they run, or start them with torchrun"
+        )
 
     def step(self, samples: int = 0, tokens: int = 0) -> None:
         """Say that a training step ends here. Once called, only these calls end steps."""
@@ -512,6 +532,27 @@ class Client:
                 raise
             self._faults.note("hooks", error)
         self._captures.torch_ready.set()
+
+    def _take_options(
+        self,
+        run: str | None,
+        job: str | None,
+        max_overhead: float | None,
+        *,
+        flops: bool,
+        peak_flops: float | None,
+    ) -> None:
+        """Take over what a later :func:`attach` asks for, as the script's own under ``torchperfd run``."""
+        if max_overhead is not None:
+            self._replay.overhead.limit = max_overhead
+        if flops or peak_flops is not None:
+            self._accelerator.count_flops(peak_flops)
+        for option, asked, ours in (
+            ("run", run, self._identity.run),
+            ("job", job, self._identity.job_name),
+        ):
+            if asked is not None and asked != ours:
+                log.info("attach(%s=%r) comes too late: this process is attached as %r", option, asked, ours)
 
     def _watch_model(self, model: "nn.Module") -> None:
         self._model = model

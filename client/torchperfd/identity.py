@@ -63,7 +63,7 @@ def read_identity(
     shared = elastic or slurm_job_id or _rendezvous_name(environ, Path(script).stem) or pod_uid
     return Identity(
         run=run or environ.get("TORCHPERFD_RUN") or shared or f"{Path(script).stem}-{start:x}-{pid}",
-        rank=_integer(environ, "RANK", "SLURM_PROCID"),
+        rank=_rank(environ),
         world_size=_integer(environ, "WORLD_SIZE", "SLURM_NTASKS", default=1),
         local_rank=_integer(environ, "LOCAL_RANK", "SLURM_LOCALID"),
         node_rank=_integer(environ, "GROUP_RANK", "SLURM_NODEID"),
@@ -92,6 +92,13 @@ def _rendezvous_name(environ: Mapping[str, str], stem: str) -> str:
     if _integer(environ, "WORLD_SIZE", default=1) == 1 or is_loopback:
         return ""
     return f"{stem}-{address}-{port}"
+
+
+def _rank(environ: Mapping[str, str]) -> int:
+    if not environ.get("RANK") and not environ.get("SLURM_PROCID") and environ.get("NODE_RANK") == "0":
+        # Lightning's own launcher numbers the ranks of its node only; on the first node they are the job's.
+        return _integer(environ, "LOCAL_RANK")
+    return _integer(environ, "RANK", "SLURM_PROCID")
 
 
 def _integer(environ: Mapping[str, str], *names: str, default: int = 0) -> int:

@@ -123,6 +123,7 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
 def _run(options: RunOptions) -> None:
     from torchperfd import embedded, stream
     from torchperfd.client import attach
+    from torchperfd.lightning_launcher import LightningLauncher
 
     script = options.script
     if not script.is_module and not Path(script.target).is_file():
@@ -136,6 +137,7 @@ def _run(options: RunOptions) -> None:
     if daemon is not None:
         stream.load_grpc()
     client = attach(run=options.run, job=options.job or _job_name(script))
+    launcher = LightningLauncher(client.run, options.job or _job_name(script))
     ended: BaseException | None = None
     try:
         script.execute()
@@ -145,6 +147,7 @@ def _run(options: RunOptions) -> None:
         show(error)
         ended = error
     finally:
+        launcher.leave()
         try:
             _conclude(client, daemon, options)
         except Exception as error:  # noqa: BLE001 - the script has done its work: keep its exit code
@@ -167,6 +170,7 @@ def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOpt
 
     deadline = time.monotonic() + _LEAVE_BUDGET_S
     client.finish()
+    advice = client.advice
     answer = _whole_run(client) if client.rank == 0 else None
     ranks = _rank_reports(client, answer)
     verdict = _verdict(answer)
@@ -178,7 +182,7 @@ def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOpt
         sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")
     if not options.quiet and client.rank == 0:
         sys.stdout.flush()
-        sys.stderr.write(_summary(client, ranks, verdict, options, embedded=daemon is not None))
+        sys.stderr.write(_summary(client, ranks, verdict, options, advice, embedded=daemon is not None))
     client.detach_by(deadline)
     if daemon is not None:
         daemon.leave(max(0.05, deadline - time.monotonic()))
@@ -248,6 +252,7 @@ def _summary(
     ranks: list["RankReport"],
     verdict: dict[str, Any] | None,
     options: RunOptions,
+    advice: str,
     *,
     embedded: bool,
 ) -> str:
@@ -259,7 +264,7 @@ def _summary(
         lines.append(f"verdict   {verdict['summary']}")
         lines += [f"also      {other['summary']}" for other in verdict["others"]]
     # The run is over, so the verdict's own next command would come too late for it.
-    lines.append("next      torchperfd capture --steps 5, while a run trains")
+    lines.append(f"next      {advice or 'torchperfd capture --steps 5, while a run trains'}")
     if client.metrics_url and not embedded:
         lines.append(f"metrics   {client.metrics_url}")
     lines.append(f"captures  {client.captures_dir}")

@@ -284,7 +284,7 @@ class Loop:
                 self._set_aside(_PENDING)
         elif step.for_evaluation:
             self._edge_at_unseen_draw(for_evaluation)
-        elif for_evaluation:
+        elif for_evaluation or (step.resumed and not step.drew):
             # What the loop has drawn stays for later; a validation has no part in it.
             self._forget()
 
@@ -530,15 +530,23 @@ class Loop:
             step.zeroed = False
             self._draws_ahead |= self._drawn.drew_ahead()
             if not step.stepped or self._explicit:
-                used, samples = self._drawn.use()
-                step.micro_batches += used
-                if samples:
-                    recorder.open()
-                    recorder.samples += samples
+                self._use_batch()
+        elif not self._step.closure_used and recorder.inside(OPTIMIZER) and not recorder.inside(BACKWARD):
+            # A closure may go backward many times, always on the same batch.
+            self._step.closure_used = True
+            self._use_batch()
         self._step.evaluated = False
         recorder.enter(BACKWARD)
         if recorder.depth == 1:
             recorder.name_gap(OTHER)
+
+    def _use_batch(self) -> None:
+        """The newest batch is trained on."""
+        used, samples = self._drawn.use()
+        self._step.micro_batches += used
+        if samples:
+            self.recorder.open()
+            self.recorder.samples += samples
 
     def backward_end(self, depth: int) -> None:
         """The gradients are there, and the phases that began above ``depth`` are over."""
@@ -567,6 +575,7 @@ class Loop:
         self._close_validate()
         if self._aside:
             self._rejoin()
+            self._step.resumed = True
 
     # Optimizers, told apart by a number of their own.
 
@@ -585,6 +594,7 @@ class Loop:
         elif self._aside > _STEPPED:
             self._rejoin()
         self.optimizer_calls += 1
+        self._step.closure_used = False
         recorder.enter(OPTIMIZER)
         if recorder.depth == 1:
             recorder.name_gap(OTHER)
@@ -684,7 +694,7 @@ class Loop:
         self._draws = False
 
     def abandon(self) -> None:
-        """Forget the open step: a hook has failed. What is set aside stays so while its forward is whole."""
+        """Forget the open step: a hook has failed. What is set aside stays so, but for a lone draw."""
         self._in_backward = _UNKNOWN
         self._forget()
         if self._aside == _UNSEEN:

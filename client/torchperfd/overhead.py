@@ -53,6 +53,7 @@ class Overhead:
         pump_clock: CPU seconds of the thread that calls :meth:`turn`.
 
     Attributes:
+        limit: The same; may change.
         shed: How many of ``SHED`` have been given up.
     """
 
@@ -65,7 +66,7 @@ class Overhead:
     ) -> None:
         self.shed = 0
         self._tape = tape
-        self._limit = limit
+        self.limit = limit
         self._clock = clock
         self._pump_clock = pump_clock
         self._next_campaign = clock()
@@ -137,7 +138,7 @@ class Overhead:
             return False
         self._tape.doubled = False
         self._campaign = None
-        rarely = self._limit is None and step_seconds < SHORT_STEP_S
+        rarely = self.limit is None and step_seconds < SHORT_STEP_S
         self._next_campaign = now + (CAMPAIGN_RARELY_S if rarely else CAMPAIGN_EVERY_S)
         self._kept.append(found)
         self._writing = writing if error <= RESOLUTION else None
@@ -147,7 +148,7 @@ class Overhead:
     def _keep_within(self, error: float) -> None:
         """Give a tier up if we take more than is allowed, by more than what was measured may be off."""
         ratio = self.ratio
-        if self._limit is None or ratio is None or ratio - 2 * error <= self._limit:
+        if self.limit is None or ratio is None or ratio - 2 * error <= self.limit:
             return
         if self.shed == 0 and self._tape.ticket is None:
             self.shed = 1  # there are none
@@ -162,7 +163,7 @@ class Overhead:
         log.warning(
             "torchperfd takes %.2f %% of training time, more than the %.2f %% allowed; gives up %s",
             100 * ratio,
-            100 * self._limit,
+            100 * self.limit,
             given_up,
         )
         # What was measured was another detail.

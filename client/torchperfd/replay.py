@@ -251,7 +251,7 @@ class Replay:
             repeated, begun = self._cycles.repeat(events[position:], self._newest)
             if repeated:
                 position, patience = position + repeated, _PATIENCE
-                self._newest = unpack_from("=8xq", events, position - _EVENT_BYTES)[0]
+                self.now, self._newest = unpack_from(on_tape.EVENT_FORMAT, events, position - _EVENT_BYTES)
             if begun:
                 return position, True
             self.recorder.make_room()

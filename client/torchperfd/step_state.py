@@ -5,6 +5,7 @@ class StepState:
     """What has happened in a step so far.
 
     Attributes:
+        closure_used: Whether the closure of the optimizer that steps, or stepped last, has gone backward.
         drew: Whether it asked a loader for a batch.
         for_evaluation: Whether every one of its draws looked like evaluation.
         stepped: Whether an optimizer stepped, or was to.
@@ -16,12 +17,14 @@ class StepState:
         micro_batches: Backward passes that used a new batch.
         optimizer_steps: Optimizer steps.
         optimizers: Which optimizers stepped.
+        resumed: Whether it began before the validation that ended last.
         last_optimizer: The one that stepped last, 0 for none.
     """
 
     __slots__ = (
         "backwards",
         "batches",
+        "closure_used",
         "drew",
         "evaluated",
         "for_evaluation",
@@ -30,13 +33,14 @@ class StepState:
         "micro_batches",
         "optimizer_steps",
         "optimizers",
+        "resumed",
         "stepped",
         "zeroed",
     )
 
     def __init__(self) -> None:
         self.drew = self.for_evaluation = self.stepped = self.evaluated = False
-        self.forward = self.zeroed = False
+        self.forward = self.zeroed = self.resumed = self.closure_used = False
         self.batches = self.backwards = self.micro_batches = self.optimizer_steps = 0
         self.last_optimizer = 0
         self.optimizers: set[int] = set()
@@ -46,7 +50,7 @@ class StepState:
         return (
             *(self.drew, self.for_evaluation, self.stepped, self.evaluated, self.forward, self.zeroed),
             *(self.batches, self.backwards, self.micro_batches, self.optimizer_steps),
-            *(self.last_optimizer, frozenset(self.optimizers)),
+            *(self.last_optimizer, frozenset(self.optimizers), self.resumed, self.closure_used),
         )
 
     def begin_draw(self, for_evaluation: bool) -> None:

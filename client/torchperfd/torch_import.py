@@ -1,4 +1,4 @@
-"""Wait for the script to import torch, without importing it ourselves."""
+"""Wait for the script to import a module, torch above all, without importing it ourselves."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 
-def when_torch_is_imported(action: Callable[[], None]) -> "TorchImport | None":
+def when_torch_is_imported(action: Callable[[], None]) -> "ModuleImport | None":
     """Run ``action`` now if torch is there, else right after its import.
 
     Returns:
@@ -17,17 +17,27 @@ def when_torch_is_imported(action: Callable[[], None]) -> "TorchImport | None":
     if "torch" in sys.modules:
         action()
         return None
-    pending = TorchImport(action)
-    sys.meta_path.insert(0, pending)
+    pending = ModuleImport("torch", action)
+    pending.wait()
     return pending
 
 
-class TorchImport(MetaPathFinder):
-    """Stands first among the finders until torch has been imported, then steps aside."""
+class ModuleImport(MetaPathFinder):
+    """Stands first among the finders until a module has been imported, then steps aside.
 
-    def __init__(self, action: Callable[[], None]) -> None:
+    Args:
+        name: The module's full name.
+        action: Called right after its import.
+    """
+
+    def __init__(self, name: str, action: Callable[[], None]) -> None:
+        self._name = name
         self._action: Callable[[], None] | None = action
         self._interrupted: ModuleType | None = None
+
+    def wait(self) -> None:
+        """Begin to wait."""
+        sys.meta_path.insert(0, self)
 
     def cancel(self) -> None:
         """Stop waiting."""
@@ -38,11 +48,11 @@ class TorchImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch as everybody else would, with a loader that tells us when it is done.
+        """Find the module as every other finder would, with a loader that tells us when it is done.
 
-        Whoever asks may only want to know whether there is a torch: keep waiting for its import.
+        A caller may only want to know whether there is such a module: keep waiting for its import.
         """
-        if fullname != "torch":
+        if fullname != self._name:
             return None
         if self._interrupted is not None:
             return ModuleSpec(fullname, _ModuleAgain(self._interrupted, self._imported))

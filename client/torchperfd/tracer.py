@@ -106,7 +106,11 @@ class Recorded:
 
     def arguments(self) -> dict[str, Any]:
         """Return the arguments of torch's profilers."""
-        return {**asdict(self), "with_stack": self.with_stack or self.with_modules}
+        arguments = {**asdict(self), "with_stack": self.with_stack or self.with_modules}
+        if not self.with_modules:
+            # Torch deprecates it: a torch without it must still be able to capture.
+            del arguments["with_modules"]
+        return arguments
 
 
 def make(

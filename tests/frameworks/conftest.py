@@ -1,7 +1,9 @@
-"""Real frameworks, real fits. torchvision's wheel wants operators that a CPU build of torch lacks."""
+"""Real frameworks, real fits. Operators that a torchvision for another torch lacks are defined."""
 
 import importlib
 import importlib.util
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +13,18 @@ _kept: list[Any] = []
 
 
 def _define_what_torchvision_wants() -> None:
-    """Declare ``nms`` and ``qnms``: importing torchvision only registers shapes for them."""
+    """Declare ``nms`` and ``qnms``: importing torchvision only registers shapes for them.
+
+    A torchvision that has them itself defines them as it is imported, and twice aborts the interpreter.
+    So they are declared only where the import, tried in a process of its own, fails.
+    """
+    if (
+        subprocess.run(
+            [sys.executable, "-c", "import torchvision"], capture_output=True, check=False
+        ).returncode
+        == 0
+    ):
+        return
     import torch
 
     library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]

@@ -3,7 +3,9 @@
 import threading
 
 import pytest
+import torch
 from tests.unit.client.training import open_phases
+from torch import nn
 
 import torchperfd
 import torchperfd.client
@@ -110,3 +112,47 @@ def test_detaching_twice_and_finishing_after_it_are_nothing() -> None:
     client.detach()
     client.finish()
     assert not client.attached
+
+
+def test_a_later_attach_takes_its_options_over(caplog: pytest.LogCaptureFixture) -> None:
+    """Under ``torchperfd run`` the script's own attach is the second one."""
+    client = torchperfd.attach()
+    with caplog.at_level("INFO", "torchperfd"):
+        assert torchperfd.attach(max_overhead=0.02, flops=True, peak_flops=1e12, run="mine") is client
+    assert client._replay.overhead.limit == 0.02
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).sum().backward()
+        optimizer.step()
+    client.finish()
+    assert client._accelerator.flops() == (2 * 4 * 2 * 2, 1e12)
+    assert "attach(run='mine') comes too late" in caplog.text
+    client.detach()
+
+
+def test_training_without_an_optimizer_has_advice() -> None:
+    client = torchperfd.attach()
+    weight = torch.ones(2, requires_grad=True)
+    for _ in range(3):
+        weight.sum().backward()  # type: ignore[no-untyped-call]
+    client.finish()
+    assert client.advice.startswith("3 backward passes were seen, but no optimizer of torch's")
+    assert "client.step()" in client.advice
+    client.detach()
+
+
+def test_a_process_that_trains_nothing_has_advice() -> None:
+    client = torchperfd.attach()
+    client.finish()
+    assert "torchrun" in client.advice
+    client.detach()
+
+
+def test_a_process_that_trains_has_no_advice() -> None:
+    client = torchperfd.attach()
+    client.step()
+    client.finish()
+    assert client.advice == ""
+    client.detach()

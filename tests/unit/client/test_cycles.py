@@ -336,6 +336,11 @@ def test_phases_sum_after_a_hook_has_failed() -> None:
         check_alike([*events[:place], (on_tape.ABANDON, 0), *events[place:]], [1], [])
 
 
+def test_a_phase_that_is_open_in_the_end_has_ended_with_the_newest_event() -> None:
+    """A forward that raised, say: the steps around which it is open may have been read all at once."""
+    check_alike([(on_tape.FORWARD, 0), *[(on_tape.STEP, 3)] * 3], [0, 5, 5, 5], [])
+
+
 def test_a_phase_of_the_gaps_own_name_is_part_of_it() -> None:
     """So are the phases of the script's own beyond the sixteenth; here where a draw may have been an edge."""
     draws = [(on_tape.DRAW, 113), (on_tape.DRAWN, 4)] * 3

@@ -868,6 +868,23 @@ def test_batches_drawn_ahead_are_samples_and_micro_batches(scripted: ScriptedLoo
     assert (scripted.loop.train_steps, scripted.loop.micro_batches) == (4, 8)
 
 
+def test_a_batch_that_a_closure_trains_on_is_used_once(scripted: ScriptedLoop) -> None:
+    """As Lightning does, accumulating; LBFGS calls its closure many times."""
+    scripted.draw(1, samples=4)
+    for micro in range(4):
+        scripted.draw(1, samples=4)
+        if micro % 2:
+            scripted.loop.optimizer_begin(1)
+            for _ in range(3):
+                scripted.backward(30)
+            scripted.loop.optimizer_end(1)
+        else:
+            scripted.backward(30)
+    scripted.exhausted()
+    assert [step.samples for step in scripted.steps()] == [8, 8]
+    assert scripted.loop.micro_batches == 4
+
+
 def test_a_look_at_a_batch_ahead_of_training_is_no_part_of_it(scripted: ScriptedLoop) -> None:
     scripted.draw(7, samples=4, iterator=16)
     begin_another(scripted, gone=16)

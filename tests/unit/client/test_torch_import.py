@@ -35,10 +35,10 @@ class Interpreter:
 
 PREAMBLE = """
 import sys
-from torchperfd.torch_import import TorchImport, when_torch_is_imported
+from torchperfd.torch_import import ModuleImport, when_torch_is_imported
 
 def waiting():
-    return any(isinstance(finder, TorchImport) for finder in sys.meta_path)
+    return any(isinstance(finder, ModuleImport) for finder in sys.meta_path)
 
 def action():
     print("action runs,", "torch.nn" in sys.modules and "after torch", flush=True)
