@@ -54,6 +54,8 @@ def main() -> int:
         if discrepancies:
             found.append((trial, discrepancies))
             print(f"{number}: {trial}", *discrepancies, sep="\n    ", flush=True)
+        if number % 20 == 0:
+            print(f"{number} trials, {len(found)} with a discrepancy", flush=True)
     _print_table(made, found)
     print(f"{arguments.count} trials in {time.monotonic() - began:.0f} s, {len(found)} with a discrepancy")
     return 1 if found else 0

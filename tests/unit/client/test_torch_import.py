@@ -204,3 +204,23 @@ when_torch_is_imported(action)
 sys.meta_path.insert(1, Finder())
 import torch
 """) == ["torch runs", "action runs, after torch"]
+
+
+def test_torch_import_action_interrupted_keeps_module(python: Interpreter) -> None:
+    """A signal handler raises while hooks are put on. That import fails; the next one does not begin anew."""
+    said = python("""
+calls = []
+def action():
+    calls.append(sys.modules["torch"])
+    if len(calls) == 1:
+        raise KeyboardInterrupt
+finders = len(sys.meta_path)
+when_torch_is_imported(action)
+try:
+    import torch
+except KeyboardInterrupt:
+    print("interrupted")
+import torch
+print(calls == [torch, torch], len(sys.meta_path) == finders, torch.__spec__.origin[-11:])
+""")
+    assert said == ["torch runs", "interrupted", "True True __init__.py"]
