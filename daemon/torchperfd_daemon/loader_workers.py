@@ -274,10 +274,10 @@ class _Model:
     def no_workers(self) -> LoaderAdvice | None:
         """Return the advice to make batches in the training process, where that costs less than a worker.
 
-        Only of workers that compute: how long those wait that read files is not known.
+        Only of tensors in memory: how long workers wait that read files is not in their CPU time.
         """
         cpu, receive = self._cpu, self._facts.receive_seconds
-        if not self._facts.workers or cpu is None or receive is None:
+        if not self._facts.workers or not self._facts.indexable or cpu is None or receive is None:
             return None
         # A worker's CPU time is all that a batch takes, except where it waits; half of it more to be sure.
         saves = self._data - max(1.5 * cpu, receive / 4)

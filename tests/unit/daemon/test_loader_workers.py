@@ -134,12 +134,16 @@ def test_loader_workers_starved_workers_want_no_more() -> None:
 
 def test_loader_workers_cheap_batches_leave_their_workers() -> None:
     """To take over a batch takes 1.4 ms, to make it 0.35 ms of a worker's time."""
-    facts = replace(WORKING, workers=2, receive_seconds=1.4 * MS, worker_cpu_seconds=0.35 * MS)
+    facts = replace(
+        WORKING, workers=2, receive_seconds=1.4 * MS, worker_cpu_seconds=0.35 * MS, indexable=True
+    )
     advice = advised(facts, 1.8, 1.4)
     assert advice is not None
     assert advice.workers == 0
     assert 0.7 * MS < advice.saves_seconds < 1.05 * MS
     assert advised(replace(facts, worker_cpu_seconds=0.9 * MS), 1.8, 1.4) is None
+    # Workers that read files may wait for longer than they compute.
+    assert advised(replace(facts, indexable=False), 1.8, 1.4) is None
 
 
 def test_whole_batches_tensor_dataset_is_indexed_once() -> None:
