@@ -45,8 +45,9 @@ from torchperfd.step_state import StepState
 # the beginning of a step, in which the loop has turned to something else.
 _NOTHING, _STEPPED, _EVALUATED, _PENDING, _UNSEEN, _BEGUN = range(6)
 _UNKNOWN: Final = 0
-# So many steps of one optimizer on one batch: whatever other optimizers there are, they take no part.
+# After so many steps of one optimizer on one batch, others that have never stepped take no part in it.
 _STEPS_OF_ONE: Final = 8
+_MOST_UNSTEPPED: Final = 16
 
 _COUNTS: Final = (
     *("train_steps", "validate_steps", "micro_batches", "tokens", "backward_calls"),
@@ -103,7 +104,6 @@ class Loop:
         "_in_backward",
         "_inner_samples",
         "_model_trains",
-        "_optimizers_alive",
         "_present",
         "_round",
         "_saving_since",
@@ -112,6 +112,7 @@ class Loop:
         "_trains_in_eval_mode",
         "_uncounted",
         "_unseen",
+        "_unstepped",
         "_unused",
         "backward_calls",
         "has_stepped",
@@ -161,15 +162,15 @@ class Loop:
         self._inner_samples = 0
         self._uncounted = False
         # Of the whole loop: does it draw, does it draw ahead, has the iterator ended that it drew from last,
-        # does the script say where steps end, the optimizer that steps last in a step, and those of the
-        # newest step.
+        # does the script say where steps end, the optimizer that steps last in a step, those of the newest
+        # step, and those that have never stepped.
         self._draws = False
         self._draws_ahead = False
         self._ended = False
         self._explicit = False
         self._closer = _UNKNOWN
         self._round: frozenset[int] = frozenset()
-        self._optimizers_alive = 0
+        self._unstepped: set[int] = set()
         # Of its model: does it act, did a backward follow a forward of it, even in evaluation mode; and of
         # which iterator's batches was its evaluation seen, or of none where draws are all that is to be seen.
         self._acts = False
@@ -201,7 +202,7 @@ class Loop:
             *(self._first_draw, self._inner_samples, self._uncounted),
             *(self._draws, self._draws_ahead, self._ended, self._explicit),
             *(self._closer, self._round, self._in_backward),
-            *(self._optimizers_alive, self._acts, self._model_trains),
+            *(frozenset(self._unstepped), self._acts, self._model_trains),
             *(self._trains_in_eval_mode, self._unseen),
             self._seen_evaluating == self._drawn.current,
             *(self.has_stepped, self.saving, self.watcher is None, self.train_steps > 0),
@@ -364,6 +365,8 @@ class Loop:
                 self._forget()
             return
         once = drawn.drew_once(iterator)
+        if step.evaluated or step.for_evaluation:
+            drawn.use()
         mine = drawn.iterators == [iterator] if drawn.iterators else iterator in drawn.sources
         unused = drawn.leave(iterator)
         if recorder.is_open:
@@ -503,7 +506,7 @@ class Loop:
             return True
         if step.last_optimizer in self._round:
             return False  # the last one is yet to come
-        return self._optimizers_alive < 2 or step.optimizer_steps >= _STEPS_OF_ONE
+        return not self._unstepped or step.optimizer_steps >= _STEPS_OF_ONE
 
     def forward_end(self) -> None:
         """The model has answered; until the next event the loop computes its loss."""
@@ -579,9 +582,10 @@ class Loop:
 
     # Optimizers, told apart by a number of their own.
 
-    def optimizers_alive(self, count: int) -> None:
-        """The script has so many optimizers that share no parameters."""
-        self._optimizers_alive = count
+    def optimizer_made(self, optimizer: int) -> None:
+        """The script has made an optimizer, which shares no parameters with another."""
+        if len(self._unstepped) < _MOST_UNSTEPPED:
+            self._unstepped.add(optimizer)
 
     def optimizer_begin(self, optimizer: int = _UNKNOWN) -> None:
         """An optimizer step begins, or a ``GradScaler`` is asked for one."""
@@ -603,6 +607,7 @@ class Loop:
         """An optimizer step has ended; ``called_off`` when the scaler has refused it."""
         recorder = self.recorder
         recorder.exit()
+        self._unstepped.discard(optimizer)
         # Not open: a hook has failed since this optimizer step began, and the step was abandoned.
         if not recorder.is_open:
             return

@@ -341,7 +341,7 @@ class Replay:
             on_tape.PASS: lambda _: loop.pass_begins(),
             on_tape.LEFT: self._iterator_left,
             on_tape.NOT_TRAINING: lambda ns: recorder.leave_out(ns),
-            on_tape.OPTIMIZERS: lambda count: loop.optimizers_alive(count),
+            on_tape.OPTIMIZER_MADE: lambda optimizer: loop.optimizer_made(optimizer),
         }
         return [told[code] for code in range(on_tape.CODES)]
 

@@ -23,7 +23,9 @@ _MAX_SEARCHES_AT_DRAW = 2
 # All searches at optimizers' first steps together may take so long, and that part of the time since.
 _SEARCH_SECONDS = 2.0
 _SEARCH_SHARE = 0.02
+_SEARCH_PAUSE_SECONDS = 1.0
 _MOST_MODELS = 8
+_MOST_OPTIMIZERS = 64
 _YOUNG = (0, 1)
 _MAX_LOOKS_AT_DRAW = 4
 
@@ -55,9 +57,9 @@ class RootModels:
         self._looks = 0
         self._began = time.monotonic()
         self._searched_seconds = 0.0
+        self._searched_at = -_SEARCH_PAUSE_SECONDS
         self._found_early = False
         self._given_up = False
-        self._independent = 0
 
     def install(self) -> None:
         """Hear of models that are compiled in place, and of those that are replicated."""
@@ -96,6 +98,8 @@ class RootModels:
             make(optimizer, *args, **kwargs)
             try:
                 if self._context.active and self._context.tape.here():
+                    if self._is_on_its_own(optimizer):
+                        self._context.tape.mark(on_tape.OPTIMIZER_MADE, id(optimizer))
                     self._look_for_model(optimizer)
             except BaseException as error:
                 if not self._context.absorb("optimizer", error):
@@ -155,6 +159,9 @@ class RootModels:
         began = time.monotonic()
         # torch.compile may have wrapped a model that is known: then the wrapper is the root, and it is young.
         known = optimizer is not None and bool(roots(self._models(), [optimizer]))
+        if known and began - self._searched_at < _SEARCH_PAUSE_SECONDS:
+            return  # one of many optimizers, one for each parameter
+        self._searched_at = began
         inside = [module for model in self._models() for module in model.modules()] if optimizer else []
         generations = (None,) if optimizer is None else _YOUNG if known else (*_YOUNG, None)
         for generation in generations:
@@ -172,24 +179,19 @@ class RootModels:
         seconds = time.monotonic() - began
         self._searched_seconds += seconds
         self._context.tape.mark(on_tape.NOT_TRAINING, int(seconds * 1e9))
-        self._count_optimizers()
 
     def _models(self) -> list[nn.Module]:
         return [model for reference in self.alive if (model := reference()) is not None]
 
-    def _count_optimizers(self) -> None:
-        """Tell whether there are several optimizers with parameters of their own."""
-        several, owned = 1, set[int]()
-        for reference in self.optimizers.values():
-            optimizer = reference()
-            own = _parameters_of(optimizer) if optimizer is not None else set()
-            if owned and own and owned.isdisjoint(own):
-                several = 2
-                break
-            owned |= own
-        if several != self._independent:
-            self._independent = several
-            self._context.tape.mark(on_tape.OPTIMIZERS, several)
+    def _is_on_its_own(self, optimizer: Optimizer) -> bool:
+        """Return whether it shares no parameters with another, as an optimizer around one does."""
+        if len(self.optimizers) > _MOST_OPTIMIZERS:
+            return False
+        own = _parameters_of(optimizer)
+        others = (reference() for reference in self.optimizers.values())
+        return all(
+            own.isdisjoint(_parameters_of(other)) for other in others if other not in (None, optimizer)
+        )
 
     def _time(self, model: nn.Module) -> None:
         if len(self.alive) >= _MOST_MODELS:

@@ -41,7 +41,7 @@ COLLECTIVE_END: Final = 34
 REDUCTION: Final = 35       # the rest of the backward waits for others'; argument: for how long it has, in ns
 PASS: Final = 36            # a loader is about to be drawn from
 LEFT: Final = 37            # argument: id of an iterator that is gone, or that a name holds with LEFT_NAMED
-OPTIMIZERS: Final = 38      # argument: how many optimizers there are that share no parameters
+OPTIMIZER_MADE: Final = 38  # argument: id of a new optimizer, with parameters of its own
 NOT_TRAINING: Final = 39    # argument: for so many ns until now the thread did work of ours
 # fmt: on
 
@@ -67,7 +67,7 @@ PLACES: Final[dict[int, str]] = {
     **dict.fromkeys((FORWARD, EVALUATE, FORWARD_END), "forward"),
     **dict.fromkeys((BACKWARD, BACKWARD_END), "backward"),
     **dict.fromkeys((ZERO, ZERO_END), "zero_grad"),
-    **dict.fromkeys((OPTIMIZER, OPTIMIZER_END, STALE, ELSEWHERE, OPTIMIZERS), "optimizer"),
+    **dict.fromkeys((OPTIMIZER, OPTIMIZER_END, STALE, ELSEWHERE, OPTIMIZER_MADE), "optimizer"),
     **dict.fromkeys((SCALER, SCALER_END, SCALER_FAILED), "scaler"),
     **dict.fromkeys((SAVE, SAVE_END), "save"),
     **dict.fromkeys((ENTER, EXIT), "phase"),

@@ -1124,7 +1124,8 @@ def test_a_batch_that_is_cut_up_outside_of_its_loader(scripted: ScriptedLoop) ->
 
 
 def test_several_critic_steps_on_one_draw_are_one_step(scripted: ScriptedLoop) -> None:
-    scripted.loop.optimizers_alive(2)
+    for optimizer in (1, 2):
+        scripted.loop.optimizer_made(optimizer)
     for _ in range(4):
         scripted.draw(1, samples=16)
         for optimizer in (1, 1, 1, 2):
