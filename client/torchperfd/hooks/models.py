@@ -1,7 +1,6 @@
 """Forward passes of the root models: found by what the optimizers own, timed once each."""
 
 import functools
-import gc
 import sys
 import time
 import weakref
@@ -14,6 +13,7 @@ from torch.optim import Optimizer
 
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.hooks.live_objects import LiveObjects
 from torchperfd.hooks.patches import Patches
 from torchperfd.logs import log
 from torchperfd.tape import Forward
@@ -243,12 +243,13 @@ def _optimizers_and_modules(generation: int | None) -> tuple[list[Optimizer], li
     # By type, not isinstance: that asks the object, and a dead weak proxy raises.
     wanted: dict[type, int] = {}
     found: tuple[list[Any], list[Any]] = ([], [])
-    for candidate in gc.get_objects(generation):
-        kind = type(candidate)
-        which = wanted.get(kind)
-        if which is None:
-            which = 0 if issubclass(kind, Optimizer) else 1 if issubclass(kind, nn.Module) else 2
-            wanted[kind] = which
-        if which < 2:
-            found[which].append(candidate)
+    with LiveObjects(generation) as live:
+        for candidate in live.read():
+            kind = type(candidate)
+            which = wanted.get(kind)
+            if which is None:
+                which = 0 if issubclass(kind, Optimizer) else 1 if issubclass(kind, nn.Module) else 2
+                wanted[kind] = which
+            if which < 2:
+                found[which].append(candidate)
     return found
