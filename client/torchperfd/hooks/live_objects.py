@@ -39,6 +39,9 @@ class LiveObjects:
     ) -> None:
         if kind is not None and self._lists:
             threading.Thread(target=_free, args=(self._lists,), name="torchperfd-free", daemon=True).start()
+        else:
+            # Among the objects are these lists themselves.
+            self._lists.clear()
 
 
 def _free(lists: list[list[Any]]) -> None:

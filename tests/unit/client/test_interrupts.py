@@ -1,10 +1,14 @@
 """Exceptions of the script that are raised within our code are the script's, and none is lost."""
 
+import contextlib
 import functools
+import gc
 import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ import pytest
 
 from torchperfd import interrupts
 from torchperfd.flag import Flag
+from torchperfd.hooks.live_objects import LiveObjects
 from torchperfd.interrupts import is_from_script
 from torchperfd.logs import Log
 
@@ -133,3 +138,29 @@ def test_log_with_broken_handler_raises_nothing(monkeypatch: pytest.MonkeyPatch)
     thread.start()
     thread.join()
     assert failed == []
+
+
+def test_live_objects_are_let_go_of_with_and_without_error() -> None:
+    class Thing:
+        def __init__(self) -> None:
+            self.tracked: list[object] = []
+
+    def read(error: type[Exception] | None) -> None:
+        with contextlib.suppress(ValueError), LiveObjects(None) as live:
+            assert any(type(each) is Thing for each in live.read())
+            if error is not None:
+                raise error
+
+    gc.disable()
+    try:
+        for error in (None, ValueError):
+            thing = Thing()
+            reference = weakref.ref(thing)
+            read(error)
+            del thing
+            deadline = time.monotonic() + 60
+            while reference() is not None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert reference() is None
+    finally:
+        gc.enable()
