@@ -27,6 +27,7 @@ from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.captures.retention import Kept
 from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.text import one_line
 
 FOLDER: Final = ".index"
 FILE: Final = "captures.sqlite"
@@ -395,7 +396,8 @@ class Index:
         values: list[object] = [query.since, query.before]
         if query.run:
             where += " AND run = ?"
-            values.append(query.run)
+            # As manifests are read: without what could drive a terminal.
+            values.append(one_line(query.run, len(query.run)))
         if query.state is not None:
             where += " AND state = ?"
             values.append(query.state.value)
