@@ -106,6 +106,7 @@ def _patches() -> set[str]:
         (torch.nn.Module, "compile"),
         (torch.amp.GradScaler, "step"),
         (torch, "save"),
+        (torch, "load"),
         (torch.distributed, "_broadcast_coalesced"),
         (torch._C._distributed_c10d.Work, "wait"),
         (torch._C._distributed_c10d.ProcessGroup, "allreduce"),

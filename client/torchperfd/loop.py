@@ -240,7 +240,7 @@ class Loop:
         has_trained = self.train_steps > 0 or self._step.stepped
         for_evaluation = not gradients or (evaluation_mode and has_trained and not self._draws_ahead)
         if recorder.idle():
-            self._edge_at_draw(for_evaluation)
+            self._edge_at_draw(iterator, for_evaluation)
         self._draws = True
         self._ended = False
         self._inner_samples = 0
@@ -249,7 +249,7 @@ class Loop:
         self._drawn.begin(iterator)
         recorder.enter(DATA)
 
-    def _edge_at_draw(self, for_evaluation: bool) -> None:
+    def _edge_at_draw(self, iterator: int, for_evaluation: bool) -> None:
         """Decide what the draw that begins says of the step before it."""
         recorder, step = self.recorder, self._step
         on_batch = self._aside == _STEPPED or (self._aside == _EVALUATED and step.backwards)
@@ -283,7 +283,8 @@ class Loop:
                 self._close_train()
             else:
                 self._set_aside(_PENDING)
-        elif step.for_evaluation:
+        elif step.for_evaluation or (for_evaluation and self._drawn.iterators == [iterator]):
+            # The first batch may have been drawn ahead of the evaluation, to look at.
             self._edge_at_unseen_draw(for_evaluation)
         elif for_evaluation or (step.resumed and not step.drew):
             # What the loop has drawn stays for later; a validation has no part in it.
@@ -293,6 +294,7 @@ class Loop:
         """A batch was drawn for evaluation, and no forward of it was seen."""
         seen = self._seen_evaluating == self._drawn.current
         if not seen and (self._unseen or self._aside):
+            self._unseen = True
             self._close_validate()
         elif not for_evaluation:
             # The loop that trains goes on. The last batch of an evaluation that was seen was not used.

@@ -12,6 +12,7 @@ import torch.optim
 
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.hooks.models import RootModels
 from torchperfd.hooks.patches import Patches
 from torchperfd.tape import Backward, Timed
 from torchperfd.tape import events as on_tape
@@ -26,15 +27,15 @@ def timed_backward(context: HookContext) -> Backward:
     return timed
 
 
-def install(context: HookContext, patches: Patches, backward: Backward) -> None:
-    """Time the backward and both ``zero_grad``."""
+def install(context: HookContext, patches: Patches, backward: Backward, roots: RootModels) -> None:
+    """Time the backward and both ``zero_grad``; a model's own tells ``roots`` of it."""
     patches.replace(torch.autograd, "backward", backward)
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         original = vars(owner)["zero_grad"]
         timed = Timed(context.tape, original, on_tape.ZERO, on_tape.ZERO_END)
         # Dynamo breaks its graph at an optimizer's without us too, a module's it traces.
         traced = owner is torch.nn.Module
-        zero_grad = (_traceable if traced else _function)(original, timed)
+        zero_grad = _traceable(original, timed, roots) if traced else _function(original, timed)
         patches.replace(owner, "zero_grad", keep_out_of_graphs(zero_grad, inline=traced))
 
 
@@ -54,11 +55,15 @@ def _function(original: Callable[..., Any], timed: Callable[..., Any]) -> Callab
     return torchs if _arguments(original) == _arguments(torchs, follow=False) else method
 
 
-def _traceable(original: Callable[..., Any], timed: Callable[..., Any]) -> Callable[..., Any]:
+def _traceable(
+    original: Callable[..., Any], timed: Callable[..., Any], roots: RootModels
+) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
+        if not roots.alive and args:
+            roots.see(args[0])
         return timed(*args, **kwargs)
 
     return method

@@ -1,6 +1,7 @@
 """Forward passes of the root models: found by what the optimizers own, timed once each."""
 
 import functools
+import gc
 import sys
 import time
 import weakref
@@ -8,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.serialization
 from torch import nn
 from torch.optim import Optimizer
 
@@ -60,6 +62,7 @@ class RootModels:
         self._searched_at = -_SEARCH_PAUSE_SECONDS
         self._found_early = False
         self._given_up = False
+        self._kinds: set[tuple[type, int]] = set()
 
     def install(self) -> None:
         """Hear of models that are compiled in place, and of those that are replicated."""
@@ -106,6 +109,32 @@ class RootModels:
                     raise
 
         self._patches.replace(Optimizer, "__init__", keep_out_of_graphs(init))
+
+    def watch_loading(self) -> None:
+        """Time a model that ``torch.load`` gives back, the best so far, say, if one of its class is timed."""
+        load = vars(torch.serialization)["load"]
+
+        @functools.wraps(load)
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            thing = load(*args, **kwargs)
+            try:
+                known = self._context.active and isinstance(thing, nn.Module)
+                if known and any(type(model) is type(thing) for model in self._models()):
+                    self.add(thing)
+            except BaseException as error:
+                if not self._context.absorb("load", error):
+                    raise
+            return thing
+
+        keep_out_of_graphs(loaded)
+        for owner in (torch, torch.serialization):
+            if vars(owner).get("load") is load:
+                self._patches.replace(owner, "load", loaded)
+
+    def see(self, model: nn.Module) -> None:
+        """Take note of a model that zeroes its gradients: no more may show where no optimizer is torch's."""
+        if not self.alive and not self._timed:
+            self.alive.append(weakref.ref(model))
 
     def add(self, model: nn.Module) -> None:
         """Time the forward of ``model``; twice is once."""
@@ -168,8 +197,16 @@ class RootModels:
             # A scan of all objects takes 70 to 250 ms with torch loaded, hence the limits above.
             optimizers, modules = _optimizers_and_modules(generation)
             if optimizer is not None:
-                optimizers.append(optimizer)
+                # Among the young, those of others may be parts whose whole is older.
+                optimizers = [optimizer] if generation is not None else [*optimizers, optimizer]
             found = roots({id(module): module for module in (*modules, *inside)}.values(), optimizers)
+            known_parts = {id(module) for module in inside}
+            new = [root for root in found if id(root) not in known_parts]
+            # A copy of a model that was a root is one, as in federated learning or cross validation.
+            unknown = [root for root in new if _kind_of(root) not in self._kinds]
+            if generation is not None and _may_have_parents(unknown):
+                continue
+            self._kinds.update(map(_kind_of, new[:_MOST_MODELS]))
             for each in optimizers:
                 _is_new(each, self.optimizers)
             for root in found:
@@ -233,6 +270,23 @@ def roots(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list
         for module in modules
         if id(module) not in contained and any(id(parameter) in owned for parameter in module.parameters())
     ]
+
+
+def _kind_of(model: nn.Module) -> tuple[type, int]:
+    return type(model), sum(1 for _ in model.parameters())
+
+
+def _may_have_parents(modules: list[nn.Module]) -> bool:
+    """Return whether one of the modules is in a dict of modules, as it is in its parent's.
+
+    A parent is made ahead of its children, so that it may be among the older objects while they are not.
+    """
+    if not modules:
+        return False
+    return any(
+        type(holder) is dict and all(issubclass(type(part), nn.Module | None) for part in holder.values())
+        for holder in gc.get_referrers(*modules)
+    )
 
 
 def _parameters_of(optimizer: Optimizer) -> set[int]:

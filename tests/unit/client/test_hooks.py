@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -486,6 +487,31 @@ def test_the_model_of_a_new_optimizer_is_found_among_the_youngest_objects() -> N
         found.before_step(optimizer)
     assert is_timed(model)
     assert None not in looked_at
+
+
+def test_the_older_parent_of_a_young_module_is_the_root() -> None:
+    """A parent is made ahead of its children: the collector may count it among older objects."""
+    found = make_roots()
+    model = nn.Module()
+    gc.collect()
+    model.add_module("inner", nn.Sequential(nn.Linear(2, 1)))
+    found._look_for_model(torch.optim.SGD(model.parameters()))
+    assert is_timed(model)
+    assert not is_timed(model.get_submodule("inner"))
+
+
+def test_a_model_that_is_loaded_is_timed(client: torchperfd.Client, tmp_path: Path) -> None:
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
+    torch.save(model, tmp_path / "best.pt")
+    best = torch.load(tmp_path / "best.pt", weights_only=False)
+    assert is_timed(best)
+    best.eval()
+    with torch.no_grad():
+        for _ in range(3):
+            best(torch.ones(2, 4))
+    client.finish()
+    assert calls(client, "validate")["steps"] == 3
 
 
 # Batches.
