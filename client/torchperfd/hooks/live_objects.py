@@ -3,11 +3,12 @@
 import gc
 import threading
 import time
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final
 
-_CHUNK: Final = 20_000
-_PAUSE_S: Final = 0.001
+_CHUNK: Final = 5_000
+_PAUSE_S: Final = 0.02
 
 
 class LiveObjects:
@@ -24,6 +25,7 @@ class LiveObjects:
     def __init__(self, generation: int | None) -> None:
         self._generation = generation
         self._lists: list[list[Any]] = []
+        self._over: SimpleQueue[list[list[Any]]] = SimpleQueue()
 
     def read(self) -> list[Any]:
         """Return the objects."""
@@ -32,20 +34,21 @@ class LiveObjects:
         return self._lists[-1]
 
     def __enter__(self) -> "LiveObjects":
+        # Ahead of its use: to start a thread takes too long for the way to an ``except`` clause.
+        threading.Thread(target=_free, args=(self._over,), name="torchperfd-free", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None and self._lists:
-            threading.Thread(target=_free, args=(self._lists,), name="torchperfd-free", daemon=True).start()
-        else:
+        if kind is None:
             # Among the objects are these lists themselves.
             self._lists.clear()
+        self._over.put(self._lists)
 
 
-def _free(lists: list[list[Any]]) -> None:
-    for objects in lists:
+def _free(over: "SimpleQueue[list[list[Any]]]") -> None:
+    for objects in over.get():
         while objects:
             del objects[-_CHUNK:]
             time.sleep(_PAUSE_S)
