@@ -368,7 +368,9 @@ class Loop:
             return
         once = drawn.drew_once(iterator)
         if step.evaluated or step.for_evaluation:
-            drawn.use()
+            # The batch that was evaluated last.
+            _, ahead = drawn.use()
+            recorder.samples += ahead
         mine = drawn.iterators == [iterator] if drawn.iterators else iterator in drawn.sources
         unused = drawn.leave(iterator)
         if recorder.is_open:
@@ -698,6 +700,8 @@ class Loop:
         """Another thread's loop is followed from now on; nothing of this one's has trained."""
         self.recorder.unwind()
         self._forget()
+        if self._aside:
+            self._discard()
         self._draws = False
 
     def abandon(self) -> None:

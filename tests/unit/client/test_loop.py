@@ -1007,7 +1007,8 @@ def test_draws_in_evaluation_mode_are_validation(scripted: ScriptedLoop) -> None
     assert [step.kind for step in scripted.steps()] == ["train", *["validate"] * 3]
 
 
-def test_a_validation_that_draws_ahead_has_a_step_per_batch(scripted: ScriptedLoop) -> None:
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_validation_that_draws_ahead_has_a_step_per_batch(scripted: ScriptedLoop, gone: bool) -> None:
     train_drawn(scripted)
     scripted.draw(1, samples=8, iterator=16, gradients=False)
     for _ in range(2):
@@ -1015,6 +1016,8 @@ def test_a_validation_that_draws_ahead_has_a_step_per_batch(scripted: ScriptedLo
         scripted.evaluate(40)
     scripted.exhausted(iterator=16, gradients=False)
     scripted.evaluate(40)
+    if gone:
+        scripted.loop.left(16, for_sure=True)
     train_drawn(scripted, iterator=24)
     scripted.exhausted(iterator=24)
     steps = scripted.steps()
