@@ -1,9 +1,11 @@
 """Loops of known numbers: steps, samples, micro-batches and validations are what a person would count."""
 
 import copy
+import sys
 import time
 from collections.abc import Iterator
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -325,3 +327,20 @@ def test_every_clients_model_is_seen_from_its_first_forward(client: torchperfd.C
             step(local, optimizer, batch)
     assert counted(client) == (120, 480, 120, 0, 0)
     assert client.report().account.train.phases[FORWARD].calls == 120
+
+
+def test_sums_of_gradients_kept_elsewhere_are_not_thrown_away(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Opacus keeps them: every micro-batch zeroes its gradients, and only the last one's step is real."""
+    monkeypatch.setitem(sys.modules, "opacus", ModuleType("opacus"))
+    model, optimizer = make()
+    for number, batch in enumerate(batches(8)):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(batch[0]), batch[1]).backward()  # type: ignore[no-untyped-call]
+        for parameter in model.parameters():
+            parameter.summed_grad = None if number % 4 == 3 else parameter.grad  # type: ignore[attr-defined]
+        if number % 4 == 3:
+            optimizer.step()
+    assert counted(client) == (2, 32, 8, 0, 0)
+    assert client.report().account.train.skipped == 0

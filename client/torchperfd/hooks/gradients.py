@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,9 +51,17 @@ def _function(original: Callable[..., Any], timed: Callable[..., Any]) -> Callab
     # Passing on whatever comes takes half a microsecond; torch's own has these arguments.
     @functools.wraps(original)
     def torchs(self: Any, set_to_none: bool = True) -> Any:
+        if "opacus" in sys.modules and _keeps_sums(self):
+            return original(self, set_to_none)
         return timed(self, set_to_none)
 
     return torchs if _arguments(original) == _arguments(torchs, follow=False) else method
+
+
+def _keeps_sums(optimizer: Any) -> bool:
+    """Return whether Opacus goes on to sum gradients up, while it zeroes those of every micro-batch."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return any(getattr(parameter, "summed_grad", None) is not None for parameter in parameters)
 
 
 def _traceable(
