@@ -41,7 +41,7 @@ def events_of(rank: int) -> list[str]:
 def document_of(events: list[str], rank: int | None) -> tuple[dict[str, Any], Any]:
     trace = trace_of(events)
     summary = analysis.summarise(trace, rectangles=1000)
-    kept = ("rank", "trace", "breakdown", "kernels", "steps", "group_by", "operators")
+    kept = ("rank", "trace", "process", "quality", "breakdown", "kernels", "steps", "group_by", "operators")
     full = analysis.to_dict(summary, rank)
     entry = {key: full[key] for key in kept} | {
         "idle": [
