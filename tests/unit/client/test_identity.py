@@ -197,3 +197,10 @@ def test_the_real_proc_can_be_read() -> None:
     identity = read_identity(environ={})
     assert identity.pid_namespace == Path("/proc/self/ns/pid").stat().st_ino
     assert identity.process_start_ticks > 0
+
+
+def test_lightnings_own_ranks_are_told_by_their_place_on_the_first_node() -> None:
+    launched = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
+    assert read_identity(environ=launched).rank == 1
+    assert read_identity(environ={**launched, "RANK": "5"}).rank == 5
+    assert read_identity(environ={**launched, "NODE_RANK": "1"}).rank == 0

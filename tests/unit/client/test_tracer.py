@@ -313,3 +313,10 @@ def test_what_steps_took_before_is_in_the_trace(tmp_path: Path) -> None:
     more = tracer.make(recorded, 1234, {"unrecorded_phase_ns": {"data": 5}})
     facts = begun_and_ended(more, tmp_path / "more.json")["torchperfd"]
     assert facts == {"unrecorded_step_ns": 1234, "unrecorded_phase_ns": {"data": 5}}
+
+
+def test_modules_are_asked_for_only_where_they_are_wanted() -> None:
+    """Torch deprecates ``with_modules``: captures must go on once it is gone."""
+    assert "with_modules" not in tracer.Recorded().arguments()
+    asked = tracer.Recorded(with_modules=True).arguments()
+    assert (asked["with_modules"], asked["with_stack"]) == (True, True)
