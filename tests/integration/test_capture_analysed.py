@@ -64,4 +64,4 @@ def test_a_damaged_analysis_is_one_line(node: Node, content: str) -> None:
 def test_no_control_character_of_an_analysis_reaches_the_terminal(node: Node) -> None:
     kept.add(Catalog(node.captures), "one")
     (node.captures / "one" / "analysis.json").write_text(json.dumps({"text": "red \x1b[31m\nand on\x07\n"}))
-    assert node.command("captures", "show", "one").stdout == "red [31m\nand on\n"
+    assert node.command("captures", "show", "one").stdout == "red ?[31m\nand on?\n"
