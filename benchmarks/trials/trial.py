@@ -28,7 +28,7 @@ _INEXACT: Final = frozenset({"raising_timeouts"})
 """Behaviours whose losses differ without torchperfd, too: a timeout cuts off what torch does not restore."""
 _MADE_AFTERWARDS: Final = frozenset({"trains_at_exit"})
 _EXPECTED_LINES: Final = re.compile(
-    r"cannot write the (trace|manifest)|not connected to the socket|^USDT:|output_json.cpp"
+    r"cannot write the (trace|manifest)|not connected to the socket|was forked from one|^USDT:|output_json"
 )
 """Warnings that a user is to see, of what fails; and what torch's profiler writes of itself."""
 

@@ -75,6 +75,11 @@ def _listening(path: str) -> int | None:
     return None
 
 
+_said: Final[set[str]] = set()
+_is_grpc_inherited = False
+"""Whether this process was forked while gRPC was at work: its locks and threads are not to be had again."""
+
+
 class Stream:
     """Sends what the outbox holds and hands on what the daemon says.
 
@@ -115,6 +120,7 @@ class Stream:
         self._refused = False
         self._run_there = ""
         self._channel: Any = None
+        self._uses_grpc = False
         self._call: Any = None
         self._thread = threading.Thread(target=self._run, name="torchperfd-stream", daemon=True)
         self.connections = 0
@@ -178,6 +184,8 @@ class Stream:
         Destroying an inherited channel waits for threads that a child does not have, so one
         reference is leaked on purpose.
         """
+        global _is_grpc_inherited
+        _is_grpc_inherited = _is_grpc_inherited or self._uses_grpc
         for inherited in (self._channel, self._call):
             if inherited is not None:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
@@ -200,7 +208,10 @@ class Stream:
                 if not load_grpc():
                     return
                 before = self.connections
-                if not self._hold_session(path):
+                goes_on = self._hold_session(path)
+                # All that gRPC had here has been freed with the frame of that call.
+                self._uses_grpc = False
+                if not goes_on:
                     return
                 if self.connections > before:
                     delay = _FIRST_DELAY_S
@@ -217,6 +228,7 @@ class Stream:
         from torchperfd.v1 import session_pb2_grpc
 
         before = open_descriptors()
+        self._uses_grpc = True
         channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
         self._channel = channel
         session_over = threading.Event()
@@ -306,8 +318,14 @@ def load_grpc() -> bool:
     Best called on the script's own thread before it imports anything: two threads in the
     same packages at once may see each other's half-made modules.
     """
+    if _is_grpc_inherited:
+        _warn_once(
+            "this process was forked from one that was connected to a daemon, and gRPC would end it;"
+            " start it with spawn to stream to the daemon (steps are still timed in this process)"
+        )
+        return False
     if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "0").lower() in ("1", "true"):
-        log.warning(
+        _warn_once(
             "GRPC_ENABLE_FORK_SUPPORT=1 makes forked DataLoader workers hang; "
             "unset it to stream to the daemon (steps are still timed in this process)"
         )
@@ -322,3 +340,9 @@ def load_grpc() -> bool:
         log.warning("cannot stream to the daemon: %s", error)
         return False
     return True
+
+
+def _warn_once(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        log.warning(message)

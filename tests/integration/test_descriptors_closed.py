@@ -51,6 +51,29 @@ def test_script_closing_all_descriptors_lives_on(node: Node, tmp_path: Path, how
     assert (process.returncode, output, errors) == (0, "alive True\n", "")
 
 
+_FORKS = """
+for _ in range(8):
+    child = os.fork()
+    if child == 0:
+        again = torchperfd.attach()
+        time.sleep(0.2)
+        print(again.report().account.train.steps, again.connected, flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_attach_in_child_of_connected_process_lives(node: Node, tmp_path: Path) -> None:
+    """gRPC cannot be used on both sides of a fork: the child is timed, and not connected."""
+    node.start_daemon()
+    script = tmp_path / "forks.py"
+    script.write_text(_BEGIN + _FORKS)
+    with node.running(sys.executable, str(script)) as process:
+        output, errors = process.communicate(timeout=90)
+    assert (process.returncode, output) == (0, "0 False\n" * 8)
+    assert errors.count("was forked from one that was connected") == len(errors.splitlines()) == 8
+
+
 _ATTACHES = """
 import os, time, torchperfd
 def count():
