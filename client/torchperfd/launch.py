@@ -225,6 +225,13 @@ def _verdict(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | No
     if answer is None or not answer.HasField("verdict"):
         return None
     verdict = answer.verdict
+    return _cause(verdict) | {
+        "next_command": verdict.next_command,
+        "others": [_cause(other) for other in verdict.others],
+    }
+
+
+def _cause(verdict: "control_pb2.Verdict") -> dict[str, Any]:
     return {
         "cause": verdict.cause,
         "summary": verdict.summary,
@@ -232,18 +239,6 @@ def _verdict(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | No
         "rank": verdict.rank if verdict.rank >= 0 else None,
         "phase": verdict.phase or None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
-        "next_command": verdict.next_command,
-        "others": [
-            {
-                "cause": other.cause,
-                "summary": other.summary,
-                "evidence": other.evidence,
-                "rank": other.rank if other.rank >= 0 else None,
-                "phase": other.phase or None,
-                "cost_seconds_per_step": other.cost_seconds_per_step,
-            }
-            for other in verdict.others
-        ],
     }
 
 

@@ -49,8 +49,10 @@ _CHANNEL_OPTIONS: Final = (
 )
 
 
-_refused: set[str] = set()
-"""Reasons for which a socket was not connected to, as far as they were logged."""
+_warned: Final[set[str]] = set()
+"""Warnings that were logged, each once: what causes them is met again every two seconds."""
+_is_grpc_inherited = False
+"""Whether this process was forked while gRPC was at work: its locks and threads are not to be had again."""
 
 
 def answers(path: str) -> bool:
@@ -66,18 +68,11 @@ def _listening(path: str) -> int | None:
     try:
         return access.listening_uid(path)
     except access.UntrustedError as error:
-        if str(error) not in _refused:
-            _refused.add(str(error))
-            log.warning("not connected to the socket %s: %s", path, error)
+        _warn_once(f"not connected to the socket {path}: {error}")
     except OSError as error:
         if is_from_script(error):
             raise
     return None
-
-
-_said: Final[set[str]] = set()
-_is_grpc_inherited = False
-"""Whether this process was forked while gRPC was at work: its locks and threads are not to be had again."""
 
 
 class Stream:
@@ -90,7 +85,7 @@ class Stream:
         on_welcome: Called with each session's Welcome.
         on_command: Called with each later message, on the stream's thread.
         faults: Where failures of the callbacks are counted.
-        guard: Is told of the descriptors that a session uses.
+        guard: Receives the descriptors that a session uses.
     """
 
     def __init__(
@@ -343,6 +338,6 @@ def load_grpc() -> bool:
 
 
 def _warn_once(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
-        log.warning(message)
+    if message not in _warned:
+        _warned.add(message)
+        log.warning("%s", message)

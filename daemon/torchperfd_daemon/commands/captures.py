@@ -286,7 +286,7 @@ def _cells(listed: Listed) -> list[str]:
     size = sum(rank.bytes for rank in record.ranks)
     return [
         record.capture_id,
-        "".join(character if character.isprintable() else "?" for character in record.run),
+        record.run,
         record.state.value,
         f"{steps[0]}-{steps[1] - 1}" if steps else "-",
         str(len(record.ranks)),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
+from torchperfd_daemon.text import one_line
 
 INTERVAL_S: Final = 0.5
 _MOST_CONSUMERS: Final = 5
@@ -133,7 +134,7 @@ def _name(proc: Path, pid: int) -> str:
             words = [text[text.index("(") + 1 : text.rindex(")")]]
     script = next((Path(word).name for word in words[1:] if not word.startswith("-")), "")
     name = " ".join(filter(None, (Path(words[0]).name if words else "?", script)))
-    return "".join(letter if letter.isprintable() else "?" for letter in name[:_MOST_NAME])
+    return one_line(name, _MOST_NAME)
 
 
 def _pressure(proc: Path) -> float | None:

@@ -16,6 +16,7 @@ import grpc
 from torchperfd.v1 import fleet_pb2_grpc
 from torchperfd_daemon.fleet.address import Address
 from torchperfd_daemon.fleet.credentials import Current
+from torchperfd_daemon.text import one_line
 
 Answer = TypeVar("Answer")
 
@@ -159,8 +160,7 @@ def reason_of(error: grpc.RpcError) -> str:
     details = error.details() or code.name.lower()
     if code is grpc.StatusCode.UNAVAILABLE and "Connection refused" in details:
         return "connection refused"
-    printable = "".join(character if character.isprintable() else "?" for character in details)
-    return printable[:_MOST_REASON_CHARACTERS]
+    return one_line(details, _MOST_REASON_CHARACTERS)
 
 
 def unreachable_text(unreachable: Sequence[Unreachable]) -> str:

@@ -1,17 +1,15 @@
 """Who may call the fleet's port: calls that carry the secret. Others are refused, counted and logged."""
 
 import logging
-import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any
 
 import grpc
 
 from torchperfd_daemon.fleet.credentials import Current
+from torchperfd_daemon.log_limiter import LogLimiter
 
 log = logging.getLogger("torchperfd.fleet")
-
-_LOG_EVERY_S: Final = 10.0
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
@@ -19,14 +17,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # g
 
     Args:
         current: Returns the credentials in force.
-        clock: Monotonic seconds.
     """
 
-    def __init__(self, current: Current, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, current: Current) -> None:
         self.current = current
-        self._clock = clock
-        self._log_after = -_LOG_EVERY_S
-        self._unlogged = 0
+        self._limiter = LogLimiter(log)
         self.refused_calls = 0
         """Since the start."""
 
@@ -40,18 +35,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # g
         method = handler_call_details.method
 
         async def refuse(_requests: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-            self._log_refusal(method, context.peer())
+            self._limiter.warning("refused %s from %s: no valid token", method, context.peer())
             await context.abort(
                 grpc.StatusCode.UNAUTHENTICATED,
                 "the fleet's token is missing or another one; give all daemons the same --fleet-token-file",
             )
 
         return grpc.stream_stream_rpc_method_handler(refuse)
-
-    def _log_refusal(self, method: str, peer: str) -> None:
-        self._unlogged += 1
-        if self._clock() < self._log_after:
-            return
-        log.warning("refused %s from %s: no valid token (%d calls refused)", method, peer, self._unlogged)
-        self._log_after = self._clock() + _LOG_EVERY_S
-        self._unlogged = 0

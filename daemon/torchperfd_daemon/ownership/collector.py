@@ -13,8 +13,10 @@ from torchperfd_daemon.ownership.kubernetes import PodResources, pod_of_cgroup
 from torchperfd_daemon.ownership.owner import Owner, as_told
 from torchperfd_daemon.ownership.slurm import gpus_of_environment, job_of_cgroup
 from torchperfd_daemon.store import RankIdentity
+from torchperfd_daemon.text import one_line
 
 # What torchrun calls a run that nobody has named.
+_MOST_CHARACTERS: Final = 200
 _UNNAMED: Final = "none"
 _WANTED: Final = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "POD_UID")
 
@@ -195,9 +197,4 @@ class OwnershipCollector:
         except OSError:
             return {}
         pairs = (entry.partition("=")[::2] for entry in text.split("\0"))
-        return {name: _printable(value) for name, value in pairs if name in _WANTED}
-
-
-def _printable(value: str) -> str:
-    """Return text of another process as a label's value."""
-    return "".join(character if character.isprintable() else "?" for character in value[:200])
+        return {name: one_line(value, _MOST_CHARACTERS) for name, value in pairs if name in _WANTED}
