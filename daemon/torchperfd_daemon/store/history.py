@@ -1,0 +1,155 @@
+"""The newest steps of one rank in ring buffers of fixed size, and a histogram of step times."""
+
+from array import array
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.store.model import ArrivalColumns, StepColumns
+
+HISTORY_STEPS: Final = 256
+HISTOGRAM_BOUNDS_S: Final = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+_BOUNDS: Final = np.array(HISTOGRAM_BOUNDS_S)
+_MAX_PHASES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When a rank came to a step's first and last collective: Unix nanoseconds, by its node's clock."""
+
+    first_unix_ns: int
+    last_unix_ns: int
+
+
+def _filled(count: int, value: int = 0) -> "array[int]":
+    """Return an array that holds a value so many times, and has no room for more: made of bytes it would."""
+    return array("q", (value,)) * count
+
+
+class ArrivalHistory:
+    """Of the newest steps of one rank that had a collective, when it came there."""
+
+    def __init__(self, capacity: int = HISTORY_STEPS) -> None:
+        self._capacity = capacity
+        # Step, first, last; made with the first arrival, since many a rank has none.
+        self._rings: tuple[array[int], array[int], array[int]] | None = None
+        self.newest = -1
+        """Index of the newest step there is; -1 for none."""
+
+    def append(self, columns: ArrivalColumns) -> None:
+        """Add steps; each takes the place of the one so many steps before it."""
+        if not columns.step:
+            return
+        if self._rings is None:
+            self._rings = (
+                _filled(self._capacity, -1),
+                _filled(self._capacity, -1),
+                _filled(self._capacity, -1),
+            )
+        given = (columns.step, columns.first_unix_ns, columns.last_unix_ns)
+        newest = columns.step[-self._capacity :]
+        if newest.tolist() == [*range(newest[0], newest[0] + self._capacity)]:
+            # So many, one after the other, leave nothing of those before.
+            turn = -newest[0] % self._capacity
+            for ring, column in zip(self._rings, given, strict=True):
+                latest = column[-self._capacity :]
+                ring[:] = latest[turn:] + latest[:turn]
+        else:
+            for row in zip(*given, strict=True):
+                for ring, value in zip(self._rings, row, strict=True):
+                    ring[row[0] % self._capacity] = value
+        self.newest = max(self.newest, columns.step[-1])
+
+    def at(self, step: int) -> Arrival | None:
+        """Return when the rank came to the collectives of a step; None where that is not known."""
+        if self._rings is None or step < 0:
+            return None
+        kept, first, last = (ring[step % self._capacity] for ring in self._rings)
+        return Arrival(first, last) if kept == step else None
+
+
+class History:
+    """The newest steps of one rank, as rings of equal length."""
+
+    def __init__(self, capacity: int = HISTORY_STEPS) -> None:
+        self._capacity = capacity
+        self._seen = 0
+        self._end = _filled(capacity)
+        self._duration = _filled(capacity)
+        self._phases: dict[str, array[int]] = {}
+
+    def append(self, steps: StepColumns) -> None:
+        """Add steps, forgetting the oldest."""
+        for name in steps.phases:
+            if name not in self._phases and len(self._phases) < _MAX_PHASES:
+                self._phases[name] = _filled(self._capacity)
+        count = len(steps.duration_ns)
+        skipped = max(0, count - self._capacity)
+        first = (self._seen + skipped) % self._capacity
+        # Up to the ring's end, and on from its beginning.
+        turn = min(count, skipped + self._capacity - first)
+        for ring, column in (
+            (self._end, steps.end_unix_ns),
+            (self._duration, steps.duration_ns),
+            *((ring, steps.phases.get(name)) for name, ring in self._phases.items()),
+        ):
+            values = column if column is not None else _filled(count)
+            ring[first : first + turn - skipped] = values[skipped:turn]
+            ring[: count - turn] = values[turn:]
+        self._seen += count
+
+    def __len__(self) -> int:
+        return min(self._seen, self._capacity)
+
+    @property
+    def seen(self) -> int:
+        """How many steps there were, with those forgotten."""
+        return self._seen
+
+    def newest(self, count: int = HISTORY_STEPS) -> StepColumns:
+        """Return copies of the newest steps, oldest first, as many as are wanted and held."""
+        count = min(count, len(self))
+        first = (self._seen - count) % self._capacity
+
+        def turned(ring: "array[int]") -> "array[int]":
+            return (ring[first:] + ring[:first])[:count]
+
+        return StepColumns(
+            turned(self._end),
+            turned(self._duration),
+            {name: turned(ring) for name, ring in self._phases.items()},
+        )
+
+    def mean_step_seconds(self, count: int = HISTORY_STEPS) -> float:
+        """Return the mean duration of the newest steps held, 0 when there are none."""
+        return self._mean_seconds(self._duration, count)
+
+    def mean_phase_seconds(self, count: int = HISTORY_STEPS) -> dict[str, float]:
+        """Return each phase's mean exclusive time per step, of the newest steps held."""
+        return {name: self._mean_seconds(ring, count) for name, ring in self._phases.items()}
+
+    def _mean_seconds(self, ring: "array[int]", count: int) -> float:
+        count = min(count, len(self))
+        if not count:
+            return 0.0
+        oldest = (self._seen - len(self)) % self._capacity
+        left_out = sum(ring[(oldest + index) % self._capacity] for index in range(len(self) - count))
+        # Slots never written hold zero, so a ring that is not full yet sums up right too.
+        return (sum(ring) - left_out) / count / 1e9
+
+
+class Histogram:
+    """Counts of durations by upper bound, in seconds."""
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(HISTOGRAM_BOUNDS_S) + 1)
+        self.sum_seconds = 0.0
+
+    def observe_ns(self, durations: "array[int]") -> None:
+        """Add durations."""
+        for bucket in _BOUNDS.searchsorted(np.asarray(durations) / 1e9).tolist():
+            self.counts[bucket] += 1
+        self.sum_seconds += sum(durations) / 1e9

@@ -1,0 +1,57 @@
+"""One rank: its identity, state, totals and newest steps."""
+
+from torchperfd_daemon.store.history import ArrivalHistory, History
+from torchperfd_daemon.store.model import ProcessKey, RankIdentity, State, Totals
+
+
+class Rank:
+    """One rank of one run on this node.
+
+    Args:
+        identity: Who it is, its run by the name that it has here.
+        now: Monotonic seconds.
+        process: Which process it is; by default that of the identity, of an unknown user.
+    """
+
+    def __init__(self, identity: RankIdentity, now: float, process: ProcessKey | None = None) -> None:
+        self.identity = identity
+        self.process = process or ProcessKey.of(identity, None, 0)
+        self.is_process_known = True
+        """Whether the process id of the identity may be believed; else nothing is read of that process."""
+        self.state = State.STARTING
+        self.framework = ""
+        self.hooks = ""
+        """How its client's hooks are built, ``native`` or ``reference``; empty when it does not say."""
+        self.connected = True
+        self.joined_at = now
+        self.left_at: float | None = None
+        self.totals = Totals()
+        self.history = History()
+        self.arrivals = ArrivalHistory()
+        self.last_step_unix_seconds = 0.0
+        self.beats = 0
+        """Optimizer steps that were seen without a report, where its process keeps a pulse."""
+        self.beat_at = now
+        """When the newest of these ended; monotonic seconds."""
+        self.stalled_seconds = 0.0
+        """For how long it has made no step while its run hangs; 0 while that does not."""
+        self.stopped = False
+        """Whether its process was found stopped, as by SIGSTOP, in the present hang."""
+
+    @property
+    def steady_steps(self) -> int:
+        """How many of the newest steps means are made of: those held, less the run's first step.
+
+        The first step pays for all that is initialised lazily. The client's report keeps it apart as well.
+        """
+        held = len(self.history)
+        first_is_held = bool(self.totals.warmup.steps) and self.totals.train.steps <= held
+        return held - 1 if first_is_held and held > 1 else held
+
+    def mean_step_seconds(self) -> float:
+        """Return the mean duration of recent steps after the first; 0 when there are none."""
+        return self.history.mean_step_seconds(self.steady_steps)
+
+    def mean_phase_seconds(self) -> dict[str, float]:
+        """Return each phase's mean exclusive time per recent step after the first."""
+        return self.history.mean_phase_seconds(self.steady_steps)
