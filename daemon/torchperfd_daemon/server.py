@@ -77,7 +77,6 @@ from torchperfd_daemon.metrics.process import RankProcesses
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.metrics.triggers import TriggerMetrics
 from torchperfd_daemon.metrics.uploads import UploadMetrics
-from torchperfd_daemon.notify import keep_watchdog_quiet, notify
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
 from torchperfd_daemon.rpc_server import RpcServer, caller_directory
@@ -87,6 +86,7 @@ from torchperfd_daemon.service.reach import SessionReach
 from torchperfd_daemon.service.survey import Held
 from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
+from torchperfd_daemon.systemd import keep_watchdog_quiet, notify
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
 from torchperfd_daemon.web_config import WebConfigFile
 from torchperfd_daemon.web_server import WebServer

@@ -12,8 +12,15 @@ import pytest
 from tests.unit.daemon import kept
 from tests.unit.daemon.traces import document, event
 
-from torchperfd_daemon import humbly
-from torchperfd_daemon.captures import Analyst, CaptureRecord, CaptureState, Catalog, RankShares, RankTrace
+from torchperfd_daemon.captures import (
+    Analyst,
+    CaptureRecord,
+    CaptureState,
+    Catalog,
+    RankShares,
+    RankTrace,
+    low_priority,
+)
 from torchperfd_daemon.errors import TorchperfdError
 
 TRACE = document(
@@ -166,15 +173,19 @@ def test_only_the_newest_runs_are_remembered(catalog: Catalog) -> None:
     assert list(analyst.counts.newest) == [f"run{number}" for number in (*range(7, 70), 6)]
 
 
-def test_a_humble_process_is_limited_and_nice() -> None:
+def test_lower_priority_limits_and_nices_the_process() -> None:
     script = (
-        "import os, resource\nfrom torchperfd_daemon import humbly\nhumbly.step_back()\n"
+        "import os, resource\nfrom torchperfd_daemon.captures import low_priority\n"
+        "low_priority.lower_priority()\n"
         "print(os.nice(0), *(resource.getrlimit(what)[1] for what in"
         " (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)))\n"
-        "resource.setrlimit(resource.RLIMIT_CPU, (5, 5))\nhumbly.step_back()\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (5, 5))\nlow_priority.lower_priority()\n"
         "print(resource.getrlimit(resource.RLIMIT_CPU)[1])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = humbly.MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, humbly.MOST_MEMORY)
-    assert done.stdout.splitlines() == [f"19 {most} {humbly.MOST_CPU_S} {humbly.MOST_OUTPUT} 0", "5"]
+    most = low_priority.MOST_MEMORY if hard == resource.RLIM_INFINITY else min(hard, low_priority.MOST_MEMORY)
+    assert done.stdout.splitlines() == [
+        f"19 {most} {low_priority.MOST_CPU_S} {low_priority.MOST_OUTPUT} 0",
+        "5",
+    ]

@@ -1,8 +1,8 @@
-"""The way down: ``python -m torchperfd_daemon.humbly COMMAND…`` is ``torchperfd COMMAND…``, stepped back.
+"""Run a ``torchperfd`` command at idle priority: ``python -P low_priority.py COMMAND…``.
 
-It takes the processor and the disk when nobody else wants them, may not grow without bound, and
-ends with the process that started it. All of that outlasts the ``exec`` by which it becomes the command, and
-what the command starts inherits it, but for the last.
+The command uses CPU and disk only while no other process wants them. Its memory, CPU time and file sizes
+are limited, and it is killed when the process that started it ends. The settings survive ``exec``; the
+command's children inherit all of them but the last.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ _THIS_PROCESS: Final = 1
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def step_back() -> None:
-    """Give this process its low place; what the system does not have is left out."""
+def lower_priority() -> None:
+    """Lower this process's priority and limits; a setting that the system lacks is skipped."""
     os.nice(19)
     _limit(resource.RLIMIT_AS, MOST_MEMORY)
     _limit(resource.RLIMIT_CPU, MOST_CPU_S)
@@ -49,5 +49,5 @@ def _limit(what: int, most: int) -> None:
 
 
 if __name__ == "__main__":
-    step_back()
+    lower_priority()
     os.execv(sys.executable, [sys.executable, "-m", "torchperfd_daemon", *sys.argv[1:]])

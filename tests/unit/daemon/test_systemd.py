@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.daemon.served import short_directory
 
-from torchperfd_daemon.notify import keep_watchdog_quiet, notify, watchdog_seconds
+from torchperfd_daemon.systemd import keep_watchdog_quiet, notify, watchdog_seconds
 
 
 @pytest.fixture
