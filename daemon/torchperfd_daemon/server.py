@@ -62,7 +62,6 @@ from torchperfd_daemon.fleet import (
     read_credentials,
 )
 from torchperfd_daemon.goodput import FOLDER, Accountant, Book
-from torchperfd_daemon.http import build_app
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.analysis import AnalysisMetrics
 from torchperfd_daemon.metrics.background import BackgroundMetrics
@@ -88,8 +87,9 @@ from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.systemd import keep_watchdog_quiet, notify
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
-from torchperfd_daemon.web_config import WebConfigFile
-from torchperfd_daemon.web_server import WebServer
+from torchperfd_daemon.web.app import build_app
+from torchperfd_daemon.web.config_file import WebConfigFile
+from torchperfd_daemon.web.server import WebServer
 
 log = logging.getLogger("torchperfd.server")
 

@@ -1,4 +1,4 @@
-"""The door before uvicorn, by a clock of its own; and basic authentication."""
+"""The limit on connections, on a clock of the test; and basic authentication."""
 
 import asyncio
 import base64
@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.basic_auth import BasicAuth, parse_credentials
-from torchperfd_daemon.web_server import PATIENCE_S, Door
+from torchperfd_daemon.web.basic_auth import BasicAuth, parse_credentials
+from torchperfd_daemon.web.connection_limiter import REQUEST_TIMEOUT_S, ConnectionLimiter
 
 
-class Guest:
-    """A connection that notes its end."""
+class FakeConnection:
+    """A connection that counts how often it was aborted."""
 
-    def __init__(self, *, waiting: bool = False) -> None:
-        self.waiting, self.ended = waiting, 0
+    def __init__(self, *, idle: bool = False) -> None:
+        self.idle, self.aborted = idle, 0
 
-    def is_waiting(self) -> bool:
-        return self.waiting
+    def is_idle(self) -> bool:
+        return self.idle
 
-    def hang_up(self) -> None:
-        self.ended += 1
+    def abort(self) -> None:
+        self.aborted += 1
 
 
 @pytest.fixture
@@ -29,58 +29,63 @@ def now() -> list[float]:
     return [100.0]
 
 
-def test_the_one_longest_quiet_makes_room(now: list[float]) -> None:
-    door = Door(3, lambda: now[0])
-    guests = [Guest() for _ in range(5)]
-    for guest in guests[:3]:
-        door.busy(guest)
-    door.idle(guests[0])  # served just now: the second is quiet for longest
-    door.busy(guests[3])
-    door.busy(guests[4])
-    assert [guest.ended for guest in guests] == [0, 1, 1, 0, 0]
-    assert len(door) == 3
-    door.busy(guests[0])
-    assert len(door) == 3, "who is in already needs no room"
+def test_limiter_full_aborts_the_connection_idle_longest(now: list[float]) -> None:
+    limiter = ConnectionLimiter(3, lambda: now[0])
+    connections = [FakeConnection() for _ in range(5)]
+    for connection in connections[:3]:
+        limiter.start_request(connection)
+    limiter.end_request(connections[0])  # served just now: the second is idle longest
+    limiter.start_request(connections[3])
+    limiter.start_request(connections[4])
+    assert [connection.aborted for connection in connections] == [0, 1, 1, 0, 0]
+    assert len(limiter) == 3
+    limiter.start_request(connections[0])
+    assert len(limiter) == 3, "an open connection needs no new place"
 
 
-def test_a_dawdler_has_to_leave_and_who_was_served_may_stay(now: list[float]) -> None:
-    door = Door(9, lambda: now[0])
-    dawdler, served, reading, again = Guest(), Guest(), Guest(waiting=True), Guest()
-    for guest in (dawdler, served, reading, again):
-        door.busy(guest)
-    door.idle(served)
-    door.idle(again)
-    now[0] += PATIENCE_S - 1
-    door.busy(again)
-    door.sweep()
-    assert len(door) == 4
+def test_limiter_past_deadline_aborts_only_slow_clients(now: list[float]) -> None:
+    limiter = ConnectionLimiter(9, lambda: now[0])
+    slow, served, reading, again = (
+        FakeConnection(),
+        FakeConnection(),
+        FakeConnection(idle=True),
+        FakeConnection(),
+    )
+    for connection in (slow, served, reading, again):
+        limiter.start_request(connection)
+    limiter.end_request(served)
+    limiter.end_request(again)
+    now[0] += REQUEST_TIMEOUT_S - 1
+    limiter.start_request(again)
+    limiter.abort_slow()
+    assert len(limiter) == 4
     now[0] += 1
-    door.sweep()
-    # Its answer was still on the way when it was finished, and has arrived since.
-    assert not door.is_busy(reading)
-    assert [guest.ended for guest in (dawdler, served, reading, again)] == [1, 0, 0, 0]
+    limiter.abort_slow()
+    # Its response was still being sent when the request ended, and has arrived since.
+    assert not limiter.has_deadline(reading)
+    assert [connection.aborted for connection in (slow, served, reading, again)] == [1, 0, 0, 0]
     now[0] += 1000
-    door.sweep()
-    assert [guest.ended for guest in (dawdler, served, reading, again)] == [1, 0, 0, 1]
+    limiter.abort_slow()
+    assert [connection.aborted for connection in (slow, served, reading, again)] == [1, 0, 0, 1]
 
 
-def test_who_has_left_is_not_let_in_by_an_answer(now: list[float]) -> None:
-    door = Door(9, lambda: now[0])
-    guest = Guest()
-    door.busy(guest)
-    door.leave(guest)
-    door.idle(guest)
-    assert (len(door), guest.ended) == (0, 0)
+def test_limiter_late_response_does_not_readmit(now: list[float]) -> None:
+    limiter = ConnectionLimiter(9, lambda: now[0])
+    connection = FakeConnection()
+    limiter.start_request(connection)
+    limiter.remove(connection)
+    limiter.end_request(connection)
+    assert (len(limiter), connection.aborted) == (0, 0)
 
 
-def test_in_the_end_all_have_to_leave(now: list[float]) -> None:
-    door = Door(9, lambda: now[0])
-    guests = [Guest(), Guest(waiting=True)]
-    for guest in guests:
-        door.busy(guest)
-    door.close()
-    assert [guest.ended for guest in guests] == [1, 1]
-    assert len(door) == 0
+def test_limiter_close_aborts_every_connection(now: list[float]) -> None:
+    limiter = ConnectionLimiter(9, lambda: now[0])
+    connections = [FakeConnection(), FakeConnection(idle=True)]
+    for connection in connections:
+        limiter.start_request(connection)
+    limiter.close()
+    assert [connection.aborted for connection in connections] == [1, 1]
+    assert len(limiter) == 0
 
 
 def basic(name: str, password: str) -> str:
@@ -123,7 +128,7 @@ class Counting:
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> Counting:
     counting = Counting()
-    monkeypatch.setattr("torchperfd_daemon.basic_auth._matches", counting)
+    monkeypatch.setattr("torchperfd_daemon.web.basic_auth._matches", counting)
     return counting
 
 

@@ -13,9 +13,9 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from torchperfd_daemon.basic_auth import BasicAuth
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.web_config import WebConfigFile
+from torchperfd_daemon.web.basic_auth import BasicAuth
+from torchperfd_daemon.web.config_file import WebConfigFile
 
 log = logging.getLogger("torchperfd.http")
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.integration.web_tls import make_certificate
 
-from torchperfd_daemon.web_config import WebConfigError, WebConfigFile, load
+from torchperfd_daemon.web.config_file import WebConfigError, WebConfigFile, load
 
 HASH = "$2b$04$" + "a" * 53
 Write = Callable[[str], Path]

@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from torchperfd_daemon.http import PageCache, build_app
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.store import RankIdentity, Store
-from torchperfd_daemon.web_config import WebConfigFile
+from torchperfd_daemon.web.app import PageCache, build_app
+from torchperfd_daemon.web.config_file import WebConfigFile
 
 
 class Http:

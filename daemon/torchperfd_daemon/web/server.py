@@ -1,0 +1,174 @@
+"""The HTTP server: uvicorn with a limit on connections and a deadline for slow clients.
+
+uvicorn alone refuses new clients once enough idle connections are open, waits without limit for the end of
+a request, and keeps an unfinished TLS handshake open for a minute.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from torchperfd_daemon.web.config_file import WebConfigFile
+from torchperfd_daemon.web.connection_limiter import REQUEST_TIMEOUT_S, ConnectionLimiter
+
+_KEEP_ALIVE_S: Final = 75
+_TICK_S: Final = 1.0
+_LONGEST_HEAD_BYTES: Final = 16 * 1024
+_OUT_OF_FILES_PAUSE_S: Final = 0.1
+_CLOSE_TIMEOUT_S: Final = 2
+
+
+class WebServer(uvicorn.Server):
+    """Serves an ASGI application on sockets that listen already.
+
+    uvicorn's own signal handlers stay off, since the daemon has one set for all its parts. Its timer runs
+    once a second instead of ten times, which would cost more CPU than the rest of an idle daemon.
+
+    Args:
+        app: The application.
+        web_config: Whose TLS to use, as it is at the time of each connection; plain HTTP when None.
+    """
+
+    def __init__(self, app: Any, web_config: WebConfigFile | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=H11Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                # uvicorn would log a warning for each malformed request of any client.
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+                h11_max_incomplete_event_size=_LONGEST_HEAD_BYTES,
+            )
+        )
+        self._web_config = web_config
+        self._limiter = ConnectionLimiter()
+        self._accepting: list[asyncio.Task[None]] = []
+        self._leaving = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept."""
+        await self.lifespan.startup()
+        self.servers = []
+        for listener in sockets or []:
+            listener.setblocking(False)
+            self._accepting.append(asyncio.create_task(self._accept(listener)))
+        self.started = True
+
+    async def main_loop(self) -> None:
+        """Run uvicorn's timer and close slow clients every second until ``leave`` is called."""
+        leaving = asyncio.create_task(self._leaving.wait())
+        # Of uvicorn's ticks, every tenth does something; 0 is one of those.
+        while not await self.on_tick(0):
+            self._limiter.abort_slow()
+            await asyncio.wait((leaving,), timeout=_TICK_S)
+
+    def leave(self) -> None:
+        """Stop serving."""
+        self.should_exit = True
+        self._leaving.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting, finish responses in progress for a moment, and close what is left."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
+        self._limiter.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+                # asyncio does so only where the listener named its protocol. Without, the second half
+                # of each answer waits 40 ms for the other end to acknowledge the first.
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError:
+                # Out of files, or the other end has gone already.
+                await asyncio.sleep(_OUT_OF_FILES_PAUSE_S)
+                continue
+            tls = self._web_config.current().tls if self._web_config is not None else None
+            connection = _HttpConnection(self, self._limiter)
+            connection.open(accepted, tls)
+
+
+class _HttpConnection(H11Protocol):
+    """uvicorn's HTTP over one connection; reports the start and end of each request to the limiter."""
+
+    def __init__(self, server: WebServer, limiter: ConnectionLimiter) -> None:
+        super().__init__(server.config, server.server_state, server.lifespan.state)
+        self._limiter = limiter
+        self._opening: asyncio.Task[Any] | None = None
+
+    def open(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        """Serve an accepted socket; with TLS, once the client has finished its handshake."""
+        self._limiter.start_request(self)
+        self._opening = asyncio.create_task(self._open(accepted, tls))
+        # Also of one that is cancelled before it has begun.
+        self._opening.add_done_callback(lambda _: self._opened(accepted))
+
+    async def _open(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
+        # A client's failed handshake is not an error of ours. The task must not keep the exception either:
+        # its frames refer to this object, and 256 KiB of TLS buffers would wait for the garbage collector.
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self,
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=REQUEST_TIMEOUT_S if tls else None,
+                ssl_shutdown_timeout=_CLOSE_TIMEOUT_S if tls else None,
+            )
+
+    def _opened(self, accepted: socket.socket) -> None:
+        self._opening = None
+        if self.transport is None:
+            accepted.close()
+            self._limiter.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes; the first of a request set its deadline."""
+        if not self._limiter.has_deadline(self):
+            self._limiter.start_request(self)
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        """Start the next pipelined request, or wait for one."""
+        super().on_response_complete()
+        if self.is_idle():
+            self._limiter.end_request(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free the connection's place."""
+        self._limiter.remove(self)
+        super().connection_lost(exc)
+
+    def is_idle(self) -> bool:
+        """Return whether the client has received every response that it asked for."""
+        if self.transport is None or self.transport.is_closing() or self.transport.get_write_buffer_size():
+            return False
+        return self.cycle is not None and self.cycle.response_complete
+
+    def abort(self) -> None:
+        """Close the connection at once, or cancel its handshake."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self._opening is not None:
+            self._opening.cancel()
