@@ -2,6 +2,7 @@
 
 import ctypes.util
 import gc
+import logging
 import os
 import shutil
 import signal
@@ -61,6 +62,18 @@ def nothing_leaks() -> Iterator[None]:
             return
         time.sleep(0.05)
     pytest.fail(f"left behind: { {name: things for name, things in left.items() if things} }", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def logging_restored() -> Iterator[None]:
+    """Undo what a test configures of logging: another test would find its lines on a closed stream."""
+    loggers = [logging.getLogger(name) for name in (None, "torchperfd")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        for handler in set(logger.handlers) - set(handlers):
+            logger.removeHandler(handler)
 
 
 def _threads() -> set[str]:
