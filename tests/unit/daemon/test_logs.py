@@ -3,7 +3,6 @@
 import io
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,6 @@ from torchperfd_daemon.collectors.cpu import CpuCollector
 from torchperfd_daemon.logs import JournalFormatter, configure_logging, is_journal
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.web.app import PageCache
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    root, own = logging.getLogger(), logging.getLogger("torchperfd")
-    before = root.handlers[:], root.level, own.level
-    yield
-    root.handlers[:], root.level, own.level = before
 
 
 @pytest.mark.parametrize(
