@@ -15,11 +15,11 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc
 from torchperfd_daemon.callers import CallerDirectory
+from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.peer_proxy import PeerProxy
 from torchperfd_daemon.service import ControlService, SessionService
 from torchperfd_daemon.service.request_guard import MOST_MESSAGE_BYTES, RequestGuard
-from torchperfd_daemon.settings import ServeSettings
 
 _RPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),

@@ -44,6 +44,7 @@ from torchperfd_daemon.collectors.pressure import PressureCollector
 from torchperfd_daemon.collectors.process import ProcessCollector
 from torchperfd_daemon.collectors.rota import Rota
 from torchperfd_daemon.collectors.simulated import SimulatedGpuCollector
+from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.demo import DemoRanks
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import (
@@ -83,7 +84,6 @@ from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions, group_id
 from torchperfd_daemon.service.reach import SessionReach
 from torchperfd_daemon.service.survey import Held
-from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.systemd import keep_watchdog_quiet, notify
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts

@@ -15,7 +15,7 @@ import pytest
 from tests.as_user import USERS
 from tests.node import Node, eventually
 
-from torchperfd_daemon.config import OPTIONS
+from torchperfd_daemon.config.options import OPTIONS
 
 ADA, BOB = USERS
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from torchperfd_daemon.values import BadValueError, parse_size, parse_span
+from torchperfd_daemon.config.errors import BadValueError
+from torchperfd_daemon.config.units import parse_size, parse_span
 
 socket_option = click.option(
     "--socket", envvar="TORCHPERFD_SOCKET", help="Socket of the daemon; the usual places by default."

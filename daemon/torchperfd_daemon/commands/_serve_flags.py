@@ -7,8 +7,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from torchperfd_daemon.config import OPTIONS, SYSTEM_FILE, Config, Option, find_files, resolve
-from torchperfd_daemon.values import BadValueError, Kind, Switch
+from torchperfd_daemon.config.effective import Config, resolve
+from torchperfd_daemon.config.errors import BadValueError
+from torchperfd_daemon.config.file import SYSTEM_FILE, find_files
+from torchperfd_daemon.config.kinds import Kind, Switch
+from torchperfd_daemon.config.options import OPTIONS, Option
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

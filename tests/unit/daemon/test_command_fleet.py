@@ -20,6 +20,7 @@ from tests.unit.daemon.served import GIVE_UP_S, from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import Catalog, Coordinator
+from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.fleet import (
     Address,
     AuthInterceptor,
@@ -34,7 +35,6 @@ from torchperfd_daemon.fleet.peers import Static
 from torchperfd_daemon.rpc_server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions
-from torchperfd_daemon.settings import ServeSettings
 from torchperfd_daemon.store import RankIdentity, Store
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "fleet.txt"

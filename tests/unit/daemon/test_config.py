@@ -15,20 +15,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tests.node import ROOT
 
-from torchperfd_daemon import cli, config
-from torchperfd_daemon.config import (
-    OPTIONS,
-    ConfigError,
-    ConfigFile,
-    Option,
-    find_files,
-    read_file,
-    resolve,
-)
-from torchperfd_daemon.settings import ServeSettings
+from torchperfd_daemon import cli
+from torchperfd_daemon.config.effective import resolve
+from torchperfd_daemon.config.errors import BadValueError, ConfigError
+from torchperfd_daemon.config.file import ConfigFile, find_files, read_file
+from torchperfd_daemon.config.options import OPTIONS, Option
+from torchperfd_daemon.config.settings import ServeSettings
+from torchperfd_daemon.config.trigger_tables import as_tables, read_plan
 from torchperfd_daemon.triggers import Plan, Rule, Schedule, When
-from torchperfd_daemon.triggers.rules import as_tables, read_plan
-from torchperfd_daemon.values import BadValueError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config.txt"
 BY_KEY = {option.key: option for option in OPTIONS}
@@ -70,7 +64,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1000")
     monkeypatch.setenv("XDG_STATE_HOME", "/home/ada/.local/state")
-    monkeypatch.setattr(config.find_files, "__defaults__", (tmp_path / "system.toml",))
+    monkeypatch.setattr(find_files, "__defaults__", (tmp_path / "system.toml",))
 
     def invoke(*arguments: str) -> tuple[int, str, str]:
         code = cli._run(list(arguments))

@@ -21,10 +21,10 @@ from tests.unit.daemon.served import GIVE_UP_S, RankStream, control, short_direc
 
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon import cli
+from torchperfd_daemon.config.kinds import Address, Mode
+from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.server import _SERVICES, Daemon, _listen, _shown
-from torchperfd_daemon.settings import ServeSettings
-from torchperfd_daemon.values import Address, Mode
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from torchperfd_daemon.config.trigger_tables import read_plan
 from torchperfd_daemon.store import (
     HISTOGRAM_BOUNDS_S,
     Histogram,
@@ -21,7 +22,7 @@ from torchperfd_daemon.store import (
 )
 from torchperfd_daemon.triggers.conditions import Finding, condition_of, longest_step_seconds
 from torchperfd_daemon.triggers.pace import KEPT, RECENT, Paces
-from torchperfd_daemon.triggers.rules import Rule, When, read_plan
+from torchperfd_daemon.triggers.rules import Rule, When
 from torchperfd_daemon.triggers.scene import Scene
 
 MS = 1_000_000

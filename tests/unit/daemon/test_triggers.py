@@ -16,6 +16,7 @@ from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Parti
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.commands._every import repeat
+from torchperfd_daemon.config.trigger_tables import read_plan
 from torchperfd_daemon.errors import (
     DeadlineError,
     NoSuchTargetError,
@@ -32,7 +33,7 @@ from torchperfd_daemon.triggers import desk as trigger_desk
 from torchperfd_daemon.triggers.desk import Desk
 from torchperfd_daemon.triggers.glance import Meter, Turns
 from torchperfd_daemon.triggers.pace import Pace
-from torchperfd_daemon.triggers.rules import Rule, Schedule, When, read_plan
+from torchperfd_daemon.triggers.rules import Rule, Schedule, When
 from torchperfd_daemon.triggers.runner import with_a_peer
 
 NOON = 1_800_014_400.0  # of a day of UTC

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd_daemon.values import (
+from torchperfd_daemon.config.errors import BadValueError, refuse_unknown
+from torchperfd_daemon.config.kinds import (
     Address,
-    BadValueError,
     Choice,
     Count,
     Counts,
@@ -24,7 +24,6 @@ from torchperfd_daemon.values import (
     Span,
     Switch,
     Text,
-    refuse_unknown,
 )
 
 HERE = Path("/etc/somewhere")

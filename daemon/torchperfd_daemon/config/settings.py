@@ -1,4 +1,4 @@
-"""What ``torchperfd serve`` was told."""
+"""Settings of ``torchperfd serve``."""
 
 from dataclasses import dataclass
 from pathlib import Path

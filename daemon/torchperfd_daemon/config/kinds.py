@@ -3,33 +3,16 @@
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from torchperfd_daemon.errors import UsageError
+from torchperfd_daemon.config.errors import BadValueError, shown
+from torchperfd_daemon.config.units import SIZE_UNITS, SPAN_UNITS, parse_size, parse_span
 
-_UNITS: Final = {
-    "": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12,
-    "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40,
-}  # fmt: skip
-_SHOWN_UNITS: Final = (
-    ("TiB", 2**40), ("TB", 10**12), ("GiB", 2**30), ("GB", 10**9),
-    ("MiB", 2**20), ("MB", 10**6), ("KiB", 2**10), ("kB", 10**3),
-)  # fmt: skip
-_SIZE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([kmgt]?i?)b?", re.IGNORECASE)
-_SPANS: Final = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
-_SPAN: Final = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([smhdw])")
 _ON: Final = ("1", "true", "yes", "on")
 _OFF: Final = ("0", "false", "no", "off")
 _MOST_BYTES: Final = 2**63 - 1
-_LONGEST_SHOWN: Final = 40
-_MOST_NAMES: Final = 20
-
-
-class BadValueError(UsageError):
-    """A value cannot be what it is meant for. One line, whatever the value is."""
 
 
 class Kind:
@@ -166,7 +149,7 @@ class Size(Kind):
         return value
 
     def _show(self, value: int) -> object:
-        for unit, size in _SHOWN_UNITS:
+        for unit, size in SIZE_UNITS:
             if value and value % size == 0:
                 return f"{value // size}{unit}"
         return value
@@ -197,7 +180,7 @@ class Span(Kind):
         return seconds
 
     def _show(self, value: float) -> object:
-        for unit, seconds in _SPANS.items():
+        for unit, seconds in SPAN_UNITS.items():
             if value and value % seconds == 0:
                 return f"{int(value // seconds)}{unit}"
         return f"{value:g}s" if value else 0
@@ -325,61 +308,3 @@ class Counts(Kind):
 
     def _show(self, value: tuple[int, ...]) -> list[int]:
         return list(value)
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of a size such as ``10GiB``.
-
-    Raises:
-        BadValueError: It is none.
-    """
-    match = _SIZE.fullmatch(text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise BadValueError(f"{shown(text)} is no size", "write it like 10GiB or 500MB")
-    return int(float(match[1]) * unit)
-
-
-def parse_span(text: str) -> float:
-    """Return the seconds of a span of time such as ``7d``; those of ``0`` are 0.
-
-    Raises:
-        BadValueError: It is none.
-    """
-    match = _SPAN.fullmatch(text)
-    if match is None and text != "0":
-        raise BadValueError(f"{shown(text)} is no span of time", "write it like 7d, 12h or 30m")
-    return float(match[1]) * _SPANS[match[2]] if match else 0.0
-
-
-def shown(value: object) -> str:
-    """Return a value as messages name it: short, of one line, whatever it is."""
-    # Python refuses to write out numbers of thousands of digits.
-    if isinstance(value, int) and not -_MOST_BYTES <= value <= _MOST_BYTES:
-        return "so large a number"
-    if isinstance(value, dict | list):
-        return "a table" if isinstance(value, dict) else "a list"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value[:_LONGEST_SHOWN]) if isinstance(value, str) else repr(value)[:_LONGEST_SHOWN]
-
-
-def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
-    """Refuse keys that mean nothing, and say which may be meant.
-
-    Args:
-        table: What was written.
-        known: The keys that mean something.
-        where: File, and table in it.
-
-    Raises:
-        BadValueError: There is such a key.
-    """
-    names = list(known)
-    for key in table:
-        if key in names:
-            continue
-        near = difflib.get_close_matches(key.replace("-", "_").lower()[:80], names, 1)
-        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names[:_MOST_NAMES])}{more}"
-        raise BadValueError(f"{where}: there is no key {shown(key)}", hint)

@@ -1,0 +1,52 @@
+"""What is wrong with a configured value, in one line."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from torchperfd_daemon.errors import UsageError
+
+_LARGEST_SHOWN: Final = 2**63 - 1
+_LONGEST_SHOWN: Final = 40
+_MOST_NAMES: Final = 20
+
+
+class BadValueError(UsageError):
+    """A value cannot be what it is meant for. One line, whatever the value is."""
+
+
+class ConfigError(UsageError):
+    """The configuration cannot be used; the message names the file or variable, and the key."""
+
+
+def shown(value: object) -> str:
+    """Return a value as messages name it: short, of one line, whatever it is."""
+    # Python refuses to write out numbers of thousands of digits.
+    if isinstance(value, int) and not -_LARGEST_SHOWN <= value <= _LARGEST_SHOWN:
+        return "so large a number"
+    if isinstance(value, dict | list):
+        return "a table" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value[:_LONGEST_SHOWN]) if isinstance(value, str) else repr(value)[:_LONGEST_SHOWN]
+
+
+def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
+    """Refuse keys that mean nothing, and say which may be meant.
+
+    Args:
+        table: What was written.
+        known: The keys that mean something.
+        where: File, and table in it.
+
+    Raises:
+        BadValueError: There is such a key.
+    """
+    names = list(known)
+    for key in table:
+        if key in names:
+            continue
+        near = difflib.get_close_matches(key.replace("-", "_").lower()[:80], names, 1)
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(names[:_MOST_NAMES])}{more}"
+        raise BadValueError(f"{where}: there is no key {shown(key)}", hint)

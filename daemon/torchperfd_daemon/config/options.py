@@ -1,0 +1,154 @@
+"""The options of ``torchperfd serve``.
+
+Each option is one entry of ``OPTIONS``. Its flag, variable, key in a file and help text follow from it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torchperfd.v1 import contract
+from torchperfd_daemon.config.kinds import (
+    Address,
+    Choice,
+    Count,
+    File,
+    Kind,
+    Mode,
+    Number,
+    Size,
+    Span,
+    Switch,
+    Text,
+)
+
+VARIABLES: Final = "TORCHPERFD_"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of ``serve``.
+
+    Attributes:
+        key: Its name in a file; the flag has dashes for its underscores, the variable is in capitals.
+        kind: What its values are.
+        help: One sentence.
+        default: As it would stand in a file; a callable finds it out when it is needed; None is no value.
+        fields: Of ServeSettings; the key when empty. Several take the parts of a value.
+        flag: When it is not made of the key.
+        flag_only: It makes no sense in a file or a variable, and is not shown.
+    """
+
+    key: str
+    kind: Kind
+    help: str
+    default: object = None
+    fields: tuple[str, ...] = ()
+    flag: str = ""
+    flag_only: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its flag."""
+        return self.flag or f"--{self.key.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable."""
+        return f"{VARIABLES}{self.key.upper()}"
+
+    def default_value(self) -> Any:
+        """Return the value without any other; None for none."""
+        raw = self.default() if callable(self.default) else self.default
+        return None if raw is None else self.kind.read(raw, Path())
+
+
+OPTIONS: Final = (
+    Option("socket", File(), "Unix socket for clients; this user's own by default.", contract.user_socket),
+    Option("socket_mode", Mode(), "Permissions of the socket, octal.", "600"),
+    Option(
+        "admin_group",
+        Text(),
+        "Group, by name or id, whose members may command all runs; others only their own.",
+    ),
+    Option("max_sessions", Count(1, 65536), "Training processes at the same time, of all users.", 2048),
+    Option("max_sessions_per_user", Count(1, 65536), "Training processes of one user.", 512),
+    Option(
+        "metrics_address",
+        Address(),
+        "HOST:PORT of the metrics page; port 0 takes any free one.",
+        "127.0.0.1:9407",
+        ("metrics_host", "metrics_port"),
+    ),
+    Option(
+        "web_config_file",
+        File(),
+        "TLS and basic auth of the metrics page, in the format of Prometheus exporters.",
+        flag="--web.config.file",
+    ),
+    Option("captures_dir", File(), "Where traces are kept.", contract.user_captures_dir),
+    Option(
+        "captures_max_bytes",
+        Size(),
+        "Of all captures on the disk; the oldest are removed beyond. 0 is no limit, here and below.",
+        "20GiB",
+    ),
+    Option(
+        "captures_max_age",
+        Span(),
+        "Remove captures that are older, like 30d.",
+        0,
+        ("captures_max_age_seconds",),
+    ),
+    Option("captures_max_count", Count(), "How many captures; the oldest are removed beyond.", 10_000),
+    Option(
+        "captures_max_bytes_each",
+        Size(),
+        "Of one capture; its ranks have equal shares, and a larger trace is not kept.",
+        "4GiB",
+    ),
+    Option(
+        "captures_min_free",
+        Size(),
+        "Begin no capture with less free on the disk.",
+        "1GiB",
+        ("captures_min_free_bytes",),
+    ),
+    Option(
+        "analyze_captures",
+        Switch(),
+        "Analyse each capture once it has ended, when the node has nothing else to do.",
+        True,
+    ),
+    Option(
+        "captures_upload",
+        Text(),
+        "Where to upload captures, like s3://bucket/prefix; what has not been yet, the limits above spare.",
+    ),
+    Option(
+        "fleet_address",
+        Address(),
+        "HOST:PORT where daemons of other nodes may ask; beyond 127.0.0.1 only with a token or TLS.",
+    ),
+    Option(
+        "fleet_peers",
+        Text(),
+        "Daemons of other nodes: host:port,..., file:PATH, dns:NAME:PORT, slurm:HOSTLIST:PORT, "
+        "slurm:env or job.",
+    ),
+    Option("fleet_token_file", File(), "A secret of one line that all daemons of the fleet share."),
+    Option("fleet_tls_cert", File(), "Certificate of this daemon for others, in PEM."),
+    Option("fleet_tls_key", File(), "Its key."),
+    Option("fleet_tls_ca", File(), "Authority whose certificates daemons of the fleet show."),
+    Option(
+        "interval",
+        Number(0.05, 3600, "time in seconds"),
+        "Seconds between two samples of the node.",
+        1.0,
+        ("interval_seconds",),
+    ),
+    Option("demo", Switch(), "Show simulated GPUs and ranks, to try things out without any.", False),
+    Option("embedded", Switch(), "Stop when standard input closes.", False, flag_only=True),
+    Option("log_level", Choice(("debug", "info", "warning", "error")), "What to log.", "info"),
+)
+"""All options of ``serve``, in the order of its help."""
