@@ -15,20 +15,19 @@ from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.models import RootModels
 from torchperfd.hooks.patches import Patches
-from torchperfd.tape import Backward, Timed
+from torchperfd.tape import Timed
 from torchperfd.tape import events as on_tape
 
 
-def timed_backward(context: HookContext) -> Backward:
+def timed_backward(context: HookContext) -> Timed:
     """Return what goes in the place of ``torch.autograd.backward`` (which ``Tensor.backward`` calls)."""
     original = vars(torch.autograd)["backward"]
-    codes = on_tape.BACKWARD, on_tape.BACKWARD_END, on_tape.REDUCTION
-    timed = Backward(context.tape, original, *codes)
+    timed = Timed(context.tape, original, on_tape.BACKWARD, on_tape.BACKWARD_END)
     functools.update_wrapper(timed, original)
     return timed
 
 
-def install(context: HookContext, patches: Patches, backward: Backward, roots: RootModels) -> None:
+def install(context: HookContext, patches: Patches, backward: Timed, roots: RootModels) -> None:
     """Time the backward and both ``zero_grad``; a model's own tells ``roots`` of it."""
     patches.replace(torch.autograd, "backward", backward)
     for owner in (torch.optim.Optimizer, torch.nn.Module):

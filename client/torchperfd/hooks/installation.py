@@ -9,6 +9,7 @@ from torchperfd.device import DeviceTimes
 from torchperfd.drawn_batches import DrawnBatches
 from torchperfd.faults import Faults
 from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.gradient_times import GradientTimes
 from torchperfd.hooks.patches import Patches
 from torchperfd.interrupts import is_from_script
 from torchperfd.iterators import Iterators
@@ -72,7 +73,7 @@ class Hooks:
         frames.keep_classes_out_of_graphs(
             *(Loop, Recorder, ArrivalBook, Replay, Passes, Overhead, DeviceTimes, HookContext),
             *(Iterators, DrawnBatches, StepState, LoaderSampler, TimedDraw),
-            *(Patches, models.RootModels, reductions.Reductions, Compilations),
+            *(Patches, models.RootModels, reductions.Reductions, GradientTimes, Compilations),
         )
         context, patches, sampler = self._context, self._patches, self._sampler
         self._models = roots = models.RootModels(context, patches)

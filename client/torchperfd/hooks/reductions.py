@@ -1,24 +1,25 @@
 """Reductions: since when a backward of ``DistributedDataParallel`` waits for the other ranks.
 
-Its reducer does that in C++, once all gradients are computed, at the end of the backward. It also notes when
-each gradient was ready: on gloo, where the host waits, that is read when the backward is over. With NCCL it
-is the stream that waits, and a device event has to be put ahead of that. There a callback of the autograd
-engine, queued by the backward's own root ahead of the reducer's, tells the moment when it has come.
+Its reducer waits in C++, at the end of the backward, once all gradients are computed. It also notes when
+each gradient was ready: on gloo, where the host waits, it is asked for that when the backward is over. With
+NCCL the stream waits, and a device event has to be put ahead of that. There the autograd engine calls back
+when all gradients are computed: the backward's own root queues the callback, ahead of the reducer's.
 """
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 import torch.autograd
 
-from torchperfd.hooks.backward_stats import find_stats
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.hooks.gradient_times import GradientTimes, Pending
 from torchperfd.hooks.patches import Patches
-from torchperfd.tape import NATIVE, Backward, Prepare
+from torchperfd.tape import Timed
 from torchperfd.tape import events as on_tape
 
 _C10D: Final = "torch._C._distributed_c10d"
@@ -26,57 +27,87 @@ _COMPILED_AUTOGRAD: Final = "torch._dynamo.compiled_autograd"
 
 
 class Reductions:
-    """Learns of each backward that a reducer takes part in: not of those under ``no_sync()``."""
+    """Finds the backwards in which a reducer waits: not those under ``no_sync()``.
 
-    def __init__(self, context: HookContext, patches: Patches, timed: Backward) -> None:
+    Args:
+        context: What all hooks share.
+        patches: Where replaced attributes are noted.
+        timed: What stands in the place of ``torch.autograd.backward``.
+    """
+
+    def __init__(self, context: HookContext, patches: Patches, timed: Timed) -> None:
         self._context = context
         self._patches = patches
         self._timed = timed
-        self._backward: Callable[..., Any] = timed
-        # Made ahead of its use, which is where dynamo may watch.
-        self._ahead_of_backward = self._make_backward()
-        self._watches_backward = False
-        # Reducers that are prepared for a backward which has not begun, by id: of several models, each
-        # may have a backward of its own. And whether the root of one that has begun is yet to run.
+        # Made before it is used, because dynamo may watch by then.
+        self._backward = self._make_backward()
+        self._times = GradientTimes()
+        # Where events have tickets: the reducers that are prepared for a backward which has not begun, by id.
+        # Each of several models may have a backward of its own. And whether the root of one that has begun is
+        # yet to run.
         self._prepared: set[int] = set()
         self._under_way = False
 
     def install(self) -> None:
-        """Be told of reducers; where torch has none, there is nothing to be told."""
+        """Watch reducers be prepared; a torch without distributed training has none."""
         c10d = sys.modules.get(_C10D)
         if c10d is None:
             return
-        if NATIVE:
-            self._timed.find_stats = find_stats
         original = vars(c10d.Reducer)["prepare_for_backward"]
-        told = functools.update_wrapper(Prepare(self._timed, original, self._prepare), original)
-        self._patches.replace(c10d.Reducer, "prepare_for_backward", told)
 
-    # Where there are device events.
+        def prepare_for_backward(reducer: Any, *args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter_ns()
+            result = original(reducer, *args, **kwargs)
+            self._note_prepared(reducer, began)
+            return result
 
-    def _prepare(self, reducer: Any) -> None:
+        replacement = keep_out_of_graphs(functools.update_wrapper(prepare_for_backward, original))
+        self._patches.replace(c10d.Reducer, "prepare_for_backward", replacement)
+
+    def _note_prepared(self, reducer: Any, began: int) -> None:
         try:
-            if self._context.tape.here():
-                if not self._watches_backward:
-                    self._watch_backward()
+            tape = self._context.tape
+            if not tape.here() or tape.muted >> on_tape.BACKWARD & 1:
+                return
+            self._timed.original = self._backward  # not earlier: without DDP it is of no use
+            if tape.ticket is None:
+                self._times.note_prepared(reducer, began)
+            else:
                 self._prepared.add(id(reducer))
         except BaseException as error:
             if not self._context.absorb("collective", error):
                 raise
 
     def _make_backward(self) -> Callable[..., Any]:
+        original = self._timed.original
+
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self._prepared:
                 self._begin(args[0] if args else kwargs.get("tensors"))
-            return self._backward(*args, **kwargs)
+            if not self._times.are_expected or not self._context.tape.here():
+                return original(*args, **kwargs)
+            pending = self._times.take_pending()
+            began = time.perf_counter_ns()
+            result = original(*args, **kwargs)
+            self._write_wait(pending, began)
+            return result
 
-        return keep_out_of_graphs(functools.update_wrapper(backward, self._backward))
+        return keep_out_of_graphs(functools.update_wrapper(backward, original))
 
-    def _watch_backward(self) -> None:
-        """From now on, go ahead of every backward; not earlier, since it is no use without DDP."""
-        self._watches_backward = True
-        self._backward = vars(torch.autograd)["backward"]
-        self._patches.replace(torch.autograd, "backward", self._ahead_of_backward)
+    # On gloo.
+
+    def _write_wait(self, pending: Pending, began: int) -> None:
+        """A backward is over: write since when it has waited, if it did."""
+        try:
+            tape = self._context.tape
+            ready = self._times.last_ready(pending, began)
+            if ready is not None and not tape.muted >> on_tape.BACKWARD & 1:
+                tape.mark(on_tape.REDUCTION, max(0, time.perf_counter_ns() - ready))
+        except BaseException as error:
+            if not self._context.absorb("collective", error):
+                raise
+
+    # Where events have tickets.
 
     def _begin(self, tensors: Any) -> None:
         """A backward begins, of these roots."""

@@ -37,9 +37,6 @@
 #define ARGUMENT_SHIFT 8
 #define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
 #define MANY_EVENTS 65536 /* as in _cycles.c */
-#define MAX_REDUCERS 16
-#define ENOUGH_AGREEMENTS 3
-#define ASKED_EVERY 1024 /* backwards */
 
 typedef struct {
     int64_t time;
@@ -69,7 +66,7 @@ typedef struct {
 } Tape;
 
 static unsigned long identifiers_ahead; /* of THIS_THREAD() */
-static PyObject *name_call_impl, *name_get_backward_stats, *name_qualname, *name_training;
+static PyObject *name_call_impl, *name_qualname, *name_training;
 static PyObject *is_from_script; /* of interrupts.py */
 
 HOT static int64_t
@@ -724,8 +721,29 @@ timed_reduce(PyObject *self, PyObject *Py_UNUSED(none))
 static PyMethodDef timed_methods[] = {
     {"__reduce__", (PyCFunction)timed_reduce, METH_NOARGS, "Pickle by name."}, {NULL, NULL, 0, NULL}};
 
+static PyObject *
+timed_original(PyObject *self, void *Py_UNUSED(none))
+{
+    return Py_NewRef(((Timed *)self)->original);
+}
+
+static int
+timed_set_original(PyObject *self, PyObject *original, void *Py_UNUSED(none))
+{
+    if (original == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "original cannot be deleted");
+        return -1;
+    }
+    PyObject *before = ((Timed *)self)->original;
+    ((Timed *)self)->original = Py_NewRef(original);
+    Py_DECREF(before);
+    return 0;
+}
+
 static PyGetSetDef timed_getset[] = {
-    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {"original", timed_original, timed_set_original, "What is called between the two events.", NULL},
+    {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMemberDef timed_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Timed, vectorcall), READONLY, NULL},
@@ -1409,405 +1427,6 @@ static PyType_Spec step_hook_spec = {"torchperfd.tape._native.StepHook", sizeof(
                                      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
                                      step_hook_slots};
 
-/* Backward: torch.autograd.backward between two events, and when all gradients of a reducer were ready in it */
-
-/* A std::vector, in which a reducer has when each gradient was ready, in ns since it was prepared. */
-typedef struct {
-    const int64_t *begin, *end;
-} Stats;
-
-/* What of these a backward is told: the last, -1 if nothing is known; and a mark of all of them, since one moment
-   may well be the same in two backwards, to the nanosecond. */
-typedef struct {
-    int64_t last;
-    uint64_t mark;
-} Ready;
-
-typedef struct {
-    PyObject *reference; /* weak */
-    int64_t prepared;    /* when it began to be, for a backward that is yet to come; 0 if it did not */
-    int64_t taken;       /* how long that took: somewhere in it the reducer began to count */
-    uint64_t newest;     /* mark of the last backward's gradients: 0 before there was one */
-    const Stats *stats;  /* in its own memory; NULL where they have not been found */
-    Py_ssize_t gradients;
-    int searched;   /* whether they have been looked for */
-    int agreements; /* how often they were what the reducer says */
-    int unasked;    /* for how many backwards it has not been asked */
-} Reducer;
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    Tape *tape;
-    PyObject *original, *dict;
-    int begin, end, reduction;
-    int depth;    /* checkpoints go backward within the backward */
-    int expected; /* how many reducers are prepared */
-    int known, oldest;
-    Remembered get_stats;
-    PyObject *find_stats; /* or NULL */
-    Reducer reducers[MAX_REDUCERS];
-} Backward;
-
-static int
-backward_traverse(Backward *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->dict);
-    Py_VISIT(self->tape);
-    Py_VISIT(self->original);
-    Py_VISIT(self->get_stats.found);
-    Py_VISIT(self->find_stats);
-    for (int number = 0; number < self->known; number++)
-        Py_VISIT(self->reducers[number].reference);
-    return 0;
-}
-
-static int
-backward_clear(Backward *self)
-{
-    Py_CLEAR(self->dict);
-    Py_CLEAR(self->tape);
-    Py_CLEAR(self->original);
-    self->get_stats.version = 0;
-    Py_CLEAR(self->get_stats.found);
-    Py_CLEAR(self->find_stats);
-    for (int number = 0; number < self->known; number++)
-        Py_CLEAR(self->reducers[number].reference);
-    return 0;
-}
-
-static void
-backward_dealloc(Backward *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    backward_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-/* A place for a reducer that is not known yet: that of the oldest; NULL without an error. */
-RARE static Reducer *
-make_known(Backward *self, PyObject *reducer)
-{
-    PyObject *reference = PyWeakref_NewRef(reducer, NULL);
-    if (reference == NULL) {
-        PyErr_Clear();
-        return NULL;
-    }
-    Reducer *place = &self->reducers[self->oldest];
-    self->oldest = (self->oldest + 1) % MAX_REDUCERS;
-    if (self->known < MAX_REDUCERS)
-        self->known++;
-    self->expected -= place->prepared != 0;
-    PyObject *before = place->reference;
-    *place = (Reducer){.reference = reference};
-    Py_XDECREF(before);
-    return place;
-}
-
-HOT static Reducer *
-place_of(Backward *self, PyObject *reducer)
-{
-    for (int number = 0; number < self->known; number++)
-        if (refers_to(self->reducers[number].reference, reducer))
-            return &self->reducers[number];
-    return make_known(self, reducer);
-}
-
-HOT static void
-expect(Backward *self, PyObject *reducer, int64_t prepared)
-{
-    Reducer *place = place_of(self, reducer);
-    if (place != NULL) {
-        self->expected += place->prepared == 0;
-        place->prepared = prepared;
-        place->taken = now() - prepared;
-    }
-}
-
-HOT static inline void
-note_gradient(Ready *ready, int64_t at)
-{
-    ready->mark = ready->mark * 1000003 + (uint64_t)at;
-    if (at > ready->last)
-        ready->last = at;
-}
-
-HOT static Ready
-read_stats(const Reducer *place)
-{
-    Ready ready = {-1, 0};
-    if (place->stats->end - place->stats->begin == place->gradients)
-        for (const int64_t *at = place->stats->begin; at != place->stats->end; at++)
-            note_gradient(&ready, *at);
-    return ready;
-}
-
-/* Have it found where the reducer has them; -1 with an error set where the script's code raised meanwhile. */
-RARE static int
-find_stats(const Backward *self, Reducer *place, PyObject *reducer)
-{
-    PyObject *address;
-    int raised = call_back(self->find_stats, reducer, &address);
-    /* A signal handler may have trained something else, and the place be another's by now. */
-    if (address != NULL && PyLong_Check(address) && refers_to(place->reference, reducer)) {
-        place->stats = PyLong_AsVoidPtr(address);
-        if (place->stats == NULL)
-            PyErr_Clear();
-    }
-    Py_XDECREF(address);
-    return raised;
-}
-
-/* The same as the reducer says, which is dear; and find out whether it may be read where it is thought to be. -1 with an error set where the script's code raised meanwhile. */
-RARE static int
-ask_for_stats(Backward *self, Reducer *place, PyObject *reducer, Ready *ready)
-{
-    PyObject *stats = attribute_of_type(&self->get_stats, reducer, name_get_backward_stats);
-    PyObject *times = stats == NULL ? NULL : PyObject_CallOneArg(stats, reducer);
-    Py_XDECREF(stats);
-    *ready = (Ready){-1, 0};
-    Py_ssize_t gradients = times != NULL && PyList_Check(times) ? PyList_GET_SIZE(times) : 0;
-    for (Py_ssize_t number = 0; number < gradients; number++)
-        note_gradient(ready, PyLong_AsLongLong(PyList_GET_ITEM(times, number)));
-    Py_XDECREF(times);
-    if (PyErr_Occurred() && clear_own_error() < 0)
-        return -1;
-    if (ready->last <= 0 || ready->mark == place->newest)
-        return 0;
-    place->gradients = gradients;
-    place->unasked = 0;
-    if (place->stats != NULL) {
-        Ready seen = read_stats(place);
-        place->agreements++;
-        if (seen.last != ready->last || seen.mark != ready->mark)
-            place->stats = NULL;
-    }
-    else if (self->find_stats != NULL && !place->searched) {
-        place->searched = 1;
-        return find_stats(self, place, reducer);
-    }
-    return 0;
-}
-
-HOT static int
-last_gradient(Backward *self, Reducer *place, PyObject *reducer, Ready *ready)
-{
-    if (place->stats != NULL && place->agreements >= ENOUGH_AGREEMENTS && ++place->unasked < ASKED_EVERY) {
-        *ready = read_stats(place);
-        if (ready->last >= 0)
-            return 0;
-    }
-    return ask_for_stats(self, place, reducer, ready);
-}
-
-/* When the last gradient was ready that a reducer waited for in a backward that began at a time; 0 if none did, -1
-   with an error set where the script's code raised meanwhile. */
-HOT static int64_t
-reduced_from(Backward *self, int64_t began)
-{
-    int64_t arrived = 0;
-    for (int number = 0; number < self->known; number++) {
-        Reducer *place = &self->reducers[number];
-        if (place->prepared == 0)
-            continue;
-        PyObject *reducer = referent(place->reference);
-        Ready ready = {-1, 0};
-        int raised = reducer == NULL ? 0 : last_gradient(self, place, reducer, &ready);
-        Py_XDECREF(reducer);
-        if (raised < 0)
-            return -1;
-        if (ready.last >= 0 && ready.mark == place->newest)
-            continue; /* of another model, whose backward is yet to come */
-        int64_t earliest = place->prepared + ready.last, latest = earliest + place->taken;
-        int64_t at = earliest > began ? earliest : began;
-        place->newest = ready.mark;
-        place->prepared = 0;
-        self->expected--;
-        if (ready.last >= 0 && latest >= began && at > arrived)
-            arrived = at;
-    }
-    return arrived;
-}
-
-HOT static PyObject *
-backward_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
-{
-    Backward *self = (Backward *)callable;
-    Tape *tape = self->tape;
-    if (!here(tape) || is_muted(tape, self->begin))
-        return PyObject_Vectorcall(self->original, args, nargsf, names);
-    int64_t began = now(), arrived = 0;
-    if (put_at(tape, began, self->begin, 0) < 0)
-        return end_at_once(tape, self->end, 0);
-    int reduces = self->expected;
-    self->depth++;
-    PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
-    self->depth--;
-    if (!here(tape))
-        return result;
-    if (result != NULL && reduces && self->depth == 0)
-        arrived = reduced_from(self, began);
-    if (arrived < 0)
-        Py_CLEAR(result);
-    int64_t ended = arrived > 0 ? now() : 0, ago = ended - arrived;
-    if (arrived > 0 && put_at(tape, ended, self->reduction, ago > 0 ? ago : 0) < 0)
-        Py_CLEAR(result);
-    if (put(tape, self->end, 0) < 0)
-        Py_CLEAR(result);
-    return result;
-}
-
-static PyObject *
-backward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"tape", "original", "begin", "end", "reduction", NULL};
-    PyObject *tape, *original;
-    int begin, end, reduction;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Oiii", names, tape_type, &tape, &original, &begin, &end,
-                                     &reduction))
-        return NULL;
-    Backward *self = (Backward *)type->tp_alloc(type, 0);
-    if (self == NULL)
-        return NULL;
-    self->vectorcall = backward_vectorcall;
-    self->tape = (Tape *)Py_NewRef(tape);
-    self->original = Py_NewRef(original);
-    self->begin = begin;
-    self->end = end;
-    self->reduction = reduction;
-    return (PyObject *)self;
-}
-
-static PyMemberDef backward_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Backward, vectorcall), READONLY, NULL},
-    {"__dictoffset__", T_PYSSIZET, offsetof(Backward, dict), READONLY, NULL},
-    {"find_stats", T_OBJECT, offsetof(Backward, find_stats), 0,
-     "Called for the address of a reducer's backward stats, unless None."},
-    {NULL, 0, 0, 0, NULL}};
-
-static PyType_Slot backward_slots[] = {{Py_tp_doc, "The backward, between two events, and its reduction."},
-                                       {Py_tp_new, backward_new},
-                                       {Py_tp_dealloc, backward_dealloc},
-                                       {Py_tp_traverse, backward_traverse},
-                                       {Py_tp_clear, backward_clear},
-                                       {Py_tp_call, PyVectorcall_Call},
-                                       {Py_tp_descr_get, timed_get},
-                                       {Py_tp_getset, timed_getset},
-                                       {Py_tp_methods, timed_methods},
-                                       {Py_tp_members, backward_members},
-                                       {0, NULL}};
-
-static PyType_Spec backward_spec = {"torchperfd.tape._native.Backward", sizeof(Backward), 0,
-                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-                                    backward_slots};
-
-static PyTypeObject *backward_type;
-
-/* Prepare: what prepares a reducer for a backward, told ahead of it */
-
-typedef struct {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
-    Backward *backward;
-    PyObject *original, *otherwise, *dict;
-} Prepare;
-
-static int
-prepare_traverse(Prepare *self, visitproc visit, void *arg)
-{
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(self->dict);
-    Py_VISIT(self->backward);
-    Py_VISIT(self->original);
-    Py_VISIT(self->otherwise);
-    return 0;
-}
-
-static int
-prepare_clear(Prepare *self)
-{
-    Py_CLEAR(self->dict);
-    Py_CLEAR(self->backward);
-    Py_CLEAR(self->original);
-    Py_CLEAR(self->otherwise);
-    return 0;
-}
-
-static void
-prepare_dealloc(Prepare *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    PyObject_GC_UnTrack(self);
-    prepare_clear(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-HOT static PyObject *
-prepare_vectorcall(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *names)
-{
-    Prepare *self = (Prepare *)callable;
-    Backward *backward = self->backward;
-    Tape *tape = backward->tape;
-    if (PyVectorcall_NARGS(nargsf) == 0 || !here(tape) || is_muted(tape, backward->begin))
-        return PyObject_Vectorcall(self->original, args, nargsf, names);
-    if (tape->ticket == NULL) {
-        int64_t prepared = now();
-        PyObject *result = PyObject_Vectorcall(self->original, args, nargsf, names);
-        if (result != NULL)
-            expect(backward, args[0], prepared);
-        return result;
-    }
-    /* Tickets are drawn as things happen. */
-    PyObject *told;
-    int raised = call_back(self->otherwise, args[0], &told);
-    Py_XDECREF(told);
-    return raised < 0 ? NULL : PyObject_Vectorcall(self->original, args, nargsf, names);
-}
-
-static PyObject *
-prepare_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"backward", "original", "otherwise", NULL};
-    PyObject *backward, *original, *otherwise;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO", names, backward_type, &backward, &original, &otherwise))
-        return NULL;
-    Prepare *self = (Prepare *)type->tp_alloc(type, 0);
-    if (self == NULL)
-        return NULL;
-    self->vectorcall = prepare_vectorcall;
-    self->backward = (Backward *)Py_NewRef(backward);
-    /* What a pybind class has of a name is a method of another type around the function itself. */
-    self->original = Py_NewRef(PyInstanceMethod_Check(original) ? PyInstanceMethod_GET_FUNCTION(original) : original);
-    self->otherwise = Py_NewRef(otherwise);
-    return (PyObject *)self;
-}
-
-static PyMemberDef prepare_members[] = {
-    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Prepare, vectorcall), READONLY, NULL},
-    {"__dictoffset__", T_PYSSIZET, offsetof(Prepare, dict), READONLY, NULL},
-    {NULL, 0, 0, 0, NULL}};
-
-static PyType_Slot prepare_slots[] = {{Py_tp_doc, "What prepares a reducer, told ahead of it."},
-                                      {Py_tp_new, prepare_new},
-                                      {Py_tp_dealloc, prepare_dealloc},
-                                      {Py_tp_traverse, prepare_traverse},
-                                      {Py_tp_clear, prepare_clear},
-                                      {Py_tp_call, PyVectorcall_Call},
-                                      {Py_tp_descr_get, timed_get},
-                                      {Py_tp_getset, timed_getset},
-                                      {Py_tp_methods, timed_methods},
-                                      {Py_tp_members, prepare_members},
-                                      {0, NULL}};
-
-static PyType_Spec prepare_spec = {"torchperfd.tape._native.Prepare", sizeof(Prepare), 0,
-                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
-                                       | Py_TPFLAGS_METHOD_DESCRIPTOR,
-                                   prepare_slots};
-
 /* The module */
 
 static int
@@ -1833,7 +1452,6 @@ PyInit__native(void)
 {
     identifiers_ahead = PyThread_get_thread_ident() - THIS_THREAD();
     name_call_impl = PyUnicode_InternFromString("_call_impl");
-    name_get_backward_stats = PyUnicode_InternFromString("get_backward_stats");
     name_qualname = PyUnicode_InternFromString("__qualname__");
     name_training = PyUnicode_InternFromString("training");
     PyObject *interrupts = PyImport_ImportModule("torchperfd.interrupts");
@@ -1842,12 +1460,11 @@ PyInit__native(void)
     if (is_from_script == NULL)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || name_call_impl == NULL || name_get_backward_stats == NULL || name_qualname == NULL
+    if (module == NULL || name_call_impl == NULL || name_qualname == NULL
         || name_training == NULL || add_type(module, &tape_spec, &tape_type) < 0
         || add_type(module, &timed_spec, NULL) < 0 || add_type(module, &draws_spec, NULL) < 0
         || add_type(module, &forward_spec, NULL) < 0 || add_type(module, &steps_spec, &steps_type) < 0
-        || add_type(module, &step_hook_spec, NULL) < 0 || add_type(module, &backward_spec, &backward_type) < 0
-        || add_type(module, &prepare_spec, NULL) < 0) {
+        || add_type(module, &step_hook_spec, NULL) < 0) {
         Py_XDECREF(module);
         return NULL;
     }

@@ -32,6 +32,7 @@ class Tape:
 class Timed:
     """A function or method between two events."""
 
+    original: Callable[..., Any]
     def __init__(
         self, tape: Tape, original: Callable[..., Any], begin: int, end: int, failed: int = -1
     ) -> None: ...
@@ -89,22 +90,3 @@ class StepHook:
     def __call__(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None: ...
     @classmethod
     def trace_as(cls, function: Callable[..., None], /) -> None: ...
-
-class Backward:
-    """``torch.autograd.backward`` between two events, and when a reducer's gradients were ready in it."""
-
-    find_stats: Callable[[Any], int | None] | None
-    def __init__(
-        self, tape: Tape, original: Callable[..., Any], begin: int, end: int, reduction: int
-    ) -> None: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
-
-class Prepare:
-    """What prepares a reducer for a backward, told ahead of it."""
-
-    def __init__(
-        self, backward: Backward, original: Callable[..., Any], otherwise: Callable[[Any], object]
-    ) -> None: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...

@@ -195,13 +195,17 @@ class _Function:
 
 
 class Timed(_Function):
-    """A function or method between two events."""
+    """A function or method between two events.
+
+    Attributes:
+        original: What is called in between.
+    """
 
     def __init__(
         self, tape: Tape, original: Callable[..., Any], begin: int, end: int, failed: int = -1
     ) -> None:
         self._tape = tape
-        self._original = original
+        self.original = original
         self._begin = begin
         self._end = end
         self._failed = end if failed < 0 else failed
@@ -210,12 +214,12 @@ class Timed(_Function):
         """Call the original."""
         tape = self._tape
         if get_ident() != tape.thread or tape.muted >> self._begin & 1:
-            return self._original(*args, **kwargs)
+            return self.original(*args, **kwargs)
         has_ended = False
         try:
             tape.write(self._begin)
             try:
-                result = self._original(*args, **kwargs)
+                result = self.original(*args, **kwargs)
             except BaseException:
                 has_ended = tape.mark(self._failed)
                 raise
@@ -414,118 +418,6 @@ class Steps:
             tape.beats[1] = time.perf_counter_ns()
         tape.write(self._end, id(optimizer))
         return True
-
-
-class Backward(_Function):
-    """``torch.autograd.backward`` between two events, and when a reducer's gradients were ready in it.
-
-    A reducer of ``DistributedDataParallel`` notes by itself when each gradient was ready, from the moment on
-    at which it was prepared for the backward. From the last one on the backward waits for the other ranks.
-
-    Args:
-        tape: Where to write.
-        original: The function.
-        begin: Code of the event before.
-        end: Code of the event after.
-        reduction: Code of the event ahead of that one where a reducer has waited. Its argument is how many ns
-            ago the last gradient was ready.
-    """
-
-    def __init__(
-        self, tape: Tape, original: Callable[..., Any], begin: int, end: int, reduction: int
-    ) -> None:
-        self.tape = tape
-        self._original = original
-        self._begin = begin
-        self._end = end
-        self._reduction = reduction
-        self._depth = 0  # checkpoints go backward within the backward
-        # By id: when reducers were prepared for a backward that is yet to come, and how late each gradient
-        # was in the one before: in no other are all of them so late to the nanosecond. The references have no
-        # callbacks: what the script's signal handlers raise in one would be lost.
-        self._prepared: dict[int, tuple[weakref.ref[Any], int, int]] = {}
-        self._newest: dict[int, tuple[weakref.ref[Any], list[int]]] = {}
-
-    def prepare(self, reducer: Any, began: int) -> None:
-        """Take note that a reducer has been prepared since ``began``; meanwhile it began to count."""
-        tape = self.tape
-        if get_ident() == tape.thread and not tape.muted >> self._begin & 1:
-            self._prepared[id(reducer)] = weakref.ref(reducer), began, time.perf_counter_ns()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Go backward."""
-        tape = self.tape
-        if get_ident() != tape.thread or tape.muted >> self._begin & 1:
-            return self._original(*args, **kwargs)
-        has_ended, depth = False, self._depth
-        try:
-            tape.write(self._begin)
-            began = time.perf_counter_ns()
-            self._depth = depth + 1
-            try:
-                result = self._original(*args, **kwargs)
-            except BaseException:
-                has_ended = tape.mark(self._end)
-                raise
-            if self._prepared and depth == 0:
-                arrived = _call_back(self._reduced_from, began)
-                if isinstance(arrived, int):
-                    tape.mark(self._reduction, max(0, time.perf_counter_ns() - arrived))
-            has_ended = tape.mark(self._end)
-            return result
-        except BaseException:
-            if not has_ended:
-                tape.forget_step()
-            raise
-        finally:
-            self._depth = depth
-
-    def _reduced_from(self, began: int) -> int | None:
-        """Return when the last gradient was ready that a reducer waited for since ``began``."""
-        arrived = None
-        for own, (reference, earliest, latest) in list(self._prepared.items()):
-            reducer = reference()
-            if reducer is None:
-                self._prepared.pop(own, None)
-                continue
-            times = reducer.get_backward_stats()
-            known, newest = self._newest.get(own, (None, []))
-            if times and times == (newest if known is not None and known() is reducer else [0] * len(times)):
-                continue  # of another model, whose backward is yet to come
-            self._newest = {other: seen for other, seen in self._newest.items() if seen[0]() is not None}
-            self._newest[own] = reference, times
-            self._prepared.pop(own, None)
-            if times and latest + max(times) >= began:
-                arrived = max(earliest + max(times), began, arrived or 0)
-        return arrived
-
-
-class Prepare(_Function):
-    """What prepares a reducer for a backward, told ahead of it.
-
-    Args:
-        backward: The backward.
-        original: The method.
-        otherwise: Called with the reducer instead where events have tickets, which are drawn as they happen.
-    """
-
-    def __init__(
-        self, backward: Backward, original: Callable[..., Any], otherwise: Callable[[Any], object]
-    ) -> None:
-        self._backward = backward
-        self._tape = backward.tape
-        self._original = original
-        self._otherwise = otherwise
-
-    def __call__(self, reducer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Prepare it."""
-        if self._tape.ticket is not None:
-            _call_back(self._otherwise, reducer)
-            return self._original(reducer, *args, **kwargs)
-        began = time.perf_counter_ns()
-        result = self._original(reducer, *args, **kwargs)
-        _call_back(self._backward.prepare, reducer, began)
-        return result
 
 
 def _call_back(callback: Callable[..., object] | None, *args: Any) -> object:
