@@ -22,7 +22,6 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import access, contract, control_pb2, session_pb2
 from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.callers import UserLimit
 from torchperfd_daemon.captures import (
     Analyst,
     Catalog,
@@ -79,7 +78,8 @@ from torchperfd_daemon.metrics.triggers import TriggerMetrics
 from torchperfd_daemon.metrics.uploads import UploadMetrics
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
-from torchperfd_daemon.rpc_server import RpcServer, caller_directory
+from torchperfd_daemon.rpc.callers import UserLimit
+from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions, group_id
 from torchperfd_daemon.service.reach import SessionReach

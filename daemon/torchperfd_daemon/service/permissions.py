@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.callers import Caller, CallerDirectory, own_uid
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import NotAllowedError, UsageError
+from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, own_uid
 from torchperfd_daemon.store import Rank
 from torchperfd_daemon.text import one_line
 

@@ -11,16 +11,16 @@ import grpc
 
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2, session_pb2_grpc
-from torchperfd_daemon.callers import UNKNOWN, Caller, CallerDirectory, UserLimit, has_ended, is_process
 from torchperfd_daemon.captures import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.log_limiter import LogLimiter
+from torchperfd_daemon.rpc.callers import UNKNOWN, Caller, CallerDirectory, UserLimit, has_ended, is_process
+from torchperfd_daemon.rpc.request_guard import MOST_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.order_desk import OrderDesk
 from torchperfd_daemon.service.others import Others
 from torchperfd_daemon.service.pulse import PulseDesk
-from torchperfd_daemon.service.request_guard import MOST_BUNDLED, Unreadable
 from torchperfd_daemon.service.stack_desk import StackDesk
 from torchperfd_daemon.stacks import RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, Store

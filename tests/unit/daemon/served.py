@@ -16,11 +16,11 @@ import grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2_grpc, session_pb2, session_pb2_grpc
-from torchperfd_daemon.callers import CallerDirectory
 from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.fleet import Credentials, FanOut, FleetView
-from torchperfd_daemon.rpc_server import RpcServer, caller_directory
+from torchperfd_daemon.rpc.callers import CallerDirectory
+from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions
 from torchperfd_daemon.store import Store

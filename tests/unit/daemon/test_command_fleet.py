@@ -32,7 +32,7 @@ from torchperfd_daemon.fleet import (
     listen,
 )
 from torchperfd_daemon.fleet.peers import Static
-from torchperfd_daemon.rpc_server import RpcServer, caller_directory
+from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions
 from torchperfd_daemon.store import RankIdentity, Store

@@ -13,9 +13,16 @@ import pytest
 from tests.unit.daemon.served import GIVE_UP_S, RankStream, Served, control, play, serving, short_directory
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process, read_caller
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.collectors.ranks import own_namespace
+from torchperfd_daemon.rpc.callers import (
+    Caller,
+    CallerDirectory,
+    UserLimit,
+    has_ended,
+    is_process,
+    read_caller,
+)
 
 OWN_TICKS = parse_stat(read("/proc/self/stat")).start_ticks
 OWN_NAMESPACE = own_namespace(Path("/proc"))
@@ -104,7 +111,7 @@ def test_connections_beyond_the_limit_are_closed() -> None:
 
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchperfd_daemon.peer_proxy._SILENCE_S", 0.05)
+    monkeypatch.setattr("torchperfd_daemon.rpc.peer_proxy._SILENCE_S", 0.05)
 
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         reader, writer = await asyncio.open_unix_connection(served.socket)

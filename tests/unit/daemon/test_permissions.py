@@ -9,9 +9,9 @@ import pytest
 from tests.unit.daemon.served import RankStream, Served, control, hello, play
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.callers import Caller
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import NotAllowedError, UsageError
+from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.permissions import Permissions, Rights, group_id
 from torchperfd_daemon.store import RankIdentity, Store
 

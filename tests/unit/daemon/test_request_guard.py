@@ -10,7 +10,7 @@ from tests.unit.daemon.served import RankStream, Served, hello, play, steps_mess
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.log_limiter import PERIOD_S, LogLimiter
-from torchperfd_daemon.service.request_guard import (
+from torchperfd_daemon.rpc.request_guard import (
     TooLargeError,
     check_client_message,
     check_request,

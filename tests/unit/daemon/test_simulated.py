@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchperfd_daemon.callers import Caller
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.stack_desk import choose
 from torchperfd_daemon.service.targets import Targets

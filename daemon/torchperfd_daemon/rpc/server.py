@@ -14,12 +14,11 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc
-from torchperfd_daemon.callers import CallerDirectory
 from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.peer_proxy import PeerProxy
-from torchperfd_daemon.service import ControlService, SessionService
-from torchperfd_daemon.service.request_guard import MOST_MESSAGE_BYTES, RequestGuard
+from torchperfd_daemon.rpc.callers import CallerDirectory
+from torchperfd_daemon.rpc.peer_proxy import PeerProxy
+from torchperfd_daemon.rpc.request_guard import MOST_MESSAGE_BYTES, RequestGuard
 
 _RPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
@@ -51,8 +50,8 @@ class RpcServer:
         self,
         settings: ServeSettings,
         callers: CallerDirectory,
-        sessions: SessionService,
-        control: ControlService,
+        sessions: session_pb2_grpc.SessionServicer,
+        control: control_pb2_grpc.ControlServicer,
         checks: health.HealthServicer,
     ) -> None:
         self._settings = settings

@@ -12,8 +12,8 @@ import secrets
 import socket
 from typing import Final
 
-from torchperfd_daemon.callers import CallerDirectory, read_caller
 from torchperfd_daemon.log_limiter import LogLimiter
+from torchperfd_daemon.rpc.callers import CallerDirectory, read_caller
 
 log = logging.getLogger("torchperfd.access")
 
