@@ -2,26 +2,18 @@
 
 import asyncio
 import contextlib
-import fcntl
-import itertools
 import logging
-import os
 import secrets
 import signal
 import socket
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
 from typing import Final
 
-import grpc
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
-from torchperfd.v1 import access, contract, control_pb2, session_pb2
-from torchperfd_daemon.background import WorkerHealth
+from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import (
     Analyst,
     Catalog,
@@ -32,24 +24,11 @@ from torchperfd_daemon.captures import (
     Uploader,
     place,
 )
-from torchperfd_daemon.collectors.base import Collector, Family, Sampler
-from torchperfd_daemon.collectors.cgroup import CgroupCollector
-from torchperfd_daemon.collectors.cpu import CpuCollector
-from torchperfd_daemon.collectors.disk import DiskCollector
-from torchperfd_daemon.collectors.memory import MemoryCollector
-from torchperfd_daemon.collectors.network import NetworkCollector
-from torchperfd_daemon.collectors.nvml import NvmlCollector
-from torchperfd_daemon.collectors.pressure import PressureCollector
-from torchperfd_daemon.collectors.process import ProcessCollector
-from torchperfd_daemon.collectors.rota import Rota
-from torchperfd_daemon.collectors.simulated import SimulatedGpuCollector
 from torchperfd_daemon.config.settings import ServeSettings
-from torchperfd_daemon.demo import DemoRanks
-from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import (
     Address,
     AuthInterceptor,
-    Credentials,
+    CredentialFiles,
     FanOut,
     FleetService,
     FleetView,
@@ -57,11 +36,12 @@ from torchperfd_daemon.fleet import (
     Peers,
     check_listening,
     check_trust,
-    listen,
     parse_peers,
-    read_credentials,
 )
+from torchperfd_daemon.fleet import listen as listen_to_fleet
 from torchperfd_daemon.goodput import FOLDER, Accountant, Book
+from torchperfd_daemon.lifetime import Lifetime
+from torchperfd_daemon.listening import listen, own_socket, public_host
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.analysis import AnalysisMetrics
 from torchperfd_daemon.metrics.background import BackgroundMetrics
@@ -72,18 +52,17 @@ from torchperfd_daemon.metrics.goodput import GoodputMetrics
 from torchperfd_daemon.metrics.node import NodeMetrics
 from torchperfd_daemon.metrics.own import OwnMetrics
 from torchperfd_daemon.metrics.page import Source
-from torchperfd_daemon.metrics.process import RankProcesses
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.metrics.triggers import TriggerMetrics
 from torchperfd_daemon.metrics.uploads import UploadMetrics
+from torchperfd_daemon.node_samplers import NodeSamplers
 from torchperfd_daemon.observer import Observer
-from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
-from torchperfd_daemon.rpc.callers import UserLimit
+from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions, group_id
 from torchperfd_daemon.service.reach import SessionReach
-from torchperfd_daemon.service.survey import Held
+from torchperfd_daemon.simulated import SimulatedRanks
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.systemd import keep_watchdog_quiet, notify
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
@@ -98,14 +77,25 @@ _SERVICES: Final = (
     control_pb2.DESCRIPTOR.services_by_name["Control"].full_name,
     "",
 )
-_ORPHAN_CHECK_S: Final = 1.0
-# Who owns what changes with jobs, not with steps, and asks the kubelet.
-_OWNERSHIP_INTERVAL_S: Final = 5.0
-_RELIEF_S: Final = 2.0
 
 
-class AlreadyServedError(TorchperfdError):
-    """Another daemon owns the socket."""
+@dataclass(frozen=True, slots=True)
+class _Clients:
+    """What serves training processes, as the daemon's other parts use it."""
+
+    node: Node
+    callers: CallerDirectory
+    sessions: SessionService
+    fleet: FleetView
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """What watches the runs, and the page that shows them."""
+
+    observer: Observer
+    triggers: Runner
+    page: MetricsPage
 
 
 class Daemon:
@@ -117,7 +107,7 @@ class Daemon:
     """
 
     def __init__(self, settings: ServeSettings, plan: Plan | None = None) -> None:
-        # Clients, which may have another working directory, are told where to write.
+        # Clients write there, and may have another working directory.
         settings = replace(settings, captures_dir=settings.captures_dir.absolute())
         self._settings = settings
         self._plan = plan or Plan()
@@ -141,27 +131,26 @@ class Daemon:
         if self._analyst is not None:
             self._catalog.on_ended = self._analyst.submit
         self._coordinator = Coordinator(self._catalog)
-        # What never was is not kept.
+        # Simulated ranks leave no accounts on the disk.
         goodput = None if settings.demo else settings.captures_dir / FOLDER
         self._accountant = Accountant(self._store, Book(goodput, socket.gethostname()))
         self._instance = secrets.token_hex(8)
-        self._credentials = self._read_credentials()
-        self._interceptor = AuthInterceptor(lambda: self._credentials)
+        self._credentials = CredentialFiles(settings)
+        self._interceptor = AuthInterceptor(self._credentials.current)
         self._fleet_address = Address(*settings.fleet_address) if settings.fleet_address else None
         if self._fleet_address is not None:
-            check_listening(self._fleet_address, self._credentials)
+            check_listening(self._fleet_address, self._credentials.current())
         peers = parse_peers(settings.fleet_peers, own=self._fleet_address) if settings.fleet_peers else None
         self._peers = Peers(peers) if peers is not None else None
         self._job_peers = peers if isinstance(peers, JobPeers) else None
         if self._job_peers is not None:
-            check_trust(self._credentials)
+            check_trust(self._credentials.current())
         self._admin_group = group_id(settings.admin_group)
         self._ready = False
-        self._stop = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._lifetime = Lifetime(embedded=settings.embedded)
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT, or, when embedded, until nobody needs it.
+        """Serve until SIGTERM or SIGINT; when embedded, until the owner and the last rank have left.
 
         Raises:
             TorchperfdError: Something cannot be served; the message names the fix.
@@ -170,211 +159,185 @@ class Daemon:
         web_config = WebConfigFile(settings.web_config_file) if settings.web_config_file else None
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._lifetime.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload, web_config)
-        with _own(settings.socket), _listen(settings) as listener:
-            _note_place(settings, self._uploader)
-            ranks = RankProcesses(self._store)
-            gpus = GpuWatch(SimulatedGpuCollector() if settings.demo else NvmlCollector(), ranks)
-            demo = DemoRanks(self._store, gpus.newest, socket.gethostname()) if settings.demo else None
-            owners = demo or OwnershipCollector(ranks, gpus.newest)
-            interval = settings.interval_seconds
-            seldom = max(interval, _OWNERSHIP_INTERVAL_S)
-            host = [Sampler(collector, interval) for collector in _host_collectors(ranks)]
-            driver, owner = Sampler(gpus, interval), Sampler(owners, seldom)
-            # What asks a driver or another service may take its time, and has a thread of its own.
-            rotas = [Rota(host, interval), Rota([driver], interval), Rota([owner], seldom)]
-            samplers = [*host, driver, owner]
-            host, port = listener.getsockname()[:2]
-            scheme = "https" if web_config is not None and web_config.current().tls else "http"
-            url = f"{scheme}://{_shown(host)}:{port}/metrics"
-            node = Node(socket.gethostname(), url, settings.captures_dir)
-            fan_out = FanOut(lambda: self._credentials)
-            fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
-            others = fleet if self._peers is not None else None
-            callers = caller_directory(settings)
-            sessions = SessionService(
-                self._store,
-                self._coordinator,
-                node,
-                self._changed.set,
-                others,
-                self._job_peers,
-                callers=callers,
-                limit=UserLimit("sessions", settings.max_sessions_per_user, settings.max_sessions),
+        # Unwinds backwards: what watches the runs stops first, then what serves, then what samples.
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(own_socket(settings.socket))
+            listener = stack.enter_context(listen(settings))
+            node = Node(socket.gethostname(), _metrics_url(listener, web_config), settings.captures_dir)
+            samplers = self._collect(stack)
+            self._keep_captures(stack)
+            clients = self._admit_clients(stack, node)
+            observed = self._observe(stack, samplers, clients.sessions)
+            app = build_app(observed.page, lambda: self._ready, web_config, clients.sessions.pulses.freshen)
+            self._serve_page(stack, WebServer(app, web_config), listener)
+            checks = await self._serve(stack, samplers, clients, observed.observer)
+            _run_in_background(
+                stack,
+                observed.triggers.run(self._catalog),
+                observed.observer.run(),
+                clients.sessions.pulses.run(),
             )
+            _run_in_background(stack, keep_watchdog_quiet())
+            await self._announce(checks, ready=True)
+            stack.push_async_callback(self._announce, checks, ready=False)
+            log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
+            stack.callback(log.info, "stopping")
+            await self._lifetime.wait(lambda: clients.sessions.count)
 
-            def families() -> Iterator[Family]:
-                return itertools.chain.from_iterable(sampler.families for sampler in samplers)
+    def _collect(self, stack: contextlib.AsyncExitStack) -> NodeSamplers:
+        """Sample the node, and simulate a job on it if that is asked for."""
+        settings = self._settings
+        samplers = NodeSamplers(self._store, settings.interval_seconds, simulated=settings.demo)
+        samplers.start()
+        stack.callback(samplers.stop)
+        _run_in_background(stack, samplers.run())
+        if settings.demo:
+            ranks = SimulatedRanks(self._store, samplers.gpus.newest, socket.gethostname())
+            _run_in_background(stack, ranks.run())
+        return samplers
 
-            observer = Observer(
+    def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
+        """Hold the captures directory to its quota; analyse and upload captures if that is asked for."""
+        _note_place(self._settings, self._uploader)
+        self._keeper.start()
+        stack.callback(self._keeper.stop)
+        if self._analyst is not None:
+            self._analyst.start()
+            stack.callback(self._analyst.stop)
+        if self._uploader is not None:
+            # Waited for at the end: it must release its references before the interpreter ends.
+            _run_in_background(stack, self._uploader.run(), seconds=min(1.0, self._settings.drain_seconds))
+
+    def _admit_clients(self, stack: contextlib.AsyncExitStack, node: Node) -> _Clients:
+        """Build what serves training processes and reaches the daemons of other nodes."""
+        settings = self._settings
+        fan_out = FanOut(self._credentials.current)
+        stack.push_async_callback(fan_out.close)
+        fleet = FleetView(self._peers, fan_out, self._coordinator, self._instance, node.name)
+        callers = caller_directory(settings)
+        sessions = SessionService(
+            self._store,
+            self._coordinator,
+            node,
+            self._lifetime.ranks_changed,
+            fleet if self._peers is not None else None,
+            self._job_peers,
+            callers=callers,
+            limit=UserLimit("sessions", settings.max_sessions_per_user, settings.max_sessions),
+        )
+        return _Clients(node, callers, sessions, fleet)
+
+    def _observe(
+        self, stack: contextlib.AsyncExitStack, samplers: NodeSamplers, sessions: SessionService
+    ) -> _Observed:
+        """Account for goodput, and build what watches the runs and the page that shows them."""
+        stack.callback(self._accountant.close)
+        _run_in_background(stack, self._accountant.run())
+        owners = samplers.owners
+        observer = Observer(
+            self._store,
+            sessions.stacks_of,
+            samplers.families,
+            samplers.gpus.newest,
+            lambda identity: owners.of(identity).gpu_uuid,
+        )
+        measured: list[Source] = [
+            TrainingMetrics(self._store, owners.of),
+            DiagnosisMetrics(self._store, observer),
+            NodeMetrics(samplers.samplers),
+        ]
+        triggers = Runner(
+            self._plan,
+            self._store,
+            # Without the cap: what is left out of a page still counts.
+            MetricsPage(measured).collect,
+            Actions(self._coordinator, self._catalog, SessionReach(self._store, sessions)),
+            counts=self._triggers,
+        )
+        workers = [
+            self._keeper.health,
+            self._accountant.health,
+            observer.health,
+            sessions.pulses.health,
+            samplers.health,
+            *([triggers.health] if triggers.has_work else []),
+            *([self._uploader.health] if self._uploader else []),
+            *([self._analyst.health] if self._analyst else []),
+        ]
+        cap = SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store))
+        page = MetricsPage(
+            [
+                TrainingMetrics(self._store, owners.of, cap),
+                DiagnosisMetrics(self._store, observer, cap),
+                NodeMetrics(samplers.samplers),
+                OwnMetrics(self._store, self._coordinator.counts, self._keeper.counts),
+                BackgroundMetrics(workers),
+                TriggerMetrics(self._triggers),
+                GoodputMetrics(self._accountant.settled_seconds),
+                *([UploadMetrics(self._uploader.counts)] if self._uploader else []),
+                *([FleetMetrics(lambda: self._interceptor.refused_calls)] if self._fleet_address else []),
+                *([AnalysisMetrics(self._store, self._analyst.counts)] if self._analyst else []),
+            ],
+            cap,
+        )
+        return _Observed(observer, triggers, page)
+
+    def _serve_page(self, stack: contextlib.AsyncExitStack, web: WebServer, listener: socket.socket) -> None:
+        """Serve the metrics page; a daemon that cannot serve it stops, for the service manager to restart."""
+        task = asyncio.create_task(web.serve(sockets=[listener]))
+        task.add_done_callback(lambda _: self._lifetime.stop())
+
+        async def leave() -> None:
+            web.leave()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(task, self._settings.drain_seconds)
+
+        stack.push_async_callback(leave)
+
+    async def _serve(
+        self, stack: contextlib.AsyncExitStack, samplers: NodeSamplers, clients: _Clients, observer: Observer
+    ) -> health.HealthServicer:
+        """Serve training processes and commands; daemons of other nodes, too, if that is asked for."""
+        grace = min(1.0, self._settings.drain_seconds)
+        control = ControlService(
+            self._store,
+            clients.sessions,
+            self._coordinator,
+            self._catalog,
+            clients.node,
+            clients.fleet,
+            goodput=self._accountant.report,
+            verdict=observer.verdict,
+            families=samplers.families,
+            permissions=Permissions(clients.callers, self._admin_group),
+        )
+        checks = health.HealthServicer()
+        rpc = RpcServer(self._settings, clients.callers, clients.sessions, control, checks)
+        stack.push_async_callback(rpc.stop, grace)
+        await rpc.start()
+        if self._fleet_address is not None:
+            service = FleetService(
                 self._store,
-                sessions.stacks_of,
-                families,
-                gpus.newest,
-                lambda identity: owners.of(identity).gpu_uuid,
-            )
-            cap = SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store))
-            measured: list[Source] = [
-                TrainingMetrics(self._store, owners.of),
-                DiagnosisMetrics(self._store, observer),
-                NodeMetrics(samplers),
-            ]
-            runner = Runner(
-                self._plan,
-                self._store,
-                # Without the cap: what is left out of a page still counts.
-                MetricsPage(measured).collect,
-                Actions(self._coordinator, self._catalog, SessionReach(self._store, sessions)),
-                counts=self._triggers,
-            )
-            relief = WorkerHealth("collectors")
-            workers = [
-                self._keeper.health,
-                self._accountant.health,
-                observer.health,
-                sessions.pulses.health,
-                relief,
-                *([runner.health] if runner.has_work else []),
-                *([self._uploader.health] if self._uploader else []),
-                *([self._analyst.health] if self._analyst else []),
-            ]
-            page = MetricsPage(
-                [
-                    TrainingMetrics(self._store, owners.of, cap),
-                    DiagnosisMetrics(self._store, observer, cap),
-                    NodeMetrics(samplers),
-                    OwnMetrics(self._store, self._coordinator.counts, self._keeper.counts),
-                    BackgroundMetrics(workers),
-                    TriggerMetrics(self._triggers),
-                    GoodputMetrics(self._accountant.settled_seconds),
-                    *([UploadMetrics(self._uploader.counts)] if self._uploader else []),
-                    *([FleetMetrics(lambda: self._interceptor.refused_calls)] if self._fleet_address else []),
-                    *([AnalysisMetrics(self._store, self._analyst.counts)] if self._analyst else []),
-                ],
-                cap,
-            )
-            control = ControlService(
-                self._store,
-                sessions,
+                clients.sessions,
                 self._coordinator,
                 self._catalog,
-                node,
-                fleet,
-                goodput=self._accountant.report,
-                verdict=observer.verdict,
-                families=families,
-                permissions=Permissions(callers, self._admin_group),
+                self._instance,
+                clients.node.name,
+                observer.verdict,
             )
-            checks = health.HealthServicer()
-            rpc = RpcServer(settings, callers, sessions, control, checks)
-            await rpc.start()
-            fleet_rpc = await self._start_fleet(sessions, node.name, observer.verdict)
-            web = WebServer(
-                build_app(page, lambda: self._ready, web_config, sessions.pulses.freshen), web_config
-            )
-            web_task = asyncio.create_task(web.serve(sockets=[listener]))
-            # A daemon without its page is no daemon: leave, and let the service manager restart it.
-            web_task.add_done_callback(lambda _: self._stop.set())
-            for rota in rotas:
-                rota.start()
-            self._keeper.start()
-            if self._analyst is not None:
-                self._analyst.start()
-            uploads = asyncio.create_task(self._uploader.run()) if self._uploader else None
-            triggers = asyncio.create_task(runner.run(self._catalog))
-            reliefs = asyncio.create_task(_relieve(rotas, relief))
-            accounts = asyncio.create_task(self._accountant.run())
-            pulses = asyncio.create_task(sessions.pulses.run())
-            watches = asyncio.create_task(observer.run())
-            trainer = asyncio.create_task(demo.run()) if demo else None
-            watchdog = asyncio.create_task(keep_watchdog_quiet())
-            await self._announce(checks, ready=True)
-            log.info("metrics on %s, clients on %s", node.metrics_url, settings.socket)
-            try:
-                await self._until_unneeded(sessions)
-            finally:
-                log.info("stopping")
-                watchdog.cancel()
-                if trainer is not None:
-                    trainer.cancel()
-                await self._announce(checks, ready=False)
-                triggers.cancel()
-                watches.cancel()
-                pulses.cancel()
-                await asyncio.wait((triggers, watches, pulses), timeout=1.0)
-                await rpc.stop(grace=min(1.0, settings.drain_seconds))
-                if fleet_rpc is not None:
-                    await fleet_rpc.stop(grace=min(1.0, settings.drain_seconds))
-                await fan_out.close()
-                accounts.cancel()
-                await asyncio.wait((accounts,), timeout=1.0)
-                self._accountant.close()
-                web.leave()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(web_task, settings.drain_seconds)
-                reliefs.cancel()
-                if uploads is not None:
-                    uploads.cancel()
-                    # What it holds of the interpreter must be let go before that ends.
-                    await asyncio.wait((uploads,), timeout=min(1.0, settings.drain_seconds))
-                self._keeper.stop()
-                if self._analyst is not None:
-                    self._analyst.stop()
-                for rota in rotas:
-                    rota.stop()
-
-    def _read_credentials(self) -> Credentials:
-        settings = self._settings
-        return read_credentials(
-            settings.fleet_token_file, settings.fleet_tls_cert, settings.fleet_tls_key, settings.fleet_tls_ca
-        )
+            server, address = await listen_to_fleet(self._fleet_address, self._interceptor, service)
+            stack.push_async_callback(server.stop, grace)
+            log.info("the fleet may ask on %s", address)
+        return checks
 
     def _reload(self, web_config: WebConfigFile | None) -> None:
-        """Read the files of credentials and certificates again; those that are wrong change nothing."""
+        """Read the files of credentials and certificates again; a file that is wrong changes nothing."""
         log.info("SIGHUP: reading credentials and certificates again")
         if web_config is not None:
             web_config.current()
-        try:
-            newest = self._read_credentials()
-            if newest.kinds != self._credentials.kinds:
-                raise UsageError(
-                    "token or TLS of the fleet has come or gone", "restart the daemon to change that"
-                )
-        except TorchperfdError as error:
-            log.error("%s; the fleet's credentials from before stay in force", error)
-        else:
-            self._credentials = newest
-
-    async def _start_fleet(
-        self, sessions: SessionService, node: str, verdict: Held
-    ) -> grpc.aio.Server | None:
-        """Listen for daemons of other nodes, if that is asked for."""
-        if self._fleet_address is None:
-            return None
-        service = FleetService(
-            self._store, sessions, self._coordinator, self._catalog, self._instance, node, verdict
-        )
-        server, address = await listen(self._fleet_address, self._interceptor, service)
-        log.info("the fleet may ask on %s", address)
-        return server
-
-    async def _until_unneeded(self, sessions: SessionService) -> None:
-        if not self._settings.embedded:
-            await self._stop.wait()
-            return
-        owner = asyncio.create_task(_owner_gone())
-        stop = asyncio.create_task(self._stop.wait())
-        try:
-            await asyncio.wait((owner, stop), return_when=asyncio.FIRST_COMPLETED)
-            while not self._stop.is_set() and sessions.count:
-                # Other ranks of the run are still here; the owner was only the first to finish.
-                self._changed.clear()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), _ORPHAN_CHECK_S)
-        finally:
-            owner.cancel()
-            stop.cancel()
+        self._credentials.reload()
 
     async def _announce(self, checks: health.HealthServicer, *, ready: bool) -> None:
         self._ready = ready
@@ -409,108 +372,21 @@ def _note_place(settings: ServeSettings, uploader: Uploader | None) -> None:
         place.forget(settings.captures_dir)
 
 
-async def _relieve(rotas: Sequence[Rota], health: WorkerHealth) -> None:
-    while True:
-        await asyncio.sleep(_RELIEF_S)
-        try:
-            for rota in rotas:
-                rota.relieve()
-            health.succeeded(time.time())
-        except Exception:
-            # Not even a thread may be left to be had; then the next time.
-            if health.failed():
-                log.exception("collectors that hang cannot be replaced")
+def _metrics_url(listener: socket.socket, web_config: WebConfigFile | None) -> str:
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if web_config is not None and web_config.current().tls else "http"
+    return f"{scheme}://{public_host(host)}:{port}/metrics"
 
 
-def _host_collectors(ranks: RankProcesses) -> list[Collector]:
-    return [
-        CpuCollector(),
-        MemoryCollector(),
-        DiskCollector(),
-        NetworkCollector(),
-        PressureCollector(),
-        ProcessCollector(ranks),
-        CgroupCollector(ranks),
-    ]
+def _run_in_background(
+    stack: contextlib.AsyncExitStack, *workers: Coroutine[None, None, None], seconds: float = 1.0
+) -> None:
+    """Run coroutines as tasks; when the stack unwinds, cancel them and wait so many seconds for their end."""
+    tasks = [asyncio.create_task(worker) for worker in workers]
 
+    async def stop() -> None:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks, timeout=seconds)
 
-@contextlib.contextmanager
-def _own(path: str) -> Iterator[None]:
-    """Hold the socket's lock file, so that no second daemon takes the path over."""
-    if len(os.fsencode(path)) > contract.MAX_SOCKET_PATH_BYTES:
-        raise UsageError(
-            f"the socket path has {len(os.fsencode(path))} bytes, the kernel allows"
-            f" {contract.MAX_SOCKET_PATH_BYTES}",
-            "choose a shorter one with --socket",
-        )
-    place = Path(path)
-    with contextlib.ExitStack() as held:
-        try:
-            directory = access.open_directory(str(place.parent), create=True)
-            held.callback(os.close, directory)
-            lock = access.open_file(directory, f"{place.name}.lock", os.O_RDWR | os.O_CREAT)
-            held.callback(os.close, lock)
-        except access.UntrustedError as error:
-            raise TorchperfdError(f"cannot listen on {path}: {error}") from error
-        except OSError as error:
-            raise TorchperfdError(
-                f"cannot create {path}.lock: {error.strerror}", "choose another path with --socket"
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise AlreadyServedError(
-                f"another daemon serves {path}", "use it, or choose another path with --socket"
-            ) from None
-        held.callback(_unlink_socket, directory, place.name)
-        yield
-
-
-def _unlink_socket(directory: int, name: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=directory)
-
-
-@contextlib.contextmanager
-def _listen(settings: ServeSettings) -> Iterator[socket.socket]:
-    """Bind the metrics port; an embedded daemon takes any when its own is in use."""
-    host = settings.metrics_host
-    ports = (settings.metrics_port, 0) if settings.embedded else (settings.metrics_port,)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in ports:
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            # Here, not in uvicorn: whoever hears that we are ready may connect, and of two
-            # daemons that have bound the same port at once, only one gets past this.
-            listener.listen(128)
-        except OSError as error:
-            listener.close()
-            if port == ports[-1]:
-                raise TorchperfdError(
-                    f"cannot serve metrics on {host}:{port}: {error.strerror}",
-                    "choose another address with --metrics-address",
-                ) from error
-            continue
-        with listener:
-            yield listener
-        return
-
-
-def _shown(host: str) -> str:
-    if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
-
-
-async def _owner_gone() -> None:
-    """Return once standard input is closed: whoever started us holds its other end."""
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    try:
-        while await reader.read(4096):
-            pass
-    finally:
-        transport.close()
+    stack.push_async_callback(stop)

@@ -1,6 +1,7 @@
 """The fleet: daemons of other nodes, so that any one of them answers for the whole job."""
 
 from torchperfd_daemon.fleet.address import Address, parse_address
+from torchperfd_daemon.fleet.credential_files import CredentialFiles
 from torchperfd_daemon.fleet.credentials import Credentials, check_listening, read_credentials
 from torchperfd_daemon.fleet.fanout import FanOut
 from torchperfd_daemon.fleet.interceptor import AuthInterceptor
@@ -13,6 +14,7 @@ from torchperfd_daemon.fleet.view import FleetView
 __all__ = [
     "Address",
     "AuthInterceptor",
+    "CredentialFiles",
     "Credentials",
     "FanOut",
     "FleetService",

@@ -24,7 +24,8 @@ from torchperfd_daemon import cli
 from torchperfd_daemon.config.kinds import Address, Mode
 from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.server import _SERVICES, Daemon, _listen, _shown
+from torchperfd_daemon.listening import listen, public_host
+from torchperfd_daemon.server import _SERVICES, Daemon
 
 
 @pytest.fixture
@@ -167,14 +168,14 @@ def test_a_socket_where_none_can_be_is_one_line(serve: Serve, directory: Path) -
 
 def test_the_metrics_port_takes_connections_before_the_daemon_says_that_it_is_ready(directory: Path) -> None:
     settings = ServeSettings(socket="", captures_dir=directory, metrics_port=0)
-    with _listen(settings) as listener, socket.create_connection(listener.getsockname()):
+    with listen(settings) as listener, socket.create_connection(listener.getsockname()):
         pass
 
 
 def test_what_others_are_told_to_connect_to() -> None:
-    assert _shown("127.0.0.1") == "127.0.0.1"
-    assert _shown("::1") == "[::1]"
-    assert _shown("0.0.0.0") == _shown("::") == socket.gethostname()
+    assert public_host("127.0.0.1") == "127.0.0.1"
+    assert public_host("::1") == "[::1]"
+    assert public_host("0.0.0.0") == public_host("::") == socket.gethostname()
 
 
 class Life:

@@ -1,4 +1,4 @@
-"""Ranks that do not exist, on the simulated GPUs: for dashboards and commands to have something to show."""
+"""A simulated training job, one rank per simulated GPU."""
 
 import asyncio
 import math
@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
-from torchperfd_daemon.ownership import Owner
 from torchperfd_daemon.store import (
     CudaMemory,
     GcTotal,
@@ -24,8 +22,9 @@ from torchperfd_daemon.store import (
     Totals,
 )
 
-_RUN: Final = "demo"
-_SLURM_JOB: Final = "4242"
+RUN: Final = "demo"
+"""The simulated run."""
+
 _GIB: Final = 1024**3
 _MS: Final = 1_000_000
 _SECOND: Final = 1_000_000_000
@@ -74,12 +73,11 @@ class _Progress:
         return duration
 
 
-class DemoRanks:
+class SimulatedRanks:
     """A training job that never ends, one rank per simulated GPU.
 
-    All ranks step together, each as fast as the clock of its GPU lets it, so that one whose GPU
-    gets hot holds up the others. At times the loaders starve; every so often there is a validation
-    or a save. Nothing is random.
+    All ranks step together, each as fast as the clock of its GPU allows, so a hot GPU delays the others.
+    The loaders starve at times, and there are validations and saves. Nothing is random.
 
     Args:
         store: Where the steps go.
@@ -88,8 +86,6 @@ class DemoRanks:
         ranks: How many.
         wall: Unix seconds.
     """
-
-    name = "ownership"
 
     def __init__(
         self,
@@ -108,7 +104,7 @@ class DemoRanks:
             _Progress(
                 store.join(
                     RankIdentity(
-                        run=_RUN,
+                        run=RUN,
                         rank=rank,
                         world_size=ranks,
                         local_rank=rank,
@@ -120,25 +116,6 @@ class DemoRanks:
             )
             for rank in range(ranks)
         ]
-
-    def of(self, identity: RankIdentity) -> Owner:
-        """Return whose a rank is."""
-        if identity.run != _RUN:
-            return Owner(slurm_job_id=identity.slurm_job_id, pod_uid=identity.pod_uid)
-        uuids = {reading.gpu: reading.uuid for reading in self._gpus()}
-        return Owner(slurm_job_id=_SLURM_JOB, gpu_uuid=uuids.get(str(identity.local_rank), ""))
-
-    def sample(self) -> Sequence[Family]:
-        """Return who the simulated GPUs were given to."""
-        family = Family(
-            "gpu_allocation_info",
-            "Who a GPU was given to, and by what.",
-            "gauge",
-            ("gpu", "gpu_uuid", "allocator", "allocation"),
-        )
-        for reading in self._gpus():
-            family.add(1, reading.gpu, reading.uuid, "slurm", _SLURM_JOB)
-        return [family]
 
     async def run(self) -> None:
         """Train until cancelled."""

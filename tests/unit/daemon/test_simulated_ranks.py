@@ -3,11 +3,10 @@
 import asyncio
 from itertools import pairwise
 
-from torchperfd_daemon.collectors.simulated import SimulatedGpuCollector
-from torchperfd_daemon.demo import DemoRanks
 from torchperfd_daemon.diagnosis import diagnose
 from torchperfd_daemon.metrics.training import recent_profile
 from torchperfd_daemon.ownership import GpuWatch
+from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners, SimulatedRanks
 from torchperfd_daemon.store import Rank, RankIdentity, State, Store
 
 
@@ -20,7 +19,8 @@ class Demo:
         self.watch = GpuWatch(SimulatedGpuCollector(clock=lambda: self.now))
         if gpus:
             self.watch.sample()
-        self.ranks = DemoRanks(self.store, self.watch.newest, "node-a", wall=lambda: self.now)
+        self.owners = SimulatedOwners(self.watch.newest)
+        self.ranks = SimulatedRanks(self.store, self.watch.newest, "node-a", wall=lambda: self.now)
 
     def go(self, seconds: float) -> list[Rank]:
         """Let seconds pass, one by one; return the ranks."""
@@ -99,14 +99,14 @@ def test_the_verdict_changes_when_the_loaders_starve() -> None:
 
 def test_each_rank_has_a_gpu_and_all_have_one_job() -> None:
     demo = Demo()
-    owners = [demo.ranks.of(rank.identity) for rank in demo.go(1)]
+    owners = [demo.owners.of(rank.identity) for rank in demo.go(1)]
     uuids = [reading.uuid for reading in demo.watch.newest()]
     assert [owner.gpu_uuid for owner in owners] == uuids
-    [family] = demo.ranks.sample()
+    [family] = demo.owners.sample()
     assert [labels for labels, _ in family.samples] == [
         (str(index), uuid, "slurm", owners[0].slurm_job_id) for index, uuid in enumerate(uuids)
     ]
-    assert demo.ranks.of(RankIdentity("real", 0, slurm_job_id="9")).slurm_job_id == "9"
+    assert demo.owners.of(RankIdentity("real", 0, slurm_job_id="9")).slurm_job_id == "9"
 
 
 def test_before_the_first_sample_all_gpus_count_as_fast() -> None:
@@ -115,7 +115,7 @@ def test_before_the_first_sample_all_gpus_count_as_fast() -> None:
     demo.ranks.advance()
     [rank, *_] = demo.store.ranks()
     assert rank.totals.train.steps > 20
-    assert demo.ranks.of(rank.identity).gpu_uuid == ""
+    assert demo.owners.of(rank.identity).gpu_uuid == ""
 
 
 def test_after_a_long_sleep_it_goes_on_from_now() -> None:

@@ -1,0 +1,94 @@
+"""The samplers of one node: its hardware, its GPUs and their owners, each on a thread of its own kind."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from torchperfd_daemon.background import WorkerHealth
+from torchperfd_daemon.collectors.base import Collector, Family, Sampler
+from torchperfd_daemon.collectors.cgroup import CgroupCollector
+from torchperfd_daemon.collectors.cpu import CpuCollector
+from torchperfd_daemon.collectors.disk import DiskCollector
+from torchperfd_daemon.collectors.memory import MemoryCollector
+from torchperfd_daemon.collectors.network import NetworkCollector
+from torchperfd_daemon.collectors.nvml import NvmlCollector
+from torchperfd_daemon.collectors.pressure import PressureCollector
+from torchperfd_daemon.collectors.process import ProcessCollector
+from torchperfd_daemon.collectors.rota import Rota
+from torchperfd_daemon.metrics.process import RankProcesses
+from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
+from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners
+from torchperfd_daemon.store import Store
+
+log = logging.getLogger("torchperfd.server")
+
+# Owners change with jobs, not with steps, and finding them asks the kubelet.
+_OWNERSHIP_INTERVAL_S: Final = 5.0
+_REPLACE_INTERVAL_S: Final = 2.0
+
+
+class NodeSamplers:
+    """All samplers of one node, and the threads that they run on.
+
+    The kernel's files share one thread. The GPU driver and the kubelet may be slow, so each has its own.
+
+    Args:
+        store: Whose ranks' processes are sampled.
+        interval: Seconds between two samples; owners are sampled at most every five seconds.
+        simulated: Sample simulated GPUs instead of this node's.
+    """
+
+    def __init__(self, store: Store, interval: float, *, simulated: bool) -> None:
+        ranks = RankProcesses(store)
+        seldom = max(interval, _OWNERSHIP_INTERVAL_S)
+        self.gpus = GpuWatch(SimulatedGpuCollector() if simulated else NvmlCollector(), ranks)
+        self.owners: SimulatedOwners | OwnershipCollector = (
+            SimulatedOwners(self.gpus.newest) if simulated else OwnershipCollector(ranks, self.gpus.newest)
+        )
+        host = [Sampler(collector, interval) for collector in _host_collectors(ranks)]
+        gpu, owner = Sampler(self.gpus, interval), Sampler(self.owners, seldom)
+        self.samplers = [*host, gpu, owner]
+        self.health = WorkerHealth("collectors")
+        self._rotas = [Rota(host, interval), Rota([gpu], interval), Rota([owner], seldom)]
+
+    def start(self) -> None:
+        """Start sampling."""
+        for rota in self._rotas:
+            rota.start()
+
+    def stop(self) -> None:
+        """Stop sampling; a thread that hangs in its collector is left behind."""
+        for rota in self._rotas:
+            rota.stop()
+
+    async def run(self) -> None:
+        """Replace threads that hang in a collector, until cancelled."""
+        while True:
+            await asyncio.sleep(_REPLACE_INTERVAL_S)
+            try:
+                for rota in self._rotas:
+                    rota.relieve()
+                self.health.succeeded(time.time())
+            except Exception:
+                # The system may refuse a new thread now, and grant it the next time.
+                if self.health.failed():
+                    log.exception("collectors that hang cannot be replaced")
+
+    def families(self) -> Iterator[Family]:
+        """Return the newest samples."""
+        return itertools.chain.from_iterable(sampler.families for sampler in self.samplers)
+
+
+def _host_collectors(ranks: RankProcesses) -> list[Collector]:
+    return [
+        CpuCollector(),
+        MemoryCollector(),
+        DiskCollector(),
+        NetworkCollector(),
+        PressureCollector(),
+        ProcessCollector(ranks),
+        CgroupCollector(ranks),
+    ]
