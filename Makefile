@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-nightly test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-overhead bench-turns bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
+	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-trials build clean
 
 help:  ## Show this list.
@@ -73,9 +73,6 @@ bench-step: setup  ## What a step costs the training thread.
 
 bench-overhead: setup  ## What a step costs beside the other profilers; a quarter of an hour.
 	$(BIN)/python -m benchmarks.overhead
-
-bench-turns: setup  ## What a turn of the pump does to the steps around it; a minute.
-	$(BIN)/python -m benchmarks.pump_turns
 
 bench-memory: setup  ## Whether ten million steps fit into the memory of one million; two minutes.
 	$(BIN)/python -m benchmarks.memory_flat

@@ -60,7 +60,7 @@ class Rank:
         self.say(
             hello=session_pb2.Hello(
                 api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
-                features=[*contract.FEATURES, contract.PULSE],
+                features=contract.FEATURES,
                 identity=session_pb2.RankIdentity(**identity),
             )
         )

@@ -109,7 +109,10 @@ def _captured(step: scripts.Step, file: str, unrecorded_ns: int, client: Client 
     facts: dict[str, Any] = {"unrecorded_step_ns": unrecorded_ns}
     if client is not None:
         client.report()
-        facts = {"unrecorded_step_ns": round(1e9 * client._pump.step_seconds()), **client._pump.unrecorded()}
+        facts = {
+            "unrecorded_step_ns": round(1e9 * client._flusher.step_seconds()),
+            **client._flusher.unrecorded(),
+        }
     profiler, times = _recorded(step, facts)
     profiler.export_chrome_trace(file)
     return times

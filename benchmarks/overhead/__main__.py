@@ -303,7 +303,6 @@ def main() -> int:
     print(
         f"a few steps off, a few on, by turns, {max(2, options.tail_rounds)} rounds of {_TAIL_S:.0f} s; what"
         "\nour threads do every few seconds falls on steps that are on, once in as many as that time has."
-        f"\nThe daemon asked for {sum(one.asked for one in tail.measured[OURS])} reports besides."
     )
     complaints += judge_tail(tail.measured, tail.failures)
     for complaint in complaints:

@@ -1,11 +1,9 @@
-"""The far end of the distribution of step times: steps off and on by turns, a few of each at a time.
+"""The far end of the distribution of step times: steps off and on in turn, a few of each at a time.
 
 So that the machine is the same for both, which it is not for half a second. What torchperfd does every
-few seconds must then be made to fall on steps that are on, and as often as if all of them were: its pump is
-woken up after as many of those as fit into that time, and what follows stays on until it is done. By the same
-count of steps that are on it is time to measure its own cost again, for the first time by chance. When the
-daemon asks for a report, that too is made beside steps that are on: as often as it asks by its own clock, in
-half as many steps.
+few seconds must then be made to fall on steps that are on, and as often as if all of them were. So its
+flusher is woken up after as many of those as fit into that time, and what follows stays on until it is done.
+By the same count of steps that are on it is time to measure its own cost again, for the first time by chance.
 """
 
 import gc
@@ -21,24 +19,24 @@ from benchmarks.overhead.contestants import Contestant
 from benchmarks.overhead.worker import Round, Steps
 from benchmarks.overhead.workload import WARM_STEPS
 
+from torchperfd.flush_schedule import FlushState, flush_interval
+
 _chance: Final = random.Random()  # without a seed: processes and rounds are to differ
 _SETTLING_STEPS: Final = 2
 """After a switch the interpreter looks up anew what it had remembered."""
 _BLOCK_STEPS: Final = 5
 _AFTERMATH_STEPS: Final = 40
-"""What a turn of the pump sets off (packing, sending) is over within two dozen milliseconds."""
+"""What a flush sets off (packing, sending) is over within two dozen milliseconds."""
 _CHUNK_STEPS: Final = 1000
 _PASSES_AHEAD: Final = 7
-"""Until the pump has found its pace: it turns less often in the long run than at first."""
-_UNTIMED_S: Final = 12.0
-"""Half as many steps are made on, all at once: the daemon takes that for another pace and asks about it."""
+"""Until the flusher has found its interval: it flushes less often in the long run than at first."""
 
 
 class Beat:
-    """Stands in for what the pump waits on; a second is over once so many steps were on.
+    """Stands in for what the flusher waits on; a second is over once so many steps were on.
 
     Args:
-        client: Whose pump.
+        client: Whose flusher.
         per_second: Steps in a second.
     """
 
@@ -46,47 +44,41 @@ class Beat:
         from torchperfd.overhead import CAMPAIGN_RARELY_S
 
         self._counted = 0
-        overhead = client._pump._replay.overhead
+        overhead = client._flusher._replay.overhead
         overhead._clock = self.seconds
         overhead._block_ends = 0.0  # of a campaign that is on, which another clock has told
         overhead._next_campaign = _chance.random() * CAMPAIGN_RARELY_S
-        self._pump = client._pump
+        self._flusher = client._flusher
         self._per_second = per_second
         self._struck = threading.Semaphore(0)
-        self._queue = self._pump._wake
+        self._queue = self._flusher._wake
         self._on = 0
-        self.asked = 0
-        """How many reports the daemon has asked for."""
-        self._answered = 0
-        self._turn = self._pump.turn
-        self._pump.turn = self._turn_on
-        self._steps: float = per_second * self._pump._period()
-        self._pump._wake = self
+        self._steps = self._steps_to_flush()
+        self._flusher._wake = self
         self._queue.put(None)  # it waits there by now
 
     def count(self) -> bool:
-        """Another step that counts was on; return whether it is time for a turn."""
+        """Another step that counts was on; return whether it is time for a flush."""
         self._on += 1
         self._counted += 1
-        return self._on >= self._steps or self.asked > self._answered
+        return self._on >= self._steps
 
     def seconds(self) -> float:
         """Return how long it has been so far."""
         return self._counted / self._per_second
 
     def strike(self) -> None:
-        """Have the pump turn, or the daemon answered."""
-        if self.asked > self._answered:
-            self._answered = self.asked
-            threading.Thread(target=self._turn, kwargs={"send": True}).start()
-        if self._on < self._steps:
-            return
+        """Have the flusher flush."""
         self._on = 0
         self._struck.release()
-        # As long as the pump waits from here on, as far as it knows by now.
-        self._steps = self._per_second * self._pump._period()
+        self._steps = self._steps_to_flush()
 
-    # What the pump calls.
+    def _steps_to_flush(self) -> float:
+        flusher = self._flusher
+        state = FlushState(time.time(), flusher.account.train.steps, flusher.step_seconds())
+        return self._per_second * flush_interval(state)
+
+    # What the flusher calls.
 
     def get(self, timeout: float) -> None:
         """Wait for the beat, whatever the wall clock says."""
@@ -97,15 +89,8 @@ class Beat:
         raise Empty
 
     def put(self, item: None) -> None:
-        """Turn at once."""
+        """Flush at once."""
         self._queue.put(item)
-
-    def _turn_on(self, **how: bool) -> None:
-        """Turn; where it is the daemon that asks for it, beside steps that are on."""
-        if how.get("send") and threading.current_thread().name == "torchperfd-stream":
-            self.asked += 1
-        else:
-            self._turn(**how)
 
 
 class Alternation:
@@ -113,7 +98,7 @@ class Alternation:
 
     Args:
         contestant: Attached, and on.
-        beat: When our pump has to turn; None where nothing of the kind is.
+        beat: When our flusher has to flush; None where nothing of the kind is.
 
     Attributes:
         is_on: Whether the step that comes is.
@@ -169,16 +154,13 @@ def measure_tail(contestant: Contestant, seconds: float) -> Round:
     beat = Beat(contestant.client, round(1e9 / usual)) if contestant.client is not None else None
     alternation = Alternation(contestant, beat)
     times: list[tuple[bool, int]] = []
-    begins = time.monotonic() + _UNTIMED_S
-    asked_before = 0
-    while (now := time.monotonic()) < begins + seconds:
-        if now < begins and beat is not None:
-            asked_before = beat.asked
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
         began = time.perf_counter_ns()
         for number, _ in enumerate(workload.steps(workload.loader)):
             ended = time.perf_counter_ns()
             # What begins a pass over the data belongs to no step.
-            if alternation.is_timed and number and now >= begins:
+            if alternation.is_timed and number:
                 times.append((alternation.is_on, ended - began))
             alternation.end_step()
             began = time.perf_counter_ns()
@@ -186,7 +168,6 @@ def measure_tail(contestant: Contestant, seconds: float) -> Round:
     contestant.train(workload.warm_loader)  # the last step ends with the draw after it
     for start in range(0, len(times), _CHUNK_STEPS):
         _add(measured, times[start : start + _CHUNK_STEPS])
-    measured.asked = beat.asked - asked_before if beat is not None else 0
     contestant.check(_PASSES_AHEAD * len(workload.loader) + alternation.on_steps + WARM_STEPS)
     contestant.detach()
     return measured

@@ -54,14 +54,10 @@ class Steps:
 
 @dataclass(slots=True)
 class Round:
-    """The steps between one attach and its detach, on and off by turns.
-
-    ``asked`` is how many reports the daemon asked for meanwhile.
-    """
+    """The steps between one attach and its detach, on and off by turns."""
 
     off: Steps = field(default_factory=Steps)
     on: Steps = field(default_factory=Steps)
-    asked: int = 0
 
     def end_alternation(self) -> None:
         """Relate the steps since the last alternation to one another."""

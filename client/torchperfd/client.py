@@ -18,6 +18,7 @@ from torchperfd.descriptors import DescriptorGuard
 from torchperfd.dialogue import Dialogue
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
+from torchperfd.flusher import Flusher
 from torchperfd.identity import read_identity
 from torchperfd.interrupts import is_from_script
 from torchperfd.iterators import Iterators
@@ -29,8 +30,6 @@ from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
 from torchperfd.precedence import PRECEDENCE
-from torchperfd.pulse import Pulse
-from torchperfd.pump import Pump
 from torchperfd.replay import Replay
 from torchperfd.report import RankReport
 from torchperfd.stacks import StackTeller
@@ -190,7 +189,7 @@ class Client:
             self._outbox,
             self._step_seconds,
             self._names.name,
-            lambda: self._pump.unrecorded(),
+            lambda: self._flusher.unrecorded(),
         )
         self._stacks = StackTeller(self._tape, self._replay, self._names, self._outbox, self._faults)
         self._pauses = GcPauses()
@@ -198,19 +197,17 @@ class Client:
         self._loader = LoaderSampler()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
         tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator, self._loader)
-        self._pulse = Pulse(self._tape, self._faults)
-        self._pump = Pump(self._replay, self._names, self._outbox, self._faults, tallies, self._pulse)
-        self._tape.on_low = self._pump.wake
+        self._flusher = Flusher(self._replay, self._names, self._outbox, self._faults, tallies)
+        self._tape.on_low = self._flusher.wake
         self._dialogue = Dialogue(
             self._identity,
-            self._pump,
+            self._flusher,
             self._stacks,
             self._captures,
             self._outbox,
             lambda: self._stream.session,
             lambda: self._stream.peer_uid,
             self._faults,
-            self._pulse,
         )
         self._guard = DescriptorGuard(self._give_up_descriptors)
         self._stream = Stream(
@@ -239,11 +236,10 @@ class Client:
                 raise
 
     def _begin(self) -> None:
-        # Here rather than on the pump's thread, which would race the script's own imports.
+        # Here rather than on the flusher's thread, which would race the script's own imports.
         from torchperfd import wire  # noqa: F401
 
-        self._pump.start()
-        self._pulse.begin()
+        self._flusher.start()
         self._pauses.install()
         self._guard.install()
         self._stream.start()
@@ -318,9 +314,9 @@ class Client:
     def report(self) -> RankReport:
         """Return the account so far; ``print(client.report())`` shows the phase table."""
         if self.attached:
-            self._pump.refresh()
+            self._flusher.refresh()
         dropped = self._recorder.dropped
-        return RankReport(self._identity.rank, self._pump.snapshot(), self._names, dropped)
+        return RankReport(self._identity.rank, self._flusher.snapshot(), self._names, dropped)
 
     def add_logger(self, logger: "Logger") -> None:
         """Send the logger what is measured from here on, and the report at the end.
@@ -336,8 +332,8 @@ class Client:
         sender = Sender(
             logger,
             name if name not in taken else f"{name} {len(taken) + 1}",
-            account=self._pump.snapshot,
-            steps=lambda: self._pump.account.train.steps,
+            account=self._flusher.snapshot,
+            steps=lambda: self._flusher.account.train.steps,
             names=self._names,
             faults=self._faults,
             on_first=self._leave_first,
@@ -436,14 +432,13 @@ class Client:
         atexit.unregister(self.detach)
         exporter, self._exporter = self._exporter, None
         closing = exporter.close() if exporter is not None else None
-        self._pump.stop(0.1)
+        self._flusher.stop(0.1)
         if self.connected:
             self._dialogue.goodbye()
         self._dialogue.rendezvous.stop(0.1)
         self._stream.stop(max(0.1, deadline - time.monotonic()))
         self._guard.uninstall()
         self._stacks.disarm()
-        self._pulse.end()
         if closing is not None:
             closing.join(max(0.1, deadline - time.monotonic()))
         for sender in self._senders:
@@ -462,14 +457,14 @@ class Client:
         self._replay.overhead.stop()
         self._accelerator.end("training ended before a step was counted")
         self._tape.thread = 0
-        self._pump.refresh()
+        self._flusher.refresh()
         self._replay.finish()
         self._captures.loop_ended(_EXPORT_BUDGET_S)
         PRECEDENCE.leave()
         from torchperfd.v1 import session_pb2
 
-        self._pump.refresh(send=True)
-        self._pump.announce(session_pb2.RUN_STATE_FINISHED)
+        self._flusher.refresh(send=True)
+        self._flusher.announce(session_pb2.RUN_STATE_FINISHED)
         if self._senders:
             report = self.report()
             for sender in self._senders:
@@ -517,7 +512,7 @@ class Client:
             from torchperfd.hooks import Hooks
             from torchperfd.hooks.frames import keep_classes_out_of_graphs
 
-            keep_classes_out_of_graphs(Pump)  # a full tape is read from within a hook
+            keep_classes_out_of_graphs(Flusher)  # a full tape is read from within a hook
             PRECEDENCE.watch()
             self._hooks = Hooks(self._tape, self._replay, self._faults, self._loader, self._iterators)
             self._hooks.install()
@@ -565,8 +560,8 @@ class Client:
         from torchperfd.exporter import Exporter
 
         def account() -> Account:
-            self._pump.turn()
-            return self._pump.account
+            self._flusher.flush()
+            return self._flusher.account
 
         try:
             self._exporter = Exporter(
@@ -582,7 +577,7 @@ class Client:
             atexit.register(self.detach)
 
     def _step_seconds(self) -> float:
-        return self._pump.step_seconds()
+        return self._flusher.step_seconds()
 
     def _give_up_descriptors(self) -> None:
         """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
@@ -593,10 +588,9 @@ class Client:
         """After a fork, in the child: do nothing ever again."""
         self.attached = False
         self._tape.thread = 0
-        self._pump.abandon_in_child()
+        self._flusher.abandon_in_child()
         self._accelerator.end("forked")
         self._stacks.disarm()
-        self._pulse.end()
         self._stream.abandon_in_child()
 
 

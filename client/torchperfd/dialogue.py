@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 from torchperfd import flight_recorder
 from torchperfd.capture_desk import CaptureDesk
 from torchperfd.faults import Faults
+from torchperfd.flusher import Flusher
 from torchperfd.identity import Identity
 from torchperfd.job_capture import JobCaptureDesk
 from torchperfd.logs import log
 from torchperfd.outbox import Outbox
-from torchperfd.pulse import Pulse
-from torchperfd.pump import Pump
 from torchperfd.rendezvous import Rendezvous
 from torchperfd.stacks import StackTeller
-from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -29,14 +27,13 @@ class Dialogue:
 
     Args:
         identity: Who we are.
-        pump: Sends what is measured; begins anew with each daemon.
+        flusher: Sends what is measured; begins anew with each daemon.
         stacks: Answers where the threads are.
         captures: Takes orders for captures of this process.
         outbox: Where answers go.
         session: Returns the number of the session that goes on, 0 between sessions.
         peer_uid: Returns the user whose daemon that is, as the kernel knows it.
         faults: Where failures of ours are counted.
-        pulse: What the daemon may look at by itself.
 
     Attributes:
         metrics_url: Where the daemon serves its metrics; empty before it has welcomed us.
@@ -47,23 +44,21 @@ class Dialogue:
     def __init__(
         self,
         identity: Identity,
-        pump: Pump,
+        flusher: Flusher,
         stacks: StackTeller,
         captures: CaptureDesk,
         outbox: "Outbox[session_pb2.ClientMessage]",
         session: Callable[[], int],
         peer_uid: Callable[[], int],
         faults: Faults,
-        pulse: Pulse,
     ) -> None:
         self._identity = identity
-        self._pump = pump
+        self._flusher = flusher
         self._stacks = stacks
         self._captures = captures
         self._outbox = outbox
         self._peer_uid = peer_uid
         self._faults = faults
-        self._pulse = pulse
         self.metrics_url = ""
         self._run_there = ""
         self.job_captures = JobCaptureDesk(outbox, session)
@@ -78,7 +73,7 @@ class Dialogue:
         """Return the first message of a session."""
         from torchperfd import wire
 
-        return wire.hello(self._identity, _torch_version(), pulse=self._pulse.beats is not None)
+        return wire.hello(self._identity, _torch_version())
 
     def on_welcome(self, welcome: "session_pb2.Welcome") -> None:
         """A daemon is there."""
@@ -96,17 +91,14 @@ class Dialogue:
             )
         if welcome.fleet_address and self._identity.local_rank == 0:
             self.rendezvous.meet(welcome.fleet_address)
-        self._pulse.seen = contract.PULSE in welcome.features
         self.job_captures.greet(welcome.features)
-        self._pump.greet()
+        self._flusher.greet()
 
     def obey(self, message: "session_pb2.DaemonMessage") -> None:
         """Do what a daemon asks for."""
         if message.HasField("dump_stacks"):
-            self._pump.turn()  # it tells which phase the step is in
+            self._flusher.flush()  # it tells which phase the step is in
             self._stacks.tell(message.dump_stacks)
-        elif message.HasField("tell_steps"):
-            self._pump.turn(send=True)
         elif message.HasField("tell_collectives"):
             self._tell_collectives(message.tell_collectives.request_id)
         elif message.HasField("capture_order_result"):

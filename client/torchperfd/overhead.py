@@ -68,7 +68,7 @@ class Overhead:
         self._tape = tape
         self.limit = limit
         self._clock = clock
-        self._pump_clock = pump_clock
+        self._flusher_clock = pump_clock
         self._next_campaign = clock()
         self._campaign: Campaign | None = None
         self._block = 0
@@ -77,7 +77,7 @@ class Overhead:
         self._writing: float | None = None
         # Of the pump, from turn to turn outside of campaigns, which have it turn more often than it does.
         self._turned: tuple[float, float] | None = None
-        self._pump_seconds = 0.0
+        self._flusher_seconds = 0.0
         self._seconds = 0.0
 
     @property
@@ -85,7 +85,7 @@ class Overhead:
         """Our part of training time, 0 to 1; None where it is not known, to ``RESOLUTION``."""
         if self._writing is None:
             return None
-        pump = self._pump_seconds / self._seconds if self._seconds else 0.0
+        pump = self._flusher_seconds / self._seconds if self._seconds else 0.0
         return max(0.0, self._writing) + pump
 
     @property
@@ -118,11 +118,11 @@ class Overhead:
         self._next_campaign = math.inf
 
     def _watch_pump(self, now: float) -> None:
-        spent = self._pump_clock()
+        spent = self._flusher_clock()
         if self._turned is not None:
             turned, spent_then = self._turned
             self._seconds += now - turned
-            self._pump_seconds += spent - spent_then
+            self._flusher_seconds += spent - spent_then
         self._turned = (now, spent)
 
     def _begin_block(self, now: float, step_seconds: float) -> None:

@@ -62,7 +62,6 @@ class Replay:
         self._given_up = False
         self._lost = 0
         self._newest = 0
-        self._room = 0
         # So many events were left on the tape, as the beginning of a step.
         self._left = 0
         # What was taken off the tape and not told, since the script raised meanwhile; and how far that came.
@@ -119,19 +118,6 @@ class Replay:
         with self._lock:
             self.catch_up(again=again)
             return self.recorder.drain()
-
-    def make_room(self, events: int) -> None:
-        """Have the tape hold so many events from now on, if there is memory; it never becomes shorter."""
-        if events <= self._room:
-            return
-        with self._lock:
-            self._room = events
-            try:
-                self._tape.extend(events)
-            except Exception as error:
-                if is_from_script(error):
-                    raise
-                self._faults.note("tape", error)
 
     def watch(self, watcher: StepWatcher) -> None:
         """Have ``watcher`` told of step edges, on the training thread, from now on."""

@@ -18,15 +18,14 @@ from torchperfd.tape import NATIVE
 from torchperfd.v1 import contract, session_pb2
 
 
-def hello(identity: Identity, torch_version: str, *, pulse: bool = False) -> session_pb2.ClientMessage:
-    """Return the first message of a session; ``pulse`` tells whether this process keeps one."""
+def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
+    """Return the first message of a session."""
     return session_pb2.ClientMessage(
         hello=session_pb2.Hello(
             api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
             features=[
                 *contract.FEATURES,
                 contract.NATIVE_HOOKS if NATIVE else contract.REFERENCE_HOOKS,
-                *([contract.PULSE] if pulse else []),
             ],
             client_version=__version__,
             identity=session_pb2.RankIdentity(

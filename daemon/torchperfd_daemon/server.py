@@ -170,14 +170,13 @@ class Daemon:
             self._keep_captures(stack)
             clients = self._admit_clients(stack, node)
             observed = self._observe(stack, samplers, clients.sessions)
-            app = build_app(observed.page, lambda: self._ready, web_config, clients.sessions.pulses.freshen)
+            app = build_app(observed.page, lambda: self._ready, web_config)
             self._serve_page(stack, WebServer(app, web_config), listener)
             checks = await self._serve(stack, samplers, clients, observed.observer)
             _run_in_background(
                 stack,
                 observed.triggers.run(self._catalog),
                 observed.observer.run(),
-                clients.sessions.pulses.run(),
             )
             _run_in_background(stack, keep_watchdog_quiet())
             await self._announce(checks, ready=True)
@@ -260,7 +259,6 @@ class Daemon:
             self._keeper.health,
             self._accountant.health,
             observer.health,
-            sessions.pulses.health,
             samplers.health,
             *([triggers.health] if triggers.has_work else []),
             *([self._uploader.health] if self._uploader else []),

@@ -112,7 +112,7 @@ def test_a_rank_that_hangs_in_python_answers_itself(hung: Hung) -> None:
     names = {thread["name"]: thread["own"] for thread in rank["threads"]}
     assert not names["MainThread"]
     assert not names["a helper of the script's"]
-    assert {"torchperfd-stream", "torchperfd-pump"} <= {name for name, own in names.items() if own}
+    assert {"torchperfd-stream", "torchperfd-flusher"} <= {name for name, own in names.items() if own}
     assert [name for name, own in names.items() if not own and "Thread-" in name] == []
 
 

@@ -170,58 +170,6 @@ print(json.dumps(answers))
         assert sum(words in each for each in audit) == 1, (words, audit)
 
 
-FIFO = """
-import json
-libc = ctypes.CDLL(None, use_errno=True)
-UID = os.getuid()
-def trap():
-    # A mount of this process's own, cut off, so that its files' names begin at its root.
-    if libc.unshare(0x10000000 | 0x00020000):
-        return None
-    for name, words in (("setgroups", "deny"), ("uid_map", "{0} {0} 1"), ("gid_map", "{0} {0} 1")):
-        Path(f"/proc/self/{name}").write_text(words.format(UID))
-    if libc.mount(b"tmpfs", WHERE, b"tmpfs", 0, None):
-        return None
-    name = WHERE.decode() + "/memfd:torchperfd-pulse (deleted)"
-    os.mkfifo(name)
-    file = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
-    libc.umount2(WHERE, 2)
-    return file
-# In a child, since what has threads may not have a user namespace of its own.
-ours, theirs = socket.socketpair()
-child = os.fork()
-if not child:
-    made = trap()
-    socket.send_fds(theirs, [b"."], [] if made is None else [made])
-    os._exit(0)
-_, files, _, _ = socket.recv_fds(ours, 1, 1)
-os.waitpid(child, 0)
-file = files[0] if files else None
-if file is None:
-    print(json.dumps(None), flush=True)
-    raise SystemExit
-link = os.readlink(f"/proc/self/fd/{file}")
-rank = Rank(SOCKET, "trap")
-features = list(rank.hear().welcome.features)
-print(json.dumps([link, "pulse" in features]), flush=True)
-sys.stdin.read()
-"""
-
-
-def test_a_fifo_that_reads_as_a_pulse_freezes_nothing(node: Shared) -> None:
-    node.start_shared()
-    where = node.directory / "trap"
-    where.mkdir(mode=0o777)
-    os.chown(where, BOB, BOB)
-    with node.user(BOB, f"WHERE = {os.fsencode(where)!r}\n{FIFO}") as bob:
-        told = json.loads(line(bob))
-        if told is None:
-            pytest.skip("unprivileged users may not make namespaces here")
-        assert told == ["/memfd:torchperfd-pulse (deleted)", False]
-        assert list(node.runs()) == ["trap"]
-        assert node.get("/-/ready")[0] == 200
-
-
 POISON = """
 import json
 most = 2**64 - 1

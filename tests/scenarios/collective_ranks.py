@@ -157,11 +157,11 @@ def measure(client: torchperfd.Client, drained: Drained) -> Iterator[tuple[str, 
     names = [client._names.name(slot) for slot in range(len(client._names))]
     for kind, model, optimizer in kinds():
         before = client.report().account.train
-        client._pump.turn(send=True)
+        client._flusher.flush(send=True)
         drained.clear()
         train(kind, model, optimizer, STEPS)
         account = client.report().account.train.minus(before)
-        client._pump.turn(send=True)
+        client._flusher.flush(send=True)
         yield (
             kind,
             {

@@ -94,7 +94,7 @@ def test_distributed_checkpoints_are_seen_once_the_script_imports_them(
 
 def test_the_run_is_checkpointing_while_it_saves(client: torchperfd.Client) -> None:
     said: list[int] = []
-    client._pump.announce = said.append  # type: ignore[method-assign,assignment]
+    client._flusher.announce = said.append  # type: ignore[method-assign,assignment]
 
     class Looks:
         def __reduce__(self) -> Any:

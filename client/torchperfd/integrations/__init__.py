@@ -109,7 +109,7 @@ class Follower:
             self._ours = False
             client.detach()
         else:
-            client._pump.refresh(send=True)
+            client._flusher.refresh(send=True)
 
     def slot(self, phase: str) -> int:
         """Return the slot of a phase, ours or one of at most 16 others; past those, ``other``'s."""

@@ -36,7 +36,6 @@
 #define MAX_PLAIN_ARGUMENTS 8
 #define ARGUMENT_SHIFT 8
 #define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
-#define MANY_EVENTS 65536 /* as in _cycles.c */
 
 typedef struct {
     int64_t time;
@@ -52,17 +51,14 @@ typedef struct {
     unsigned long thread; /* as THIS_THREAD() says; 0 for none */
     unsigned long long muted;
     long steps_open;
-    int64_t *pulse; /* where to count steps, and note when the newest ended; NULL for nowhere */
     /* The rest. */
     uint64_t read;
     uint64_t quiet; /* with so many events on it, or more, there is something to look at */
-    uint64_t spare; /* room that is low: half of what there was at first */
     PyObject *on_event, *ticket; /* or NULL */
     char doubled;
     int ticket_code, shadow_code;
     unsigned long long lost;
     PyObject *on_low, *on_full;
-    Py_buffer page; /* that the pulse is in */
 } Tape;
 
 static unsigned long identifiers_ahead; /* of THIS_THREAD() */
@@ -351,8 +347,7 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return PyErr_NoMemory();
     }
     tape->mask = capacity - 1;
-    tape->spare = capacity / 2;
-    tape->quiet = capacity - tape->spare;
+    tape->quiet = capacity / 2;
     look_ahead(tape);
     tape->ticket_code = ticket_code;
     tape->shadow_code = shadow_code;
@@ -382,21 +377,11 @@ tape_clear(Tape *tape)
 }
 
 static void
-leave_page(Tape *tape)
-{
-    if (tape->pulse != NULL) {
-        tape->pulse = NULL;
-        PyBuffer_Release(&tape->page);
-    }
-}
-
-static void
 tape_dealloc(Tape *tape)
 {
     PyTypeObject *type = Py_TYPE(tape);
     PyObject_GC_UnTrack(tape);
     tape_clear(tape);
-    leave_page(tape);
     PyMem_Free(tape->events);
     type->tp_free(tape);
     Py_DECREF(type);
@@ -461,12 +446,8 @@ tape_peek(Tape *tape, PyObject *Py_UNUSED(none))
     if (events == NULL)
         return NULL;
     Event *target = (Event *)PyBytes_AS_STRING(events);
-    /* What is written meanwhile is written behind them; fewer are copied sooner than a lock is had again. */
-    PyThreadState *state = count > MANY_EVENTS ? PyEval_SaveThread() : NULL;
     memcpy(target, tape->events + first, ahead * sizeof(Event));
     memcpy(target + ahead, tape->events, (count - ahead) * sizeof(Event));
-    if (state != NULL)
-        PyEval_RestoreThread(state);
     return events;
 }
 
@@ -481,36 +462,8 @@ tape_skip(Tape *tape, PyObject *argument)
         return NULL;
     }
     tape->read += count;
-    tape->quiet = tape->mask + 1 - tape->spare;
+    tape->quiet = (tape->mask + 1) / 2;
     look_ahead(tape);
-    Py_RETURN_NONE;
-}
-
-static PyObject *
-tape_extend(Tape *tape, PyObject *argument)
-{
-    uint64_t capacity = PyLong_AsUnsignedLongLong(argument);
-    if (PyErr_Occurred())
-        return NULL;
-    if (capacity & (capacity - 1) || capacity <= tape->mask) {
-        PyErr_SetString(PyExc_ValueError, "a tape is extended to a power of two of events, no fewer than it holds");
-        return NULL;
-    }
-    int fits = capacity <= PY_SSIZE_T_MAX / sizeof(Event);
-    Event *events = fits ? PyMem_Malloc(capacity * sizeof(Event)) : NULL, *before = tape->events;
-    if (events == NULL)
-        return PyErr_NoMemory();
-    /* Here and now: the training thread would be held up by every page that it is the first to write on. */
-    Py_BEGIN_ALLOW_THREADS
-    memset(events, 0, capacity * sizeof(Event));
-    Py_END_ALLOW_THREADS
-    for (uint64_t at = tape->read; at != tape->written; at++)
-        events[at & (capacity - 1)] = before[at & tape->mask];
-    tape->events = events;
-    tape->mask = capacity - 1;
-    tape->quiet = capacity - tape->spare;
-    look_ahead(tape);
-    PyMem_Free(before);
     Py_RETURN_NONE;
 }
 
@@ -523,8 +476,6 @@ static PyMethodDef tape_methods[] = {
     {"peek", (PyCFunction)tape_peek, METH_NOARGS,
      "Return all events on the tape: pairs of native int64, a time and argument << 8 | code."},
     {"skip", (PyCFunction)tape_skip, METH_O, "Take so many events off the tape, the oldest."},
-    {"extend", (PyCFunction)tape_extend, METH_O,
-     "Have room for so many events from now on; only who reads may, and not while reading."},
     {NULL, NULL, 0, NULL}};
 
 /* What there is to call, of the place in a tape that the closure tells; None where there is nothing. */
@@ -579,34 +530,6 @@ tape_follow(PyObject *tape, PyObject *identifier, void *Py_UNUSED(none))
     return 0;
 }
 
-static PyObject *
-tape_page(PyObject *tape, void *Py_UNUSED(none))
-{
-    return Py_NewRef(((Tape *)tape)->pulse == NULL ? Py_None : ((Tape *)tape)->page.obj);
-}
-
-static int
-tape_beat_into(PyObject *object, PyObject *page, void *Py_UNUSED(none))
-{
-    Tape *tape = (Tape *)object;
-    Py_buffer view;
-    if (page == NULL || page == Py_None) {
-        leave_page(tape);
-        return 0;
-    }
-    if (PyObject_GetBuffer(page, &view, PyBUF_WRITABLE) < 0)
-        return -1;
-    if (view.len < 2 * (Py_ssize_t)sizeof(int64_t) || (uintptr_t)view.buf % sizeof(int64_t)) {
-        PyBuffer_Release(&view);
-        PyErr_SetString(PyExc_ValueError, "a pulse takes two aligned numbers of 64 bits");
-        return -1;
-    }
-    leave_page(tape);
-    tape->page = view;
-    tape->pulse = view.buf;
-    return 0;
-}
-
 static PyGetSetDef tape_getset[] = {
     {"thread", tape_thread, tape_follow, "The thread that is followed; 0 for none.", NULL},
     {"on_event", tape_callback, tape_call, "Called after every event, unless None.",
@@ -614,8 +537,6 @@ static PyGetSetDef tape_getset[] = {
     {"ticket", tape_callback, tape_call, "Called for a number that precedes each event, unless None.",
      (void *)offsetof(Tape, ticket)},
     {"doubled", tape_is_doubled, tape_double, "Whether every event is written twice.", NULL},
-    {"pulse", tape_page, tape_beat_into,
-     "Writable memory in which optimizer steps are counted, and when the newest ended, unless None.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMemberDef tape_members[] = {
@@ -1279,12 +1200,7 @@ steps_end(Steps *self, PyObject *optimizer)
         Py_RETURN_FALSE;
     if (tape->steps_open > 0)
         tape->steps_open--;
-    int64_t at = now();
-    if (tape->pulse != NULL) {
-        tape->pulse[0]++;
-        tape->pulse[1] = at;
-    }
-    if (put_at(tape, at, self->end, (int64_t)(intptr_t)optimizer) < 0)
+    if (put(tape, self->end, (int64_t)(intptr_t)optimizer) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }

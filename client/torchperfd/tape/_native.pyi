@@ -4,8 +4,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from typing_extensions import Buffer
-
 class Tape:
     """Events of one thread, in a ring of fixed size."""
 
@@ -18,7 +16,6 @@ class Tape:
     on_low: Callable[[], object] | None
     on_full: Callable[[], object] | None
     ticket: Callable[[], int] | None
-    pulse: Buffer | None
     @property
     def lost(self) -> int: ...
     def mark(self, code: int, argument: int = 0, /) -> bool: ...
@@ -26,7 +23,6 @@ class Tape:
     def here(self) -> bool: ...
     def peek(self) -> bytes: ...
     def skip(self, count: int, /) -> None: ...
-    def extend(self, capacity: int, /) -> None: ...
     def __len__(self) -> int: ...
 
 class Timed:

@@ -40,7 +40,6 @@ class Tape:
             off, unless None.
         on_full: Called to make room, unless None.
         ticket: Called for a number that precedes each event, -1 for none, unless None.
-        beats: Where optimizer steps are counted, and when the newest ended, unless None.
     """
 
     __slots__ = (
@@ -48,9 +47,7 @@ class Tape:
         "_events",
         "_quiet",
         "_shadow_code",
-        "_spare",
         "_ticket_code",
-        "beats",
         "doubled",
         "lost",
         "muted",
@@ -76,10 +73,9 @@ class Tape:
         self.on_low: Callable[[], object] | None = None
         self.on_full: Callable[[], object] | None = None
         self.ticket: Callable[[], int] | None = None
-        self.beats: memoryview[int] | None = None
         # In numbers, of which an event has two.
         self._capacity = 2 * capacity
-        self._quiet = self._spare = capacity
+        self._quiet = capacity
         self._ticket_code = ticket_code
         self._shadow_code = shadow_code
         self._events = array("q")
@@ -128,28 +124,7 @@ class Tape:
         if not 0 <= count <= len(self):
             raise ValueError("there are not so many events on the tape")
         del self._events[: 2 * count]
-        self._quiet = self._capacity - self._spare
-
-    def extend(self, capacity: int) -> None:
-        """Have room for so many events from now on; only who reads may, and not while reading."""
-        if capacity & (capacity - 1) or 2 * capacity < self._capacity:
-            raise ValueError("a tape is extended to a power of two of events, no fewer than it holds")
-        self._capacity = 2 * capacity
-        self._quiet = self._capacity - self._spare
-
-    @property
-    def pulse(self) -> Any:
-        """Writable memory in which optimizer steps are counted, and when the newest ended, unless None."""
-        return None if self.beats is None else self.beats.obj
-
-    @pulse.setter
-    def pulse(self, page: Any) -> None:
-        beats = None if page is None else memoryview(page).cast("B")[:16].cast("q")
-        if beats is not None and (len(beats) < 2 or beats.readonly):
-            raise ValueError("a pulse takes two aligned numbers of 64 bits")
-        if self.beats is not None:
-            self.beats.release()
-        self.beats = beats
+        self._quiet = self._capacity // 2
 
     def __len__(self) -> int:
         return len(self._events) // 2
@@ -413,9 +388,6 @@ class Steps:
             return False
         if tape.steps_open:
             tape.steps_open -= 1
-        if tape.beats is not None:
-            tape.beats[0] += 1
-            tape.beats[1] = time.perf_counter_ns()
         tape.write(self._end, id(optimizer))
         return True
 

@@ -28,12 +28,6 @@ CAPTURE_KINDS: Final = "capture_kinds"
 COLLECTIVES: Final = "collectives"
 """The feature of a client that tells how far its process groups are."""
 
-PULSE: Final = "pulse"
-"""The feature of a client that keeps a pulse, and of a daemon, in the session of a rank whose pulse it reads.
-
-Then the daemon sees each step without being told, and the client may report rarely: whenever it is asked to.
-"""
-
 NATIVE_HOOKS: Final = "native_hooks"
 """The feature of a client whose hooks are compiled."""
 
@@ -68,12 +62,6 @@ STACKS_FILE: Final = "torchperfd-stacks"
 Its first line is a JSON object: ``signal`` to send to ``thread`` (the kernel's id of one that runs Python
 a few times per second), ``training`` (the training thread's ident) and ``package`` (directory of the
 client's own code). To be sent only while that thread waits for the interpreter.
-"""
-
-PULSE_FILE: Final = "torchperfd-pulse"
-"""Name of the file in memory in which a training process counts its optimizer steps.
-
-Two native int64: how many have ended, and when the newest did, by the monotonic clock in nanoseconds.
 """
 
 MAX_SOCKET_PATH_BYTES: Final = 107

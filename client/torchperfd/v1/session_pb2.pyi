@@ -187,7 +187,6 @@ class DaemonMessage(google.protobuf.message.Message):
     DUMP_STACKS_FIELD_NUMBER: builtins.int
     CAPTURE_ORDER_RESULT_FIELD_NUMBER: builtins.int
     TELL_COLLECTIVES_FIELD_NUMBER: builtins.int
-    TELL_STEPS_FIELD_NUMBER: builtins.int
     @property
     def welcome(self) -> global___Welcome:
         """always first"""
@@ -208,10 +207,6 @@ class DaemonMessage(google.protobuf.message.Message):
     def tell_collectives(self) -> global___TellCollectives:
         """only to a client with the feature "collectives" """
 
-    @property
-    def tell_steps(self) -> global___TellSteps:
-        """only to a client with the feature "pulse" """
-
     def __init__(
         self,
         *,
@@ -222,11 +217,10 @@ class DaemonMessage(google.protobuf.message.Message):
         dump_stacks: global___DumpStacks | None = ...,
         capture_order_result: global___CaptureOrderResult | None = ...,
         tell_collectives: global___TellCollectives | None = ...,
-        tell_steps: global___TellSteps | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "tell_collectives", b"tell_collectives", "tell_steps", b"tell_steps", "welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "tell_collectives", b"tell_collectives", "tell_steps", b"tell_steps", "welcome", b"welcome"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks", "capture_order_result", "tell_collectives", "tell_steps"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "tell_collectives", b"tell_collectives", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "cancel_capture", b"cancel_capture", "capture_order_result", b"capture_order_result", "commit_capture", b"commit_capture", "dump_stacks", b"dump_stacks", "prepare_capture", b"prepare_capture", "tell_collectives", b"tell_collectives", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["welcome", "prepare_capture", "commit_capture", "cancel_capture", "dump_stacks", "capture_order_result", "tell_collectives"] | None: ...
 
 global___DaemonMessage = DaemonMessage
 
@@ -1232,18 +1226,6 @@ class StackFrame(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["file", b"file", "function", b"function", "line", b"line"]) -> None: ...
 
 global___StackFrame = StackFrame
-
-@typing.final
-class TellSteps(google.protobuf.message.Message):
-    """Report the steps since the last report, now."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___TellSteps = TellSteps
 
 @typing.final
 class TellCollectives(google.protobuf.message.Message):

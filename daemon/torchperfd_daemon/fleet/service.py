@@ -16,7 +16,7 @@ from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.fleet.share import Share
 from torchperfd_daemon.fleet.view import INSTANCE_KEY
 from torchperfd_daemon.service import SessionService, translate, translate_stacks
-from torchperfd_daemon.service.survey import Held, ranks_of, survey
+from torchperfd_daemon.service.survey import Held, survey
 from torchperfd_daemon.store import Store
 
 _LONGEST_STACKS_S: Final = 600.0
@@ -58,14 +58,12 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.NodeRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.NodeRuns:
         """List the runs with their ranks on this node."""
-        await self._sessions.pulses.freshen(ranks_of(self._store, "", ""))
         return self._here()
 
     async def Survey(  # noqa: N802
         self, request: fleet_pb2.NodeSurveyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.NodeSurvey:
         """Tell of the steps of the ranks on this node, and of this node's verdicts if asked for."""
-        await self._sessions.pulses.freshen(ranks_of(self._store, request.run, request.job))
         told = survey(self._store, self._verdict, request)
         told.api.CopyFrom(fleet_translate.api_message())
         told.version, told.instance, told.node = __version__, self._instance, self._node

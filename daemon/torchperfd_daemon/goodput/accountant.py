@@ -32,13 +32,11 @@ class _Followed:
 
     Attributes:
         told: The account that was last taken.
-        beats: Steps that had been seen then or since, whether it has them or not.
     """
 
     rank: Rank
     exit: Exit | None
     told: Totals
-    beats: int
 
 
 class Accountant:
@@ -167,7 +165,7 @@ class Accountant:
             ledger.start(process, started, now)
         pid = identity.pid if rank.is_process_known else 0
         seen = RankProcess(*key, pid, identity.pid_namespace, identity.process_start_ticks)
-        self._followed[key] = _Followed(rank, self._exits(seen, clock.now), Totals(), rank.beats)
+        self._followed[key] = _Followed(rank, self._exits(seen, clock.now), Totals())
 
     def _observe(self, key: RankKey, followed: _Followed) -> None:
         clock, rank, ledger = self._time(), followed.rank, self._ledgers[key]
@@ -181,10 +179,7 @@ class Accountant:
             followed.told = totals
             ledger.gpus = max(ledger.gpus, int(totals.cuda is not None))
             ledger.tell(at, claims(totals), *self._loop_times(totals, at))
-        # Who makes steps reports them in time to come.
-        goes_on = rank.beats != followed.beats
-        followed.beats = rank.beats
-        ledger.watch(at, rank.state, excused=goes_on or key[0] in self._paused)
+        ledger.watch(at, rank.state, excused=key[0] in self._paused)
         if followed.exit is not None and followed.exit.at_ns is not None:
             ledger.end(at)
         self._unsaved.add(key)

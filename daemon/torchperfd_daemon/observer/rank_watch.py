@@ -34,7 +34,8 @@ _WARM_S: Final = 10.0
 _KEPT: Final = 18
 _READINGS: Final = 64
 _GROWTH_EVERY: Final = 10
-_LATEST_NEWS_S: Final = 2.0
+# Ranks with steps below 5 ms report every four seconds, and looks are a second apart.
+_LATEST_NEWS_S: Final = 5.0
 # A hang is to be named by the limit: looks are a second apart, and the ranks' answers take their time.
 _EARLY_S: Final = 1.5
 _LEAST_PAST: Final = 0.5
@@ -67,7 +68,6 @@ class RankWatch:
         self.rank = rank
         self._stall = StallDetector(times)
         self._made = (0, 0, 0, 0)
-        self._beats = rank.beats
         self._ended = now
         self._born = now
         self._names: list[str] = []
@@ -135,7 +135,7 @@ class RankWatch:
         """
         if self._looks_since(since, _AT) < LEAST_LOOKS:
             return None
-        # Steps are heard of up to a second late: a look at the new regime may have counted old steps only.
+        # Steps are heard of some seconds late: a look at the new regime may have counted old steps only.
         self._window = max(1, self._looks_since(since, _ENDED))
         first, last = self._row(self._window), self._row(0)
         return self._between(first, last, before=self._before, growth=self._growth())
@@ -184,9 +184,6 @@ class RankWatch:
             self._made = made
             self._ended = now - late if 0 <= late <= _LATEST_NEWS_S else now
             self._stall.progress(now - min(_LATEST_NEWS_S, max(0.0, late)))
-        if rank.beats != self._beats:
-            self._beats = rank.beats
-            self._stall.progress(max(now - _LATEST_NEWS_S, rank.beat_at))
         self._stall.enter(_DOING[rank.state], now)
 
     def _follow_memory(self, now: float, around: Surroundings) -> None:

@@ -85,7 +85,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.ListRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.ListRunsResponse:
         """List runs with their ranks, on this node or on all."""
-        await self._sessions.pulses.freshen(ranks_of(self._store, "", request.job))
         own = [run for run in translate.runs(self._store.runs()) if request.job in ("", run.job_name)]
         told = control_pb2.ListRunsResponse(runs=own)
         try:
@@ -129,7 +128,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.GetStepsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.GetStepsResponse:
         """Return the newest training steps of ranks, on this node or on all."""
-        await self._sessions.pulses.freshen(ranks_of(self._store, request.run, request.job))
         try:
             if self._is_of_fleet(request):
                 newest = request.newest or HISTORY_STEPS
@@ -150,7 +148,6 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.DiagnoseResponse:
         """Return one verdict on each run, of its ranks on this node or on all."""
         ranks = ranks_of(self._store, request.run, request.job)
-        await self._sessions.pulses.freshen(ranks)
         try:
             if self._is_of_fleet(request):
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)

@@ -20,7 +20,6 @@ from torchperfd_daemon.rpc.request_guard import MOST_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.order_desk import OrderDesk
 from torchperfd_daemon.service.others import Others
-from torchperfd_daemon.service.pulse import PulseDesk
 from torchperfd_daemon.service.stack_desk import StackDesk
 from torchperfd_daemon.stacks import RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, Store
@@ -129,10 +128,6 @@ class Session:
             session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=request_id))
         )
 
-    def tell_steps(self) -> None:
-        """Ask it to report now."""
-        self._send(session_pb2.DaemonMessage(tell_steps=session_pb2.TellSteps()))
-
     def _send(self, message: session_pb2.DaemonMessage) -> None:
         try:
             self.outgoing.put_nowait(message)
@@ -196,8 +191,6 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._orders = OrderDesk(coordinator, self.of_run, others)
         self.stacks = StackDesk()
         """Asks the ranks where they are."""
-        self.pulses = PulseDesk()
-        """Sees steps that no rank has reported yet."""
 
     def of_run(self, run: str) -> list[Session]:
         """Return the connected ranks of a run, by rank."""
@@ -258,12 +251,9 @@ class SessionService(session_pb2_grpc.SessionServicer):
             return
         session = self._begin(identity, hello, caller)
         record = session.record
-        features = list(contract.FEATURES)
         sender: asyncio.Task[None] | None = None
         try:
-            if contract.PULSE in session.features and await self._admit_pulse(session):
-                features.append(contract.PULSE)
-            await context.write(self._welcome(features, record.identity.run))
+            await context.write(self._welcome(record.identity.run))
             sender = asyncio.create_task(_send_all(session, context))
             async for message in request_iterator:
                 if self._sessions.get(record) is not session or not self._receive(session, message):
@@ -273,7 +263,6 @@ class SessionService(session_pb2_grpc.SessionServicer):
         finally:
             if sender is not None:
                 sender.cancel()
-            self.pulses.dismiss(session)
             self._orders.on_departure(session)
             self._coordinator.on_departure(session, "the process left during the capture")
             self._end(session)
@@ -327,11 +316,6 @@ class SessionService(session_pb2_grpc.SessionServicer):
         session = self._sessions.get(rank)
         return session is None or has_ended(session.caller)
 
-    async def _admit_pulse(self, session: Session) -> bool:
-        """Follow the rank's pulse, if it can be seen; returns whether."""
-        pulse = await asyncio.to_thread(self.pulses.find, session.record)
-        return pulse is not None and self.pulses.admit(session, pulse)
-
     def _end(self, session: Session) -> None:
         """Take note that a session is over; nothing changes where a later one has taken its place."""
         if self._sessions.get(session.record) is session:
@@ -341,11 +325,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 self._meeting.forget(session.record)
         self._on_change()
 
-    def _welcome(self, features: Iterable[str], run: str) -> session_pb2.DaemonMessage:
+    def _welcome(self, run: str) -> session_pb2.DaemonMessage:
         return session_pb2.DaemonMessage(
             welcome=session_pb2.Welcome(
                 api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
-                features=features,
+                features=contract.FEATURES,
                 daemon_version=__version__,
                 captures_dir=str(self._node.captures_dir),
                 metrics_url=self._node.metrics_url,

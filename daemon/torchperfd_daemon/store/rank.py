@@ -29,10 +29,6 @@ class Rank:
         self.history = History()
         self.arrivals = ArrivalHistory()
         self.last_step_unix_seconds = 0.0
-        self.beats = 0
-        """Optimizer steps that were seen without a report, where its process keeps a pulse."""
-        self.beat_at = now
-        """When the newest of these ended; monotonic seconds."""
         self.stalled_seconds = 0.0
         """For how long it has made no step while its run hangs; 0 while that does not."""
         self.stopped = False

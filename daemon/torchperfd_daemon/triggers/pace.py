@@ -68,9 +68,9 @@ class Pace:
         """Return the median of the looks kept, 0 when there are none."""
         return median(self.step_seconds()) if self.looked else 0.0
 
-    def _made(self) -> tuple[int, int, int]:
+    def _made(self) -> tuple[int, int]:
         totals = self.rank.totals
-        return totals.train.steps, totals.validate.steps, self.rank.beats
+        return totals.train.steps, totals.validate.steps
 
 
 class Paces:

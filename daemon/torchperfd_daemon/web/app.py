@@ -3,7 +3,7 @@
 import gzip
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 from starlette.applications import Starlette
@@ -32,7 +32,6 @@ def build_app(
     page: MetricsPage,
     is_ready: Callable[[], bool],
     web_config: WebConfigFile | None = None,
-    freshen: Callable[[], Awaitable[None]] | None = None,
 ) -> ASGIApp:
     """Return the ASGI application.
 
@@ -40,13 +39,10 @@ def build_app(
         page: What ``/metrics`` shows.
         is_ready: Whether clients are being served; false while starting and draining.
         web_config: Which users may read; all when None. The two health endpoints are open to all.
-        freshen: Has what the page shows brought up to date.
     """
     pages = PageCache(page)
 
     async def metrics(request: Request) -> Response:
-        if freshen is not None:
-            await freshen()
         zipped = _takes(request.headers.get("accept-encoding", ""), "gzip")
         shown = pages.get(_takes(request.headers.get("accept", ""), _OPENMETRICS), zipped)
         headers = {"content-type": shown.content_type, "vary": "accept, accept-encoding"}

@@ -35,7 +35,7 @@ def test_captures_go_where_the_environment_says_until_a_daemon_says_otherwise(
 
 def test_it_has_two_threads_while_attached_and_none_after() -> None:
     client = torchperfd.attach()
-    assert threads() == {"torchperfd-pump", "torchperfd-stream"}
+    assert threads() == {"torchperfd-flusher", "torchperfd-stream"}
     assert all(thread.daemon for thread in threading.enumerate() if thread.name in threads())
     client.detach()
     assert threads() == set()

@@ -237,15 +237,15 @@ def test_wrapping_survives_batches_that_cannot_even_be_looked_at(client: torchpe
     assert open_phases(client) == 0
 
 
-def test_the_pump_gives_up_after_ten_failures_and_training_does_not_notice(
+def test_flusher_ten_failures_gives_up_and_training_goes_on(
     undisturbed: Outcome, client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client._pump.stop(5)
-    monkeypatch.setattr("torchperfd.pump._USUAL_S", 1e-6)
-    monkeypatch.setattr(client._pump, "turn", lambda **_: 1 / 0)
-    client._pump._stopping = False
-    client._pump._run()  # on this thread: it returns once it has given up
-    assert client._faults.counts() == {"pump": LIMIT}
+    client._flusher.stop(5)
+    monkeypatch.setattr("torchperfd.flusher.next_flush", lambda _: 1e-6)
+    monkeypatch.setattr(client._flusher, "flush", lambda **_: 1 / 0)
+    client._flusher._stopping = False
+    client._flusher._run()  # on this thread: it returns once it has given up
+    assert client._faults.counts() == {"flusher": LIMIT}
     monkeypatch.undo()
     assert_same(outcome(), undisturbed)
     assert calls(client)["steps"] == 2 * EPOCHS
@@ -257,7 +257,7 @@ def test_a_client_that_cannot_be_made_is_replaced_by_one_that_does_nothing(
     def fail(*_: Any) -> None:
         raise OSError("no threads left")
 
-    monkeypatch.setattr("torchperfd.pump.Pump.start", fail)
+    monkeypatch.setattr("torchperfd.flusher.Flusher.start", fail)
     client = torchperfd.attach()
     assert not client.attached
     assert "torchperfd cannot attach; training goes on without it" in caplog.text

@@ -39,14 +39,14 @@ class Training:
     ) -> None:
         self.tape = Tape(16)
         self.now_ns = 10**9
-        self._pumped_ns = 0.0
-        self._pump = pump
+        self._flushered_ns = 0.0
+        self._flusher = pump
         self._busy = busy
         self.overhead = Overhead(
             self.tape,
             limit,
             clock=lambda: self.now_ns / 1e9,
-            pump_clock=lambda: self._pumped_ns / 1e9,
+            pump_clock=lambda: self._flushered_ns / 1e9,
         )
         self._step_ns = step_ns
         self._cost_ns = cost_ns
@@ -61,7 +61,7 @@ class Training:
             busy = 2 if self._busy(began / 1e9) else 1
             self.now_ns += round(busy * self._step_ns * (1 + noise * self._random.random()))
             self.now_ns += self._cost_ns * self.tape.doubled
-            self._pumped_ns += (self._pump + 0.1 * self.overhead.measuring) * (self.now_ns - began)
+            self._flushered_ns += (self._flusher + 0.1 * self.overhead.measuring) * (self.now_ns - began)
             self._happens(on_tape.OPTIMIZER)
             self._happens(on_tape.OPTIMIZER, optimizer=ADAM)  # of another model, in the same steps
             while turn <= self.now_ns:
@@ -232,7 +232,7 @@ def test_a_real_training_is_measured_and_counted_the_same(
 ) -> None:
     """All events of the doubled steps are there once."""
     monkeypatch.setattr("torchperfd.overhead.RESOLUTION", 5.0)  # however noisy this machine is
-    client._pump.stop(5)
+    client._flusher.stop(5)
     overhead = client._replay.overhead
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -242,7 +242,7 @@ def test_a_real_training_is_measured_and_counted_the_same(
         train(model, optimizer, loader(3))
         steps += 3
         client.report()
-        overhead.turn(client._pump.account.train.mean_seconds)
+        overhead.turn(client._flusher.account.train.mean_seconds)
     assert overhead.ratio is not None
     assert 0 <= overhead.ratio < 5
     assert client.report().account.overhead == overhead.ratio

@@ -123,7 +123,7 @@ def test_a_capture_whose_first_step_went_by_fails_and_may_be_tried_again(tmp_pat
 def test_captures_follow_one_another_each_whole(client: torchperfd.Client) -> None:
     for _ in range(5):
         step()
-    client._pump.turn()
+    client._flusher.flush()
     for _ in range(3):
         capture = client.capture(steps=2)
         train_until(capture, "complete", "failed")

@@ -1,7 +1,6 @@
 """The tape and what writes on it, in C and in Python: the same events, and nothing of ours comes out."""
 
 import copy
-import ctypes
 import functools
 import gc
 import inspect
@@ -9,7 +8,6 @@ import pickle
 import struct
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -66,83 +64,6 @@ def test_what_is_marked_is_read_once_and_in_order(kind: Any) -> None:
     assert written(tape) == [(3, 42), (5, 0), (7, -1), (1, 2**54)]
     assert len(tape) == 0
     assert tape.peek() == b""
-
-
-@both
-def test_a_tape_that_is_extended_keeps_what_is_on_it_and_takes_more(kind: Any) -> None:
-    tape = kind.Tape(16)
-    lows: list[int] = []
-    for number in range(20):
-        tape.write(3, number)
-        tape.skip(max(0, len(tape) - 5))
-    tape.extend(64)
-    tape.on_low = lambda: lows.append(len(tape))
-    for number in range(20, 75):
-        tape.write(3, number)
-    assert lows == [53], "with room for eight, as before, and for what an event may bring with it"
-    assert written(tape) == [(3, number) for number in range(15, 75)]
-    for capacity in (32, 65, 0):
-        with pytest.raises(ValueError, match="a tape is extended to a power of two of events"):
-            tape.extend(capacity)
-
-
-@pytest.mark.needs("gcc")
-@pytest.mark.parametrize("capacity", [2**50, 2**60, 2**63])
-def test_a_tape_for_which_there_is_no_memory_stays_as_it_is(capacity: int) -> None:
-    tape = native.Tape(16)
-    tape.write(3, 1)
-    with pytest.raises(MemoryError):
-        tape.extend(capacity)
-    tape.write(3, 2)
-    assert written(tape) == [(3, 1), (3, 2)]
-
-
-@both
-def test_steps_are_counted_in_the_memory_that_is_given_for_it(kind: Any) -> None:
-    tape, page = kind.Tape(64), bytearray(32)
-    optimizer = torch.optim.SGD([torch.ones(1)])
-    steps = kind.Steps(tape, {id(optimizer): weakref.ref(optimizer)}, 1, 2)
-    assert tape.pulse is None
-    tape.pulse = page
-    assert tape.pulse is page
-    before = time.perf_counter_ns()
-    for _ in range(3):
-        steps.begin(optimizer)
-        steps.end(optimizer)
-    count, at = struct.unpack_from("=qq", page)
-    assert count == 3
-    (*_, (last, _)) = struct.iter_unpack(on_tape.EVENT_FORMAT, tape.peek())
-    assert before < at <= last <= time.perf_counter_ns()
-    assert not any(page[16:])
-    # As long as it may be written in, nobody takes it away.
-    with pytest.raises(BufferError):
-        page.clear()
-    tape.pulse = None
-    page.clear()
-    steps.begin(optimizer)
-    steps.end(optimizer)
-    assert codes(tape) == [1, 2] * 4
-
-
-@both
-def test_that_memory_may_be_no_pythons(kind: Any) -> None:
-    tape, page = kind.Tape(64), (ctypes.c_char * 64)()
-    optimizer = torch.optim.SGD([torch.ones(1)])
-    steps = kind.Steps(tape, {id(optimizer): weakref.ref(optimizer)}, 1, 2)
-    tape.pulse = page
-    steps.begin(optimizer)
-    steps.end(optimizer)
-    assert struct.unpack_from("=q", page) == (1,)
-    tape.pulse = None
-
-
-@both
-@pytest.mark.parametrize("page", [b"0" * 16, bytearray(15), 7, "text"])
-def test_a_pulse_that_cannot_be_written_is_refused(kind: Any, page: object) -> None:
-    tape = kind.Tape(16)
-    with pytest.raises((ValueError, TypeError, BufferError)):
-        tape.pulse = page
-    assert tape.pulse is None
 
 
 @both

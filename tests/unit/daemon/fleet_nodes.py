@@ -27,7 +27,6 @@ from torchperfd_daemon.fleet import (
 )
 from torchperfd_daemon.fleet.peers import Static
 from torchperfd_daemon.service import SessionService
-from torchperfd_daemon.service.pulse import PulseDesk
 from torchperfd_daemon.stacks import Outcome, RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, State, Store
 
@@ -77,7 +76,6 @@ class PlayedSessions:
 
     def __init__(self, ranks: Sequence[PlayedRank]) -> None:
         self.ranks = list(ranks)
-        self.pulses = PulseDesk()
 
     def of_run(self, run: str) -> list[PlayedRank]:
         """Return the ranks, if it is their run."""

@@ -131,24 +131,6 @@ def test_a_run_is_followed_through_a_kill_and_a_new_process(machine: Machine) ->
     assert run.ratio == pytest.approx(5 / 36)
 
 
-def test_steps_that_are_seen_and_told_only_later_are_no_stall(machine: Machine) -> None:
-    rank = machine.join(pid=1)
-    machine.train(rank, 5)
-    for _ in range(16):
-        rank.beats += 1000
-        machine.look(1)
-    assert "stall" not in machine.seconds()
-    rank.totals = replace(
-        rank.totals,
-        train=KindTotal(steps=21, ns=21 * S, phases={"data": PhaseTotal(21, 21 * S // 2)}),
-        ended_ns=rank.totals.ended_ns + 16 * S,
-    )
-    machine.look(1)
-    assert machine.seconds() == {"start_up": 2, "productive": 11.5, "data_wait": 10.5}
-    machine.look(15)
-    assert machine.seconds()["stall"] == pytest.approx(16)
-
-
 def test_a_daemon_that_was_killed_knows_all_of_it_again(machine: Machine) -> None:
     rank = machine.join()
     machine.train(rank, 10)

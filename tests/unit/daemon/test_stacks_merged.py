@@ -299,7 +299,7 @@ def test_text_of_any_other_kind_is_passed_over(text: str) -> None:
 
 def _run() -> list[RankStacks]:
     other = Thread(2, "Thread-3 (_pin_memory_loop)", False, False, _started_in(f"{TORCH}/utils/data/pin.py"))
-    own = Thread(3, "torchperfd-pump", False, True, _started_in(f"{PACKAGE}pump.py"))
+    own = Thread(3, "torchperfd-flusher", False, True, _started_in(f"{PACKAGE}pump.py"))
     steps = {"step": 118, "step_seconds": 0.125, "seconds_since_step": 34.0}
     waiting = [rank(number, ALL_REDUCE, **steps, phase="backward") for number in (0, 1, 3)]
     waiting = [

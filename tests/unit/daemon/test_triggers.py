@@ -448,17 +448,6 @@ class TestGlances:
         return made
 
 
-def test_a_rank_whose_steps_are_seen_moves_whether_it_has_told_of_them_or_not() -> None:
-    rank = Rank(RankIdentity("bert", 0), 0.0)
-    rank.state = State.TRAINING
-    pace = Pace(rank, 0.0)
-    for second in range(1, 30):
-        rank.beats += second < 20
-        pace.look(second)
-    assert pace.moved_at == 19
-    assert not pace.looked
-
-
 def test_a_capture_is_of_two_culprits_at_most_and_a_median_peer() -> None:
     paces = []
     for number, own_ms in enumerate((90, 100, 300, 95, 110)):

@@ -37,21 +37,6 @@ class Http:
         return asyncio.run(ask())
 
 
-def test_what_a_scrape_shows_is_brought_up_to_date_first() -> None:
-    store = Store()
-
-    async def freshen() -> None:
-        store.join(RankIdentity("fresh", 0))
-
-    async def ask() -> str:
-        app = build_app(MetricsPage([TrainingMetrics(store)]), lambda: True, None, freshen)
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://daemon") as client:
-            return (await client.get("/metrics")).text
-
-    assert 'run="fresh"' in asyncio.run(ask())
-
-
 @pytest.fixture
 def http() -> Http:
     return Http()

@@ -1,25 +1,22 @@
-"""The pump: one thread that has the tape read and empties the recorder into account and outbox."""
+"""The flusher: one thread that has the tape read and empties the recorder into account and outbox."""
 
-import math
 import sys
 import threading
 import time
 from _thread import LockType
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.account import Account
 from torchperfd.faults import Faults
+from torchperfd.flush_schedule import FlushState, is_report_due, next_flush
 from torchperfd.framework import framework_around
 from torchperfd.loader_use import LoaderUse, available_cpus
 from torchperfd.outbox import Outbox
-from torchperfd.overhead import SHORT_STEP_S
 from torchperfd.pace import Pace
 from torchperfd.phases import PhaseNames
-from torchperfd.pulse import Pulse
 from torchperfd.recorder import TRAIN
 from torchperfd.replay import Replay
 from torchperfd.stretch import Stretch
@@ -28,32 +25,17 @@ from torchperfd.tallies import Tallies
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
-# From turn to turn, in seconds: while there is something to look at more often than the daemon hears of it;
-# in general; and beside steps that a turn lasts as long as, and touches one in a thousand of, once there
-# were enough of them that nobody waits for the first ones to show up. Such a step is late however short the
-# turn is, so that they are to be few: as few as can be where the daemon sees by itself that steps go on.
-_OFTEN_S: Final = 0.25
-_USUAL_S: Final = 1.0
-_LONGEST_TURN_S: Final = 10.0
-"""A script that asks for a turn waits no longer; a full tape that is told event by event takes a second."""
-_RARELY_S: Final = 4.0
-_SELDOM_S: Final = 16.0
-_SHORT_STEPS_S: Final = (0.0005, SHORT_STEP_S)
-_ENOUGH_STEPS: Final = 10_000
+_LONGEST_FLUSH_S: Final = 10.0
+"""A script that asks for a flush waits no longer; a full tape that is read event by event takes a second."""
 _STEPS_PER_REPORT: Final = 2000
 """The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
-_STEPS_PER_SELDOM_REPORT: Final = 10_000
-_EVENTS_BETWEEN_SELDOM_TURNS: Final = 524_288
-"""On the tape, with room for a turn that comes late: of a rank of DDP, sixteen seconds of steps of 0.6 ms."""
 
 
-class Pump:
-    """Drains, adds up, packs and reports, once per second; seldom beside steps of a millisecond.
+class Flusher:
+    """Drains, adds up, packs and reports: once per second, every four seconds beside steps below 5 ms.
 
-    By the wall clock: the pumps of all ranks turn at the same moments. What a turn takes from the
-    training threads they then lose together, where the ranks of a synchronous job would otherwise
-    wait for each in turn; and the daemon wakes up once for all their reports. There are turns in
-    between while our own cost is measured or a device is timed, and where the tape fills up sooner.
+    :mod:`~torchperfd.flush_schedule` says when. It also flushes when the tape is half full, when a report
+    is asked for, and when a daemon has just connected.
 
     The account is true whether or not a daemon listens; steps that a full ring or outbox
     threw away are counted by where that happened.
@@ -64,7 +46,6 @@ class Pump:
         outbox: Where reports go.
         faults: Where failures of ours are counted.
         tallies: What is counted beside steps.
-        pulse: Where the daemon may see steps without a report.
     """
 
     def __init__(
@@ -74,7 +55,6 @@ class Pump:
         outbox: "Outbox[session_pb2.ClientMessage]",
         faults: Faults,
         tallies: Tallies,
-        pulse: Pulse,
     ) -> None:
         self.account = Account()
         self._replay = replay
@@ -83,17 +63,13 @@ class Pump:
         self._outbox = outbox
         self._faults = faults
         self._tallies = tallies
-        self._pulse = pulse
-        self._reported = 0.0
-        self._beats = 0
-        self._beating = False
         self._pace = Pace()
         # Reentrant, since a signal handler of the script may come to it again on the same thread.
         self._lock = threading.RLock()
-        self._is_in_turn = False
+        self._is_flushing = False
         # Its put() may come from anywhere: it takes no lock that who is interrupted could hold.
         self._wake: SimpleQueue[None] = SimpleQueue()
-        # Locks to release after the next turn, and whether that is to report.
+        # Locks to release after the next flush, and whether that is to report.
         self._requests: deque[tuple[LockType, bool]] = deque()
         self._is_running = False
         self._stopping = False
@@ -101,7 +77,7 @@ class Pump:
         self._state = 0
         self._steps_say = 0
         self._framework = ""
-        self._thread = threading.Thread(target=self._run, name="torchperfd-pump", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="torchperfd-flusher", daemon=True)
 
     def start(self) -> None:
         """Begin to drain."""
@@ -117,44 +93,44 @@ class Pump:
         """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
         return {"ring": self._recorder.dropped, "outbox": self._outbox.dropped}
 
-    def turn(self, *, report: bool = False, send: bool = False, again: bool = False) -> None:
+    def flush(self, *, report: bool = False, send: bool = False, again: bool = False) -> None:
         """Drain once, now, on the calling thread.
 
         Args:
             report: Report what steps there were since the last report.
             send: Report, whether there were steps or not.
-            again: Another turn comes by itself: a step that has begun may wait for it.
+            again: Another flush comes by itself: a step that has begun may wait for it.
         """
         with self._lock:
-            if self._is_in_turn:
-                return  # a signal handler of the script has interrupted the turn on this very thread
-            self._is_in_turn = True
+            if self._is_flushing:
+                return  # a signal handler of the script has interrupted the flush on this very thread
+            self._is_flushing = True
             try:
-                self._turn(report=report, send=send, again=again)
+                self._flush(report=report, send=send, again=again)
             finally:
-                self._is_in_turn = False
+                self._is_flushing = False
 
     def refresh(self, *, send: bool = False) -> None:
-        """Turn once on the pump's thread, and wait for that; on the calling thread where the pump has ended.
+        """Flush once on the flusher's thread and wait for that; on the calling thread where it has ended.
 
-        A signal handler of the script may interrupt the wait and raise. It cannot interrupt the turn, as it
+        A signal handler of the script may interrupt the wait and raise. It cannot interrupt the flush, as it
         would on the main thread, nor find a lock taken.
         """
         if self._replay.is_held_here:
             return  # a signal handler of the script has interrupted the reading on this very thread
         if not self._is_running or threading.get_ident() == self._thread.ident:
-            self.turn(send=send)
+            self.flush(send=send)
             return
         done = threading.Lock()
         done.acquire()
         self._requests.append((done, send))
         if self._is_running:
             self.wake()
-            done.acquire(timeout=_LONGEST_TURN_S)
+            done.acquire(timeout=_LONGEST_FLUSH_S)
         else:
-            self.turn(send=send)  # it has just ended
+            self.flush(send=send)  # it has just ended
 
-    def _turn(self, *, report: bool, send: bool, again: bool) -> None:
+    def _flush(self, *, report: bool, send: bool, again: bool) -> None:
         from torchperfd import wire
         from torchperfd.v1 import session_pb2
 
@@ -167,7 +143,6 @@ class Pump:
         self._pace.fold(drained)
         self._unsent += drained
         if drained:
-            self._feel_pulse(drained)
             training = drained[-1].kind[0] == TRAIN
             self._steps_say = session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
         state = session_pb2.RUN_STATE_CHECKPOINTING if self._tallies.saving else self._steps_say
@@ -175,11 +150,9 @@ class Pump:
             self._state = state
             self.announce(state)
         unsent = self._unsent
-        most = _STEPS_PER_SELDOM_REPORT if self._is_seldom() else _STEPS_PER_REPORT
-        due = report or sum(stretch.count for stretch in unsent) >= most
+        due = report or sum(stretch.count for stretch in unsent) >= _STEPS_PER_REPORT
         if not send and not (unsent and due):
             return
-        self._reported = time.time()
         try:
             message = wire.account_message(account, self._names, self._recorder.recorded, self.dropped())
             arrivals = self._recorder.arrivals
@@ -230,14 +203,14 @@ class Pump:
         with self._lock:
             if self._state:
                 self.announce(self._state)
-        self.turn(send=True)
+        self.flush(send=True)
 
     def wake(self) -> None:
-        """Turn now, and not only when it is time to."""
+        """Flush now, and not only when it is time to."""
         self._wake.put(None)
 
     def stop(self, timeout: float) -> None:
-        """End the thread; what is still in the recorder is drained by a last :meth:`turn`."""
+        """End the thread; what is still in the recorder is drained by a last :meth:`flush`."""
         self._stopping = True
         self.wake()
         if self._thread.is_alive():
@@ -245,7 +218,7 @@ class Pump:
 
     def _run(self) -> None:
         try:
-            self._turn_until_stopped()
+            self._flush_until_stopped()
         finally:
             self._is_running = False
             self._answer()
@@ -255,62 +228,39 @@ class Pump:
             self._requests.popleft()[0].release()
             up_to -= 1
 
-    def _turn_until_stopped(self) -> None:
+    def _flush_until_stopped(self) -> None:
         replay = self._replay
         while not self._stopping:
-            period = self._period()
-            turns = time.time() / period
-            following = (math.floor(turns) + 1) * period
-            try:
-                self._wake.get(timeout=following - turns * period)
-                in_time = False
-            except Empty:
-                in_time = following % _USUAL_S == 0
-            if self._stopping or self._faults.spent("pump"):
+            report = self._wait()
+            if self._stopping or self._faults.spent("flusher"):
                 return
-            if in_time and period == _SELDOM_S and 0 <= time.time() - self._reported < period / 2:
-                continue  # somebody had it report, and had what there was to tell
             requests = tuple(self._requests)
             try:
                 if requests:
-                    self.turn(report=in_time, send=any(send for _, send in requests))
+                    self.flush(report=report, send=any(send for _, send in requests))
                 else:
-                    self.turn(report=in_time, again=True)
+                    self.flush(report=report, again=True)
                     # Not where the script asks: a report must not begin to measure what we cost.
                     replay.overhead.turn(self.account.train.mean_seconds)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
-                self._faults.note("pump", error)
+                self._faults.note("flusher", error)
             self._answer(len(requests))
 
-    def _feel_pulse(self, drained: Sequence[Stretch]) -> None:
-        """Find out whether the pulse tells of these steps: not of those that no optimizer makes."""
-        made = sum(stretch.count for stretch in drained if stretch.kind[0] == TRAIN)
-        beats = self._pulse.beats or 0
-        # The newest step may have had its beat and not its end, or the other way round.
-        self._beating = beats - self._beats >= made - 1 if made else self._beating
-        self._beats = beats
-
-    def _period(self) -> float:
-        """Return how many seconds there are from turn to turn."""
+    def _wait(self) -> bool:
+        """Wait for the next flush; return whether it is one that reports."""
+        now = time.time()
         replay = self._replay
-        if replay.overhead.measuring or replay.recorder.device is not None:
-            return _OFTEN_S
-        if not self._is_short():
-            return _USUAL_S
-        if not self._is_seldom():
-            return _RARELY_S
-        replay.make_room(_EVENTS_BETWEEN_SELDOM_TURNS)
-        return _SELDOM_S
-
-    def _is_short(self) -> bool:
-        """Return whether steps are so short, and have been for so long, that turns are to be few."""
-        shortest, longest = _SHORT_STEPS_S
-        return (
-            not self._replay.live
-            and self.account.train.steps >= _ENOUGH_STEPS
-            and shortest <= self._pace.step_ns / 1e9 <= longest
+        seconds = next_flush(
+            FlushState(
+                unix_seconds=now,
+                steps=self.account.train.steps,
+                step_seconds=self.step_seconds(),
+                is_frequent=replay.overhead.measuring or replay.recorder.device is not None,
+                is_live=replay.live,
+            )
         )
-
-    def _is_seldom(self) -> bool:
-        """Return whether the daemon need not be told that such steps go on, since it sees them."""
-        return self._pulse.seen and self._beating and self._is_short()
+        try:
+            self._wake.get(timeout=seconds)
+        except Empty:
+            return is_report_due(now + seconds)
+        return False

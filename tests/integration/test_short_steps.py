@@ -1,0 +1,65 @@
+"""A rank with steps of a millisecond: it reports every four seconds, and its end is noticed all the same."""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.node import eventually, new_node
+
+SCRIPT = """
+import sys, time, torch, torchperfd
+from pathlib import Path
+
+# A machine may be slower than the test expects, and ten thousand steps take their time.
+torchperfd.flush_schedule._FIRST_STEPS = 500
+torchperfd.flush_schedule.SHORT_STEP_S = 0.05
+reports, report = [], torchperfd.wire.account_message
+
+def noted(*what):
+    reports.append(time.time())
+    Path(sys.argv[1]).write_text(" ".join(map(str, reports)))
+    return report(*what)
+
+torchperfd.wire.account_message = noted
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(32, 64)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.needs("gcc")
+def test_rank_with_short_steps_stop_is_found(tmp_path: Path) -> None:
+    script, reports = tmp_path / "train.py", tmp_path / "reports"
+    script.write_text(SCRIPT)
+
+    def times() -> list[float]:
+        return [float(time) for time in reports.read_text().split()] if reports.exists() else []
+
+    def reports_seldom() -> bool:
+        """Return whether the newest reports lie on the grid of four seconds."""
+        newest = times()[-3:]
+        return len(newest) == 3 and all(
+            3 < later - earlier < 5.5 for earlier, later in itertools.pairwise(newest)
+        )
+
+    with new_node() as node:
+        node.start_daemon()
+        command = (sys.executable, "-m", "torchperfd", "run", str(script), str(reports))
+        with node.running(*command):
+            eventually(reports_seldom, 90, node.log)
+            newest = node.metric("torchperfd_train_last_step_timestamp_seconds")
+            assert newest is not None
+            assert time.time() - newest < 7
+            ((rank,),) = (run["ranks"] for run in node.json("ps")["runs"])
+            os.kill(rank["pid"], signal.SIGSTOP)
+            eventually(lambda: node.metric('torchperfd_train_verdict{cause="hang"') == 1, 60, node.log)
+            (verdict,) = node.json("diagnose")["verdicts"]
+            assert "rank 0 is stopped" in verdict["evidence"]

@@ -1,0 +1,57 @@
+"""What the flusher reports, and when it is woken up."""
+
+import pytest
+import torch
+from tests.unit.client.training import calls, loader, tiny_model, train
+
+import torchperfd
+from torchperfd.tape import events as on_tape
+
+
+def test_flusher_tape_half_full_is_woken(client: torchperfd.Client) -> None:
+    client._flusher.stop(5)
+    while not client._flusher._wake.empty():
+        client._flusher._wake.get()
+    for _ in range(50_000):
+        client._tape.mark(on_tape.ENTER, 14)
+        client._tape.mark(on_tape.EXIT)
+        if not client._flusher._wake.empty():
+            break
+    assert client._flusher._wake.qsize() == 1
+    assert 50_000 < len(client._tape) < 70_000
+    client._flusher.flush()
+    assert len(client._tape) == 0
+
+
+def test_flush_without_report_sends_no_steps(client: torchperfd.Client) -> None:
+    client._flusher.stop(5)
+    while client._outbox.take(0, 100):
+        pass
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    client._flusher.flush()
+    assert calls(client)["steps"] == 3
+    assert [message.WhichOneof("body") for message in client._outbox.take(0, 100)] == ["state"]
+    client._flusher.flush(report=True)
+    steps, account = client._outbox.take(0, 100)
+    assert (steps.steps.count, account.account.recorded_steps) == (3, 3)
+    client._flusher.flush(report=True)
+    assert client._outbox.take(0, 100) == []
+
+
+def test_flush_account_unpackable_is_counted_as_fault(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client._flusher.stop(5)
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
+    with monkeypatch.context() as patch:
+        patch.setattr("torchperfd.wire.account_message", lambda *_: 1 / 0)
+        client._outbox.take(0, 100)
+        client._flusher.flush(send=True)
+        assert client._faults.counts() == {"report": 1}
+        assert [message.WhichOneof("body") for message in client._outbox.take(0, 100)] == ["state"]
+    # What was not reported is reported the next time.
+    client._flusher.flush(send=True)
+    steps, account = client._outbox.take(0, 100)
+    assert (steps.steps.count, account.account.recorded_steps) == (3, 3)
