@@ -10,7 +10,7 @@ import pytest
 from tests.node import Node, eventually, new_node, side_by_side
 
 SCRIPT = """
-import os, sys, torch, torchperfd
+import os, sys, time, torch, torchperfd
 from torch.utils.data import DataLoader, Dataset
 class Squares(Dataset):
     def __len__(self): return 32
@@ -20,7 +20,10 @@ class Squares(Dataset):
         return torch.tensor([float(index)] * 8)
 client = torchperfd.attach()  # at the top, where spawned workers come by too
 if __name__ == "__main__":
-    assert client._stream.wait_connected(20)
+    deadline = time.monotonic() + 20
+    while not client.connected:
+        assert time.monotonic() < deadline, "no daemon"
+        time.sleep(0.05)
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for repetition in range(20):
