@@ -4,7 +4,7 @@
 ``csv``) only lay out what it found, so they cannot disagree.
 """
 
-from torchperfd.report.document import RUN_SCHEMA, run_document
 from torchperfd.report.rank import RankReport
+from torchperfd.report.run import RUN_SCHEMA, run_document
 
 __all__ = ["RUN_SCHEMA", "RankReport", "run_document"]

@@ -1,29 +1,14 @@
-"""The ``torchperfd.run/1`` document: names and units that scripts depend on. Fields are only added."""
+"""One rank's part of a ``torchperfd.run/1`` document: its names and units. Fields are only added."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchperfd.account import Account, KindAccount, PhaseAccount
 from torchperfd.phases import PhaseNames
 from torchperfd.report.numbers import between_ns, fit_ns, steady_steps
 
-if TYPE_CHECKING:
-    from torchperfd.report.rank import RankReport
-
-RUN_SCHEMA = "torchperfd.run/1"
-
-
-def run_document(run: str, ranks: "list[RankReport]", verdict: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the ``torchperfd.run/1`` document that ``torchperfd run --report`` writes."""
-    return {
-        "schema": RUN_SCHEMA,
-        "run": run,
-        "ranks": [rank.to_dict() for rank in sorted(ranks, key=lambda rank: rank.rank)],
-        "verdict": verdict,
-    }
-
 
 def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, Any]:
-    """Return one rank's part of it.
+    """Return one rank's part of a ``torchperfd.run/1`` document.
 
     ``train`` has all steps, the first included; ``warmup`` is that first one again, by itself.
     What the rank does not know is null: ``fit``, for one, where only its totals are known.

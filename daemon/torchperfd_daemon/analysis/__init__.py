@@ -18,7 +18,7 @@ from torchperfd_daemon.analysis.compare_report import (
     comparison_to_markdown,
     render_comparison,
 )
-from torchperfd_daemon.analysis.export import to_csv, to_markdown
+from torchperfd_daemon.analysis.export import to_csv, to_markdown, to_pandas
 from torchperfd_daemon.analysis.html import rectangles_for, render_html
 from torchperfd_daemon.analysis.idle import CAUSES, Cause, Idle, IdleCause, IdlePlace, idle
 from torchperfd_daemon.analysis.loading import load
@@ -94,4 +94,5 @@ __all__ = [
     "to_csv",
     "to_dict",
     "to_markdown",
+    "to_pandas",
 ]

@@ -145,16 +145,6 @@ class Comparison:
         changed = (row for row in self.kernels if row.status != "same" and abs(row.difference) >= least)
         return tuple(changed)[:_CAUSES]
 
-    def to_pandas(self, table: ComparedTable = "operators") -> Any:
-        """Return one table as a ``pandas.DataFrame``, a row for each `Change`.
-
-        Raises:
-            TorchperfdError: pandas is not installed.
-        """
-        from torchperfd_daemon.analysis.export import comparison_frame
-
-        return comparison_frame(self, table)
-
 
 def compare(
     before: Sequence[Summary], after: Sequence[Summary], ranks: Sequence[int | None] | None = None

@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from textwrap import indent
-from typing import Any
+from typing import Any, overload
 
 from torchperfd_daemon.analysis.across import Across
 from torchperfd_daemon.analysis.across_report import render_across
@@ -95,24 +95,23 @@ def to_csv(ranks: Iterable[tuple[int | None, Summary]], sort_by: str = "self") -
     return out.getvalue()
 
 
-def summary_frame(summary: Summary, table: SummaryTable) -> Any:
-    """Return one table of a summary as a ``pandas.DataFrame`` with the JSON's keys as columns.
+@overload
+def to_pandas(result: Summary, table: SummaryTable = "operators") -> Any: ...
+@overload
+def to_pandas(result: Comparison, table: ComparedTable = "operators") -> Any: ...
+def to_pandas(result: Summary | Comparison, table: Any = "operators") -> Any:
+    """Return one table as a ``pandas.DataFrame``; its columns are the keys of the JSON.
 
     An object within a row becomes columns such as ``breakdown.idle_us``.
 
     Raises:
         TorchperfdError: pandas is not installed.
     """
-    return _frame([_flat(row) for row in to_dict(summary, summary.rank)[table]])
-
-
-def comparison_frame(comparison: Comparison, table: ComparedTable) -> Any:
-    """Return one table of a comparison as a ``pandas.DataFrame`` with the JSON's keys as columns.
-
-    Raises:
-        TorchperfdError: pandas is not installed.
-    """
-    return _frame([change_to_dict(row, in_bytes=table == "memory") for row in comparison.table(table)])
+    if isinstance(result, Comparison):
+        rows = [change_to_dict(row, in_bytes=table == "memory") for row in result.table(table)]
+    else:
+        rows = [_flat(row) for row in to_dict(result, result.rank)[table]]
+    return _frame(rows)
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:

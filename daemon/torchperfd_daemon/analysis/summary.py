@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from torchperfd_daemon.analysis.advice import Advice, advise
 from torchperfd_daemon.analysis.breakdown import Breakdown, Device, DeviceTime, Kernel
@@ -88,16 +88,6 @@ class Summary:
     def share(self, operator: Operator) -> float:
         """The operator's part of all self CPU time: torch's ``Self CPU %`` as a fraction."""
         return operator.self_cpu_ns / self.self_cpu_ns if self.self_cpu_ns else 0.0
-
-    def to_pandas(self, table: SummaryTable = "operators") -> Any:
-        """Return one table as a ``pandas.DataFrame``; its columns are the keys of the JSON.
-
-        Raises:
-            TorchperfdError: pandas is not installed.
-        """
-        from torchperfd_daemon.analysis.export import summary_frame
-
-        return summary_frame(self, table)
 
 
 def summarise(

@@ -102,10 +102,10 @@ def test_tables_of_a_summary_are_frames() -> None:
     pytest.importorskip("pandas")
     result = summary()
     document = analysis.to_dict(result, None)
-    operators = result.to_pandas()
+    operators = analysis.to_pandas(result)
     assert operators.to_dict("records") == document["operators"]
-    assert result.to_pandas("kernels").to_dict("records") == document["kernels"]
-    steps = result.to_pandas("steps")
+    assert analysis.to_pandas(result, "kernels").to_dict("records") == document["kernels"]
+    steps = analysis.to_pandas(result, "steps")
     assert steps["duration_us"].tolist() == [step.duration_ns / 1000 for step in result.steps]
     assert steps["breakdown.idle_us"].tolist() == [step["breakdown"]["idle_us"] for step in document["steps"]]
 
@@ -116,14 +116,14 @@ def test_tables_of_a_comparison_are_frames() -> None:
     document = analysis.comparison_to_dict(comparison)
     tables: tuple[analysis.ComparedTable, ...] = ("operators", "kernels", "memory")
     for table in tables:
-        frame = comparison.to_pandas(table)
+        frame = analysis.to_pandas(comparison, table)
         assert frame["name"].tolist() == [row["name"] for row in document[table]]
         assert set(frame["status"]) == {"same"}
-    assert "before_bytes" in comparison.to_pandas("memory")
+    assert "before_bytes" in analysis.to_pandas(comparison, "memory")
 
 
 @pytest.mark.parametrize("result", [summary, lambda: analysis.compare([summary()], [summary()])])
 def test_without_pandas_there_is_one_line(monkeypatch: pytest.MonkeyPatch, result: Callable[[], Any]) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(TorchperfdError, match=r"^pandas is not installed; pip install pandas$"):
-        result().to_pandas()
+        analysis.to_pandas(result())
