@@ -10,7 +10,7 @@ from torchperfd_daemon.analysis.across_report import across_to_dict, render_acro
 from torchperfd_daemon.analysis.advice import Advice, advice_to_dict, gather, render_advice
 from torchperfd_daemon.analysis.breakdown import Breakdown, DeviceTime, Kernel
 from torchperfd_daemon.analysis.collectives import Collectives, Kind, collectives
-from torchperfd_daemon.analysis.compare import Change, ComparedTable, Comparison, Side, compare
+from torchperfd_daemon.analysis.compare import compare
 from torchperfd_daemon.analysis.compare_report import (
     COMPARISON_ORDERS,
     COMPARISON_SCHEMA,
@@ -18,11 +18,13 @@ from torchperfd_daemon.analysis.compare_report import (
     comparison_to_markdown,
     render_comparison,
 )
+from torchperfd_daemon.analysis.comparison import Change, ComparedTable, Comparison, Side
 from torchperfd_daemon.analysis.export import to_csv, to_markdown, to_pandas
 from torchperfd_daemon.analysis.html import rectangles_for, render_html
 from torchperfd_daemon.analysis.idle import CAUSES, Cause, Idle, IdleCause, IdlePlace, idle
 from torchperfd_daemon.analysis.loading import load
-from torchperfd_daemon.analysis.operators import GROUPS, GroupBy, Operator, operators
+from torchperfd_daemon.analysis.operator_rows import Operator
+from torchperfd_daemon.analysis.operators import GROUPS, GroupBy, operators
 from torchperfd_daemon.analysis.phases import phases
 from torchperfd_daemon.analysis.quality import Quality, quality_lines
 from torchperfd_daemon.analysis.rank_files import RankFile, rank_files

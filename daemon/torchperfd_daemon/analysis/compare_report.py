@@ -6,7 +6,7 @@ from typing import IO, Any, Final, get_args
 
 from rich.text import Text
 
-from torchperfd_daemon.analysis.compare import (
+from torchperfd_daemon.analysis.comparison import (
     LEVEL,
     UNKNOWN_NOISE_OF_ROW,
     UNKNOWN_NOISE_OF_STEP,

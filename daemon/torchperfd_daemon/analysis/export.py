@@ -11,8 +11,8 @@ from typing import Any, overload
 from torchperfd_daemon.analysis.across import Across
 from torchperfd_daemon.analysis.across_report import render_across
 from torchperfd_daemon.analysis.advice import Advice
-from torchperfd_daemon.analysis.compare import ComparedTable, Comparison
 from torchperfd_daemon.analysis.compare_report import change_to_dict
+from torchperfd_daemon.analysis.comparison import ComparedTable, Comparison
 from torchperfd_daemon.analysis.layout import escaped, ms, printable
 from torchperfd_daemon.analysis.report import doubts, facts, hidden_operators, operator_table, to_dict
 from torchperfd_daemon.analysis.summary import Summary, SummaryTable

@@ -13,7 +13,7 @@ from torchperfd_daemon.analysis.breakdown import LAUNCHES
 from torchperfd_daemon.analysis.callers import PYTHON
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.links import Links
-from torchperfd_daemon.analysis.operators import ASYNC_PREFIXES
+from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.phases import drawing
 from torchperfd_daemon.analysis.spans import ByThread, Spans, outermost
 from torchperfd_daemon.analysis.trace import Int32, Int64, Trace

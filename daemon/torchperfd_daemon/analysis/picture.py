@@ -8,7 +8,7 @@ import numpy as np
 from torchperfd_daemon.analysis.callers import PYTHON
 from torchperfd_daemon.analysis.flame import Flame, flame
 from torchperfd_daemon.analysis.nesting import Nesting, nest
-from torchperfd_daemon.analysis.operators import ASYNC_PREFIXES
+from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.own_frames import own_threads, runner_rows
 from torchperfd_daemon.analysis.timeline import Timeline, places, timeline
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace

@@ -9,7 +9,7 @@ from rich.text import Text
 from torchperfd_daemon.analysis.breakdown import Breakdown
 from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.layout import Table, console_for, ms, printable
-from torchperfd_daemon.analysis.operators import SORT_KEYS, Operator
+from torchperfd_daemon.analysis.operator_rows import SORT_KEYS, Operator
 from torchperfd_daemon.analysis.quality import quality_lines, quality_to_dict
 from torchperfd_daemon.analysis.summary import Summary
 

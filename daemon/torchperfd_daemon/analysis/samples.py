@@ -6,12 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchperfd_daemon.analysis.links import Links
-from torchperfd_daemon.analysis.operators import (
-    DEVICE_MEMORY,
-    HOST_MEMORY,
-    OperatorSteps,
-    operators_by_step,
-)
+from torchperfd_daemon.analysis.operator_memory import DEVICE_MEMORY, HOST_MEMORY
+from torchperfd_daemon.analysis.operator_rows import OperatorSteps
+from torchperfd_daemon.analysis.operators import operators_by_step
 from torchperfd_daemon.analysis.steps import Step
 from torchperfd_daemon.analysis.trace import Int64, Trace
 

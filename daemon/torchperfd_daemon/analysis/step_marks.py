@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from torchperfd_daemon.analysis.operators import ASYNC_PREFIXES
+from torchperfd_daemon.analysis.operator_sums import ASYNC_PREFIXES
 from torchperfd_daemon.analysis.spans import outermost
 from torchperfd_daemon.analysis.trace import Int64, Trace
 

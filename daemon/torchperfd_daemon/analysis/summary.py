@@ -9,7 +9,8 @@ from torchperfd_daemon.analysis.breakdown import Breakdown, Device, DeviceTime, 
 from torchperfd_daemon.analysis.collectives import Collectives, collectives
 from torchperfd_daemon.analysis.idle import Idle, idle
 from torchperfd_daemon.analysis.links import find_links
-from torchperfd_daemon.analysis.operators import GroupBy, Operator, operators
+from torchperfd_daemon.analysis.operator_rows import Operator
+from torchperfd_daemon.analysis.operators import GroupBy, operators
 from torchperfd_daemon.analysis.phases import phases
 from torchperfd_daemon.analysis.picture import Picture, draw
 from torchperfd_daemon.analysis.quality import Quality, assess

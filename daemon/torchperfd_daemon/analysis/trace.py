@@ -179,6 +179,10 @@ class Trace:
         """From the earliest start to the latest end."""
         return int(self.end.max())
 
+    def of_names(self, wanted: Callable[[str], bool]) -> Flags:
+        """Return which events have a wanted name."""
+        return np.fromiter(map(wanted, self.names), np.bool_)[self.name]
+
     def of_categories(self, wanted: Iterable[str]) -> Flags:
         """Return which events are of one of the categories."""
         wanted = frozenset(wanted)

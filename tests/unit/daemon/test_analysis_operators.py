@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis
-from torchperfd_daemon.analysis.operators import Operator, operators
+from torchperfd_daemon.analysis.operator_rows import Operator
+from torchperfd_daemon.analysis.operators import operators
 from torchperfd_daemon.analysis.steps import Step, steps
 
 SMALL = Path(__file__).parents[2] / "golden" / "trace_small.json"

@@ -1,0 +1,130 @@
+"""A comparison of two captures, or of two ranks: what is new, gone, or changed beyond noise."""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Status = Literal["new", "gone", "changed", "same"]
+ComparedTable = Literal["phases", "device", "operators", "launched", "kernels", "memory"]
+# In how many of all tables without a real difference one may be seen.
+LEVEL: Final = 0.05
+# Less than this part of the step is not worth a word, however certain it is.
+NEGLIGIBLE_OF_STEP: Final = 0.001
+# Where noise is unknown, a difference counts from this part of the row and of the step on.
+UNKNOWN_NOISE_OF_ROW: Final = 0.10
+UNKNOWN_NOISE_OF_STEP: Final = 0.01
+# A device that is busy for this part of the steps is what they wait for.
+_BUSY: Final = 0.5
+# The headline names at most so many rows, each with this part of the difference or more.
+_CAUSES: Final = 3
+_WORTH_NAMING: Final = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One row, before and after: means per step, times in ns, memory in bytes.
+
+    Attributes:
+        name: The operator or kernel, the part of a `Breakdown`, the kind of `MemorySteps`.
+        before: What it took in a step of the first side.
+        after: The same in the second.
+        calls_before: How often it was called in a step of the first side; None for what is not called.
+        calls_after: The same in the second.
+        p_value: The chance that noise alone makes such a difference, this row looked at by itself; None
+            where noise is unknown or the row is on one side only.
+        status: ``new`` and ``gone`` are on one side only; ``changed`` is beyond noise, and more than a
+            thousandth of the step.
+    """
+
+    name: str
+    before: float
+    after: float
+    calls_before: float | None
+    calls_after: float | None
+    p_value: float | None
+    status: Status
+
+    @property
+    def difference(self) -> float:
+        """What was added; negative for what was saved."""
+        return self.after - self.before
+
+    @property
+    def percent(self) -> float | None:
+        """The difference in percent of what was before; None where that is nothing."""
+        return 100 * self.difference / abs(self.before) if self.before else None
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one side of a comparison is made of.
+
+    Attributes:
+        paths: Its trace files, one a rank.
+        steps: The steps that count: those of all its ranks. 0 where the whole recording counts.
+    """
+
+    paths: tuple[str, ...]
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Every row of two sides. Tables are ordered by absolute difference, the largest first.
+
+    Attributes:
+        before: The first side.
+        after: The second.
+        per_step: Values are per step. Otherwise they are of whole recordings, since one has no steps.
+        noise_known: Both have several steps, so that ``changed`` means beyond noise.
+        step: Time of a step, on the device where the host runs ahead of it; or of the recording.
+        phases: Host time of a step by phase; empty without steps.
+        device: What the device did in a step, the parts of `Breakdown`; empty without a device.
+        operators: Self CPU time by name; over the rows of one thread it adds up to the step.
+        launched: Device time by the name of the operator that launched it.
+        kernels: Time of kernels, copies and fills by name.
+        memory: The kinds of `MemorySteps`; empty unless both recordings have memory.
+        ranks: The step of each rank, where several are compared. The tables are then of their mean.
+    """
+
+    before: Side
+    after: Side
+    per_step: bool
+    noise_known: bool
+    step: Change
+    phases: tuple[Change, ...]
+    device: tuple[Change, ...]
+    operators: tuple[Change, ...]
+    launched: tuple[Change, ...]
+    kernels: tuple[Change, ...]
+    memory: tuple[Change, ...]
+    ranks: tuple[tuple[int | None, Change], ...]
+
+    def table(self, name: ComparedTable) -> tuple[Change, ...]:
+        """Return the rows of one table."""
+        rows: tuple[Change, ...] = getattr(self, name)
+        return rows
+
+    def causes(self) -> tuple[Change, ...]:
+        """Return the rows that explain most of the step's difference, at most three, largest first.
+
+        They are kernels where the device is busy for half of both steps, and operators otherwise.
+        """
+        busy = next((row for row in self.device if row.name == "busy"), None)
+        waits_for_device = busy is not None and (
+            busy.before >= _BUSY * self.step.before and busy.after >= _BUSY * self.step.after
+        )
+        whole = self.step.difference
+        found = [
+            row
+            for row in (self.kernels if waits_for_device else self.operators)
+            if row.status != "same" and row.difference * whole > 0
+        ]
+        return tuple(row for row in found[:_CAUSES] if abs(row.difference) >= _WORTH_NAMING * abs(whole))
+
+    def kernels_beside(self) -> tuple[Change, ...]:
+        """Return the kernels that changed though the step did not, at most three, largest first."""
+        if self.step.status != "same":
+            return ()
+        least = NEGLIGIBLE_OF_STEP * max(self.step.before, self.step.after)
+        changed = (row for row in self.kernels if row.status != "same" and abs(row.difference) >= least)
+        return tuple(changed)[:_CAUSES]
