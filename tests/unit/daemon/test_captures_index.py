@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
 from torchperfd_daemon.captures import CaptureState, Catalog, Query, folder
-from torchperfd_daemon.captures.index import FILE, FOLDER, Index
+from torchperfd_daemon.captures.index import Index
+from torchperfd_daemon.captures.index_database import FILE, FOLDER
 from torchperfd_daemon.errors import TorchperfdError
 
 
