@@ -17,7 +17,7 @@ from torchperfd_daemon.collectors.network import NetworkCollector
 from torchperfd_daemon.collectors.nvml import NvmlCollector
 from torchperfd_daemon.collectors.pressure import PressureCollector
 from torchperfd_daemon.collectors.process import ProcessCollector
-from torchperfd_daemon.collectors.rota import Rota
+from torchperfd_daemon.collectors.scheduler import CollectorScheduler
 from torchperfd_daemon.metrics.process import RankProcesses
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners
@@ -52,25 +52,29 @@ class NodeSamplers:
         gpu, owner = Sampler(self.gpus, interval), Sampler(self.owners, seldom)
         self.samplers = [*host, gpu, owner]
         self.health = WorkerHealth("collectors")
-        self._rotas = [Rota(host, interval), Rota([gpu], interval), Rota([owner], seldom)]
+        self._schedulers = [
+            CollectorScheduler(host, interval),
+            CollectorScheduler([gpu], interval),
+            CollectorScheduler([owner], seldom),
+        ]
 
     def start(self) -> None:
         """Start sampling."""
-        for rota in self._rotas:
-            rota.start()
+        for scheduler in self._schedulers:
+            scheduler.start()
 
     def stop(self) -> None:
         """Stop sampling; a thread that hangs in its collector is left behind."""
-        for rota in self._rotas:
-            rota.stop()
+        for scheduler in self._schedulers:
+            scheduler.stop()
 
     async def run(self) -> None:
         """Replace threads that hang in a collector, until cancelled."""
         while True:
             await asyncio.sleep(_REPLACE_INTERVAL_S)
             try:
-                for rota in self._rotas:
-                    rota.relieve()
+                for scheduler in self._schedulers:
+                    scheduler.replace_worker()
                 self.health.succeeded(time.time())
             except Exception:
                 # The system may refuse a new thread now, and grant it the next time.

@@ -1,4 +1,4 @@
-"""The rota: one thread for several samplers, a fixed grid, and nobody held up by one that hangs."""
+"""The collector scheduler: one thread, a fixed grid, and a new thread where a sampler hangs."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -8,13 +8,13 @@ import pytest
 from tests.unit.daemon.test_collectors import Scripted, gauge, raising
 
 from torchperfd_daemon.collectors.base import Family, Sampler
-from torchperfd_daemon.collectors.rota import Rota
+from torchperfd_daemon.collectors.scheduler import CollectorScheduler
 
 GIVE_UP_S = 20
 
 
 class Waits:
-    """Stands in for the rota's stop event: notes each wait, and stops after enough of them."""
+    """Stands in for the scheduler's stop event: notes each wait, and stops after enough of them."""
 
     def __init__(self, now: list[float], rounds: int) -> None:
         self.waited: list[float] = []
@@ -64,13 +64,13 @@ class Counting:
 
 
 @contextmanager
-def running(samplers: Sequence[Sampler], clock: Callable[[], float]) -> Iterator[Rota]:
-    rota = Rota(samplers, 0.001, clock)
-    rota.start()
+def running(samplers: Sequence[Sampler], clock: Callable[[], float]) -> Iterator[CollectorScheduler]:
+    scheduler = CollectorScheduler(samplers, 0.001, clock)
+    scheduler.start()
     try:
-        yield rota
+        yield scheduler
     finally:
-        rota.stop()
+        scheduler.stop()
 
 
 @pytest.mark.parametrize(
@@ -90,12 +90,14 @@ def test_the_rate_does_not_drift(durations: list[float], waits: list[float]) -> 
         now[0] += next(left)
         return []
 
-    rota = Rota([Sampler(Scripted("slow", sample), 1.0, lambda: now[0])], 1.0, lambda: now[0])
+    scheduler = CollectorScheduler(
+        [Sampler(Scripted("slow", sample), 1.0, lambda: now[0])], 1.0, lambda: now[0]
+    )
     stop = Waits(now, len(durations))
-    rota._stop = stop  # type: ignore[assignment]
-    rota._due = now[0]
-    rota._thread = threading.current_thread()
-    rota._run()
+    scheduler._stop = stop  # type: ignore[assignment]
+    scheduler._due = now[0]
+    scheduler._thread = threading.current_thread()
+    scheduler._run()
     assert stop.waited == waits
 
 
@@ -112,13 +114,13 @@ def test_a_hanging_collector_keeps_its_thread_and_the_others_get_another() -> No
     hanging, counting = Hanging(), Counting()
     samplers = [Sampler(counting, 0.001), Sampler(hanging, 0.001), Sampler(Counting(), 0.001)]
     before = threading.active_count()
-    with running(samplers, lambda: now[0]) as rota:
+    with running(samplers, lambda: now[0]) as scheduler:
         assert hanging.asked.wait(GIVE_UP_S)
-        held = rota._thread
-        rota.relieve()
-        assert rota._thread is held, "it has had no time yet"
+        held = scheduler._thread
+        scheduler.replace_worker()
+        assert scheduler._thread is held, "it has had no time yet"
         now[0] += 2.5
-        rota.relieve()
+        scheduler.replace_worker()
         counting.wait_for(3)
         assert threading.active_count() == before + 2
         assert (samplers[1].sampling, samplers[1].families) == (True, ())
@@ -126,21 +128,21 @@ def test_a_hanging_collector_keeps_its_thread_and_the_others_get_another() -> No
         hanging.asked.clear()
         hanging.released.set()
         held.join(GIVE_UP_S)
-        assert not held.is_alive(), "it was relieved"
-        # Back in the rota, on the thread of the others.
+        assert not held.is_alive(), "it was replaced"
+        # It runs again on the thread of the others.
         assert hanging.asked.wait(GIVE_UP_S)
     assert threading.active_count() == before
 
 
-def test_a_rota_is_relieved_as_often_as_it_takes() -> None:
+def test_scheduler_replaces_its_worker_as_often_as_needed() -> None:
     now = [0.0]
     hanging, counting = [Hanging(), Hanging()], Counting()
     samplers = [*(Sampler(one, 0.001) for one in hanging), Sampler(counting, 0.001)]
-    with running(samplers, lambda: now[0]) as rota:
+    with running(samplers, lambda: now[0]) as scheduler:
         for one in hanging:
             assert one.asked.wait(GIVE_UP_S)
             now[0] += 2.5
-            rota.relieve()
+            scheduler.replace_worker()
         counting.wait_for(2)
         for one in hanging:
             one.released.set()

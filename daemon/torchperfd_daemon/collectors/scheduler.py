@@ -1,4 +1,4 @@
-"""A rota: several samplers in turn, at a fixed rate, on one thread."""
+"""Runs several samplers one after the other, at a fixed rate, on one thread."""
 
 import math
 import threading
@@ -8,18 +8,18 @@ from typing import Final
 
 from torchperfd_daemon.collectors.base import Sampler
 
-_PATIENCE_S: Final = 2.0
+_HANG_S: Final = 2.0
 
 
-class Rota:
-    """Has samplers sample, one after the other, whenever they are due.
+class CollectorScheduler:
+    """Runs samplers one after the other on one worker thread, whenever they are due.
 
-    A thread for each would do without what follows, but to wake one up costs several times what most
-    collectors do. A sampler that hangs keeps the thread; the others go on with a fresh one.
+    They share a thread because waking one up costs more CPU than most collectors use. A sampler that
+    hangs keeps the thread, and the others continue on a new one.
 
     Args:
-        samplers: In the order of their turns.
-        interval: Seconds between two turns of the same sampler.
+        samplers: In the order in which they run.
+        interval: Seconds between two runs of the same sampler.
         clock: Monotonic seconds.
     """
 
@@ -33,22 +33,22 @@ class Rota:
         self._interval = interval
         self._clock = clock
         self._stop = threading.Event()
-        self._patience = max(_PATIENCE_S, interval)
+        self._hang_seconds = max(_HANG_S, interval)
         self._due = 0.0
-        self._turn_began: float | None = None
-        self._thread = self._fresh_thread()
+        self._run_began: float | None = None
+        self._thread = self._new_thread()
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._due = self._clock()
         self._thread.start()
 
-    def relieve(self) -> None:
-        """Leave the thread to a sampler that hangs, if one does, and go on without; call it now and then."""
-        began = self._turn_began
-        if began is not None and self._clock() - began > self._patience:
-            self._turn_began = None
-            self._thread = self._fresh_thread()
+    def replace_worker(self) -> None:
+        """Continue on a new thread if a sampler hangs on the present one; call it every few seconds."""
+        began = self._run_began
+        if began is not None and self._clock() - began > self._hang_seconds:
+            self._run_began = None
+            self._thread = self._new_thread()
             self._thread.start()
 
     def stop(self) -> None:
@@ -56,7 +56,7 @@ class Rota:
         self._stop.set()
         self._thread.join(1.0)
 
-    def _fresh_thread(self) -> threading.Thread:
+    def _new_thread(self) -> threading.Thread:
         name = self._samplers[0].name if len(self._samplers) == 1 else "node"
         return threading.Thread(target=self._run, name=f"collect-{name}", daemon=True)
 
@@ -64,12 +64,12 @@ class Rota:
         while not self._stop.is_set():
             for sampler in self._samplers:
                 if sampler.sampling:
-                    continue  # on a thread that was left to it
-                self._turn_began = self._clock()
+                    continue  # it hangs on a thread that was replaced
+                self._run_began = self._clock()
                 sampler.sample_once()
                 if threading.current_thread() is not self._thread:
-                    return  # it took too long, and was relieved
-            self._turn_began = None
+                    return  # it took too long, and this thread was replaced
+            self._run_began = None
             # From a fixed grid, so that slow samples do not make the rate drift.
             self._due += self._interval
             now = self._clock()
