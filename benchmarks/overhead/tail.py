@@ -3,12 +3,10 @@
 So that the machine is the same for both, which it is not for half a second. What torchperfd does every
 few seconds must then be made to fall on steps that are on, and as often as if all of them were. So its
 flusher is woken up after as many of those as fit into that time, and what follows stays on until it is done.
-By the same count of steps that are on it is time to measure its own cost again, for the first time by chance.
 """
 
 import gc
 import itertools
-import random
 import statistics
 import threading
 import time
@@ -21,7 +19,6 @@ from benchmarks.overhead.workload import WARM_STEPS
 
 from torchperfd.flush_schedule import FlushState, flush_interval
 
-_chance: Final = random.Random()  # without a seed: processes and rounds are to differ
 _SETTLING_STEPS: Final = 2
 """After a switch the interpreter looks up anew what it had remembered."""
 _BLOCK_STEPS: Final = 5
@@ -41,13 +38,6 @@ class Beat:
     """
 
     def __init__(self, client: Any, per_second: int) -> None:
-        from torchperfd.overhead import CAMPAIGN_RARELY_S
-
-        self._counted = 0
-        overhead = client._flusher._replay.overhead
-        overhead._clock = self.seconds
-        overhead._block_ends = 0.0  # of a campaign that is on, which another clock has told
-        overhead._next_campaign = _chance.random() * CAMPAIGN_RARELY_S
         self._flusher = client._flusher
         self._per_second = per_second
         self._struck = threading.Semaphore(0)
@@ -60,12 +50,7 @@ class Beat:
     def count(self) -> bool:
         """Another step that counts was on; return whether it is time for a flush."""
         self._on += 1
-        self._counted += 1
         return self._on >= self._steps
-
-    def seconds(self) -> float:
-        """Return how long it has been so far."""
-        return self._counted / self._per_second
 
     def strike(self) -> None:
         """Have the flusher flush."""

@@ -87,8 +87,8 @@ def attach(
         run: The run's name; the launcher's by default.
         metrics_port: Serve this rank's own Prometheus page on this loopback port.
         loggers: Where to send what is measured, besides the daemon; see :mod:`torchperfd.loggers`.
-        max_overhead: The part of training time, 0 to 1, that this may cost; where it measures that
-            it costs more, it gives up detail, step by step, and says so. Unlimited by default.
+        max_overhead: The part of training time, 0 to 1, that this may cost. Where it costs more by its
+            own estimate, it gives up detail, level by level, and logs that. Unlimited by default.
         flops: Count the operations of one training step, and tell FLOP/s and MFU from them.
         peak_flops: Operations per second that the device can do; looked up when left out.
     """
@@ -174,7 +174,7 @@ class Client:
         self._identity = read_identity(run=run, job_name=job)
         self._faults = Faults()
         self._names = PhaseNames()
-        self._tape = Tape(16 if inert else _TAPE_EVENTS, on_tape.TICKET, on_tape.SHADOW)
+        self._tape = Tape(16 if inert else _TAPE_EVENTS, on_tape.TICKET)
         if inert:
             self._tape.thread = 0
         self._iterators = Iterators(self._tape)
@@ -454,7 +454,6 @@ class Client:
             self._hooks.uninstall()
         self._pauses.uninstall()
         self._compilations.uninstall()
-        self._replay.overhead.stop()
         self._accelerator.end("training ended before a step was counted")
         self._tape.thread = 0
         self._flusher.refresh()

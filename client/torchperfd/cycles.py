@@ -30,9 +30,7 @@ AVAILABLE: Final = _cycles is not None
 _DONE, _ENTER, _EXIT, _NAME_GAP, _COUNT, _CLOSE, _ARRIVE = range(7)
 # Events of which the loop does the same with any argument: how many samples, how many batches wait, how long
 # ago a collective was come to; and nothing at all with what was written twice.
-_ANY_ARGUMENT: Final = frozenset(
-    (on_tape.DRAWN, on_tape.READY, on_tape.SHADOW, on_tape.COLLECTIVE, on_tape.REDUCTION)
-)
+_ANY_ARGUMENT: Final = frozenset((on_tape.DRAWN, on_tape.READY, on_tape.COLLECTIVE, on_tape.REDUCTION))
 
 _EVENT_BYTES: Final = calcsize(on_tape.EVENT_FORMAT)
 _MOST_EVENTS: Final = 4096
@@ -47,7 +45,7 @@ _REPEATABLE: Final = frozenset(
         *(on_tape.FORWARD, on_tape.EVALUATE, on_tape.FORWARD_END),
         *(on_tape.BACKWARD, on_tape.BACKWARD_END, on_tape.ZERO, on_tape.ZERO_END),
         *(on_tape.OPTIMIZER, on_tape.OPTIMIZER_END, on_tape.SCALER, on_tape.SCALER_END),
-        *(on_tape.ENTER, on_tape.EXIT, on_tape.STEP, on_tape.SHADOW),
+        *(on_tape.ENTER, on_tape.EXIT, on_tape.STEP),
         *(on_tape.COLLECTIVE, on_tape.COLLECTIVE_END, on_tape.REDUCTION),
     )
 )

@@ -21,7 +21,7 @@ class FlushState:
         unix_seconds: The wall clock.
         steps: Training steps so far.
         step_seconds: Their recent mean; 0 before the first.
-        is_frequent: Whether a device is timed or the overhead is measured.
+        is_frequent: Whether a device is timed.
         is_live: Whether the training thread reads its events itself, as during a capture.
     """
 

@@ -229,7 +229,6 @@ class Flusher:
             up_to -= 1
 
     def _flush_until_stopped(self) -> None:
-        replay = self._replay
         while not self._stopping:
             report = self._wait()
             if self._stopping or self._faults.spent("flusher"):
@@ -240,8 +239,8 @@ class Flusher:
                     self.flush(report=report, send=any(send for _, send in requests))
                 else:
                     self.flush(report=report, again=True)
-                    # Not where the script asks: a report must not begin to measure what we cost.
-                    replay.overhead.turn(self.account.train.mean_seconds)
+                    # Not where the script asks: a report must not begin a calibration.
+                    self._replay.overhead.on_flush((self.account.train.ns + self.account.validate.ns) / 1e9)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("flusher", error)
             self._answer(len(requests))
@@ -255,7 +254,7 @@ class Flusher:
                 unix_seconds=now,
                 steps=self.account.train.steps,
                 step_seconds=self.step_seconds(),
-                is_frequent=replay.overhead.measuring or replay.recorder.device is not None,
+                is_frequent=replay.recorder.device is not None,
                 is_live=replay.live,
             )
         )

@@ -1,60 +1,68 @@
-"""The overhead: what torchperfd costs training, as it measures itself, and what it gives up for it.
+"""What torchperfd costs training, and which detail it gives up to stay within a limit.
 
-From time to time all that hooks write is written twice for a while. By how much the steps of
-those moments are longer than their neighbours is what writing once costs. To that comes the
-time that the pump takes from the interpreter.
+The cost of one event is calibrated when the client attaches, and again every ten minutes. The overhead is
+that cost times the number of events, the cost of device marks, and the CPU time of the flusher's thread,
+which needs the interpreter; all of it divided by the time of the steps.
 """
 
-import math
+import statistics
 import time
-from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import Final
 
-from torchperfd.campaign import Campaign, median_and_error
 from torchperfd.logs import log
-from torchperfd.tape import Tape
+from torchperfd.tape import Tape, Timed
 from torchperfd.tape import events as on_tape
 
-CAMPAIGN_EVERY_S: Final = 30.0
-CAMPAIGN_RARELY_S: Final = 600.0
-"""From one campaign to the next; rarely where nothing is to be given up beside short steps."""
+CHECK_EVERY_S: Final = 30.0
+"""Of training time: the overhead is the mean over so much of it."""
+CALIBRATE_EVERY_S: Final = 600.0
 
-SHORT_STEP_S: Final = 0.005
-"""The pump turns every few seconds beside steps below it, and a turn takes the time of several of them. A
-campaign's turns would be more than all others."""
+DEGRADATIONS: Final = ("device times", "the phases within a step", "everything")
+"""What is given up, one after the other, where the limit is exceeded."""
 
-RESOLUTION: Final = 0.01
-"""A part of training time. What is told has a standard error of no more; where the machine is too noisy for
-that, nothing is told."""
-
-_BLOCKS: Final = 8
-_MOST_BLOCKS: Final = 16
-"""A campaign goes on so long where its first blocks did not tell."""
-
-_BLOCK_STEPS: Final = 4
-_CAMPAIGNS_KEPT: Final = 8
-"""Of those before the one that is on."""
-
-SHED: Final = ("device times", "the phases within a step", "everything")
-"""What is given up, one after the other, where training must not pay for it."""
+_LEAST_S: Final = 1.0
+"""Of training time, before which the overhead is unknown."""
+_CALLS: Final = 16
+_EVICTING_BYTES: Final = 4 * 2**20
+"""More than the second-level cache holds: between two hooks torch runs, and evicts what they need."""
+_MARKS_PER_TIMED: Final = 32
 
 _WITHIN_A_STEP: Final = (on_tape.ZERO, on_tape.FORWARD, on_tape.BACKWARD, on_tape.COLLECTIVE)
 
 
+def event_seconds() -> float:
+    """Measure what writing one event takes, in seconds, with cold caches; takes some milliseconds."""
+    tape = Tape(64)
+    timed = Timed(tape, _nothing, on_tape.BACKWARD, on_tape.BACKWARD_END)
+    evicting = bytes(_EVICTING_BYTES)
+    taken: list[int] = []
+    for call in (_nothing, timed):
+        times = []
+        for _ in range(_CALLS):
+            time.sleep(0)  # training may want the interpreter
+            bytearray(evicting)
+            began = time.perf_counter_ns()
+            call()
+            times.append(time.perf_counter_ns() - began)
+            tape.skip(len(tape))
+        taken.append(round(statistics.median(times)))
+    return max(0, taken[1] - taken[0]) / 2 / 1e9
+
+
 class Overhead:
-    """Measures by campaigns, and the pump between them.
+    """Estimates the client's part of training time.
 
     Args:
         tape: What the hooks write on.
         limit: The part of training time that may be spent on us; None for any.
         clock: Monotonic seconds.
-        pump_clock: CPU seconds of the thread that calls :meth:`turn`.
+        thread_clock: CPU seconds of the thread that calls :meth:`on_flush`.
+        calibrate: Measures what one event takes, in seconds.
 
     Attributes:
         limit: The same; may change.
-        shed: How many of ``SHED`` have been given up.
+        degradation_level: How many of ``DEGRADATIONS`` have been given up.
     """
 
     def __init__(
@@ -62,109 +70,109 @@ class Overhead:
         tape: Tape,
         limit: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        pump_clock: Callable[[], float] = time.thread_time,
+        thread_clock: Callable[[], float] = time.thread_time,
+        calibrate: Callable[[], float] = event_seconds,
     ) -> None:
-        self.shed = 0
-        self._tape = tape
         self.limit = limit
+        self.degradation_level = 0
+        self._tape = tape
         self._clock = clock
-        self._flusher_clock = pump_clock
-        self._next_campaign = clock()
-        self._campaign: Campaign | None = None
-        self._block = 0
-        self._block_ends = 0.0
-        self._kept: deque[list[float]] = deque(maxlen=_CAMPAIGNS_KEPT)
-        self._writing: float | None = None
-        # Of the pump, from turn to turn outside of campaigns, which have it turn more often than it does.
-        self._turned: tuple[float, float] | None = None
-        self._flusher_seconds = 0.0
-        self._seconds = 0.0
+        self._thread_clock = thread_clock
+        self._calibrate = calibrate
+        self._calibrate_at = clock()
+        self._event_seconds: float | None = None
+        self._events = self._counted_events = 0
+        self._marks = self._counted_marks = 0
+        self._timed_marks = self._timed_marks_ns = 0
+        self._thread_seconds = 0.0
+        # Since the last check.
+        self._spent = 0.0
+        self._trained_before = self._trained = 0.0
+        self._checked_ratio: float | None = None
 
     @property
     def ratio(self) -> float | None:
-        """Our part of training time, 0 to 1; None where it is not known, to ``RESOLUTION``."""
-        if self._writing is None:
-            return None
-        pump = self._flusher_seconds / self._seconds if self._seconds else 0.0
-        return max(0.0, self._writing) + pump
+        """Our part of training time, 0 to 1; None while it is not known."""
+        trained = self._trained - self._trained_before
+        if self._checked_ratio is None and trained >= _LEAST_S:
+            return self._spent / trained
+        return self._checked_ratio
 
-    @property
-    def measuring(self) -> bool:
-        """Whether a campaign is on."""
-        return self._campaign is not None
+    def count(self, events: int) -> None:
+        """Add events that hooks have written."""
+        self._events += events
 
-    def read(self, events: "bytes | memoryview[int]") -> None:
-        """Learn how long steps take from events that were taken off the tape, in the order of time."""
-        if self._campaign is not None:
-            self._campaign.read(events)
+    def timing(self, mark: Callable[[], int]) -> Callable[[], int]:
+        """Return what to call instead of a device's mark, so that its cost is known."""
 
-    def turn(self, step_seconds: float) -> None:
-        """Go on with the campaign, or begin one; a step takes about ``step_seconds``."""
-        now, campaign = self._clock(), self._campaign
-        if campaign is None:
-            self._watch_pump(now)
-            if now >= self._next_campaign and step_seconds and self.shed < len(SHED):
-                self._campaign, self._block, self._turned = Campaign(), 0, None
-                self._begin_block(now, step_seconds)
-        elif now >= self._block_ends:
-            self._block += 1
-            if self._block < _BLOCKS or not self._concludes(campaign, now, step_seconds):
-                self._begin_block(now, step_seconds)
+        def timed() -> int:
+            self._marks += 1
+            if self._marks % _MARKS_PER_TIMED:
+                return mark()
+            began = time.perf_counter_ns()
+            ticket = mark()
+            self._timed_marks_ns += time.perf_counter_ns() - began
+            self._timed_marks += 1
+            return ticket
 
-    def stop(self) -> None:
-        """Measure no more."""
-        self._tape.doubled = False
-        self._campaign = None
-        self._next_campaign = math.inf
+        return timed
 
-    def _watch_pump(self, now: float) -> None:
-        spent = self._flusher_clock()
-        if self._turned is not None:
-            turned, spent_then = self._turned
-            self._seconds += now - turned
-            self._flusher_seconds += spent - spent_then
-        self._turned = (now, spent)
+    def on_flush(self, trained_seconds: float) -> None:
+        """Add what was spent since the last call; belongs to the flusher's thread.
 
-    def _begin_block(self, now: float, step_seconds: float) -> None:
-        self._block_ends = now + _BLOCK_STEPS * step_seconds
-        self._tape.doubled = self._block % 2 == 0
+        Args:
+            trained_seconds: The time of all steps so far.
+        """
+        if self._clock() >= self._calibrate_at:
+            self._recalibrate()
+        self._add_spent()
+        self._trained = trained_seconds
+        trained = trained_seconds - self._trained_before
+        if trained >= CHECK_EVERY_S:
+            self._checked_ratio = self._spent / trained
+            self._begin_period()
+            self._keep_within(self._checked_ratio)
 
-    def _concludes(self, campaign: Campaign, now: float, step_seconds: float) -> bool:
-        """End the campaign if it and those before it tell, or it had time enough; return whether it did."""
-        found = campaign.differences()
-        differences = list(chain(*self._kept, found))
-        writing, error = median_and_error(differences) if differences else (0.0, math.inf)
-        if error > RESOLUTION and self._block < _MOST_BLOCKS:
-            return False
-        self._tape.doubled = False
-        self._campaign = None
-        rarely = self.limit is None and step_seconds < SHORT_STEP_S
-        self._next_campaign = now + (CAMPAIGN_RARELY_S if rarely else CAMPAIGN_EVERY_S)
-        self._kept.append(found)
-        self._writing = writing if error <= RESOLUTION else None
-        self._keep_within(error)
-        return True
+    def _recalibrate(self) -> None:
+        is_first = self._event_seconds is None
+        self._event_seconds = self._calibrate()
+        self._calibrate_at = self._clock() + CALIBRATE_EVERY_S
+        if is_first:
+            # No step has paid for what was done before it.
+            self._thread_seconds = self._thread_clock()
 
-    def _keep_within(self, error: float) -> None:
-        """Give a tier up if we take more than is allowed, by more than what was measured may be off."""
-        ratio = self.ratio
-        if self.limit is None or ratio is None or ratio - 2 * error <= self.limit:
+    def _add_spent(self) -> None:
+        events, marks, thread_seconds = self._events, self._marks, self._thread_clock()
+        mark_seconds = self._timed_marks_ns / self._timed_marks / 1e9 if self._timed_marks else 0.0
+        self._spent += (events - self._counted_events) * (self._event_seconds or 0.0)
+        self._spent += (marks - self._counted_marks) * mark_seconds
+        self._spent += thread_seconds - self._thread_seconds
+        self._counted_events, self._counted_marks, self._thread_seconds = events, marks, thread_seconds
+
+    def _begin_period(self) -> None:
+        self._trained_before, self._spent = self._trained, 0.0
+
+    def _keep_within(self, ratio: float) -> None:
+        """Give up the next detail if we take more than is allowed."""
+        if self.limit is None or ratio <= self.limit or self.degradation_level == len(DEGRADATIONS):
             return
-        if self.shed == 0 and self._tape.ticket is None:
-            self.shed = 1  # there are none
-        given_up = SHED[self.shed]
-        self.shed += 1
-        if self.shed == 1:
+        if self.degradation_level == 0 and self._tape.ticket is None:
+            self.degradation_level = 1  # there are no device times
+        given_up = DEGRADATIONS[self.degradation_level]
+        self.degradation_level += 1
+        if self.degradation_level == 1:
             self._tape.ticket = None
-        elif self.shed == 2:
+        elif self.degradation_level == 2:
             self._tape.muted |= sum(1 << code for code in _WITHIN_A_STEP)
         else:
             self._tape.thread = 0
         log.warning(
-            "torchperfd takes %.2f %% of training time, more than the %.2f %% allowed; gives up %s",
+            "torchperfd takes %.2f %% of training time, above max_overhead (%.2f %%): it gives up %s",
             100 * ratio,
             100 * self.limit,
             given_up,
         )
-        # What was measured was another detail.
-        self._kept.clear()
+
+
+def _nothing() -> None:
+    pass

@@ -35,13 +35,13 @@ class Replay:
         tape: What the hooks write on; read by nobody else.
         capacity: Steps that the recorder holds until they are drained.
         faults: Where failures of ours are counted.
-        overhead: What measures our own cost.
+        overhead: Estimates our own cost.
 
     Attributes:
         loop: What has been read so far adds up to this.
         recorder: What times the loop's steps.
         passes: The loop's passes over loaders.
-        overhead: What measures our own cost.
+        overhead: Estimates our own cost.
         now: When that happened which is being told: the loop's and the recorder's clock.
         follower: Called on the training thread after each event that it has read along, unless None.
     """
@@ -135,7 +135,7 @@ class Replay:
         """From now on, have ``mark`` called at every event, and ``device`` told what it was."""
         with self._lock:
             self.recorder.device = device
-            self._tape.ticket = mark
+            self._tape.ticket = self.overhead.timing(mark)
 
     def go_live(self) -> None:
         """Have the training thread read along; what it has written so far is read here and now."""
@@ -195,7 +195,7 @@ class Replay:
                     self._left = (len(events) - told) // _EVENT_BYTES
                     events = events[:told]
                 self._tape.skip(len(events) // _EVENT_BYTES)
-                self.overhead.read(events)
+                self.overhead.count(len(events) // _EVENT_BYTES)
                 self._tell_all(events, told)
                 if self._left:
                     return
@@ -318,7 +318,6 @@ class Replay:
             on_tape.ADOPT: self._adopt,
             on_tape.ABANDON: lambda _: self.abandon(),
             on_tape.TICKET: self._ticket,
-            on_tape.SHADOW: lambda _: None,
             on_tape.READY: self._ready,
             on_tape.TOKENS: self._tokens,
             on_tape.COLLECTIVE: self._collective,

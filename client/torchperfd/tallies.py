@@ -59,7 +59,8 @@ class Tallies:
         account.epoch = replace(passes.epoch)
         account.train_pass = replace(passes.train)
         account.validate_pass = replace(passes.validate)
-        account.overhead, account.shed = self._replay.overhead.ratio, self._replay.overhead.shed
+        overhead = self._replay.overhead
+        account.overhead, account.shed = overhead.ratio, overhead.degradation_level
         account.cuda = self._accelerator.memory()
         account.flops_per_step, account.peak_flops = self._accelerator.flops()
         self.fill_loader(account)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from torchperfd.overhead import RESOLUTION
 from torchperfd.report.numbers import Row, Table
 
 NOTHING = "-"
@@ -101,8 +100,7 @@ def _facts(table: Table) -> Iterator[str]:
 
 
 def _rounded(overhead: float) -> str:
-    """Return how a part of the time reads that is known to ``RESOLUTION`` only."""
-    return f"under {RESOLUTION:.0%}" if overhead < RESOLUTION else f"{overhead:.1%}"
+    return "under 0.1%" if overhead < 0.001 else f"{overhead:.1%}"
 
 
 def _cells(row: Row, *, on_device: bool) -> tuple[str, ...]:

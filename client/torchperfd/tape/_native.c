@@ -35,7 +35,7 @@
 #define TRAINS 3
 #define MAX_PLAIN_ARGUMENTS 8
 #define ARGUMENT_SHIFT 8
-#define MAX_PER_EVENT 4 /* the event, its shadow, and a ticket for each */
+#define MAX_PER_EVENT 2 /* the event, and a ticket for it */
 
 typedef struct {
     int64_t time;
@@ -55,8 +55,7 @@ typedef struct {
     uint64_t read;
     uint64_t quiet; /* with so many events on it, or more, there is something to look at */
     PyObject *on_event, *ticket; /* or NULL */
-    char doubled;
-    int ticket_code, shadow_code;
+    int ticket_code;
     unsigned long long lost;
     PyObject *on_low, *on_full;
 } Tape;
@@ -241,7 +240,7 @@ is_full(const Tape *tape)
 static void
 look_ahead(Tape *tape)
 {
-    int busy = tape->doubled || tape->on_event != NULL || tape->ticket != NULL || tape->quiet < MAX_PER_EVENT;
+    int busy = tape->on_event != NULL || tape->ticket != NULL || tape->quiet < MAX_PER_EVENT;
     tape->calm = busy ? 0 : tape->read + tape->quiet - MAX_PER_EVENT + 1;
 }
 
@@ -269,12 +268,6 @@ put_with_care(Tape *tape, int64_t time, int code, int64_t argument)
     int raised = 0;
     if (tape->written - tape->read + MAX_PER_EVENT > tape->quiet && !look_for_room(tape, &raised))
         return raised;
-    if (tape->doubled) {
-        /* As if it were an event of its own, but for what reads along. */
-        raised |= write_ticket(tape, time);
-        append(tape, time, tape->shadow_code, argument);
-        time = now();
-    }
     raised |= write_ticket(tape, time);
     append(tape, time, code, argument);
     return tape->on_event == NULL ? raised : raised | notify(tape->on_event);
@@ -325,12 +318,12 @@ is_muted(const Tape *tape, int code)
 static PyObject *
 tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"capacity", "ticket_code", "shadow_code", NULL};
+    static char *names[] = {"capacity", "ticket_code", NULL};
     unsigned long long capacity;
-    int ticket_code = 0, shadow_code = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K|ii", names, &capacity, &ticket_code, &shadow_code))
+    int ticket_code = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K|i", names, &capacity, &ticket_code))
         return NULL;
-    if (capacity < MAX_PER_EVENT) {
+    if (capacity < 2 * MAX_PER_EVENT) {
         PyErr_SetString(PyExc_ValueError, "a tape holds at least 4 events");
         return NULL;
     }
@@ -350,7 +343,6 @@ tape_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     tape->quiet = capacity / 2;
     look_ahead(tape);
     tape->ticket_code = ticket_code;
-    tape->shadow_code = shadow_code;
     tape->thread = THIS_THREAD();
     return (PyObject *)tape;
 }
@@ -497,23 +489,6 @@ tape_call(PyObject *tape, PyObject *function, void *place)
 }
 
 static PyObject *
-tape_is_doubled(PyObject *tape, void *Py_UNUSED(none))
-{
-    return PyBool_FromLong(((Tape *)tape)->doubled);
-}
-
-static int
-tape_double(PyObject *tape, PyObject *doubled, void *Py_UNUSED(none))
-{
-    int is_true = doubled == NULL ? 0 : PyObject_IsTrue(doubled);
-    if (is_true < 0)
-        return -1;
-    ((Tape *)tape)->doubled = (char)is_true;
-    look_ahead((Tape *)tape);
-    return 0;
-}
-
-static PyObject *
 tape_thread(PyObject *tape, void *Py_UNUSED(none))
 {
     unsigned long thread = ((Tape *)tape)->thread;
@@ -536,7 +511,6 @@ static PyGetSetDef tape_getset[] = {
      (void *)offsetof(Tape, on_event)},
     {"ticket", tape_callback, tape_call, "Called for a number that precedes each event, unless None.",
      (void *)offsetof(Tape, ticket)},
-    {"doubled", tape_is_doubled, tape_double, "Whether every event is written twice.", NULL},
     {NULL, NULL, NULL, NULL, NULL}};
 
 static PyMemberDef tape_members[] = {

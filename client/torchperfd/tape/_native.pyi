@@ -7,11 +7,10 @@ from typing import Any
 class Tape:
     """Events of one thread, in a ring of fixed size."""
 
-    def __init__(self, capacity: int, ticket_code: int = 0, shadow_code: int = 0) -> None: ...
+    def __init__(self, capacity: int, ticket_code: int = 0) -> None: ...
     thread: int
     steps_open: int
     muted: int
-    doubled: bool
     on_event: Callable[[], object] | None
     on_low: Callable[[], object] | None
     on_full: Callable[[], object] | None

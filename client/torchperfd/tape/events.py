@@ -33,7 +33,7 @@ BETWEEN: Final = 26         # the loop is over, until the next draw
 ADOPT: Final = 27           # from here on another thread writes
 ABANDON: Final = 28         # a hook has failed: the step in progress is lost
 TICKET: Final = 29          # argument: number of the device event of the next event plus 1; 0 for none
-SHADOW: Final = 30          # written besides the next event while our own cost is measured
+NOT_TRAINING: Final = 30    # argument: for so many ns until now the thread did work of ours
 READY: Final = 31           # argument: batches that wait in the workers' queue of the next draw plus 1
 TOKENS: Final = 32          # argument: tokens that the step in progress has trained on
 COLLECTIVE: Final = 33      # a collective is issued, or waited for
@@ -42,10 +42,9 @@ REDUCTION: Final = 35       # the rest of the backward waits for others'; argume
 PASS: Final = 36            # a loader is about to be drawn from
 LEFT: Final = 37            # argument: id of an iterator that is gone, or that a name holds with LEFT_NAMED
 OPTIMIZER_MADE: Final = 38  # argument: id of a new optimizer, with parameters of its own
-NOT_TRAINING: Final = 39    # argument: for so many ns until now the thread did work of ours
 # fmt: on
 
-CODES: Final = 40
+CODES: Final = 39
 
 # Iterators lie at even addresses: what else there is to say of them goes into the low bits.
 DRAW_WITHOUT_GRADIENTS: Final = 1  # gradients are off

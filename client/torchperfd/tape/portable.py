@@ -18,7 +18,7 @@ from torchperfd.tape.events import (
     EVALUATE_WITH_GRADIENTS,
 )
 
-_MAX_PER_EVENT = 4  # the event, its shadow, and a ticket for each
+_MAX_PER_EVENT = 2  # the event, and a ticket for it
 
 
 class Tape:
@@ -27,13 +27,11 @@ class Tape:
     Args:
         capacity: How many events fit, a power of two.
         ticket_code: The code of the event that carries what ``ticket`` returns.
-        shadow_code: The code of what is written besides while all is ``doubled``.
 
     Attributes:
         thread: The thread that is followed; 0 for none.
         steps_open: Optimizer steps at work; kept by the hooks.
         muted: Codes, as bits, whose calls go unnoticed.
-        doubled: Whether every event is written twice.
         lost: Events for which there was no room.
         on_event: Called after every event, unless None.
         on_low: Called when there is room for half as many events as at first, once until events are taken
@@ -46,9 +44,7 @@ class Tape:
         "_capacity",
         "_events",
         "_quiet",
-        "_shadow_code",
         "_ticket_code",
-        "doubled",
         "lost",
         "muted",
         "on_event",
@@ -59,7 +55,7 @@ class Tape:
         "ticket",
     )
 
-    def __init__(self, capacity: int, ticket_code: int = 0, shadow_code: int = 0) -> None:
+    def __init__(self, capacity: int, ticket_code: int = 0) -> None:
         if capacity < 4:
             raise ValueError("a tape holds at least 4 events")
         if capacity & (capacity - 1):
@@ -67,7 +63,6 @@ class Tape:
         self.thread = get_ident()
         self.steps_open = 0
         self.muted = 0
-        self.doubled = False
         self.lost = 0
         self.on_event: Callable[[], object] | None = None
         self.on_low: Callable[[], object] | None = None
@@ -77,7 +72,6 @@ class Tape:
         self._capacity = 2 * capacity
         self._quiet = capacity
         self._ticket_code = ticket_code
-        self._shadow_code = shadow_code
         self._events = array("q")
 
     def mark(self, code: int, argument: int = 0) -> bool:
@@ -93,11 +87,6 @@ class Tape:
         events = self._events
         if len(events) > self._quiet - 2 * _MAX_PER_EVENT and not self._look_for_room():
             return
-        if self.doubled:
-            # As if it were an event of its own, but for what reads along.
-            self._write_ticket(now)
-            events.extend((now, argument << ARGUMENT_SHIFT | self._shadow_code))
-            now = time.perf_counter_ns()
         self._write_ticket(now)
         events.extend((now, argument << ARGUMENT_SHIFT | code))
         _call_back(self.on_event)

@@ -36,7 +36,6 @@ class ReadyTape:
     def __init__(self, events: bytes) -> None:
         self.thread = 1
         self.lost = 0
-        self.doubled = False
         self.on_event = None
         self._events = events
         self._taken = 0

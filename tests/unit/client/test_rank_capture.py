@@ -56,7 +56,7 @@ class Prepared:
     """A capture of a loop of its own, and how it ended."""
 
     def __init__(self, directory: Path) -> None:
-        self.replay = Replay(Tape(1024, on_tape.TICKET, on_tape.SHADOW), 64, Faults())
+        self.replay = Replay(Tape(1024, on_tape.TICKET), 64, Faults())
         self.outcomes: list[CaptureOutcome] = []
         self.capture = RankCapture(
             replay=self.replay,

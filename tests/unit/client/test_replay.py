@@ -23,7 +23,7 @@ PLAIN = (
 
 
 def make(events: int = 1024, steps: int = 64) -> tuple[Tape, Replay]:
-    tape = Tape(events, on_tape.TICKET, on_tape.SHADOW)
+    tape = Tape(events, on_tape.TICKET)
     return tape, Replay(tape, steps, Faults())
 
 
