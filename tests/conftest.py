@@ -47,7 +47,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def _installed(tool: str) -> bool:
     if tool.startswith("lib"):
         return ctypes.util.find_library(tool.removeprefix("lib")) is not None
-    return shutil.which(tool) is not None
+    # What pip has installed is beside the interpreter, which is not on every PATH.
+    return (shutil.which(tool) or shutil.which(tool, path=Path(sys.executable).parent)) is not None
 
 
 @pytest.fixture(autouse=True)

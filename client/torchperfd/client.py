@@ -32,7 +32,7 @@ from torchperfd.phases import PhaseNames
 from torchperfd.precedence import PRECEDENCE
 from torchperfd.replay import Replay
 from torchperfd.report import RankReport
-from torchperfd.stacks import StackTeller
+from torchperfd.stacks import StackReporter
 from torchperfd.stream import Stream
 from torchperfd.tallies import Tallies
 from torchperfd.tape import Tape
@@ -191,7 +191,7 @@ class Client:
             self._names.name,
             lambda: self._flusher.unrecorded(),
         )
-        self._stacks = StackTeller(self._tape, self._replay, self._names, self._outbox, self._faults)
+        self._stacks = StackReporter(self._tape, self._replay, self._names, self._outbox, self._faults)
         self._pauses = GcPauses()
         self._compilations = Compilations()
         self._loader = LoaderSampler()
@@ -243,7 +243,7 @@ class Client:
         self._pauses.install()
         self._guard.install()
         self._stream.start()
-        self._stacks.arm(self._stream.native_id)
+        self._stacks.register_signal(self._stream.native_id)
         self._guard.guard(self._stacks.descriptors)
         self._pending_torch = when_torch_is_imported(self._install_hooks)
         _watch_forks()
@@ -438,7 +438,7 @@ class Client:
         self._dialogue.rendezvous.stop(0.1)
         self._stream.stop(max(0.1, deadline - time.monotonic()))
         self._guard.uninstall()
-        self._stacks.disarm()
+        self._stacks.unregister_signal()
         if closing is not None:
             closing.join(max(0.1, deadline - time.monotonic()))
         for sender in self._senders:
@@ -580,7 +580,7 @@ class Client:
 
     def _give_up_descriptors(self) -> None:
         """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
-        self._stacks.disarm()
+        self._stacks.unregister_signal()
         self._stream.drop()
 
     def _become_inert(self) -> None:
@@ -589,7 +589,7 @@ class Client:
         self._tape.thread = 0
         self._flusher.abandon_in_child()
         self._accelerator.end("forked")
-        self._stacks.disarm()
+        self._stacks.unregister_signal()
         self._stream.abandon_in_child()
 
 

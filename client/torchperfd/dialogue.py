@@ -16,7 +16,7 @@ from torchperfd.job_capture import JobCaptureDesk
 from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.rendezvous import Rendezvous
-from torchperfd.stacks import StackTeller
+from torchperfd.stacks import StackReporter
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -45,7 +45,7 @@ class Dialogue:
         self,
         identity: Identity,
         flusher: Flusher,
-        stacks: StackTeller,
+        stacks: StackReporter,
         captures: CaptureDesk,
         outbox: "Outbox[session_pb2.ClientMessage]",
         session: Callable[[], int],
@@ -98,7 +98,7 @@ class Dialogue:
         """Do what a daemon asks for."""
         if message.HasField("dump_stacks"):
             self._flusher.flush()  # it tells which phase the step is in
-            self._stacks.tell(message.dump_stacks)
+            self._stacks.report(message.dump_stacks)
         elif message.HasField("tell_collectives"):
             self._tell_collectives(message.tell_collectives.request_id)
         elif message.HasField("capture_order_result"):

@@ -1,14 +1,14 @@
-"""Where every thread of this process is: told when asked, and by a signal where nobody can answer.
+"""Where every thread of this process is: reported on request, and by a signal if a person asks for it.
 
 While any Python thread can run, the stream's thread answers. When a C extension hangs with the interpreter
-held, none can. For that, :mod:`faulthandler` is registered on a real-time signal; it needs no interpreter
-and writes into a file in memory that only this process, its user and root can open. The daemon
-finds that file among the process's descriptors, and reads from its first line which signal to send to which
-thread: the stream's, so that no system call of the script is interrupted.
+held, none can. The daemon then reads the process from outside with py-spy, if it can.
 
-Such a handler reads the frames of all threads as they are. While one of them runs Python that can crash the
-process, so the daemon first makes sure that none does: the stream wants the interpreter ten times a
-second, and who waits for it looks again every 5 ms, which the kernel counts as switches.
+For the case that it cannot, :mod:`faulthandler` is registered on a real-time signal. It needs no interpreter
+and writes into a file in memory that only this process, its user and root can open. The file's first line
+names the training thread, the signal, and the thread to send it to: the stream's, so that no system call of
+the script is interrupted. The handler reads the frames of all threads as they are. That can crash the process
+while one of them runs Python. So the daemon sends the signal only for ``torchperfd stacks --signal``, and
+only while no thread runs Python: it sees the stream's thread wait for the interpreter.
 
 ``TORCHPERFD_STACK_SIGNAL`` chooses another signal, ``off`` none.
 """
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "TORCHPERFD_STACK_SIGNAL"
 _PACKAGE: Final = str(Path(__file__).parent) + os.sep
-# Libraries that want a real-time signal count from either end; these are in nobody's way.
+# Libraries that want a real-time signal count from either end; these are in between.
 _CANDIDATES: Final = range(signal.SIGRTMAX - 9, signal.SIGRTMIN + 9, -1)
 _MOST_THREADS: Final = 256
 _MOST_FRAMES: Final = 128
 
 
-class StackTeller:
-    """Tells the daemon where every thread is.
+class StackReporter:
+    """Reports to the daemon where every thread is.
 
     Args:
         tape: Whose thread is the training thread.
-        replay: Knows the phase and the step, as the tape last said.
+        replay: Knows the phase and the step.
         names: What phases are called.
         outbox: Where the answer goes.
         faults: Where failures of ours are counted.
@@ -73,26 +73,26 @@ class StackTeller:
         self._signal = 0
         self._file = -1
 
-    def arm(self, thread: int) -> None:
+    def register_signal(self, thread: int) -> None:
         """Have a signal write the stacks down from now on; on the main thread, which faulthandler prepares.
 
-        Does nothing where the platform cannot, no signal is free, or the environment says ``off``.
+        Does nothing if the platform cannot, no signal is free, or ``TORCHPERFD_STACK_SIGNAL`` is ``off``.
 
         Args:
             thread: The kernel's id of a thread of ours that runs Python a few times per second.
         """
         try:
-            self._arm(thread)
+            self._register(thread)
         except ValueError as error:
-            log.warning("%s; a rank that hangs in C cannot be asked for its stacks", error)
-        except Exception as error:  # noqa: BLE001 - without it a hang in C is told of with less
+            log.warning("%s; `torchperfd stacks --signal` will not work on this rank", error)
+        except Exception as error:  # noqa: BLE001 - without it a hang in C is reported with less
             self._faults.note("stacks", error)
 
-    def tell(self, order: "session_pb2.DumpStacks") -> None:
+    def report(self, order: "session_pb2.DumpStacks") -> None:
         """Answer the daemon, on the calling thread."""
         from torchperfd.v1 import session_pb2
 
-        # Zero once nobody is followed any more; then it is the last one that was.
+        # Zero once steps are not recorded any more; then it is the last thread whose were.
         self._training = self._tape.thread or self._training
         recorder = self._replay.recorder
         report = session_pb2.StackReport(
@@ -106,10 +106,10 @@ class StackTeller:
         frames = sys._current_frames()
         try:
             for ident in list(frames)[:_MOST_THREADS]:
-                told = report.threads.add(
+                stack = report.threads.add(
                     ident=ident, name=names.get(ident, ""), training=ident == self._training
                 )
-                _pack(told, frames.pop(ident))
+                _pack(stack, frames.pop(ident))
         finally:
             frames.clear()
         self._outbox.put(session_pb2.ClientMessage(stack_report=report))
@@ -119,7 +119,7 @@ class StackTeller:
         """What it has open."""
         return [self._file] if self._file >= 0 else []
 
-    def disarm(self) -> None:
+    def unregister_signal(self) -> None:
         """Put the signal back as it was, and close the file; also for a forked child, of its copies."""
         if self._file < 0:
             return
@@ -131,7 +131,7 @@ class StackTeller:
             os.close(self._file)
         self._file = -1
 
-    def _arm(self, thread: int) -> None:
+    def _register(self, thread: int) -> None:
         chosen = os.environ.get(VARIABLE, "")
         # Elsewhere faulthandler would give its stack for handlers to a thread that is not the main one.
         on_main_thread = threading.current_thread() is threading.main_thread()
@@ -149,18 +149,18 @@ class StackTeller:
             os.close(file)
             raise
         self._signal, self._file = number, file
-        told = {"signal": number, "thread": thread, "training": self._training, "package": _PACKAGE}
-        os.write(file, json.dumps(told).encode() + b"\n")
-        # The daemon cuts off what was told before; what comes next belongs behind the first line.
+        header = {"signal": number, "thread": thread, "training": self._training, "package": _PACKAGE}
+        os.write(file, json.dumps(header).encode() + b"\n")
+        # The daemon cuts off earlier stacks; the next belong behind the first line.
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
 
 
 def _free_signal(chosen: str, masks: Mapping[str, int]) -> int | None:
-    """Return a real-time signal that nobody has a use for; the chosen one or none if one is chosen.
+    """Return a real-time signal that is not in use; the chosen one or none if one is chosen.
 
     Args:
         chosen: A number, or nothing.
-        masks: Signals that are caught, ignored or blocked, as :func:`_signal_masks` says.
+        masks: Signals that are caught, ignored or blocked, as from :func:`_signal_masks`.
 
     Raises:
         ValueError: What is chosen is no real-time signal.
@@ -181,7 +181,7 @@ def _has_lock() -> bool:
 
 
 def _signal_masks() -> dict[str, int]:
-    """Return the kernel's word on signals; Python's own knows nothing of handlers that C code installed.
+    """Return the kernel's signal masks; Python does not know handlers that C code installed.
 
     Raises:
         OSError: procfs cannot be read.
@@ -190,10 +190,10 @@ def _signal_masks() -> dict[str, int]:
     return {line[:6]: int(line[7:], 16) for line in lines if line.startswith("Sig") and line[6] == ":"}
 
 
-def _pack(told: "session_pb2.ThreadStack", frame: FrameType | None) -> None:
-    while frame is not None and len(told.frames) < _MOST_FRAMES:
+def _pack(stack: "session_pb2.ThreadStack", frame: FrameType | None) -> None:
+    while frame is not None and len(stack.frames) < _MOST_FRAMES:
         code = frame.f_code
-        told.frames.add(file=_text(code.co_filename), line=frame.f_lineno or 0, function=_text(code.co_name))
+        stack.frames.add(file=_text(code.co_filename), line=frame.f_lineno or 0, function=_text(code.co_name))
         frame = frame.f_back
 
 

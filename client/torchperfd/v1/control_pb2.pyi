@@ -58,6 +58,8 @@ class _StackOutcomeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._E
     STACK_OUTCOME_STOPPED: _StackOutcome.ValueType  # 3
     STACK_OUTCOME_GONE: _StackOutcome.ValueType  # 4
     STACK_OUTCOME_NO_ANSWER: _StackOutcome.ValueType  # 5
+    STACK_OUTCOME_READ: _StackOutcome.ValueType  # 6
+    """no Python thread ran, py-spy read the stacks from outside"""
 
 class StackOutcome(_StackOutcome, metaclass=_StackOutcomeEnumTypeWrapper): ...
 
@@ -68,6 +70,8 @@ STACK_OUTCOME_SIGNALLED: StackOutcome.ValueType  # 2
 STACK_OUTCOME_STOPPED: StackOutcome.ValueType  # 3
 STACK_OUTCOME_GONE: StackOutcome.ValueType  # 4
 STACK_OUTCOME_NO_ANSWER: StackOutcome.ValueType  # 5
+STACK_OUTCOME_READ: StackOutcome.ValueType  # 6
+"""no Python thread ran, py-spy read the stacks from outside"""
 global___StackOutcome = StackOutcome
 
 @typing.final
@@ -890,10 +894,13 @@ class StacksRequest(google.protobuf.message.Message):
     RUN_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: builtins.int
+    ALLOW_SIGNAL_FIELD_NUMBER: builtins.int
     FLEET_FIELD_NUMBER: builtins.int
     run: builtins.str
     """empty: the only run there is"""
     timeout_seconds: builtins.float
+    allow_signal: builtins.bool
+    """a signal may read a rank that nothing else can; it can crash the rank"""
     fleet: builtins.bool
     """ranks on all nodes, not on this one only"""
     @property
@@ -906,9 +913,10 @@ class StacksRequest(google.protobuf.message.Message):
         run: builtins.str = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
         timeout_seconds: builtins.float = ...,
+        allow_signal: builtins.bool = ...,
         fleet: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fleet", b"fleet", "ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_signal", b"allow_signal", "fleet", b"fleet", "ranks", b"ranks", "run", b"run", "timeout_seconds", b"timeout_seconds"]) -> None: ...
 
 global___StacksRequest = StacksRequest
 
@@ -929,7 +937,7 @@ class RankStacks(google.protobuf.message.Message):
     UID_FIELD_NUMBER: builtins.int
     outcome: global___StackOutcome.ValueType
     reason: builtins.str
-    """why there are no stacks, or why a signal was needed"""
+    """why there are no stacks, or why the rank did not answer itself"""
     phase: builtins.str
     """empty when unknown"""
     step: builtins.int

@@ -1,5 +1,5 @@
 """The observer: watches all ranks as they train, and keeps the verdict on each run."""
 
-from torchperfd_daemon.observer.observer import Asks, Observer
+from torchperfd_daemon.observer.observer import Observer, StackProvider
 
-__all__ = ["Asks", "Observer"]
+__all__ = ["Observer", "StackProvider"]

@@ -22,13 +22,13 @@ log = logging.getLogger("torchperfd.observer")
 LOOK_S: Final = 1.0
 
 _STACKS_S: Final = 3.0
-# Stacks interrupt whom they are asked of; a stall changes little once it is one.
+# A rank runs Python to answer; a stall changes little once it is one.
 _ASK_AGAIN_S: Final = 10.0
 _NO_GPU: Final = GpuState()
 
 
-class Asks(Protocol):
-    """Asks ranks of this node where their threads are."""
+class StackProvider(Protocol):
+    """Returns the stacks of ranks of this node."""
 
     def __call__(self, ranks: Iterable[Rank], seconds: float, /) -> AsyncIterator[RankStacks]:
         """Yield each rank's stacks, or why there are none, within so many seconds."""
@@ -39,7 +39,7 @@ class Observer:
 
     Args:
         store: Where ranks and their steps are.
-        asks: Asks ranks where they are.
+        stacks_of: Returns the stacks of ranks.
         families: Returns the collectors' newest samples.
         gpus: Returns the newest reading of each GPU.
         gpu_of: Tells the UUID of a rank's GPU; empty when unknown.
@@ -50,7 +50,7 @@ class Observer:
     def __init__(
         self,
         store: Store,
-        asks: Asks,
+        stacks_of: StackProvider,
         families: Callable[[], Iterable[Family]] = tuple,
         gpus: Callable[[], Sequence[GpuReading]] = tuple,
         gpu_of: Callable[[RankIdentity], str] = lambda _: "",
@@ -58,7 +58,7 @@ class Observer:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
-        self._asks = asks
+        self._stacks_of = stacks_of
         self._families = families
         self._gpus = gpus
         self._gpu_of = gpu_of
@@ -113,7 +113,7 @@ class Observer:
         """Ask the ranks of a run that stands still where they are, and whose fault it is."""
         self._asked[run] = self._clock()
         ranks = self._store.runs().get(run, [])
-        told = [each async for each in self._asks(ranks, _STACKS_S)]
+        told = [each async for each in self._stacks_of(ranks, _STACKS_S)]
         watch = self._runs.get(run)
         stall = watch.stall if watch else None
         if watch is None or stall is None:

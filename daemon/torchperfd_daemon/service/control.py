@@ -19,7 +19,7 @@ from torchperfd_daemon.service import download, live, translate, translate_goodp
 from torchperfd_daemon.service.others import Others
 from torchperfd_daemon.service.permissions import Permissions, Rights
 from torchperfd_daemon.service.session import Node, SessionService
-from torchperfd_daemon.service.stack_desk import choose
+from torchperfd_daemon.service.stack_requests import choose
 from torchperfd_daemon.service.survey import ranks_of, survey, verdict_on, verdicts
 from torchperfd_daemon.service.targets import Targets
 from torchperfd_daemon.service.together import merged
@@ -231,7 +231,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> AsyncIterator[control_pb2.RankStacks]:
         """Tell where every thread of a run's ranks is, on this node or on all, or why not."""
         rights = self._permissions.of(context)
-        rights.log("stacks", _subject(request.run, "", request.ranks))
+        action = "stacks by signal" if request.allow_signal else "stacks"
+        rights.log(action, _subject(request.run, "", request.ranks))
         if not 0 < request.timeout_seconds <= _LONGEST_STACKS_S:
             request.timeout_seconds = _STACKS_TIMEOUT_S
         try:
@@ -242,16 +243,18 @@ class ControlService(control_pb2_grpc.ControlServicer):
             ranks = choose(self._store, request.run, request.ranks, rights)
         except TorchperfdError as error:
             await _refuse(context, "stacks", rights, error)
-        async for message in self._stacks(ranks, request.timeout_seconds):
+        async for message in self._stacks(ranks, request.timeout_seconds, request.allow_signal):
             yield message
 
     def _is_of_fleet(self, request: _Wide) -> bool:
         """Return whether all nodes are meant: of a job they are where any others are known."""
         return request.fleet or (bool(request.job) and self._others.known)
 
-    async def _stacks(self, ranks: Sequence[Rank], seconds: float) -> AsyncIterator[control_pb2.RankStacks]:
+    async def _stacks(
+        self, ranks: Sequence[Rank], seconds: float, allow_signal: bool = False
+    ) -> AsyncIterator[control_pb2.RankStacks]:
         users = {rank.identity.rank: rank.process.uid for rank in ranks}
-        async for told in self._sessions.stacks_of(ranks, seconds):
+        async for told in self._sessions.stacks_of(ranks, seconds, allow_signal=allow_signal):
             yield translate_stacks.rank_stacks_message(ranks[0].identity.run, users[told.rank], told)
 
     def _targets(self, rights: Rights) -> Targets:
@@ -260,6 +263,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def _stacks_of_fleet(
         self, request: control_pb2.StacksRequest, rights: Rights
     ) -> AsyncIterator[control_pb2.RankStacks]:
+        if request.allow_signal:
+            # Another node's daemon does not know the caller, so it could not refuse another user's rank.
+            raise UsageError("signals are sent on this node only", "leave --fleet or --signal out")
         run = await self._others.choose(request.run, self._targets(rights).runs(), rights.may_command)
         request.run = rights.own_name(run, self._store.runs())
         wanted = set(request.ranks)

@@ -20,7 +20,7 @@ from torchperfd_daemon.rpc.request_guard import MOST_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_account, translate_stacks
 from torchperfd_daemon.service.order_desk import OrderDesk
 from torchperfd_daemon.service.others import Others
-from torchperfd_daemon.service.stack_desk import StackDesk
+from torchperfd_daemon.service.stack_requests import StackRequests
 from torchperfd_daemon.stacks import RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, Store
 
@@ -189,7 +189,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._meeting = meeting
         self._sessions: dict[Rank, Session] = {}
         self._orders = OrderDesk(coordinator, self.of_run, others)
-        self.stacks = StackDesk()
+        self.stacks = StackRequests()
         """Asks the ranks where they are."""
 
     def of_run(self, run: str) -> list[Session]:
@@ -197,9 +197,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
         found = [session for rank, session in self._sessions.items() if rank.identity.run == run]
         return sorted(found, key=lambda session: session.rank)
 
-    def stacks_of(self, ranks: Iterable[Rank], seconds: float) -> AsyncIterator[RankStacks]:
-        """Yield where the threads of ranks of this node are; ``seconds`` is how long any of them may take."""
-        return self.stacks.stacks([(rank, self._sessions.get(rank)) for rank in ranks], seconds)
+    def stacks_of(
+        self, ranks: Iterable[Rank], seconds: float, *, allow_signal: bool = False
+    ) -> AsyncIterator[RankStacks]:
+        """Yield where the threads of ranks of this node are; see :meth:`StackRequests.stacks`."""
+        targets = [(rank, self._sessions.get(rank)) for rank in ranks]
+        return self.stacks.stacks(targets, seconds, allow_signal=allow_signal)
 
     @property
     def count(self) -> int:

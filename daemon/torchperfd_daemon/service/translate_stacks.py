@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.service.stack_desk import Report
+from torchperfd_daemon.service.stack_requests import Report
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread, tidy
 from torchperfd_daemon.text import one_line
 
 _OUTCOMES: Final = {
     Outcome.ANSWERED: control_pb2.STACK_OUTCOME_ANSWERED,
+    Outcome.READ: control_pb2.STACK_OUTCOME_READ,
     Outcome.SIGNALLED: control_pb2.STACK_OUTCOME_SIGNALLED,
     Outcome.STOPPED: control_pb2.STACK_OUTCOME_STOPPED,
     Outcome.GONE: control_pb2.STACK_OUTCOME_GONE,

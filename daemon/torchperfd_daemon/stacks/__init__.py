@@ -3,6 +3,7 @@
 from torchperfd_daemon.stacks.dump import parse_dump
 from torchperfd_daemon.stacks.merge import Group, Merged, ThreadGroup, merge
 from torchperfd_daemon.stacks.model import Frame, GroupProgress, Outcome, RankStacks, Thread, tidy
+from torchperfd_daemon.stacks.py_spy import parse_py_spy
 
 __all__ = [
     "Frame",
@@ -15,5 +16,6 @@ __all__ = [
     "ThreadGroup",
     "merge",
     "parse_dump",
+    "parse_py_spy",
     "tidy",
 ]

@@ -61,7 +61,7 @@ def merge(ranks: Sequence[RankStacks]) -> Merged:
     untold = []
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         training = rank.training
-        if rank.outcome.told and training is not None and training.frames:
+        if rank.outcome.has_stacks and training is not None and training.frames:
             by_frames.setdefault(training.frames, []).append(rank.rank)
         else:
             untold.append(rank)

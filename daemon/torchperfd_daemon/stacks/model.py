@@ -13,18 +13,19 @@ _THREADS_BEGIN_IN: Final = ("_bootstrap", "_bootstrap_inner")
 
 
 class Outcome(Enum):
-    """How a rank's stacks were come by, or why there are none."""
+    """How a rank's stacks were obtained, or why there are none."""
 
     ANSWERED = "answered"
+    READ = "read"
     SIGNALLED = "signalled"
     STOPPED = "stopped"
     GONE = "gone"
     NO_ANSWER = "no answer"
 
     @property
-    def told(self) -> bool:
+    def has_stacks(self) -> bool:
         """Whether there are stacks."""
-        return self in (Outcome.ANSWERED, Outcome.SIGNALLED)
+        return self in (Outcome.ANSWERED, Outcome.READ, Outcome.SIGNALLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +82,9 @@ class RankStacks:
     """All threads of one rank.
 
     Attributes:
-        outcome: How they were come by.
-        reason: Why there are none, or why it took a signal.
-        threads: Empty unless they were told.
+        outcome: How they were obtained.
+        reason: Why there are none, or why the rank did not answer itself.
+        threads: Empty unless there are stacks.
         phase: Of the training thread; empty when unknown.
         step: Index of the training step in progress; None unless the rank has answered itself.
         step_seconds: Mean of recent training steps; 0 when there were none.

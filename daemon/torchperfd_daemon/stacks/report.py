@@ -14,6 +14,7 @@ from torchperfd_daemon.stacks.model import Frame, Outcome, RankStacks
 SCHEMA: Final = "torchperfd.stacks/1"
 _MOST_NAMED: Final = 4
 _WIDEST_NAME: Final = 32
+_SOURCES: Final = {Outcome.READ: "read by py-spy", Outcome.SIGNALLED: "asked by a signal"}
 _LIBRARY: Final = re.compile(r".*(?:/(?:site|dist)-packages|/lib/python3[.\d]*t?)/")
 
 
@@ -67,8 +68,8 @@ def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: Text
         members = [known[rank] for rank in group.ranks]
         out.write(f"\n{_ranks(group.ranks)} {_does(group.activity, len(group.ranks))}{_steps(members)}\n")
         for rank in members:
-            if rank.outcome is Outcome.SIGNALLED:
-                out.write(f"  rank {rank.rank}: {rank.reason}\n")
+            if rank.outcome is not Outcome.ANSWERED:
+                out.write(f"  rank {rank.rank}, {_SOURCES[rank.outcome]}: {rank.reason}\n")
         _write_frames(group.frames, out)
     for rank in merged.untold:
         out.write(f"\nrank {rank.rank} (pid {rank.pid}): {rank.outcome.value}: {rank.reason}\n")

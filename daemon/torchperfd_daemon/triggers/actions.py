@@ -113,8 +113,8 @@ class Actions:
         ranks = [
             RankTrace(
                 rank.rank,
-                CaptureState.COMPLETE if rank.outcome.told else CaptureState.FAILED,
-                "" if rank.outcome.told else f"{rank.outcome.value}: {rank.reason}",
+                CaptureState.COMPLETE if rank.outcome.has_stacks else CaptureState.FAILED,
+                "" if rank.outcome.has_stacks else f"{rank.outcome.value}: {rank.reason}",
                 node=rank.node,
                 pid=rank.pid,
             )

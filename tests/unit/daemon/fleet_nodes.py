@@ -81,7 +81,9 @@ class PlayedSessions:
         """Return the ranks, if it is their run."""
         return self.ranks if run == RUN else []
 
-    async def stacks_of(self, ranks: Sequence[Rank], _seconds: float) -> AsyncIterator[RankStacks]:
+    async def stacks_of(
+        self, ranks: Sequence[Rank], _seconds: float, *, allow_signal: bool = False
+    ) -> AsyncIterator[RankStacks]:
         """Say that nobody answers."""
         for rank in ranks:
             own = rank.identity

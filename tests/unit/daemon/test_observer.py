@@ -320,7 +320,7 @@ COMPUTE = frames(("/s/train.py", 31, "compute"))
 
 
 def stacks(rank: int, where: tuple[Frame, ...], outcome: Outcome = Outcome.ANSWERED) -> RankStacks:
-    threads = (Thread(1, "MainThread", True, False, where),) if outcome.told else ()
+    threads = (Thread(1, "MainThread", True, False, where),) if outcome.has_stacks else ()
     return RankStacks(
         rank, 4, "node-0", 1000 + rank, outcome, threads=threads, step=50, seconds_since_step=11.0
     )

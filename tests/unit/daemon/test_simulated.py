@@ -5,7 +5,7 @@ import pytest
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.rpc.callers import Caller
 from torchperfd_daemon.service.permissions import Rights
-from torchperfd_daemon.service.stack_desk import choose
+from torchperfd_daemon.service.stack_requests import choose
 from torchperfd_daemon.service.targets import Targets
 from torchperfd_daemon.store import RankIdentity, Store
 

@@ -316,7 +316,7 @@ def _run() -> list[RankStacks]:
         6,
         "node-a",
         4002,
-        Outcome.SIGNALLED,
+        Outcome.READ,
         "no Python thread of it answers, as when native code holds the interpreter",
         (Thread(1, "", True, False, FORWARD),),
         seconds_since_step=33.0,
@@ -352,7 +352,7 @@ def test_the_document_has_every_thread_and_what_they_come_to() -> None:
         "place": {"file": "/job/train.py", "line": 37, "function": "main"},
     }
     assert [one["outcome"] for one in document["ranks"]] == [
-        *("answered", "answered", "signalled", "answered", "stopped"),
+        *("answered", "answered", "read", "answered", "stopped"),
     ]
     assert [thread["own"] for thread in document["ranks"][0]["threads"]] == [False, False, True]
     assert document["ranks"][2]["threads"][0]["frames"][0] == {

@@ -1,13 +1,13 @@
-"""The stack desk: asks ranks where their threads are, first over the session, then by a signal.
+"""Gathers the stacks of ranks: over the session, else by py-spy from outside, else by a signal if allowed.
 
-Who answers and stands still is asked how far its collectives are, too: torch's record may keep a rank busy
-for some milliseconds, and where the record itself is stuck the stacks have been told already.
+A rank that answers and stands still is also asked how far its collectives are: torch's record may keep a rank
+busy for some milliseconds, and should the record itself be stuck, the stacks have arrived already.
 """
 
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -16,14 +16,15 @@ from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.process import check_real, process_of
-from torchperfd_daemon.service.stack_signal import (
+from torchperfd_daemon.service.process_state import (
     GoneError,
     StoppedError,
     UnreachableError,
-    look,
-    stacks_by_signal,
-    waits_in,
+    check_running,
+    describe_wait,
 )
+from torchperfd_daemon.service.py_spy import read_stacks
+from torchperfd_daemon.service.stack_signal import request_stacks_by_signal
 from torchperfd_daemon.stacks import GroupProgress, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
 
@@ -31,8 +32,13 @@ T = TypeVar("T")
 
 # An answer takes milliseconds; a rank that takes longer cannot run Python, or hardly gets to run at all.
 _PATIENCE_S: Final = 1.0
-_HELD: Final = "no Python thread of it answers, as when native code holds the interpreter"
+_PY_SPY_AT_ONCE: Final = 4
+_NO_ANSWER: Final = "no Python thread of it answers"
+_HELD: Final = f"{_NO_ANSWER}, as when native code holds the interpreter"
 _CUT_OFF: Final = "it has lost its connection to the daemon"
+_OLDER: Final = "its torchperfd is older and cannot tell; install the same version on both sides"
+_SIGNAL_SENT: Final = "a signal was sent, which can crash a rank"
+_ASK_FOR_SIGNAL: Final = "`torchperfd stacks --signal` may read it, at the risk that its --help states"
 
 
 class Asked(Protocol):
@@ -62,32 +68,50 @@ class Report:
     step: int
 
 
-class StackDesk:
+ReadStacks = Callable[[RankProcess, float], Awaitable[tuple[Thread, ...]]]
+"""Returns a process's stacks within so many seconds; raises UnreachableError."""
+
+
+class StackRequests:
     """Gathers the stacks of ranks.
 
     Args:
         wall: Unix seconds.
+        read: Reads a process's stacks from outside.
+        signal: Has a process write its stacks by a signal.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.time,
+        read: ReadStacks = read_stacks,
+        signal: ReadStacks = request_stacks_by_signal,
+    ) -> None:
         self._wall = wall
+        self._read = read
+        self._signal = signal
         self._ids = itertools.count(1)
         self._waiting: dict[tuple[int, Asked], asyncio.Future[Report]] = {}
         self._counting: dict[tuple[int, Asked], asyncio.Future[tuple[GroupProgress, ...]]] = {}
+        self._reading = asyncio.Semaphore(_PY_SPY_AT_ONCE)
         # Two at once would cut off each other's file.
         self._signalling: WeakKeyDictionary[Rank, asyncio.Lock] = WeakKeyDictionary()
 
     async def stacks(
-        self, targets: Sequence[tuple[Rank, Asked | None]], seconds: float
+        self, targets: Sequence[tuple[Rank, Asked | None]], seconds: float, *, allow_signal: bool = False
     ) -> AsyncIterator[RankStacks]:
         """Yield where each rank's threads are, as soon as it is known.
 
         Args:
             targets: Ranks, with their sessions where they are connected.
             seconds: How long to wait for any of them.
+            allow_signal: Whether a rank that can be read in no other way is sent a signal. It can crash the
+                rank, so only a person who knows that may set it.
         """
         deadline = asyncio.get_running_loop().time() + seconds
-        tasks = [asyncio.create_task(self._of(rank, asked, deadline)) for rank, asked in targets]
+        tasks = [
+            asyncio.create_task(self._of(rank, asked, deadline, allow_signal)) for rank, asked in targets
+        ]
         try:
             for task in asyncio.as_completed(tasks):
                 yield await task
@@ -100,31 +124,65 @@ class StackDesk:
         _settle(self._waiting.get((request_id, asked)), report)
 
     def on_collectives(self, asked: Asked, request_id: int, groups: tuple[GroupProgress, ...]) -> None:
-        """A rank has said how far its process groups are."""
+        """A rank has reported how far its process groups are."""
         _settle(self._counting.get((request_id, asked)), groups)
 
-    async def _of(self, rank: Rank, asked: Asked | None, deadline: float) -> RankStacks:
+    async def _of(self, rank: Rank, asked: Asked | None, deadline: float, allow_signal: bool) -> RankStacks:
         process = process_of(rank)
         try:
-            await asyncio.to_thread(look, process)
-            if asked is not None and asked.tells_stacks:
-                report = await self._answer(self._waiting, asked, asked.dump_stacks, deadline)
-                if report is not None:
-                    told = self._told(rank, Outcome.ANSWERED, "", report.threads, report.phase, report.step)
-                    if told.goes_on or not asked.tells_collectives:
-                        return told
-                    groups = await self._answer(self._counting, asked, asked.tell_collectives, deadline)
-                    return replace(told, collectives=groups or ())
-            threads = await self._by_signal(rank, process, deadline)
+            await asyncio.to_thread(check_running, process)
+            own = await self._own_answer(rank, asked, deadline)
+            return own or await self._from_outside(rank, asked, process, deadline, allow_signal)
         except GoneError as error:
-            return self._told(
-                rank, Outcome.GONE, "it has finished" if rank.state is State.FINISHED else str(error)
-            )
+            reason = "it has finished" if rank.state is State.FINISHED else str(error)
+            return self._result(rank, Outcome.GONE, reason)
         except StoppedError as error:
-            return self._told(rank, Outcome.STOPPED, str(error))
+            return self._result(rank, Outcome.STOPPED, str(error))
+
+    async def _own_answer(self, rank: Rank, asked: Asked | None, deadline: float) -> RankStacks | None:
+        if asked is None or not asked.tells_stacks:
+            return None
+        report = await self._answer(self._waiting, asked, asked.dump_stacks, deadline)
+        if report is None:
+            return None
+        own = self._result(rank, Outcome.ANSWERED, "", report.threads, report.phase, report.step)
+        if own.goes_on or not asked.tells_collectives:
+            return own
+        groups = await self._answer(self._counting, asked, asked.tell_collectives, deadline)
+        return replace(own, collectives=groups or ())
+
+    async def _from_outside(
+        self, rank: Rank, asked: Asked | None, process: RankProcess, deadline: float, allow_signal: bool
+    ) -> RankStacks:
+        """Return what can be had of a rank that does not answer.
+
+        Raises:
+            GoneError: It has ended.
+            StoppedError: It is stopped.
+        """
+        held = _CUT_OFF if asked is None else _HELD if asked.tells_stacks else _OLDER
+        reasons = [_NO_ANSWER if held is _HELD else held]
+        try:
+            async with self._reading:
+                threads = await self._read(process, _left(deadline))
+            return self._result(rank, Outcome.READ, held, threads)
+        except (GoneError, StoppedError):
+            raise
         except UnreachableError as error:
-            return self._told(rank, Outcome.NO_ANSWER, await self._why(rank, asked, process, str(error)))
-        return self._told(rank, Outcome.SIGNALLED, _CUT_OFF if asked is None else _HELD, threads)
+            reasons.append(str(error))
+        if not allow_signal:
+            reasons.append(_ASK_FOR_SIGNAL)
+        else:
+            try:
+                async with self._signalling.setdefault(rank, asyncio.Lock()):
+                    threads = await self._signal(process, _left(deadline))
+                return self._result(rank, Outcome.SIGNALLED, f"{held}; {_SIGNAL_SENT}", threads)
+            except (GoneError, StoppedError):
+                raise
+            except UnreachableError as error:
+                reasons.append(str(error))
+        reasons.append(await asyncio.to_thread(describe_wait, process))
+        return self._result(rank, Outcome.NO_ANSWER, "; ".join(filter(None, reasons)))
 
     async def _answer(
         self,
@@ -139,28 +197,13 @@ class StackDesk:
         waiting[request_id, asked] = future
         try:
             ask(request_id)
-            return await asyncio.wait_for(future, min(_PATIENCE_S, deadline - loop.time()))
+            return await asyncio.wait_for(future, min(_PATIENCE_S, _left(deadline)))
         except TimeoutError:
             return None
         finally:
             del waiting[request_id, asked]
 
-    async def _by_signal(self, rank: Rank, process: RankProcess, deadline: float) -> tuple[Thread, ...]:
-        async with self._signalling.setdefault(rank, asyncio.Lock()):
-            left = deadline - asyncio.get_running_loop().time()
-            return await stacks_by_signal(process, left)
-
-    async def _why(self, rank: Rank, asked: Asked | None, process: RankProcess, why_no_signal: str) -> str:
-        if asked is None:
-            reason = _CUT_OFF
-        elif not asked.tells_stacks:
-            reason = "its torchperfd is older and cannot tell; install the same version on both sides"
-        else:
-            reason = "no Python thread of it answers"
-        state = await asyncio.to_thread(waits_in, process)
-        return "; ".join(filter(None, (reason, why_no_signal, state)))
-
-    def _told(
+    def _result(
         self,
         rank: Rank,
         outcome: Outcome,
@@ -221,6 +264,10 @@ def choose(store: Store, run: str, wanted: Collection[int], rights: Rights) -> l
             f"it has {', '.join(map(str, sorted(there)))}",
         )
     return [rank for rank in ranks if not wanted or rank.identity.rank in wanted]
+
+
+def _left(deadline: float) -> float:
+    return deadline - asyncio.get_running_loop().time()
 
 
 def _settle(future: asyncio.Future[T] | None, answer: T) -> None:
