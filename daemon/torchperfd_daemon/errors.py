@@ -1,23 +1,6 @@
-"""Everything that can go wrong in a command: what happened, the remedy, the exit code."""
+"""What can go wrong in a command, with the exit code of each."""
 
-
-class TorchperfdError(Exception):
-    """An error with an answer. ``str()`` is one line: what happened, then what to do.
-
-    Args:
-        problem: What went wrong, without a final full stop.
-        remedy: The next thing to do, as an imperative; empty when nothing helps.
-    """
-
-    exit_code = 1
-
-    def __init__(self, problem: str, remedy: str = "") -> None:
-        super().__init__(problem)
-        self.problem = problem
-        self.remedy = remedy
-
-    def __str__(self) -> str:
-        return f"{self.problem}; {self.remedy}" if self.remedy else self.problem
+from torchperfd.errors import TorchperfdError as TorchperfdError
 
 
 class UsageError(TorchperfdError):

@@ -250,6 +250,7 @@ class Daemon:
         triggers = Runner(
             self._plan,
             self._store,
+            observer.findings,
             # Without the cap: what is left out of a page still counts.
             MetricsPage(measured).collect,
             Actions(self._coordinator, self._catalog, SessionReach(self._store, sessions)),

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from torchperfd.durations import duration
 from torchperfd.report.numbers import Row, Table
 
 NOTHING = "-"
@@ -17,7 +18,7 @@ def title(table: Table) -> str:
     parts = [f"rank {table.rank}"]
     if table.steps:
         parts += ["train", f"{table.steps} step{'s' if table.steps > 1 else ''}"]
-        parts += [f"{duration(table.step_seconds)} a step"]
+        parts += [f"{_duration(table.step_seconds)} a step"]
         if table.samples_per_second is not None:
             parts += [f"{rate(table.samples_per_second)} samples/s"]
         if table.tokens_per_second is not None:
@@ -40,19 +41,6 @@ def cells(table: Table) -> list[tuple[str, ...]]:
 def facts(table: Table) -> tuple[str, ...]:
     """Return the lines below the table: what is known beside the phases, and no more."""
     return tuple(_facts(table)) if table.rows else ()
-
-
-def duration(seconds: float | None) -> str:
-    """Return a time in the unit that reads best, three significant digits."""
-    if seconds is None:
-        return NOTHING
-    if seconds >= 100:
-        return f"{seconds:,.0f} s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        # What three digits would round up to 1000 of one unit is 1 of the next.
-        if seconds >= scale * 0.99949:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"
 
 
 def rate(per_second: float | None) -> str:
@@ -107,14 +95,14 @@ def _cells(row: Row, *, on_device: bool) -> tuple[str, ...]:
     words = (
         row.phase,
         row.action,
-        duration(row.mean_seconds),
-        duration(row.std_seconds),
+        _duration(row.mean_seconds),
+        _duration(row.std_seconds),
         NOTHING if row.calls is None else f"{row.calls:,}",
         rate(row.samples_per_second),
-        duration(row.seconds_total),
+        _duration(row.seconds_total),
         f"{row.share:.1%}",
     )
-    return _with_device(words, duration(row.device_mean_seconds)) if on_device else words
+    return _with_device(words, _duration(row.device_mean_seconds)) if on_device else words
 
 
 def _with_device(words: tuple[str, ...], word: str) -> tuple[str, ...]:
@@ -127,3 +115,7 @@ def _scaled(number: float) -> str:
         if number >= scale * 0.9995:
             return f"{number / scale:.3g} {prefix}"
     return f"{number:.3g} "
+
+
+def _duration(seconds: float | None) -> str:
+    return NOTHING if seconds is None else duration(seconds)

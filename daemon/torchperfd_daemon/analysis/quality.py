@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.categories import DEVICE, LAUNCHES
 from torchperfd_daemon.analysis.device_times import overlaps
-from torchperfd_daemon.analysis.layout import ms, printable
+from torchperfd_daemon.analysis.layout import printable
 from torchperfd_daemon.analysis.links import Links
 from torchperfd_daemon.analysis.trace import Reading, Trace
 
@@ -154,7 +155,7 @@ def _impossible(quality: Quality) -> list[str]:
     if quality.overlaps:
         lines.append(
             f"device events that began before the last of their stream had ended: {quality.overlaps:,}, for "
-            f"{ms(quality.overlap_ns)} ms; busy time has that once, the sums of kernels twice"
+            f"{ns_text(quality.overlap_ns)}; busy time has that once, the sums of kernels twice"
         )
     return lines
 

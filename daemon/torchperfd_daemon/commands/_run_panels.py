@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._bars import Bar, Legend, colours, name_of
@@ -140,7 +141,7 @@ def _is_well(verdict: control_pb2.Verdict | None) -> bool:
 def _run(
     run: RunView, verdict: control_pb2.Verdict | None, shape: _Shape, *, with_node: bool
 ) -> RenderableType:
-    step = f" · {_table.duration(run.step_seconds)} a step" if run.step_seconds else ""
+    step = f" · {duration(run.step_seconds)} a step" if run.step_seconds else ""
     title = f"{run.run} · {run.here} of {_table.count(run.world_size, 'rank')}{step}"
     parts = [_verdict(verdict)]
     if not shape.framed:
@@ -203,7 +204,7 @@ def _rank(rank: RankView, by_phase: Mapping[str, str], longest: float) -> list[R
         f"{'▶ ' if rank.slow else ''}{rank.rank}",
         rank.state,
         str(rank.steps),
-        _table.duration(rank.step_seconds) if rank.window else "-",
+        duration(rank.step_seconds) if rank.window else "-",
         Bar(spent, longest),
         _table.milliseconds(rank.phase_seconds[WAIT]) if rank.phase_seconds.get(WAIT) else "-",
         f"{behind:+.1%}" if behind is not None else "-",

@@ -33,8 +33,3 @@ def milliseconds(seconds: float) -> str:
     if value < 9.995:
         return f"{value:.2f}"
     return f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """Return a time with its unit: ``12.3 ms``, ``1.52 s``."""
-    return f"{milliseconds(seconds)} ms" if seconds < 0.9995 else f"{seconds:.2f} s"

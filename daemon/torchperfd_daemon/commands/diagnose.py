@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
+from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, fleet_dict, missing, scope_options
@@ -63,7 +63,7 @@ def _cost(verdict: control_pb2.Verdict) -> str:
     if verdict.stalled_seconds:
         return f"all of it: no step for {verdict.stalled_seconds:.0f} s"
     if verdict.cost_seconds_per_step:
-        return f"{_table.duration(verdict.cost_seconds_per_step)} of each step"
+        return f"{duration(verdict.cost_seconds_per_step)} of each step"
     return "not known" if verdict.cause == Cause.UNKNOWN.value else "nothing"
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import click
 
+from torchperfd.durations import duration
 from torchperfd_daemon.commands import _table, _view
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
@@ -57,7 +58,7 @@ def text(view: _view.RunView, *, fleet: bool = False) -> str:
 
 def _title(view: _view.RunView, *, fleet: bool) -> str:
     where = _table.count(len(view.nodes), "node") if fleet else "this node"
-    step = f", a step takes {_table.duration(view.step_seconds)}" if view.step_seconds else ""
+    step = f", a step takes {duration(view.step_seconds)}" if view.step_seconds else ""
     return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; milliseconds per step"
 
 
@@ -90,6 +91,6 @@ def _remarks(view: _view.RunView) -> list[str]:
 def _remark(slow: Straggler) -> str:
     share = slow.excess_seconds / slow.peer_seconds
     return (
-        f"rank {slow.rank} is slow: {_table.duration(slow.excess_seconds)} per step more work than its peers"
-        f" ({share:+.0%}), {_table.duration(slow.phase_excess_seconds)} of it in {slow.phase}"
+        f"rank {slow.rank} is slow: {duration(slow.excess_seconds)} per step more work than its peers"
+        f" ({share:+.0%}), {duration(slow.phase_excess_seconds)} of it in {slow.phase}"
     )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table, _view
 from torchperfd_daemon.commands._daemon import connect
@@ -91,8 +92,8 @@ def text(run: str, world_size: int, told: Replay, since: int | None = None, hang
     """
     slower = f" since step {since}" if since is not None else ""
     title = (
-        f"run {run}: a step takes {_table.duration(told.step_seconds)}{slower}, {told.steps} steps replayed"
-        f" (the replay says {_table.duration(told.replayed_seconds)})"
+        f"run {run}: a step takes {duration(told.step_seconds)}{slower}, {told.steps} steps replayed"
+        f" (the replay says {duration(told.replayed_seconds)})"
     )
     if hang:
         title = (
@@ -110,8 +111,8 @@ def text(run: str, world_size: int, told: Replay, since: int | None = None, hang
     rows = [
         [
             f"  of it, {words(each)}" if each.is_part else words(each),
-            _table.duration(each.step_seconds),
-            _table.duration(each.gain_seconds),
+            duration(each.step_seconds),
+            duration(each.gain_seconds),
             f"{each.speedup:.2f}x",
         ]
         for each in told.answers

@@ -1,36 +1,23 @@
 """From a run's evidence to its causes, each with what it costs, the costliest first."""
 
-import shlex
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
+from torchperfd.durations import duration
+from torchperfd_daemon.diagnosis.attribution import (
+    EXPLAINED,
+    LEAST_SHARE,
+    MOST_OF,
+    CauseAttribution,
+    Measure,
+    device_work,
+    next_command,
+)
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
-from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, unmeasured
-from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, capture_command, in_ms
-
-LEAST_SHARE: Final = 0.05
-"""A cause that costs less of the step is not told."""
-EXPLAINED: Final = 0.5
-"""A slowdown of which less than this share has a cause is unknown."""
-FULL_SOON_S: Final = 3600.0
-"""Memory that grows is told once it will be full within so long."""
-FORESIGHT: Final = 150.0
-"""Growth is believed to go on for so many times as long as it was seen."""
-EVER_SINCE: Final[Mapping[Cause, float]] = {
-    Cause.INPUT_BOUND: INPUT_BOUND_SHARE,
-    Cause.SLOW_IO: INPUT_BOUND_SHARE,
-    Cause.CPU_CONTENTION: 0.3,
-    Cause.HOST_BOUND: 0.3,
-}
-"""The least share of what all ranks have lost ever since they started. Some of these is in every run."""
-
-_IDLE_DEVICE: Final = 0.5
-_NOT_HOST: Final = WAITING | {"data"}
-
-Measure = Callable[[RankEvidence], float]
+from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, unmeasured
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 # Mechanisms that measure their own time. Their order is that of blame where two claim the same time: who is
 # throttled also waits for the processor, and so does who has more to do, such as collections.
@@ -56,42 +43,15 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
         Cause.GPU_THROTTLING,
         "",
         "lost to a device clock lowered by power or heat",
-        lambda each: _work(each) * each.device_throttled * each.device_slowdown,
+        lambda each: device_work(each) * each.device_throttled * each.device_slowdown,
     ),
     (
         Cause.GPU_SHARED,
         "",
         "lost to other processes on the device",
-        lambda each: _work(each) * each.device_shared,
+        lambda each: device_work(each) * each.device_shared,
     ),
 )
-# Checkpoints do not make the rank that writes them late for a collective: the others wait elsewhere.
-_BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT})
-# These hold back all threads of a rank: also those that exchange, once the last rank has arrived.
-_ALL_THREADS: Final = frozenset({Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION})
-
-# After a slowdown a rank is named unless the median of the others has this share of it, where it is not half:
-# ranks that wait for processors make the others wait for those that are left.
-_ALIKE: Final[Mapping[Cause, float]] = {Cause.CPU_CONTENTION: 0.7}
-
-# These come with work that nobody times: guards to be checked, graphs that run for the first time.
-_TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION})
-# As much of a rank's lateness, and the mechanism has all of it.
-_MOST_OF: Final = 0.75
-
-# Ranks that are late alike differ by chance, and one time the one is ahead, one time the other.
-_AS_LATE: Final = 0.9
-
-# What a late rank's lateness is called, by the phase that most of it is in.
-_OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
-
-_NEXT: Final[Mapping[Cause, str]] = {
-    Cause.CGROUP_THROTTLING: "torchperfd doctor",
-    Cause.CPU_CONTENTION: "torchperfd doctor",
-    Cause.GPU_THROTTLING: "torchperfd doctor",
-    Cause.GPU_SHARED: "torchperfd doctor",
-    Cause.MEMORY_PRESSURE: "torchperfd capture --run {run} --kind memory",
-}
 
 
 def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = unmeasured) -> list[Verdict]:
@@ -99,14 +59,15 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
 
     A cause costs what it takes beyond the healthy share: beyond the same rank's own past where the run has
     become slower, else beyond the others' median where it is one rank's. A rank is named unless the median of
-    the others has half of it as well, or :data:`_ALIKE` says otherwise. Where ranks wait for each other, one
+    the others has half of it as well, or a cause needs a larger share. Where ranks wait for each other, one
     rank's loss is the run's only as far as the rank is late, and what none of the mechanisms claims of a
     rank's lateness is the rank's own.
 
     Mechanisms that measure their own time come first, and what they claim is taken from the phases. What all
-    ranks have lost ever since they started is told from :data:`EVER_SINCE` on, and time in collectives not at
-    all: how long an exchange has to take nobody knows. If less than :data:`EXPLAINED` of a slowdown has a
-    cause, the answer begins with ``UNKNOWN``, which costs the rest. Where nothing is lost it is ``NONE``.
+    ranks have lost ever since they started counts from :data:`~.attribution.EVER_SINCE` on. Time in
+    collectives does not: how long an exchange has to take is not known. If less than :data:`EXPLAINED` of a
+    slowdown has a cause, the answer begins with ``UNKNOWN``, which costs the rest. Where nothing is lost it
+    is ``NONE``.
 
     Args:
         run: Its name.
@@ -116,256 +77,29 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     seen = [rank for rank in ranks if rank.step_seconds > 0]
     if not seen:
         return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
-    court = _Court(run, seen, cost)
+    attribution = CauseAttribution(run, seen, cost)
     for cause, phase, words, measure in _MEASURED:
-        court.try_cause(cause, phase, words, measure)
-    court.try_cause(Cause.INPUT_BOUND, "data", "waiting for data", lambda each: court.left(each, "data"))
-    court.try_growth()
-    court.try_lateness()
-    court.try_exchange()
-    court.try_cause(Cause.HOST_BOUND, "", "with the device idle while the host works", court.host_seconds)
-    told = sorted(court.told, key=lambda verdict: -verdict.cost_seconds_per_step)
-    unknown = _unknown(run, seen, court.step_seconds, told)
+        attribution.attribute(cause, phase, words, measure)
+    attribution.attribute(
+        Cause.INPUT_BOUND, "data", "waiting for data", lambda each: attribution.left(each, "data")
+    )
+    attribution.attribute_growth()
+    attribution.attribute_lateness()
+    attribution.attribute_exchange()
+    attribution.attribute(
+        Cause.HOST_BOUND, "", "with the device idle while the host works", attribution.host_seconds
+    )
+    told = sorted(attribution.told, key=lambda verdict: -verdict.cost_seconds_per_step)
+    unknown = _unknown(run, seen, attribution.step_seconds, told)
     if unknown is not None:
         told.insert(0, unknown)
     if not told:
-        words = f"nothing takes {LEAST_SHARE:.0%} of a {in_ms(court.step_seconds)} step without need"
-        if court.usual:
-            words = f"nothing stands out of a {in_ms(court.step_seconds)} step: {'; '.join(court.usual)}"
-        told = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, _next(Cause.NONE, run))]
+        words = f"nothing takes {LEAST_SHARE:.0%} of a {duration(attribution.step_seconds)} step without need"
+        if attribution.usual:
+            usual = "; ".join(attribution.usual)
+            words = f"nothing stands out of a {duration(attribution.step_seconds)} step: {usual}"
+        told = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))]
     return told
-
-
-@dataclass(slots=True)
-class _Left:
-    """What no mechanism has claimed yet of one rank's step; seconds."""
-
-    phases: dict[str, float]
-    late: float
-
-
-class _Court:
-    """The ranks of a run while causes are tried, one after the other."""
-
-    def __init__(self, run: str, seen: Sequence[RankEvidence], worker_cost: ReadWorkerCost) -> None:
-        self._worker_cost = worker_cost
-        self.told: list[Verdict] = []
-        self.usual: list[str] = []
-        """What takes :data:`LEAST_SHARE` of the step, and less than it does in many a run."""
-        self.step_seconds = statistics.median(rank.step_seconds for rank in seen)
-        self._run = run
-        self._seen = seen
-        self._left = {id(rank): _Left(dict(rank.phase_seconds), rank.late_seconds) for rank in seen}
-        self._since_start = not any(rank.before for rank in seen)
-        self._exchange = _exchange_growth(seen)
-        self._together = len(seen) > 1 and any(rank.phase_seconds.get("collective_wait") for rank in seen)
-
-    def left(self, rank: RankEvidence, phase: str) -> float:
-        """Return the time of a phase that nothing has claimed; of a rank's past, all of it."""
-        left = self._left.get(id(rank))
-        return (left.phases if left else rank.phase_seconds).get(phase, 0.0)
-
-    def host_seconds(self, rank: RankEvidence) -> float:
-        """Return the time for which a rank's device idles while the host does what nothing claims."""
-        if rank.device_busy is None or rank.device_busy >= _IDLE_DEVICE:
-            return 0.0
-        left = self._left.get(id(rank))
-        phases = left.phases if left else rank.phase_seconds
-        working = sum(seconds for name, seconds in phases.items() if name not in _NOT_HOST)
-        return working - _work(rank)
-
-    def try_cause(self, cause: Cause, phase: str, words: str, measure: Measure) -> None:
-        """Find out what a mechanism costs, and take its time out of what is left."""
-        seen = self._seen
-        lost = [max(0.0, measure(rank)) for rank in seen]
-        worst = max(lost)
-        if worst <= 0:
-            return
-        beyond = [
-            max(0.0, seconds - (max(0.0, measure(rank.before)) if rank.before else 0.0))
-            for rank, seconds in zip(seen, lost, strict=True)
-        ]
-        culprit = max(range(len(seen)), key=lambda index: beyond[index])
-        rank, cost = seen[culprit], beyond[culprit]
-        usual = statistics.median(beyond[:culprit] + beyond[culprit + 1 :]) if len(seen) > 1 else cost
-        shares = {} if self._since_start else _ALIKE
-        alike = usual >= cost * shares.get(cause, 0.5)
-        if not alike:
-            if rank.before is None:
-                cost -= usual
-            if self._together and cause not in _BESIDE_STEPS:
-                late = self._left[id(rank)].late
-                if cause in _TIMED_IN_PART:
-                    late = self._lateness(rank)
-                    cost = late if cost >= _MOST_OF * late else cost
-                cost = min(cost, late + (self._exchange if cause in _ALL_THREADS else 0.0))
-        if cause is Cause.CPU_CONTENTION:
-            cost = self._starved(beyond[culprit], cost)
-        least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
-        if cost < least * self.step_seconds:
-            if cost >= LEAST_SHARE * self.step_seconds:
-                self.usual.append(f"{in_ms(cost)} {words}, a cause from {least:.0%} on")
-            return
-        text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step {words}"
-        if cause is Cause.INPUT_BOUND:
-            text += self._loader_remedy(rank, cost)
-        self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
-        if not alike:
-            self._claim(rank, cause, cost)
-        elif cause in _ALL_THREADS:
-            self._exchange = max(0.0, self._exchange - cost)
-        # What it has always taken is in the past's phases, too.
-        for each, seconds in zip(seen, beyond, strict=True):
-            _take(self._left[id(each)].phases, phase, seconds)
-
-    def _loader_remedy(self, rank: RankEvidence, cost: float) -> str:
-        return loader_remedy(
-            rank.loader,
-            rank.step_seconds,
-            rank.phase_seconds.get("data", 0.0),
-            in_ms,
-            self._worker_cost,
-            most_seconds=cost,
-            on_device=rank.device_busy is not None,
-        )
-
-    def _starved(self, waited: float, cost: float) -> float:
-        """Return what a lack of processors costs: all that steps have grown by, if the wait is half of it.
-
-        A rank has more threads than those whose wait is measured, and the ranks wait for each other.
-
-        Args:
-            waited: By how much more the threads measured wait, of the rank where that is most.
-            cost: What that costs by itself.
-        """
-        growth = max(
-            (each.step_seconds - each.before.step_seconds for each in self._seen if each.before), default=0.0
-        )
-        growth -= sum(verdict.cost_seconds_per_step for verdict in self.told if verdict.has_grown)
-        return growth if growth > 0 and waited >= EXPLAINED * growth else cost
-
-    def _lateness(self, rank: RankEvidence) -> float:
-        """Return what a rank is late by and nothing claims, or what its own work has grown by if that is it.
-
-        Who computes while the others do takes processors from them: they become slower, too, and the rank is
-        less late than it has more to do.
-        """
-        late = self._left[id(rank)].late
-        if rank.before is None:
-            return late
-        grown = rank.own_seconds - rank.before.own_seconds - (rank.late_seconds - late)
-        return grown if late >= _MOST_OF * grown > _MOST_OF * late else late
-
-    def _claim(self, rank: RankEvidence, cause: Cause, cost: float) -> None:
-        """Take what a mechanism costs out of what the rank is late by, and the rest out of the exchange."""
-        left = self._left[id(rank)]
-        if cause in _ALL_THREADS:
-            self._exchange -= max(0.0, cost - left.late)
-        left.late = max(0.0, left.late - cost)
-
-    def try_lateness(self) -> None:
-        """Tell the rank whose work is longest above its peers', what mechanisms claim of it apart.
-
-        Of ranks that are late alike it is the first, at every look.
-        """
-        longest = max(self._left[id(each)].late for each in self._seen)
-        alike = (each for each in self._seen if self._left[id(each)].late >= _AS_LATE * longest)
-        rank = min(alike, key=lambda each: each.rank)
-        cost, phase = self._left[id(rank)].late, rank.late_phase
-        if cost < LEAST_SHARE * self.step_seconds:
-            return
-        others = [
-            each.rank
-            for each in self._seen
-            if each is not rank and self._left[id(each)].late >= LEAST_SHARE * self.step_seconds
-        ]
-        text = f"{in_ms(cost)} of each {in_ms(rank.step_seconds)} step more than its peers need"
-        if phase:
-            text += f", most of it in {phase}"
-        if others:
-            text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
-        cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
-        if cause is Cause.INPUT_BOUND:
-            text += self._loader_remedy(rank, cost)
-        if all(verdict.cause is not cause for verdict in self.told):
-            self._tell(cause, rank, rank.rank, phase, text, cost, ever_since=rank.late_ever_since)
-
-    def try_exchange(self) -> None:
-        """Tell the time in collectives that even the last rank spends there, beyond what it was before.
-
-        Where main threads have come to wait for processors, so may have the threads that exchange: twice,
-        since they collect and then spread.
-        """
-        cost = self._exchange
-        starved = [max(0.0, r.queued_seconds - r.before.queued_seconds) for r in self._seen if r.before]
-        if cost > 0 and cost - 2 * statistics.median(starved) >= LEAST_SHARE * self.step_seconds:
-            words = "in collectives after the last rank has arrived, more than before"
-            text = f"{in_ms(cost)} of each {in_ms(self.step_seconds)} step {words}"
-            self._tell(Cause.COLLECTIVE, self._seen[0], None, "collective_wait", text, cost)
-
-    def try_growth(self) -> None:
-        """Tell memory that is about to be full.
-
-        It costs what one rank that grows is late by without another reason: new pages have to be cleared.
-        """
-        growing = [rank for rank in self._seen if rank.full_in_seconds is not None]
-        rank = min(growing, key=lambda each: each.full_in_seconds or 0.0, default=None)
-        if rank is None or rank.full_in_seconds is None:
-            return
-        if rank.full_in_seconds > min(FULL_SOON_S, FORESIGHT * rank.grows_for_seconds):
-            return
-        if any(verdict.cause is Cause.MEMORY_PRESSURE for verdict in self.told):
-            return
-        pace, minutes = rank.grows_by / 2**20, rank.full_in_seconds / 60
-        text = f"memory grows by {pace:.3g} MiB/s and is full in {minutes:.0f} min"
-        alike = 2 * len(growing) > len(self._seen) > 1
-        cost, left = 0.0, self._left[id(rank)]
-        if not alike and rank.late_phase not in _OF_PHASE and left.late >= LEAST_SHARE * self.step_seconds:
-            cost, left.late = left.late, 0.0
-            text += f"; {in_ms(cost)} of each {in_ms(rank.step_seconds)} step more than its peers need"
-        named = None if alike else rank.rank
-        self._tell(Cause.MEMORY_PRESSURE, rank, named, "", text, cost, ever_since=True)
-
-    def _tell(
-        self,
-        cause: Cause,
-        where: RankEvidence,
-        rank: int | None,
-        phase: str,
-        text: str,
-        cost: float,
-        *,
-        ever_since: bool = False,
-    ) -> None:
-        has_grown = where.before is not None and not ever_since
-        command = _next(cause, self._run)
-        self.told.append(
-            Verdict(cause, self._run, where.node, rank, phase, text, cost, command, has_grown=has_grown)
-        )
-
-
-def _exchange_growth(seen: Sequence[RankEvidence]) -> float:
-    """Return by how much the time has grown that even the last rank to arrive spends in collectives.
-
-    Where all own work takes longer as well, the ranks have become slower, and not the exchange: it needs
-    processors, too. 0 where there is no past.
-    """
-    pasts = [rank.before for rank in seen if rank.before]
-    if len(seen) < 2 or len(pasts) < len(seen):
-        return 0.0
-    slower = [
-        rank.own_seconds / past.own_seconds
-        for rank, past in zip(seen, pasts, strict=True)
-        if past.own_seconds > 0
-    ]
-    now = min(rank.phase_seconds.get("collective_wait", 0.0) for rank in seen)
-    before = min(past.phase_seconds.get("collective_wait", 0.0) for past in pasts)
-    return max(0.0, now - before * max(1.0, statistics.median(slower or [1.0])))
-
-
-def _work(rank: RankEvidence) -> float:
-    """Return how long a rank's device works in a step."""
-    return rank.step_seconds * rank.device_busy if rank.device_busy is not None else 0.0
 
 
 def _unserved(rank: RankEvidence) -> float:
@@ -392,14 +126,6 @@ def _stored(rank: RankEvidence) -> float:
     return waited if rank.disk_seconds > EXPLAINED * waited else rank.disk_seconds
 
 
-def _take(left: dict[str, float], phase: str, seconds: float) -> None:
-    """Take time out of a phase, or out of all own work in proportion where the phase is not known."""
-    phases = [phase] if phase in left else [name for name in left if name not in WAITING]
-    total = sum(left[name] for name in phases)
-    for name in phases:
-        left[name] *= max(0.0, 1 - seconds / total) if total > 0 else 1.0
-
-
 def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence[Verdict]) -> Verdict | None:
     """Return what a slowdown has no cause for, if that is most of it, and the phase that has grown most."""
     slowed = [
@@ -419,10 +145,12 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
     unexplained -= knock_on
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
     phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
-    words = f"steps take {in_ms(slower)} more than before, {in_ms(unexplained)} of it without a known cause"
-    words += f", and {in_ms(knock_on)} in exchanges that have grown with it" if knock_on else ""
+    words = (
+        f"steps take {duration(slower)} more than before, {duration(unexplained)} of it without a known cause"
+    )
+    words += f", and {duration(knock_on)} in exchanges that have grown with it" if knock_on else ""
     words += f"; {phase} has grown most" if phase else ""
-    command = _next(Cause.UNKNOWN, run)
+    command = next_command(Cause.UNKNOWN, run)
     return Verdict(Cause.UNKNOWN, run, "", None, phase, words, unexplained, command, has_grown=True)
 
 
@@ -442,8 +170,4 @@ def _knock_on(
     own = statistics.median(rank.own_seconds - past.own_seconds for _, rank, past in slowed)
     exchange = sum(each.cost_seconds_per_step for each in told if each.cause is Cause.COLLECTIVE)
     beyond = slower - own - exchange
-    return beyond if own >= _MOST_OF * slower and beyond >= LEAST_SHARE * slower else 0.0
-
-
-def _next(cause: Cause, run: str) -> str:
-    return _NEXT[cause].format(run=shlex.quote(run)) if cause in _NEXT else capture_command(run)
+    return beyond if own >= MOST_OF * slower and beyond >= LEAST_SHARE * slower else 0.0

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from torchperfd.durations import duration
 from torchperfd_daemon.loader_workers import (
     UNMEASURED_COST,
     LoaderFacts,
@@ -24,7 +25,6 @@ def loader_remedy(
     facts: LoaderFacts | None,
     step_seconds: float,
     data_seconds: float,
-    in_ms: Callable[[float], str],
     cost: ReadWorkerCost = unmeasured,
     *,
     most_seconds: float = math.inf,
@@ -36,7 +36,6 @@ def loader_remedy(
         facts: How the rank uses its loader.
         step_seconds: Its mean step.
         data_seconds: What of that it waits for the loader.
-        in_ms: Writes a time.
         cost: What a worker costs here.
         most_seconds: What the evidence says that the wait costs: no more than that is promised.
         on_device: Whether the model is on an accelerator.
@@ -47,7 +46,7 @@ def loader_remedy(
     advice = advise_loader(facts, step_seconds, data_seconds, here, on_device=on_device)
     if advice is not None:
         remark = f" ({advice.assumes})" if advice.assumes else ""
-        return f"; {advice.setting} saves about {in_ms(min(advice.saves_seconds, most_seconds))}{remark}"
+        return f"; {advice.setting} saves about {duration(min(advice.saves_seconds, most_seconds))}{remark}"
     if is_cheap(facts, data_seconds, here):
         return "; worker processes would cost more than they save, since batches are cheap to make"
     return ""

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.evidence import RankEvidence
-from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, in_ms
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 _LEAST_SHARE: Final = 0.05
 """A wait in collectives below this part of the step is no sign of a slow rank elsewhere."""
@@ -29,11 +30,11 @@ def limit_to_seen(verdict: Verdict, ranks: Sequence[RankEvidence], unseen: int) 
     words = f"{unseen} of the job's {len(ranks) + unseen} ranks {verb} not seen by this daemon"
     if _wait(shortest) < _LEAST_SHARE * shortest.step_seconds:
         return replace(verdict, evidence=f"{verdict.evidence}; {words}")
-    waited = f"all ranks here wait in collectives for {in_ms(_wait(shortest))} of each"
+    waited = f"all ranks here wait in collectives for {duration(_wait(shortest))} of each"
     return replace(
         verdict,
         cause=Cause.UNKNOWN,
-        evidence=f"{waited} {in_ms(shortest.step_seconds)} step, and {words}",
+        evidence=f"{waited} {duration(shortest.step_seconds)} step, and {words}",
         next_command="torchperfd diagnose --fleet",
     )
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, unmeasured
 from torchperfd_daemon.loader_workers import LoaderFacts
 
@@ -121,16 +122,15 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
             worst.node,
             None if alike else worst.rank,
             "data",
-            f"waiting for data takes {in_ms(waited)} of each {in_ms(worst.step_seconds)} step"
-            f" ({worst.share('data'):.0%})"
-            + loader_remedy(worst.loader, worst.step_seconds, waited, in_ms, cost),
+            f"waiting for data takes {duration(waited)} of each {duration(worst.step_seconds)} step"
+            f" ({worst.share('data'):.0%})" + loader_remedy(worst.loader, worst.step_seconds, waited, cost),
             waited,
             capture,
             step_seconds=worst.step_seconds,
         )
     slowest = max(seen, key=lambda rank: rank.step_seconds)
     if not slowest.phase_seconds:
-        words = f"a step takes {in_ms(slowest.step_seconds)}, and what it is spent on was not recorded"
+        words = f"a step takes {duration(slowest.step_seconds)}, and what it is spent on was not recorded"
         return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
     phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name])
     return Verdict(
@@ -139,8 +139,8 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
         slowest.node,
         None,
         phase,
-        f"nothing stands out: {phase} is {slowest.share(phase):.0%} of a {in_ms(slowest.step_seconds)} step,"
-        f" data {slowest.share('data'):.0%}",
+        f"nothing stands out: {phase} is {slowest.share(phase):.0%} of a {duration(slowest.step_seconds)}"
+        f" step, data {slowest.share('data'):.0%}",
         0.0,
         capture,
     )
@@ -149,14 +149,3 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
 def capture_command(run: str) -> str:
     """Return the command that shows more of a run than a verdict does: what its next steps spend time on."""
     return f"torchperfd capture --run {shlex.quote(run)} --steps 5"
-
-
-def in_ms(seconds: float) -> str:
-    """Return a time as people read it in a verdict, with the digits and the unit of the phase table."""
-    if seconds >= 100:
-        return f"{seconds:,.0f} s"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        # What three digits would round up to 1000 of one unit is 1 of the next.
-        if seconds >= scale * 0.99949:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.0f} ns"

@@ -14,14 +14,12 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.causes import LEAST_SHARE
+from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
-from torchperfd_daemon.diagnosis.detect.straggler import WAITING
-from torchperfd_daemon.diagnosis.verdict import in_ms
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
 
-_MOST_SUSPECTS: Final = 8
-_MOST_PEERS: Final = 56
 _MOST_NAMED: Final = 8
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
 # Nobody waits for the rank that they are of: the others save as well, and memory has cost nothing yet.
@@ -72,7 +70,9 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
         return verdict
     words = f"nothing is wrong with {len(job.all)} of its ranks, but {missing} are on no node that answers"
     if job.least_wait:
-        words += f"; those that do wait for {in_ms(job.least_wait)} of each {in_ms(job.step_seconds)} step"
+        words += (
+            f"; those that do wait for {duration(job.least_wait)} of each {duration(job.step_seconds)} step"
+        )
     return _next(Verdict(Cause.UNKNOWN, run, "", None, "", words, 0.0, ""))
 
 
@@ -95,7 +95,7 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job") -> Verdict:
     if not job.all:
         return parts[0].verdict
     words = (
-        f"nothing takes {LEAST_SHARE:.0%} of a {in_ms(job.step_seconds)} step without need,"
+        f"nothing takes {LEAST_SHARE:.0%} of a {duration(job.step_seconds)} step without need,"
         f" on {len(parts)} nodes"
     )
     return Verdict(Cause.NONE, run, "", None, "", words, 0.0, "")
@@ -126,9 +126,7 @@ class _Job:
         if not self._together:
             return []
         slowest = sorted(self.all, key=lambda work: -self._own[work.rank])
-        # The slowest, and of the others some from all over: a thousand peers tell no more than fifty.
-        others = slowest[_MOST_SUSPECTS :: max(1, len(slowest) // _MOST_PEERS)]
-        return find_stragglers([*slowest[:_MOST_SUSPECTS], *others], len(slowest))
+        return find_stragglers(slowest_and_peers(slowest), len(slowest))
 
     def bounded(self, part: NodePart) -> Verdict | None:
         """Return a node's verdict with what it costs the whole run; None where that is nothing."""
@@ -168,7 +166,7 @@ class _Job:
             return None
         worst, others = unexplained[0], sorted(each.rank for each in unexplained[1:])
         words = (
-            f"{in_ms(worst.excess_seconds)} of each {in_ms(self.step_seconds)} step more than its peers"
+            f"{duration(worst.excess_seconds)} of each {duration(self.step_seconds)} step more than its peers"
             f" on {len(self._parts)} nodes need, most of it in {worst.phase}"
         )
         if others:

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from torchperfd_daemon.diagnosis.detect.stall import LEAST_SECONDS, TIMES
+from torchperfd_daemon.diagnosis.detect.stall import limit_seconds
 from torchperfd_daemon.store import State
 
 # Bounded, as the messages that show it are.
@@ -127,7 +127,8 @@ class RankLedger:
     @property
     def limit_ns(self) -> int:
         """How long a rank that trains may make no progress before it counts as stalled."""
-        return max(int(LEAST_SECONDS * 1e9), int(TIMES * (self.longest_ns or self.told.warmup_ns)))
+        # The totals of a process hold no single steps: the longest mean stands for what steps usually take.
+        return int(limit_seconds((self.longest_ns or self.told.warmup_ns) / 1e9) * 1e9)
 
     def buckets(self) -> dict[Bucket, int]:
         """Return all covered time by bucket; what is open is in that of the present state."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
 from typing import Any, Final, TextIO
 
+from torchperfd.durations import duration
 from torchperfd_daemon.goodput.ledger import Bucket
 from torchperfd_daemon.goodput.summary import RankGoodput, RunGoodput
 
@@ -71,20 +72,20 @@ def _run_lines(run: RunGoodput, zone: tzinfo | None) -> Iterator[str]:
     ranks, restarts = len(run.ranks), run.restarts
     since = datetime.fromtimestamp(run.since_unix_seconds, zone).strftime("%Y-%m-%d %H:%M:%S")
     yield (
-        f"{run.run}: goodput {run.ratio:.1%} of {_span(run.total_seconds)} of rank time,"
+        f"{run.run}: goodput {run.ratio:.1%} of {duration(run.total_seconds)} of rank time,"
         f" {ranks} rank{_s(ranks)}, {restarts} restart{_s(restarts)}, since {since}"
     )
     hours = run.gpu_hours
     yield f"  {'BUCKET':<{_LABEL_WIDTH}} {'TIME':>11} {'SHARE':>7}" + (f" {'GPU HOURS':>10}" if hours else "")
     for bucket, seconds in run.seconds.items():
         share = seconds / run.total_seconds if run.total_seconds else 0.0
-        line = f"  {_NAMES[bucket]:<{_LABEL_WIDTH}} {_span(seconds):>11} {share:>7.1%}"
+        line = f"  {_NAMES[bucket]:<{_LABEL_WIDTH}} {duration(seconds):>11} {share:>7.1%}"
         yield line + (f" {hours[bucket]:>10.2f}" if hours else "")
     if ranks > 1:
         yield f"  {'RANK':<{_LABEL_WIDTH}} {'TIME':>11} {'GOODPUT':>7}  MOST LOST TO"
         for rank in run.ranks:
             yield (
-                f"  {rank.rank:<{_LABEL_WIDTH}} {_span(rank.total_seconds):>11} {rank.ratio:>7.1%}"
+                f"  {rank.rank:<{_LABEL_WIDTH}} {duration(rank.total_seconds):>11} {rank.ratio:>7.1%}"
                 f"  {_worst(rank)}"
             )
 
@@ -92,22 +93,11 @@ def _run_lines(run: RunGoodput, zone: tzinfo | None) -> Iterator[str]:
 def _worst(rank: RankGoodput) -> str:
     losses = {bucket: seconds for bucket, seconds in rank.seconds.items() if bucket is not Bucket.PRODUCTIVE}
     worst = max(losses, key=losses.__getitem__)
-    return f"{_NAMES[worst]} ({_span(losses[worst])})" if losses[worst] else "-"
+    return f"{_NAMES[worst]} ({duration(losses[worst])})" if losses[worst] else "-"
 
 
 def _by_name(seconds: Mapping[Bucket, float]) -> dict[str, float]:
     return {bucket.value: value for bucket, value in seconds.items()}
-
-
-def _span(seconds: float) -> str:
-    """Return a time as two units, the larger first."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, size, below, part in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {unit} {whole % size // part} {below}"
-    raise AssertionError("a minute is the smallest")
 
 
 def _s(count: int) -> str:

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
-from torchperfd_daemon.diagnosis import Cause, Verdict
+from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.observer.hang import find_culprit
 from torchperfd_daemon.observer.run_watch import RunWatch
 from torchperfd_daemon.observer.surroundings import GpuState, Storage, Surroundings, survey
@@ -147,13 +147,18 @@ class Observer:
         watch = self._runs.get(run)
         return watch.verdicts if watch else ()
 
+    def findings(self, run: str) -> RunFindings | None:
+        """Return what has been found of a run; None for one that is not known."""
+        watch = self._runs.get(run)
+        return watch.findings if watch else None
+
     def lost_seconds(self) -> dict[str, Mapping[Cause, float]]:
         """Return what each cause has cost each run so far."""
         return {run: dict(watch.lost) for run, watch in self._runs.items()}
 
     def stragglers(self) -> dict[str, Mapping[int, float]]:
         """Return each run's ranks that the others wait for, with the seconds per step they are late by."""
-        return {run: dict(watch.stragglers) for run, watch in self._runs.items()}
+        return {run: dict(watch.lateness.seconds) for run, watch in self._runs.items()}
 
     def _gpu(self, rank: Rank, around: Surroundings) -> GpuState:
         return around.gpus.get(self._gpu_of(rank.identity), _NO_GPU) if around.gpus else _NO_GPU

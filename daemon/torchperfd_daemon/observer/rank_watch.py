@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.causes import FULL_SOON_S
+from torchperfd_daemon.diagnosis.attribution import FULL_SOON_S
 from torchperfd_daemon.diagnosis.detect import (
     Doing,
     GrowthDetector,

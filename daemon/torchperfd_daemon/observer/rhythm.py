@@ -3,9 +3,10 @@
 import statistics
 from typing import Final
 
+from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.diagnosis.detect import RegressionDetector, SpikeDetector
-from torchperfd_daemon.diagnosis.verdict import capture_command, in_ms
+from torchperfd_daemon.diagnosis.detect import Regression, RegressionDetector, SpikeDetector
+from torchperfd_daemon.diagnosis.verdict import capture_command
 from torchperfd_daemon.store import StepColumns
 
 LEAST_SHARE: Final = 0.05
@@ -34,18 +35,24 @@ class Rhythm:
         found = self._spikes.find()
         return found.period if found else 1
 
+    @property
+    def past_step_seconds(self) -> float | None:
+        """What a step took before throughput went down, however slowly; None if it has not."""
+        found = self._regression()
+        return 1 / found.past_per_second if found else None
+
     def remark(self, verdict: Verdict) -> str:
         """Return what there is to add to a verdict's evidence; empty where nothing stands out."""
         found = self._spikes.find()
         if found is None or found.seconds_per_step < LEAST_SHARE * self._step_seconds:
             return ""
         phase = f", most of it in {found.phase}" if found.phase and found.phase != verdict.phase else ""
-        return f"every {_ordinal(found.period)} step takes {in_ms(found.excess_seconds)} longer{phase}"
+        return f"every {_ordinal(found.period)} step takes {duration(found.excess_seconds)} longer{phase}"
 
     def slower_than_ever(self, run: str) -> Verdict | None:
         """Return the verdict on a run whose throughput has gone down, however slowly; None if it has not."""
-        found = self._throughput.find()
-        if found is None or not found.regressed or not found.now_per_second:
+        found = self._regression()
+        if found is None:
             return None
         cost = 1 / found.now_per_second - 1 / found.past_per_second
         words = (
@@ -53,6 +60,10 @@ class Rhythm:
             f" {found.past_per_second:.3g} of the run's past"
         )
         return Verdict(Cause.UNKNOWN, run, "", None, "", words, cost, capture_command(run))
+
+    def _regression(self) -> Regression | None:
+        found = self._throughput.find()
+        return found if found and found.regressed and found.now_per_second else None
 
 
 def _ordinal(number: int) -> str:

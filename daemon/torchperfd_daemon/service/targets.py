@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service.permissions import Rights
 from torchperfd_daemon.service.process import check_real
-from torchperfd_daemon.service.session import Session
+from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.store import Store
 
 OfRun = Callable[[str], list[Session]]

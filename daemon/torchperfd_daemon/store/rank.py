@@ -51,3 +51,7 @@ class Rank:
     def mean_phase_seconds(self) -> dict[str, float]:
         """Return each phase's mean exclusive time per recent step after the first."""
         return self.history.mean_phase_seconds(self.steady_steps)
+
+    def mean_own_seconds(self) -> float:
+        """Return the mean own work of recent steps: their duration less the wait for other ranks."""
+        return self.mean_step_seconds() - self.mean_phase_seconds().get("collective_wait", 0.0)

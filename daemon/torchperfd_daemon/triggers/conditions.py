@@ -1,7 +1,7 @@
-"""Conditions: what holds now, of what rules wait for. One class each; they keep what they need of the past.
+"""Conditions: one class for each kind of thing that rules wait for.
 
-Whatever compares with the past compares medians, and wants the difference to be larger than both the
-rule's bound and five robust standard deviations of the past: noise alone fires nothing.
+Whether a run is slower, which rank is late and what has stalled is decided by diagnosis; rules only set a
+bound on it. The other conditions compare series of the metrics page with a bound or their own past.
 """
 
 from collections import deque
@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final, Protocol
 
-from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, State
-from torchperfd_daemon.triggers.pace import KEPT, RECENT, Pace, spread
+from torchperfd.durations import duration
+from torchperfd_daemon.store import Rank
 from torchperfd_daemon.triggers.rules import Rule, When
 from torchperfd_daemon.triggers.scene import Scene
 
+_KEPT: Final = 600
+_RECENT: Final = 10
 _LEAST_PAST: Final = 30
-_LEAST_OWN: Final = 5
-_OWN_LOOKS: Final = 30
-_SIGMAS: Final = 5.0
-_STALL_FACTOR: Final = 8.0
-_STALL_QUANTILE: Final = 0.999
 _XID_SHOWN_S: Final = 60.0
 _BUSY_GPU: Final = 0.2
 _RATE_S: Final = 10.0
@@ -76,48 +73,37 @@ class _RuleCondition:
 
 
 class StepTimeRegression(_RuleCondition):
-    """Most ranks of a run take longer for a step than they did. The culprit lost most in its own work."""
+    """Diagnosis finds that a run is slower than it was, by more than the rule's bound."""
 
     def look(self, scene: Scene) -> Iterator[Finding]:
-        """Yield the runs that have become slow."""
-        for run, paces in scene.runs().items():
-            changes = [change for pace in paces if (change := _change(pace.step_seconds()))]
-            slow = [change for change in changes if self._slow(change)]
-            if not slow or 2 * len(slow) < len(paces):
-                continue
-            culprit = max(paces, key=_own_loss).rank.identity.rank
-            before, recent = median(c.before for c in slow), median(c.recent for c in slow)
-            yield Finding(
-                run,
-                (culprit,),
-                f"a step of run {run} takes {recent:.3g} s, {recent / before - 1:.0%} more than before",
-                run,
-            )
+        """Yield the runs that have become slow.
 
-    def _slow(self, change: "_Change") -> bool:
-        bound = max(change.before * self._above, _SIGMAS * change.noise)
-        return change.recent - change.before > bound
+        The culprit is the rank that the verdict names; where it names none, the rank with the most own work.
+        """
+        for run, found in scene.findings():
+            before, now = found.normal_seconds, found.step_seconds
+            if before is None or now <= before * (1 + self._above):
+                continue
+            culprit = found.culprit
+            if culprit is None:
+                culprit = max(scene.runs[run], key=Rank.mean_own_seconds).identity.rank
+            reason = f"a step of run {run} takes {duration(now)}, {now / before - 1:.0%} more than before"
+            yield Finding(run, (culprit,), reason, run)
 
 
 class Straggler(_RuleCondition):
-    """One rank's own work takes longer than that of its peers on this node."""
+    """Diagnosis finds a rank that the others wait for, by more than the rule's bound."""
 
     def look(self, scene: Scene) -> Iterator[Finding]:
-        """Yield each rank that is slower than the median of the others."""
-        for run, paces in scene.runs().items():
-            own = {
-                pace.rank.identity.rank: median(pace.own_seconds()[-_OWN_LOOKS:])
-                for pace in paces
-                if len(pace.looked) >= _LEAST_OWN and pace.rank.state is State.TRAINING
-            }
-            for rank, seconds in own.items():
-                peers = [other for peer, other in own.items() if peer != rank]
-                if not peers:
-                    continue
-                usual = median(peers)
-                bound = max(usual * self._above, _SIGMAS * spread(peers))
-                if seconds - usual > bound:
-                    reason = f"rank {rank} of run {run} works {seconds:.3g} s a step, its peers {usual:.3g} s"
+        """Yield each such rank."""
+        for run, found in scene.findings():
+            usual = found.peer_seconds
+            for rank, late in found.late_seconds.items():
+                if late > usual * self._above:
+                    reason = (
+                        f"rank {rank} of run {run} works {duration(usual + late)} a step,"
+                        f" its peers {duration(usual)}"
+                    )
                     yield Finding(run, (rank,), reason, f"{run} {rank}")
 
 
@@ -134,7 +120,7 @@ class GpuUtilisationDrop(_RuleCondition):
         known, self._past = self._past, {}
         for labels, value in scene.series("torchperfd_gpu_utilization_ratio"):
             uuid = labels["gpu_uuid"]
-            past = self._past[uuid] = known.get(uuid) or deque(maxlen=KEPT)
+            past = self._past[uuid] = known.get(uuid) or deque(maxlen=_KEPT)
             training = [owner for owner in owners.get(uuid, []) if scene.training(*owner)]
             if not training:
                 continue
@@ -152,20 +138,15 @@ class GpuUtilisationDrop(_RuleCondition):
 
 
 class Stall(_RuleCondition):
-    """A rank that should train makes no step, for longer than steps ever take."""
+    """Diagnosis finds a stall, and it has lasted for as long as the rule says."""
 
     def look(self, scene: Scene) -> Iterator[Finding]:
-        """Yield the runs that stand still."""
-        for run, paces in scene.runs().items():
-            histogram = scene.histograms.get(run)
-            if histogram is None:
-                continue
-            limit = max(self._rule.hold_seconds, _STALL_FACTOR * longest_step_seconds(histogram))
-            still = [pace for pace in paces if _trains(pace) and scene.now - pace.moved_at > limit]
-            if still:
-                silent = scene.now - min(pace.moved_at for pace in still)
-                ranks = tuple(pace.rank.identity.rank for pace in still)
-                yield Finding(run, ranks, f"run {run} has made no step for {silent:.0f} s", run)
+        """Yield the runs that have stalled."""
+        for run, found in scene.findings():
+            stall = found.stall
+            if stall and stall.waited_seconds > max(self._rule.hold_seconds, stall.limit_seconds):
+                reason = f"run {run} has made no step for {stall.waited_seconds:.0f} s"
+                yield Finding(run, found.stalled_ranks, reason, run)
 
 
 class Xid(_RuleCondition):
@@ -249,51 +230,21 @@ class MetricBound(_RuleCondition):
         )
 
 
-def longest_step_seconds(histogram: Histogram) -> float:
-    """Return the bound that 99.9 % of a run's steps keep to, in seconds; 0 when there were none.
-
-    It is the upper bound of the bucket that holds the quantile, so it errs towards the longer side. Beyond
-    the last bound it is one and a half times the mean of the steps there, or the least that this can be when
-    every other step took all that its bucket allows.
-    """
-    total = sum(histogram.counts)
-    if not total:
-        return 0.0
-    running, most_seconds = 0, 0.0
-    for bound, count in zip(HISTOGRAM_BOUNDS_S, histogram.counts, strict=False):
-        running += count
-        most_seconds += count * bound
-        if running >= _STALL_QUANTILE * total:
-            return bound
-    return 1.5 * max(HISTOGRAM_BOUNDS_S[-1], (histogram.sum_seconds - most_seconds) / (total - running))
-
-
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A stream's median before, its noise then, and its median now."""
+    """A stream's median before, and its median now."""
 
     before: float
-    noise: float
     recent: float
 
 
-def _change(values: "list[float] | deque[float]") -> _Change | None:
+def _change(values: deque[float]) -> _Change | None:
     """Return how the newest values differ from those before; None while there are too few."""
-    if len(values) < RECENT + _LEAST_PAST:
+    if len(values) < _RECENT + _LEAST_PAST:
         return None
     stream = list(values)
-    past, recent = stream[:-RECENT], stream[-RECENT:]
-    return _Change(median(past), spread(past), median(recent))
-
-
-def _own_loss(pace: Pace) -> float:
-    """Return by how many seconds a rank's own work of a step has grown."""
-    change = _change(pace.own_seconds())
-    return change.recent - change.before if change else 0.0
-
-
-def _trains(pace: Pace) -> bool:
-    return pace.rank.state is State.TRAINING and pace.rank.totals.train.steps > 0
+    past, recent = stream[:-_RECENT], stream[-_RECENT:]
+    return _Change(median(past), median(recent))
 
 
 def _rate(counts: deque[tuple[float, float]], now: float, value: float) -> float | None:
@@ -313,4 +264,4 @@ def _concerned(labels: Mapping[str, str], scene: Scene) -> list[tuple[str, tuple
         return [(labels["run"], (int(labels["rank"]),) if "rank" in labels else ())]
     if "gpu_uuid" in labels:
         return [(run, (rank,)) for run, rank in scene.owners().get(labels["gpu_uuid"], [])]
-    return [(run, ()) for run in scene.runs()]
+    return [(run, ()) for run in scene.runs]

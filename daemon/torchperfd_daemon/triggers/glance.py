@@ -1,10 +1,9 @@
 """Glances: whose turn it is, and whether what the last one cost allows for another yet."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Final
 
-from torchperfd_daemon.store import State
-from torchperfd_daemon.triggers.pace import Pace
+from torchperfd_daemon.store import Rank, State
 from torchperfd_daemon.triggers.rules import Schedule
 
 SETTLE_S: Final = 3.0
@@ -14,9 +13,9 @@ SETTLE_S: Final = 3.0
 class Meter:
     """What something costs a rank: the time of its steps beyond what as many steps usually take."""
 
-    def __init__(self, pace: Pace) -> None:
-        self._pace = pace
-        self._usual = pace.usual_step_seconds()
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._usual = rank.mean_step_seconds()
         self._steps, self._ns = self._made()
 
     def seconds(self) -> float:
@@ -25,7 +24,7 @@ class Meter:
         return max(0.0, (ns - self._ns) / 1e9 - (steps - self._steps) * self._usual)
 
     def _made(self) -> tuple[int, int]:
-        train = self._pace.rank.totals.train
+        train = self._rank.totals.train
         return train.steps, train.ns
 
 
@@ -54,12 +53,12 @@ class Turns:
         """Return whether the last glance, spread over the time since, keeps to the overhead allowed."""
         return now >= self._affordable_at
 
-    def next(self, paces: Sequence[Pace]) -> Pace | None:
+    def next(self, ranks: Iterable[Rank]) -> Rank | None:
         """Return the rank after the last one, of those that train; None when none does."""
         training = {
-            (pace.rank.identity.run, pace.rank.identity.rank): pace
-            for pace in paces
-            if pace.rank.state is State.TRAINING and pace.looked
+            (rank.identity.run, rank.identity.rank): rank
+            for rank in ranks
+            if rank.state is State.TRAINING and rank.history.seen
         }
         if not training:
             return None

@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any, Final
 
 from prometheus_client.core import Metric
@@ -14,14 +13,13 @@ from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Query
 from torchperfd_daemon.captures.queue import BusyError
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.store import Store
+from torchperfd_daemon.store import Rank, Store
 from torchperfd_daemon.triggers.actions import Actions, timeout_of
 from torchperfd_daemon.triggers.conditions import Finding, condition_of
 from torchperfd_daemon.triggers.desk import Desk, Result, TriggerCounts
 from torchperfd_daemon.triggers.glance import SETTLE_S, Meter, Turns
-from torchperfd_daemon.triggers.pace import Pace, Paces
 from torchperfd_daemon.triggers.rules import Action, Plan, Rule, When
-from torchperfd_daemon.triggers.scene import Scene
+from torchperfd_daemon.triggers.scene import FindingsOf, Scene
 
 log = logging.getLogger("torchperfd.triggers")
 
@@ -84,6 +82,7 @@ class Runner:
     Args:
         plan: What to do when.
         store: Where ranks and their steps are.
+        found: Returns what diagnosis has found of a run.
         page: Returns what the metrics page would show now; asked only where a rule needs it.
         actions: What can be done.
         clock: Monotonic seconds.
@@ -96,6 +95,7 @@ class Runner:
         self,
         plan: Plan,
         store: Store,
+        found: FindingsOf,
         page: Callable[[], Iterable[Metric]],
         actions: Actions,
         clock: Callable[[], float] = time.monotonic,
@@ -105,13 +105,13 @@ class Runner:
     ) -> None:
         self._plan = plan
         self._store = store
+        self._found = found
         self._page = page
         self._actions = actions
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
         self._desk = Desk(plan, clock, wall, counts)
-        self._paces = Paces()
         self._watches = [_Watch(rule) for rule in plan.rules]
         self._turns = [Turns(schedule, clock()) for schedule in plan.schedules]
         self._tasks = set[asyncio.Task[None]]()
@@ -149,8 +149,7 @@ class Runner:
     def look(self) -> None:
         """Look at everything once, and begin what is due."""
         now = self._clock()
-        self._paces.look((rank for rank in self._store.ranks() if rank.connected), now)
-        scene = Scene(now, self._paces, self._store.histograms, self._page)
+        scene = Scene(now, self._runs(), self._found, self._page)
         for watch in self._watches:
             try:
                 due = watch.due(scene)
@@ -187,9 +186,9 @@ class Runner:
             if rule.action is Action.STACKS:
                 record = await self._actions.stacks(rule.name, finding.run)
             else:
-                paces = self._paces.runs().get(finding.run, [])
-                ranks = with_a_peer(finding.ranks, paces)
-                usual = max((pace.usual_step_seconds() for pace in paces), default=0.0)
+                here = self._runs().get(finding.run, [])
+                ranks = with_a_peer(finding.ranks, here)
+                usual = max((rank.mean_step_seconds() for rank in here), default=0.0)
                 timeout = timeout_of(rule.options, usual)
                 record = await self._actions.capture(rule.name, finding.run, ranks, rule.options, timeout)
         except BusyError as error:
@@ -207,24 +206,24 @@ class Runner:
         if not turns.due(now):
             return
         name = turns.schedule.name
-        pace = turns.next([pace for paces in self._paces.runs().values() for pace in paces])
-        if pace is None:
+        rank = turns.next(rank for ranks in self._runs().values() for rank in ranks)
+        if rank is None:
             return
         if not turns.affordable(now):
             self._say(name, Result.BUDGET, "the last glance has cost too much for another one yet")
             return
-        self._begin(self._glance(turns, pace, now))
+        self._begin(self._glance(turns, rank, now))
 
-    async def _glance(self, turns: Turns, pace: Pace, began: float) -> None:
-        schedule, identity = turns.schedule, pace.rank.identity
-        meter = Meter(pace)
+    async def _glance(self, turns: Turns, rank: Rank, began: float) -> None:
+        schedule, identity = turns.schedule, rank.identity
+        meter = Meter(rank)
         try:
             record = await self._actions.capture(
                 schedule.name,
                 identity.run,
                 (identity.rank,),
                 schedule.options,
-                timeout_of(schedule.options, pace.usual_step_seconds()),
+                timeout_of(schedule.options, rank.mean_step_seconds()),
             )
         except BusyError as error:
             self._say(schedule.name, Result.BUSY, str(error))
@@ -236,6 +235,11 @@ class Runner:
         cost = meter.seconds()
         turns.paid(began, cost)
         self._say_end(schedule.name, record, f" of rank {identity.rank}, which cost it {cost * 1e3:.0f} ms")
+
+    def _runs(self) -> dict[str, list[Rank]]:
+        """Return the connected ranks of each run."""
+        here = {run: [rank for rank in ranks if rank.connected] for run, ranks in self._store.runs().items()}
+        return {run: ranks for run, ranks in here.items() if ranks}
 
     def _say_end(self, name: str, record: CaptureRecord, more: str = "") -> None:
         failed = record.state is CaptureState.FAILED
@@ -275,11 +279,11 @@ class Runner:
                 self._desk.remember(rule, listed.record.run, listed.record.requested_at)
 
 
-def with_a_peer(culprits: tuple[int, ...], paces: list[Pace]) -> list[int]:
+def with_a_peer(culprits: tuple[int, ...], ranks: Sequence[Rank]) -> list[int]:
     """Return the ranks to capture: two culprits at most, and of the others the one of median own work."""
     chosen = list(culprits[:_MOST_CULPRITS])
-    others = [pace for pace in paces if pace.rank.identity.rank not in culprits and pace.looked]
+    others = [rank for rank in ranks if rank.identity.rank not in culprits and rank.history.seen]
     if others:
-        others.sort(key=lambda pace: median(pace.own_seconds()))
-        chosen.append(others[(len(others) - 1) // 2].rank.identity.rank)
+        others.sort(key=Rank.mean_own_seconds)
+        chosen.append(others[(len(others) - 1) // 2].identity.rank)
     return chosen

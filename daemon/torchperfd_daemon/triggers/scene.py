@@ -1,15 +1,17 @@
 """The scene: all that conditions may look at, at one moment."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prometheus_client.core import Metric
 
-from torchperfd_daemon.store import Histogram, State
-from torchperfd_daemon.triggers.pace import Pace, Paces
+from torchperfd_daemon.diagnosis import RunFindings
+from torchperfd_daemon.store import Rank, State
 
 Series = list[tuple[Mapping[str, str], float]]
 """The series of one name: labels and value of each."""
+FindingsOf = Callable[[str], RunFindings | None]
+"""Returns what diagnosis has found of a run; None for one that it does not know."""
 
 
 @dataclass
@@ -18,20 +20,23 @@ class Scene:
 
     Attributes:
         now: Monotonic seconds.
-        paces: Of the connected ranks.
-        histograms: Of step times, by run.
+        runs: The connected ranks of each run.
+        found: Returns what diagnosis has found of a run.
         page: Returns what the metrics page would show now.
     """
 
     now: float
-    paces: Paces
-    histograms: Mapping[str, Histogram]
+    runs: Mapping[str, Sequence[Rank]]
+    found: FindingsOf
     page: Callable[[], Iterable[Metric]]
     _series: dict[str, Series] | None = field(default=None, init=False)
 
-    def runs(self) -> dict[str, list[Pace]]:
-        """Return the paces of each run, by rank."""
-        return self.paces.runs()
+    def findings(self) -> Iterator[tuple[str, RunFindings]]:
+        """Yield each run with what diagnosis has found of it."""
+        for run in self.runs:
+            found = self.found(run)
+            if found is not None:
+                yield run, found
 
     def series(self, name: str) -> Series:
         """Return the series of a name; the page is made once, and only if asked for."""
@@ -44,7 +49,7 @@ class Scene:
 
     def owners(self) -> dict[str, list[tuple[str, int]]]:
         """Return the connected ranks on each GPU, as (run, rank), by the GPU's UUID."""
-        here = {(run, pace.rank.identity.rank) for run, paces in self.runs().items() for pace in paces}
+        here = {(run, rank.identity.rank) for run, ranks in self.runs.items() for rank in ranks}
         owners: dict[str, list[tuple[str, int]]] = {}
         for labels, _ in self.series("torchperfd_train_rank_info"):
             key = labels["run"], int(labels["rank"])
@@ -55,6 +60,5 @@ class Scene:
     def training(self, run: str, rank: int) -> bool:
         """Return whether a rank is here and makes training steps, rather than validating or saving."""
         return any(
-            pace.rank.identity.rank == rank and pace.rank.state is State.TRAINING
-            for pace in self.runs().get(run, [])
+            each.identity.rank == rank and each.state is State.TRAINING for each in self.runs.get(run, ())
         )

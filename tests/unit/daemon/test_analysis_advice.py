@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.advice.item import LEAST_NS, LEAST_SHARE, Advice, Finding, gather, weigh
 from torchperfd_daemon.analysis.advice.recording import (
@@ -22,7 +23,7 @@ from torchperfd_daemon.analysis.advice.recording import (
     OUTERMOST_NS,
     SHAPES_NS,
 )
-from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, Scene, ms
+from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, Scene
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 
 US, MS = 1_000, 1_000_000
@@ -66,7 +67,7 @@ def test_batches_made_in_the_step_want_workers() -> None:
     saved = 30 * MS - UNMEASURED_COST.receiving(2, 0) * 1e9
     assert advice.saves_ns_per_step == pytest.approx(saved, rel=1e-3)
     assert advice.share_of_step == pytest.approx(saved / (40 * MS), rel=1e-3)
-    assert "30.0 ms of each step of 40.0 ms (75%)" in advice.evidence
+    assert "30 ms of each step of 40 ms (75%)" in advice.evidence
 
 
 def test_workers_that_are_too_slow_can_at_best_be_doubled() -> None:
@@ -799,7 +800,7 @@ def test_text_and_dictionary_say_the_same() -> None:
     analysis.render_advice(advice, out)
     assert out.getvalue().splitlines() == [
         "Advice",
-        "1. do this: saves 1.500 ms a step (25%), on rank 0, 3",
+        "1. do this: saves 1.5 ms a step (25%), on rank 0, 3",
         "   what ? shows",
         "   f(x)",
         "2. make room: a risk, no time",
@@ -822,7 +823,7 @@ def test_text_and_dictionary_say_the_same() -> None:
 
 
 def test_times_read_well() -> None:
-    assert [ms(85_400), ms(12_345_678)] == ["85 µs", "12.3 ms"]
+    assert [ns_text(85_400), ns_text(12_345_678)] == ["85.4 µs", "12.3 ms"]
 
 
 def test_data_made_on_the_host_is_made_on_the_device() -> None:

@@ -18,7 +18,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
 from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.service.session import Session
+from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, State, StepColumns, Totals
 
 Command = Callable[..., tuple[int, str, str]]

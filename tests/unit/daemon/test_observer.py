@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from benchmarks.accuracy.streams import Change, Job
 
+from torchperfd.durations import duration
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.commands import _view
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
-from torchperfd_daemon.diagnosis.verdict import in_ms
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.service.translate import rank_status
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
@@ -448,7 +448,9 @@ def test_verdict_of_ended_run_names_window_and_whole_run() -> None:
     assert steps
     assert re.match(r"in its last (9|10) s .* of each .* step waiting for data", verdict.evidence)
     assert "; over the whole run " in verdict.evidence
-    assert verdict.evidence.endswith(f"data takes {in_ms(phases['data'])} of each {in_ms(step_seconds)} step")
+    assert verdict.evidence.endswith(
+        f"data takes {duration(phases['data'])} of each {duration(step_seconds)} step"
+    )
 
 
 def test_onset_is_not_claimed_of_what_was_there_before() -> None:

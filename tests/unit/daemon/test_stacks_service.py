@@ -14,7 +14,7 @@ from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.service import translate_stacks
 from torchperfd_daemon.service.process_state import UnreachableError
-from torchperfd_daemon.service.session import Session
+from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import Report, StackRequests
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, RankIdentity

@@ -7,7 +7,6 @@ import pytest
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _view, whatif
 from torchperfd_daemon.diagnosis import Cause
-from torchperfd_daemon.diagnosis.verdict import in_ms
 from torchperfd_daemon.service import live, survey, translate
 from torchperfd_daemon.service.survey import verdict_on
 from torchperfd_daemon.store import KindTotal, PhaseTotal, Rank, RankIdentity, StepColumns, Store, Totals
@@ -111,21 +110,3 @@ def test_whatif_slow_first_step_is_not_replayed() -> None:
     assert told is not None
     assert told.steps == 20
     assert told.step_seconds == pytest.approx(0.004)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.0, "0 ns"),
-        (0.000_195, "195 µs"),
-        (0.000_999_6, "1 ms"),
-        (0.005_27, "5.27 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1 s"),
-        (3.0, "3 s"),
-        (22.3, "22.3 s"),
-        (1234.0, "1,234 s"),
-    ],
-)
-def test_in_ms_reads_as_the_table_does(seconds: float, words: str) -> None:
-    assert in_ms(seconds) == words

@@ -5,27 +5,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from torchperfd_daemon.config.trigger_tables import read_plan
-from torchperfd_daemon.store import (
-    HISTOGRAM_BOUNDS_S,
-    Histogram,
-    KindTotal,
-    PhaseTotal,
-    RankIdentity,
-    State,
-    Store,
-    Totals,
-)
-from torchperfd_daemon.triggers.conditions import Finding, condition_of, longest_step_seconds
-from torchperfd_daemon.triggers.pace import KEPT, RECENT, Paces
+from torchperfd_daemon.diagnosis import RunFindings
+from torchperfd_daemon.diagnosis.detect import Stall
+from torchperfd_daemon.store import RankIdentity, State, StepColumns, Store
+from torchperfd_daemon.triggers.conditions import Finding, condition_of
 from torchperfd_daemon.triggers.rules import Rule, When
 from torchperfd_daemon.triggers.scene import Scene
 
-MS = 1_000_000
+RECENT = 10  # looks that are the present of a GPU's utilisation
 
 
 def rule(when: str, **more: object) -> Rule:
@@ -34,16 +24,16 @@ def rule(when: str, **more: object) -> Rule:
 
 @dataclass
 class Node:
-    """A store, fed second by second, and the metrics page beside it."""
+    """Ranks, what diagnosis has found of them, and the metrics page beside them."""
 
     rule: Rule
     ranks: int = 4
     world: Store = field(default_factory=Store)
     page: dict[str, list[tuple[dict[str, str], float]]] = field(default_factory=dict)
+    found: RunFindings | None = None
 
     def __post_init__(self) -> None:
         self.now = 1000.0
-        self.paces = Paces()
         self.condition = condition_of(self.rule)
         self.records = [
             self.world.join(RankIdentity("bert", rank, world_size=self.ranks)) for rank in range(self.ranks)
@@ -54,36 +44,10 @@ class Node:
         for record in self.records:
             record.state = State.TRAINING
 
-    def train(self, rank: int, step_ms: float, wait_ms: float = 0.0, steps: int = 10) -> None:
-        """Let a rank report steps."""
-        record = self.records[rank]
-        before = record.totals.train
-        waited = before.phases.get("collective_wait", PhaseTotal()).ns + int(steps * wait_ms * MS)
-        durations = array("q", [int(step_ms * MS)] * steps)
-        self.world.histograms.setdefault("bert", Histogram()).observe_ns(durations)
-        record.totals = Totals(
-            train=KindTotal(
-                before.steps + steps,
-                before.ns + sum(durations),
-                phases={"collective_wait": PhaseTotal(ns=waited)},
-            ),
-            validate=record.totals.validate,
-        )
-
     def look(self, seconds: float = 1.0) -> list[Finding]:
         self.now += seconds
-        self.paces.look(self.records, self.now)
-        scene = Scene(self.now, self.paces, self.world.histograms, self._metrics)
+        scene = Scene(self.now, {"bert": self.records}, lambda _: self.found, self._metrics)
         return list(self.condition.look(scene))
-
-    def run(self, seconds: int, step_ms: float = 100.0) -> list[Finding]:
-        """Let all ranks train alike, with a little noise; return what was found at the end."""
-        found = []
-        for second in range(seconds):
-            for rank in range(self.ranks):
-                self.train(rank, step_ms * (1 + 0.01 * ((7 * second + rank) % 5 - 2)))
-            found = self.look()
-        return found
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Put one series on the page, in the place of the one with these labels."""
@@ -103,125 +67,77 @@ def ranks(found: list[Finding]) -> list[tuple[int, ...]]:
 
 
 class TestStepTimeRegression:
-    def test_a_run_that_becomes_slow_is_found_and_its_culprit_named(self) -> None:
+    def test_slower_run_is_found_with_the_rank_of_its_verdict(self) -> None:
         node = Node(rule("step-time-regression"))
-        assert node.run(60) == []
-        found: list[Finding] = []
-        for _ in range(RECENT):
-            for rank in range(4):
-                # All steps take longer; three of the ranks only wait for the fourth.
-                node.train(rank, 130, wait_ms=0 if rank == 2 else 30)
-            found = found or node.look()
+        node.found = RunFindings(step_seconds=0.13, normal_seconds=0.1, culprit=2)
+        found = node.look()
         assert ranks(found) == [(2,)]
-        assert found[0].reason == "a step of run bert takes 0.13 s, 30% more than before"
+        assert found[0].reason == "a step of run bert takes 130 ms, 30% more than before"
 
-    @pytest.mark.parametrize("slower", [1.0, 1.1, 0.7])
-    def test_what_is_not_slower_than_the_bound_is_not_found(self, slower: float) -> None:
+    def test_slower_run_without_a_culprit_has_the_most_own_work(self) -> None:
         node = Node(rule("step-time-regression"))
-        node.run(60)
-        assert node.run(30, 100 * slower) == []
+        for rank, own_ms in enumerate((90, 95, 99, 91)):
+            steps = array("q", [own_ms * 1_000_000] * 4)
+            node.world.add_steps(node.records[rank], StepColumns(steps, steps, {"forward": steps}))
+        node.found = RunFindings(step_seconds=0.13, normal_seconds=0.1)
+        assert ranks(node.look()) == [(2,)]
 
-    def test_noise_is_not_found(self) -> None:
-        node = Node(rule("step-time-regression", above=0.05))
-        for second in range(200):
-            for rank in range(4):
-                node.train(rank, 100 + 40 * ((second * 7919) % 11) / 11)
-            assert node.look() == []
-
-    def test_a_few_slow_seconds_are_not_found(self) -> None:
+    @pytest.mark.parametrize("step_seconds", [0.1, 0.119, 0.05])
+    def test_slowdown_within_the_bound_is_not_found(self, step_seconds: float) -> None:
         node = Node(rule("step-time-regression"))
-        node.run(60)
-        assert node.run(RECENT // 2 - 1, 500) == []
+        node.found = RunFindings(step_seconds=step_seconds, normal_seconds=0.1)
+        assert node.look() == []
 
-    def test_a_young_run_has_no_past(self) -> None:
+    def test_run_that_is_no_slower_is_not_found(self) -> None:
         node = Node(rule("step-time-regression"))
-        node.run(10)
-        assert node.run(20, 300) == []
-
-    def test_validation_and_checkpoints_between_steps_are_not_found(self) -> None:
-        node = Node(rule("step-time-regression"))
-        node.run(60)
-        for record in node.records:
-            record.state = State.VALIDATING
-        assert [node.look() for _ in range(30)] == [[]] * 30
-        for record in node.records:
-            record.state = State.TRAINING
-        assert node.run(20) == []
+        assert node.look() == []
+        node.found = RunFindings(step_seconds=5.0)
+        assert node.look() == []
 
 
 class TestStraggler:
-    def feed(self, node: Node, own: dict[int, float], seconds: int = 10) -> list[Finding]:
-        """All steps take as long as the slowest rank's own work; the others wait for it."""
-        found = []
-        for _ in range(seconds):
-            for rank, work in own.items():
-                node.train(rank, max(own.values()), wait_ms=max(own.values()) - work)
-            found = node.look()
-        return found
-
-    def test_the_rank_that_the_others_wait_for_is_found(self) -> None:
-        found = self.feed(Node(rule("straggler")), {0: 80, 1: 81, 2: 120, 3: 79})
-        assert ranks(found) == [(2,)]
-        assert found[0].reason == "rank 2 of run bert works 0.12 s a step, its peers 0.08 s"
-
-    def test_one_of_two_is_found(self) -> None:
-        assert ranks(self.feed(Node(rule("straggler"), ranks=2), {0: 80, 1: 120})) == [(1,)]
-
-    def test_equal_ranks_and_lone_ones_are_not_found(self) -> None:
-        assert self.feed(Node(rule("straggler")), {0: 80, 1: 90, 2: 85, 3: 95}) == []
-        assert self.feed(Node(rule("straggler"), ranks=1), {0: 80}) == []
-
-    def test_peers_that_differ_anyway_are_not_found(self) -> None:
-        assert self.feed(Node(rule("straggler", above=0.05)), {0: 60, 1: 80, 2: 100, 3: 125}) == []
-
-    def test_a_rank_that_validates_is_not_compared(self) -> None:
+    def test_each_late_rank_is_found(self) -> None:
         node = Node(rule("straggler"))
-        node.records[2].state = State.VALIDATING
-        assert self.feed(node, {0: 80, 1: 81, 2: 120, 3: 79}) == []
+        node.found = RunFindings(late_seconds={2: 0.04, 3: 0.03}, peer_seconds=0.08)
+        found = node.look()
+        assert ranks(found) == [(2,), (3,)]
+        assert found[0].reason == "rank 2 of run bert works 120 ms a step, its peers 80 ms"
+
+    def test_lateness_within_the_bound_is_not_found(self) -> None:
+        node = Node(rule("straggler"))
+        node.found = RunFindings(late_seconds={2: 0.015}, peer_seconds=0.08)
+        assert node.look() == []
+
+    def test_run_without_stragglers_is_not_found(self) -> None:
+        node = Node(rule("straggler"))
+        node.found = RunFindings(peer_seconds=0.08)
+        assert node.look() == []
 
 
 class TestStall:
-    def test_a_run_that_stands_still_is_found_after_ten_seconds(self) -> None:
-        node = Node(rule("stall"))
-        assert node.run(20) == []
-        assert [bool(node.look()) for _ in range(12)] == [False] * 10 + [True] * 2
-        assert ranks(node.look()) == [(0, 1, 2, 3)]
-        assert node.run(1) == []
+    def stalled(self, waited_seconds: float) -> RunFindings:
+        return RunFindings(stall=Stall(waited_seconds, 24.0, 3.0), stalled_ranks=(1, 2))
 
-    def test_slow_steps_are_waited_for(self) -> None:
+    def test_stall_is_found_once_past_its_limit(self) -> None:
         node = Node(rule("stall"))
-        for _ in range(5):
-            for rank in range(4):
-                node.train(rank, 4000, steps=1)
-            assert node.look(4) == []
-        assert node.look(8 * 5) == []
-        assert ranks(node.look(1)) == [(0, 1, 2, 3)]
+        node.found = self.stalled(23.0)
+        assert node.look() == []
+        node.found = self.stalled(25.0)
+        found = node.look()
+        assert ranks(found) == [(1, 2)]
+        assert found[0].reason == "run bert has made no step for 25 s"
 
-    @pytest.mark.parametrize("state", [State.VALIDATING, State.CHECKPOINTING, State.FINISHED, State.STARTING])
-    def test_what_is_not_training_does_not_stall_and_training_begins_anew_after_it(
-        self, state: State
-    ) -> None:
+    def test_stall_shorter_than_the_rule_asks_is_not_found(self) -> None:
+        node = Node(rule("stall", **{"for": "60s"}))
+        node.found = self.stalled(59.0)
+        assert node.look() == []
+        node.found = self.stalled(61.0)
+        assert ranks(node.look()) == [(1, 2)]
+
+    def test_run_without_a_stall_is_not_found(self) -> None:
         node = Node(rule("stall"))
-        node.run(20)
-        for record in node.records:
-            record.state = state
+        node.found = RunFindings(step_seconds=0.1)
         assert node.look(3600) == []
-        for record in node.records:
-            record.state = State.TRAINING
-        assert node.look(9) == []
-        assert ranks(node.look(2)) == [(0, 1, 2, 3)]
-
-    def test_before_the_first_step_nothing_stalls(self) -> None:
-        assert Node(rule("stall")).look(3600) == []
-
-    def test_the_one_that_stands_still_is_named(self) -> None:
-        node = Node(rule("stall", **{"for": "30s"}))
-        node.run(20)
-        for _ in range(31):
-            for rank in (0, 1, 3):
-                node.train(rank, 100)
-            found = node.look()
-        assert ranks(found) == [(2,)]
 
 
 class TestGpus:
@@ -320,51 +236,6 @@ class TestMetric:
         node = Node(rule("metric", metric="torchperfd_clients", above=0))
         node.gauge("torchperfd_clients", 1.0, **labels)
         assert [(finding.run, finding.ranks) for finding in node.look()] == expected
-
-
-@given(st.lists(st.floats(0.0001, 1000), min_size=1, max_size=300))
-@example([1.0, 61.0])
-def test_nearly_all_steps_keep_to_the_longest_step(seconds: list[float]) -> None:
-    histogram = Histogram()
-    durations = array("q", [int(each * 1e9) for each in seconds])
-    histogram.observe_ns(durations)
-    bound = longest_step_seconds(histogram)
-    if bound <= HISTOGRAM_BOUNDS_S[-1]:
-        assert sum(each / 1e9 <= bound for each in durations) >= 0.999 * len(durations)
-        tighter = [each for each in HISTOGRAM_BOUNDS_S if each < bound]
-        if tighter:
-            assert sum(each / 1e9 <= tighter[-1] for each in durations) < 0.999 * len(durations)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        pytest.param([70.0, 90.0], 120.0, id="all"),
-        pytest.param([60.0, 70.0, 90.0], 120.0, id="one within, as long as its bucket"),
-        pytest.param([0.4] * 900 + [300.0] * 100, 1.5 * (300 - 0.9), id="most within"),
-        pytest.param([0.4] * 900 + [60.5] * 100, 90.0, id="never less than the last bound and a half"),
-    ],
-)
-def test_steps_beyond_the_last_bound_are_told_by_their_own_mean(
-    seconds: list[float], expected: float
-) -> None:
-    histogram = Histogram()
-    histogram.observe_ns(array("q", [int(each * 1e9) for each in seconds]))
-    assert longest_step_seconds(histogram) == pytest.approx(expected)
-
-
-def test_of_no_steps_there_is_no_longest() -> None:
-    assert longest_step_seconds(Histogram()) == 0.0
-
-
-def test_the_past_is_bounded_and_ranks_that_leave_are_forgotten() -> None:
-    node = Node(rule("stall"))
-    node.run(KEPT + 50)
-    pace = node.paces.of(node.records[0])
-    assert len(pace.looked) == KEPT
-    assert pace.usual_step_seconds() == pytest.approx(0.1, rel=0.01)
-    node.paces.look(node.records[1:], node.now)
-    assert [pace.rank.identity.rank for pace in node.paces.runs()["bert"]] == [1, 2, 3]
 
 
 def test_every_kind_of_rule_has_its_condition() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from array import array
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,13 +26,22 @@ from torchperfd_daemon.errors import (
 )
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.triggers import TriggerMetrics
+from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
-from torchperfd_daemon.store import Histogram, KindTotal, Rank, RankIdentity, State, Store, Totals
+from torchperfd_daemon.store import (
+    KindTotal,
+    PhaseTotal,
+    Rank,
+    RankIdentity,
+    State,
+    StepColumns,
+    Store,
+    Totals,
+)
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
 from torchperfd_daemon.triggers import desk as trigger_desk
 from torchperfd_daemon.triggers.desk import Desk
 from torchperfd_daemon.triggers.glance import Meter, Turns
-from torchperfd_daemon.triggers.pace import Pace
 from torchperfd_daemon.triggers.rules import Rule, Schedule, When
 from torchperfd_daemon.triggers.runner import with_a_peer
 
@@ -109,10 +118,12 @@ class Node:
             record = self.store.join(RankIdentity("bert", rank, world_size=ranks, node="node-a"))
             record.state = State.TRAINING
             self.records.append(record)
+        self.observer = Observer(self.store, self._ask, clock=self.clock.monotonic, wall=self.clock.wall)
         actions = Actions(self.coordinator, self.catalog, self, self.clock.wall)
         self.runner = Runner(
             plan,
             self.store,
+            self.observer.findings,
             list,
             actions,
             self.clock.monotonic,
@@ -130,9 +141,14 @@ class Node:
 
     def train(self, rank: int, total_ms: float, steps: int = 10) -> None:
         before = self.records[rank].totals.train
-        durations = array("q", [int(total_ms / steps * 1e6)] * steps)
-        self.store.histograms.setdefault("bert", Histogram()).observe_ns(durations)
-        train = KindTotal(before.steps + steps, before.ns + sum(durations))
+        step_ns = int(total_ms / steps * 1e6)
+        now_ns = int(self.clock.wall() * 1e9)
+        ends = array("q", [now_ns - step_ns * left for left in reversed(range(steps))])
+        durations = array("q", [step_ns] * steps)
+        self.store.add_steps(self.records[rank], StepColumns(ends, durations, {"forward": durations}))
+        ns = before.ns + sum(durations)
+        phases = {"forward": PhaseTotal(before.steps + steps, ns)}
+        train = KindTotal(before.steps + steps, ns, phases=phases)
         self.records[rank].totals = Totals(train=train)
 
     async def pass_time(self, seconds: int, step_ms: float = 100.0) -> None:
@@ -142,8 +158,13 @@ class Node:
             if step_ms:
                 for rank in range(len(self.records)):
                     self.train(rank, 10 * step_ms)
+            self.observer.look()
             self.runner.look()
             await self.settle()
+
+    async def _ask(self, ranks: Iterable[Rank], seconds: float) -> AsyncIterator[RankStacks]:
+        for rank in self.told:
+            yield rank
 
     async def settle(self) -> None:
         while self.runner._tasks:
@@ -192,8 +213,8 @@ def test_a_run_that_becomes_slow_is_captured_once(tmp_path: Path, caplog: pytest
     assert (trigger, state, len(ranks)) == ("slow", "complete", 2)
     assert node.trainers[ranks[0]].asked == [CaptureOptions(steps=2)]
     assert node.results("slow") == {"fired": 1}
-    first, second = caplog.messages
-    assert first == "trigger slow: a step of run bert takes 0.15 s, 50% more than before"
+    first, second = [each.getMessage() for each in caplog.records if each.name == "torchperfd.triggers"]
+    assert first == "trigger slow: a step of run bert takes 150 ms, 50% more than before"
     assert second.startswith("trigger slow fired: capture ")
     assert second.endswith(" is complete")
 
@@ -420,45 +441,34 @@ class TestGlances:
         assert node.captured() == []
         assert node.results("glance") == {}
 
-    def test_turns_go_round_and_leave_out_who_has_gone(self) -> None:
+    def test_turns_go_round_and_leave_out_who_has_gone(self, tmp_path: Path) -> None:
         turns = Turns(Schedule("glance", 60.0), 0.0)
-        paces = self.paces(4)
-        order = [turns.next(paces) for _ in range(3)] + [turns.next(paces[:2]) for _ in range(3)]
-        assert [pace.rank.identity.rank for pace in order if pace] == [0, 1, 2, 0, 1, 0]
+        node = Node(tmp_path, plan(), ranks=4)
+        for rank in range(4):
+            node.train(rank, 1000)
+        order = [turns.next(node.records) for _ in range(3)] + [
+            turns.next(node.records[:2]) for _ in range(3)
+        ]
+        assert [rank.identity.rank for rank in order if rank] == [0, 1, 2, 0, 1, 0]
         assert turns.next([]) is None
 
-    def test_a_cost_is_what_steps_take_beyond_the_usual(self) -> None:
-        (pace,) = self.paces(1)
-        meter = Meter(pace)
-        train = pace.rank.totals.train
-        pace.rank.totals = Totals(train=KindTotal(train.steps + 4, train.ns + 700_000_000))
+    def test_a_cost_is_what_steps_take_beyond_the_usual(self, tmp_path: Path) -> None:
+        node = Node(tmp_path, plan(), ranks=1)
+        node.train(0, 1000)
+        meter = Meter(node.records[0])
+        node.train(0, 700, steps=4)
         assert meter.seconds() == pytest.approx(0.3)
-        pace.rank.totals = Totals(train=KindTotal(train.steps + 4, train.ns + 300_000_000))
+        node.train(0, 300, steps=8)
         assert meter.seconds() == 0.0
 
-    def paces(self, count: int) -> list[Pace]:
-        made = []
-        for number in range(count):
-            rank = Rank(RankIdentity("bert", number), 0.0)
-            rank.state = State.TRAINING
-            pace = Pace(rank, 0.0)
-            rank.totals = Totals(train=KindTotal(10, 1_000_000_000))
-            pace.look(1.0)
-            made.append(pace)
-        return made
 
-
-def test_a_capture_is_of_two_culprits_at_most_and_a_median_peer() -> None:
-    paces = []
-    for number, own_ms in enumerate((90, 100, 300, 95, 110)):
-        rank = Rank(RankIdentity("bert", number), 0.0)
-        pace = Pace(rank, 0.0)
-        rank.totals = Totals(train=KindTotal(10, own_ms * 10_000_000))
-        pace.look(1.0)
-        paces.append(pace)
-    assert with_a_peer((2,), paces) == [2, 3]
-    assert with_a_peer((), paces) == [1]
-    assert with_a_peer((0, 1, 2, 3, 4), paces) == [0, 1]
+def test_a_capture_is_of_two_culprits_at_most_and_a_median_peer(tmp_path: Path) -> None:
+    node = Node(tmp_path, plan(), ranks=5)
+    for rank, own_ms in enumerate((90, 100, 300, 95, 110)):
+        node.train(rank, own_ms * 10)
+    assert with_a_peer((2,), node.records) == [2, 3]
+    assert with_a_peer((), node.records) == [1]
+    assert with_a_peer((0, 1, 2, 3, 4), node.records) == [0, 1]
     assert with_a_peer((7,), []) == [7]
 
 

@@ -5,8 +5,9 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, ms
+from torchperfd_daemon.analysis.advice.scene import Scene
 from torchperfd_daemon.analysis.advice.updating import STEP
 from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.trace import Int64
@@ -46,7 +47,7 @@ def gradient_exchange(scene: Scene) -> Iterator[Finding]:
     if not exposed:
         return
     exchanges, updates = _exchanges(scene), len(scene.annotated(STEP))
-    evidence = f"{ms(exposed)} of {scene.each_step} are communication with nothing beside it"
+    evidence = f"{ns_text(exposed)} of {scene.each_step} are communication with nothing beside it"
     if updates and exchanges >= 2 * updates:
         rounds = exchanges / updates
         yield Finding(
@@ -80,7 +81,7 @@ def backend(scene: Scene) -> Iterator[Finding]:
     alone = scene.per_step((exchange | busy).length - busy.length)
     yield Finding(
         "backend",
-        f"gloo exchanges tensors beside a device: {ms(alone)} of {scene.each_step} in which "
+        f"gloo exchanges tensors beside a device: {ns_text(alone)} of {scene.each_step} in which "
         "the device does nothing",
         alone * (1 - 1 / _NCCL_SPEED),
         "exchange device tensors with NCCL",
@@ -99,7 +100,7 @@ def data_parallel(scene: Scene) -> Iterator[Finding]:
     copying = scene.per_step(host.length)
     yield Finding(
         "data-parallel",
-        f"DataParallel spends {ms(copying)} of {scene.each_step} on copying the model and on gathering",
+        f"DataParallel spends {ns_text(copying)} of {scene.each_step} on copying the model and on gathering",
         copying,
         "run one process for each device",
         "DistributedDataParallel(model, device_ids=[local_rank]); torchrun --nproc-per-node=gpu train.py",

@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, DRAW, Scene, ms
+from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, DRAW, Scene
 from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.trace import Flags
@@ -76,7 +77,7 @@ def small_operators(scene: Scene) -> Iterator[Finding]:
     yield Finding(
         "small-operators",
         f"{int(times[often].sum()) / scene.count:,.0f} operators a step repeat themselves, "
-        f"{ms(scene.per_step(saved))} of dispatch and Python; most of all {name}{on}, "
+        f"{ns_text(scene.per_step(saved))} of dispatch and Python; most of all {name}{on}, "
         f"{times[top] / scene.count:,.0f} times",
         scene.per_step(saved),
         "make one operator on a whole batch of the loop, or let the compiler fuse it",
@@ -105,8 +106,9 @@ def host_bound(scene: Scene) -> Iterator[Finding]:
     trace = scene.trace
     median = float(np.median(trace.end[kernels] - trace.start[kernels]))
     evidence = (
-        f"the device idles {ms(idle)} of {scene.each_step} because the host launches too slowly; "
-        f"{len(kernels) / scene.count:,.0f} kernels {scene.a_step}, half of them shorter than {ms(median)}"
+        f"the device idles {ns_text(idle)} of {scene.each_step} because the host launches too slowly; "
+        f"{len(kernels) / scene.count:,.0f} kernels {scene.a_step},"
+        f" half of them shorter than {ns_text(median)}"
     )
     reserved = int(trace.memory.reserved.max(initial=0))
     if median < _TINY_KERNEL_NS:
@@ -153,7 +155,8 @@ def host_compute(scene: Scene) -> Iterator[Finding]:
     makes = _MAKES_DATA.search(what) is not None
     yield Finding(
         "host-compute",
-        f"the device idles {ms(idle)} of {scene.each_step} while the host computes; most of that in {where}",
+        f"the device idles {ns_text(idle)} of {scene.each_step} while the host computes;"
+        f" most of that in {where}",
         scene.avoidable_for("host_compute"),
         f"make the data on the device: {where}"
         if makes
@@ -178,7 +181,7 @@ def needless_synchronisation(scene: Scene) -> Iterator[Finding]:
     where = f"; {share:.0%} of that by {places[0]}" if places else ""
     yield Finding(
         "needless-synchronisation",
-        f"the device idles {ms(idle)} of {scene.each_step} after waits for it{where}",
+        f"the device idles {ns_text(idle)} of {scene.each_step} after waits for it{where}",
         scene.avoidable_for("synchronisation"),
         "keep values on the device, and read them every so many steps: " + "; ".join(places),
         "losses.append(loss.detach()) in place of loss.item(); torch.where in place of if and nonzero",

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import DRAW, Scene, ms
+from torchperfd_daemon.analysis.advice.scene import DRAW, Scene
 from torchperfd_daemon.loader_workers import LoaderFacts, advise_loader
 
 _IN_PROCESS: Final = "_SingleProcessDataLoaderIter"
@@ -45,7 +46,7 @@ def loader_workers(scene: Scene) -> Iterator[Finding]:
     advice = advise_loader(facts, step_ns / 1e9, waited / 1e9, scene.worker_cost(), on_device=scene.on_device)
     if advice is None:
         return
-    share = f"{ms(waited)} of each step of {ms(step_ns)} ({waited / step_ns:.0%})"
+    share = f"{ns_text(waited)} of each step of {ns_text(step_ns)} ({waited / step_ns:.0%})"
     evidence = (
         f"the training process makes its batches itself: {share}"
         if in_process
@@ -67,8 +68,8 @@ def _twice_the_workers(scene: Scene, waited: float, draws: int) -> Iterator[Find
     waited -= _HAND_OVER_NS * draws / scene.count
     yield Finding(
         "loader-workers",
-        f"each step of {ms(scene.step_ns)} waits {ms(waited)} ({waited / scene.step_ns:.0%}) for the"
-        " DataLoader's workers; assumes free CPUs, or workers that wait rather than compute",
+        f"each step of {ns_text(scene.step_ns)} waits {ns_text(waited)} ({waited / scene.step_ns:.0%}) for"
+        " the DataLoader's workers; assumes free CPUs, or workers that wait rather than compute",
         min(waited, scene.step_ns / 2),
         "use twice as many workers, or make an item cheaper to read and to transform",
         "DataLoader(..., num_workers=2 * num_workers, persistent_workers=True, prefetch_factor=4)",
@@ -92,8 +93,8 @@ def pin_memory(scene: Scene) -> Iterator[Finding]:
     yield Finding(
         "pin-memory",
         f"{len(copies) / scene.count:,.0f} copies {scene.a_step} come from pageable memory: "
-        f"{ms(scene.per_step(taken))}, {ms(scene.per_step(exposed))} of it while nothing else runs, and "
-        f"{ms(idle)} idle",
+        f"{ns_text(scene.per_step(taken))}, {ns_text(scene.per_step(exposed))} of it while nothing"
+        f" else runs, and {ns_text(idle)} idle",
         idle + scene.per_step(exposed * (1 - 1 / _PINNED_SPEED)),
         "copy from pinned memory, without waiting for the copy",
         'DataLoader(..., pin_memory=True); batch.to("cuda", non_blocking=True)',

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, ms
+from torchperfd_daemon.analysis.advice.scene import Scene
 
 _NEARLY_FULL: Final = 0.9
 # The allocator gives its memory back and asks anew when it cannot serve a request: both wait for the device.
@@ -23,7 +24,7 @@ def memory_near_full(scene: Scene) -> Iterator[Finding]:
     calls = scene.spans(scene.named(*_RETRIES))
     taken = scene.lasted(calls)
     retried = (
-        f"; {len(calls)} allocations and frees in the steps took {ms(taken)} {scene.a_step}"
+        f"; {len(calls)} allocations and frees in the steps took {ns_text(taken)} {scene.a_step}"
         if len(calls)
         else ""
     )

@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, decoded, ms
+from torchperfd_daemon.analysis.advice.scene import Scene, decoded
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
@@ -57,7 +58,7 @@ def float64(scene: Scene) -> Iterator[Finding]:
     yield Finding(
         "float64",
         f"{int(chosen.sum()) / scene.count:,.0f} operators {scene.a_step} compute in double precision: "
-        f"{ms(scene.per_step(worked))}",
+        f"{ns_text(scene.per_step(worked))}",
         scene.per_step(worked * (1 - 1 / _DOUBLE_COST) * counts),
         "compute in single precision; doubles often come from NumPy, whose arrays are double by default",
         "model.float(); torch.from_numpy(array).float()",
@@ -83,8 +84,8 @@ def mixed_precision(scene: Scene) -> Iterator[Finding]:
         return
     yield Finding(
         "mixed-precision",
-        f"{worked / whole:.0%} of the kernels' time ({ms(scene.per_step(worked))} {scene.a_step}) are matrix "
-        "products and convolutions in single precision",
+        f"{worked / whole:.0%} of the kernels' time ({ns_text(scene.per_step(worked))} {scene.a_step}) are"
+        " matrix products and convolutions in single precision",
         scene.per_step(worked * (1 - 1 / _HALF_SPEED) * scene.device_bound),
         "run the forward pass under autocast, in bfloat16",
         'with torch.autocast("cuda", dtype=torch.bfloat16): loss = criterion(model(x), y)',

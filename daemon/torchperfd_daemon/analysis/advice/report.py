@@ -6,8 +6,9 @@ from typing import IO, Any, Final
 
 from rich.text import Text
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.item import Advice
-from torchperfd_daemon.analysis.layout import PLAIN_WIDTH, console_for, ms, printable
+from torchperfd_daemon.analysis.layout import PLAIN_WIDTH, console_for, printable
 
 _INDENT: Final = 3
 
@@ -53,4 +54,4 @@ def _saves(advice: Advice) -> str:
     on = f", on rank {', '.join(map(str, advice.ranks))}" if advice.ranks else ""
     if not advice.saves_ns_per_step:
         return f"a risk, no time{on}"
-    return f"saves {ms(advice.saves_ns_per_step)} ms {advice.per_what} ({advice.share_of_step:.0%}){on}"
+    return f"saves {ns_text(advice.saves_ns_per_step)} {advice.per_what} ({advice.share_of_step:.0%}){on}"

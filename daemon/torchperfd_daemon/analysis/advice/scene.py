@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.recording import RecordingCost
 from torchperfd_daemon.analysis.breakdown import DEVICE, Breakdown
 from torchperfd_daemon.analysis.idle import Cause, Idle
@@ -180,7 +181,11 @@ class Scene:
     @property
     def each_step(self) -> str:
         """The whole that figures are parts of, in words, with its length."""
-        return f"the {ms(self.step_ns)} recorded" if self.is_whole else f"each step of {ms(self.step_ns)}"
+        return (
+            f"the {ns_text(self.step_ns)} recorded"
+            if self.is_whole
+            else f"each step of {ns_text(self.step_ns)}"
+        )
 
     @property
     def on_device(self) -> bool:
@@ -333,11 +338,6 @@ def _inside(moments: Int64, starts: Int64, ends: Int64) -> Flags:
     at = np.searchsorted(starts, moments, side="right") - 1
     inside: Flags = (at >= 0) & (moments < ends[np.maximum(at, 0)])
     return inside
-
-
-def ms(ns: float) -> str:
-    """Return a time as people read it: ``12.3 ms``, ``85 µs``."""
-    return f"{ns / 1e6:,.1f} ms" if ns >= 1e6 else f"{ns / 1e3:.0f} µs"
 
 
 def decoded(texts: list[str]) -> Callable[[int], list[Any]]:

@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from torchperfd.durations import ns_text
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, Spans, decoded, ms
+from torchperfd_daemon.analysis.advice.scene import Scene, Spans, decoded
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 STEP: Final = "Optimizer.step#"
@@ -65,7 +66,8 @@ def fused_optimizer(scene: Scene) -> Iterator[Finding]:
     yield Finding(
         "fused-optimizer",
         f"{kind or 'the optimizer'}'s step runs {count:,.0f} operators, parameter by parameter: "
-        f"{ms(scene.lasted(spans))} {scene.a_step}, {ms(scene.per_step(overhead))} of it dispatch and Python",
+        f"{ns_text(scene.lasted(spans))} {scene.a_step},"
+        f" {ns_text(scene.per_step(overhead))} of it dispatch and Python",
         scene.per_step(saved),
         "update all parameters in one operator" if fused else "update all parameters together",
         f"torch.optim.{kind}(..., {option})" if kind else f"{option} in the optimizer's arguments",
@@ -100,7 +102,7 @@ def zero_grad(scene: Scene) -> Iterator[Finding]:
     yield Finding(
         "zero-grad",
         f"zero_grad fills {len(fills) / scene.count:,.0f} gradients {scene.a_step} with zeros, to which "
-        f"backward then adds: {ms(scene.per_step(filled))} and {ms(scene.per_step(added * ours))}",
+        f"backward then adds: {ns_text(scene.per_step(filled))} and {ns_text(scene.per_step(added * ours))}",
         scene.per_step(filled + added * ours),
         "drop the old gradients, so that the new ones take their place",
         "optimizer.zero_grad(set_to_none=True)",

@@ -12,6 +12,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
 from torchperfd_daemon.diagnosis.detect.noise import BlockNoise
 from torchperfd_daemon.diagnosis.detect.patience import Patience
 
@@ -34,7 +35,6 @@ _WANDERS: Final = 4.0
 _SURE: Final = 3.0
 _NEWEST: Final = 8
 _MEDIAN_OF: Final = 64
-_MAD_TO_SIGMA: Final = 1.4826
 _LONGEST_STEP: Final = 1e12
 
 
@@ -148,9 +148,8 @@ class OnsetDetector:
     def _refer(self) -> None:
         values = self._slice(max(self._start, self._joined - REFERENCE_STEPS), self._joined)
         level = statistics.median(values)
-        deviation = statistics.median([abs(value - level) for value in values])
         self._level = level
-        self._sigma = max(_LEAST_SIGMA, _MAD_TO_SIGMA * deviation)
+        self._sigma = max(_LEAST_SIGMA, robust_deviation(values, level))
         for sums in self._sums:
             sums.fit(self._sigma, len(values))
 

@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
 from torchperfd_daemon.diagnosis.detect.reservoir import Reservoir
 
 BLOCK_STEPS: Final = 64
@@ -17,7 +18,6 @@ _NEWEST: Final = 4
 # No clock tells steps apart that are shorter.
 _SHORTEST: Final = 1e-9
 _UNLIKE: Final = 5.0
-_MAD_TO_SIGMA: Final = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class RegressionDetector:
             return None
         _, past = self._past.points()
         usual = float(np.median(past))
-        noise = _MAD_TO_SIGMA * float(np.median(np.abs(past - usual)))
+        noise = robust_deviation(past.tolist(), usual)
         now = statistics.median(self._newest)
         lost = usual - now
         return Regression(usual, now, noise, usual > 0 and lost >= max(LEAST_CHANGE * usual, _UNLIKE * noise))

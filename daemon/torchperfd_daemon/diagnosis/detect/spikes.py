@@ -10,6 +10,8 @@ from typing import Final
 
 import numpy as np
 
+from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
+
 LONG: Final = 1.3
 """A step is a spike from this multiple of the median on, if it is beyond the noise too."""
 LEAST_SPIKES: Final = 6
@@ -19,7 +21,6 @@ _MEDIAN_EVERY: Final = 16
 _KEPT: Final = 64
 _PHASES: Final = 32
 _BEYOND: Final = 6.0
-_MAD_TO_SIGMA: Final = 1.4826
 _IN_PHASE: Final = 0.9
 _COVERED: Final = 0.75
 _MOSTLY: Final = 0.5
@@ -99,7 +100,7 @@ class SpikeDetector:
         self._recent.append(seconds)
         if self._seen % _MEDIAN_EVERY == 0:
             self._median = statistics.median(self._recent)
-            spread = _MAD_TO_SIGMA * statistics.median([abs(each - self._median) for each in self._recent])
+            spread = robust_deviation(self._recent, self._median)
             self._limit = max(LONG * self._median, self._median + _BEYOND * spread)
 
     def find(self) -> PeriodicSpikes | None:

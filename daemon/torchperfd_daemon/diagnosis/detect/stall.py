@@ -62,6 +62,15 @@ class StepTimes:
         return 0.0
 
 
+def limit_seconds(usual_seconds: float) -> float:
+    """Return for how long a rank that trains may make no step before it has stalled.
+
+    Args:
+        usual_seconds: What nearly all of its steps keep to.
+    """
+    return max(LEAST_SECONDS, TIMES * usual_seconds)
+
+
 class StallDetector:
     """Follows one rank's progress by times that the caller tells, all of one clock that does not go back.
 
@@ -119,7 +128,7 @@ class StallDetector:
             return None
         usual = self.usual_seconds
         if self._doing is Doing.TRAINING:
-            limit = max(LEAST_SECONDS, TIMES * usual)
+            limit = limit_seconds(usual)
         else:
             limit = max(LEAST_ELSEWHERE_SECONDS, TIMES * self._longest_elsewhere)
         return Stall(waited, limit, usual) if waited + early > limit else None

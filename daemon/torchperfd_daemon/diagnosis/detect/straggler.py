@@ -7,10 +7,12 @@ work, and how much it waits for the others.
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
 
 Float64 = npt.NDArray[np.float64]
 
@@ -25,11 +27,14 @@ _FEWEST_BLOCKS: Final = 6
 # Few blocks know their own spread badly. At this level Student's t is above the normal by about so much for
 # each degree of freedom (the first term of its expansion): for the eleven of twelve blocks by a third.
 _STUDENT: Final = 11 / 3
-_MAD_TO_SIGMA: Final = 1.4826
 # Chances that any of all ranks is blamed without reason, and how unlike its peers a rank has to be.
 _WRONG: Final = 1e-3
 _UNLIKE: Final = 5.0
 _STILL: Final = 2.0
+_MOST_SUSPECTS: Final = 8
+_MOST_PEERS: Final = 56
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ def find_stragglers(
         if excess < LEAST_SHARE * middle:
             break  # who comes next is faster, and has slower peers: their excess descends
         # Of few peers the deviation is often too small.
-        spread = _MAD_TO_SIGMA * float(np.median(np.abs(peers - middle))) * (1 + 2 / len(peers))
+        spread = robust_deviation(peers.tolist(), middle) * (1 + 2 / len(peers))
         # The median of n normal values varies by pi / 2n of one's variance.
         peer_error = float(np.median(np.delete(errors, index))) * math.sqrt(math.pi / 2 / len(peers))
         error = max(math.hypot(each.error, peer_error), 1e-9 * middle, 1e-15)
@@ -114,6 +119,18 @@ def find_stragglers(
         phase, phase_excess = _phase(index, seen)
         found.append(Straggler(each.rank, phase, excess, phase_excess, middle, score))
     return found
+
+
+def slowest_and_peers(slowest_first: Sequence[T]) -> list[T]:
+    """Return the ranks that are worth comparing: the slowest eight and an even sample of the others.
+
+    A thousand peers say no more about what is usual than fifty do.
+
+    Args:
+        slowest_first: All ranks, by their own work.
+    """
+    others = slowest_first[_MOST_SUSPECTS :: max(1, len(slowest_first) // _MOST_PEERS)]
+    return [*slowest_first[:_MOST_SUSPECTS], *others]
 
 
 class _Summary:

@@ -1,0 +1,138 @@
+"""Which ranks of a run the others wait for, compared over the windows of all ranks."""
+
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+
+from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis.detect import find_stragglers
+from torchperfd_daemon.diagnosis.detect.straggler import (
+    LEAST_SHARE,
+    LEAST_STEPS,
+    WAITING,
+    RankWork,
+    Straggler,
+    slowest_and_peers,
+)
+from torchperfd_daemon.observer.rank_watch import RankWatch
+
+_TIMED: Final = (
+    attrgetter("throttled_seconds"),
+    attrgetter("collected_seconds"),
+    attrgetter("compiled_seconds"),
+)
+"""What takes time within a rank's own work and measures it."""
+
+Seen = Sequence[tuple[RankWatch, RankEvidence]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """The stragglers of a run.
+
+    Attributes:
+        seconds: Per rank, its own work per step above the peers' median.
+        phases: Per rank, the phase in which most of that lies.
+        peer_seconds: The peers' median own work per step.
+        ever_since: The ranks were as late before the run became slower.
+    """
+
+    seconds: dict[int, float] = field(default_factory=dict)
+    phases: dict[int, str] = field(default_factory=dict)
+    peer_seconds: float = 0.0
+    ever_since: bool = False
+
+
+def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness:
+    """Return the ranks that are late beyond chance; none where ranks do not wait for each other.
+
+    Args:
+        ranks: Every rank's window.
+        known: The ranks that were late at the sample before.
+        period: Steps from one long step to the next; 1 without a period.
+    """
+    evidence = [each for _, each in ranks]
+    if len(ranks) < 2 or not any(each.phase_seconds.get("collective_wait") for each in evidence):
+        return Lateness()
+    suspects = known | _suspects(evidence)
+    usual = _usual_lateness(evidence)
+    late = _late(ranks, usual, suspects, period) if usual else Lateness()
+    if late.seconds:
+        return late
+    # A rank that was always slow is late as well, but not the reason for a slowdown.
+    late = _late(ranks, {}, suspects, period)
+    return Lateness(late.seconds, late.phases, late.peer_seconds, ever_since=bool(usual))
+
+
+def _suspects(ranks: Collection[RankEvidence]) -> set[int]:
+    """Return the ranks of which something that times itself takes more than of most.
+
+    These strike in some steps and spare others, or partly while a rank waits for the others anyway: what is
+    left of the lateness varies, and alone would long look like chance.
+    """
+    found = set()
+    for lost in _TIMED:
+        usual = statistics.median_low(map(lost, ranks))
+        found |= {each.rank for each in ranks if lost(each) - usual >= LEAST_SHARE * each.step_seconds}
+    return found
+
+
+def _late(
+    ranks: Seen, usual: Mapping[int, Mapping[str, float]], suspects: Collection[int], period: int
+) -> Lateness:
+    """Return the ranks that are late beyond chance, compared with what they usually differ by."""
+    own = np.array([each.own_seconds - sum(usual.get(each.rank, {}).values()) for _, each in ranks])
+    order = np.argsort(-own)
+    middle = float(np.median(own[order[1:]]))
+    least = LEAST_SHARE * middle
+    if own[order[0]] - middle < least:
+        return Lateness(peer_seconds=middle)
+    chosen = [ranks[index] for index in slowest_and_peers(order.tolist())]
+    works = [watch.work(usual.get(evidence.rank, {})) for watch, evidence in chosen]
+    found = {each.rank: each.phase for each in _stragglers(works, len(ranks), suspects, period)}
+    late = {each.rank: float(seconds) - middle for (_, each), seconds in zip(ranks, own, strict=True)}
+    seconds = {rank: late[rank] for rank in found if late[rank] >= least}
+    return Lateness(seconds, {rank: found[rank] for rank in seconds}, middle)
+
+
+def _stragglers(works: list[RankWork], among: int, suspects: Collection[int], period: int) -> list[Straggler]:
+    """Return the ranks that are late beyond chance in the whole window, or else in its newest half.
+
+    Where only every so manyth step is slow, no onset soon shortens the window. Until most of it is slow, its
+    steps then differ from each other by more than the rank does from its peers.
+    """
+    found = find_stragglers(works, among, suspects, period)
+    if found:
+        return found
+    # The chance of blaming a rank without reason is shared by both questions.
+    return find_stragglers([_newest_half(each) for each in works], 2 * among, suspects, period)
+
+
+def _newest_half(work: RankWork) -> RankWork:
+    """Return the steps of the newest half of a window's time: slow ones are fewer than those before them."""
+    steps = LEAST_STEPS
+    if work.phase_seconds:
+        spent = np.cumsum(np.sum([*work.phase_seconds.values()], axis=0)[::-1])
+        steps = max(steps, int(np.count_nonzero(spent <= spent[-1:] / 2)) + 1)
+    return RankWork(work.rank, {name: column[-steps:] for name, column in work.phase_seconds.items()})
+
+
+def _usual_lateness(ranks: Sequence[RankEvidence]) -> dict[int, dict[str, float]]:
+    """Return by how much each phase of each rank was longer than the ranks' median before a slowdown.
+
+    What ranks have always differed by is not what has made the run slower. Empty while there is no past.
+    """
+    before = {each.rank: each.before.phase_seconds for each in ranks if each.before}
+    if len(before) < len(ranks):
+        return {}
+    names = {name for phases in before.values() for name in phases} - WAITING
+    middle = {name: statistics.median(each.get(name, 0.0) for each in before.values()) for name in names}
+    return {
+        rank: {name: phases.get(name, 0.0) - middle[name] for name in names}
+        for rank, phases in before.items()
+    }

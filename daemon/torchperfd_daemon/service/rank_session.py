@@ -1,0 +1,115 @@
+"""A connected rank: what the daemon may send to its process."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from torchperfd.v1 import contract, session_pb2
+from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.rpc.callers import UNKNOWN, Caller
+from torchperfd_daemon.service import translate
+from torchperfd_daemon.store import Rank
+
+log = logging.getLogger("torchperfd.session")
+
+_OUTGOING: Final = 64
+
+
+class Session:
+    """A connected rank: a ``Participant`` of captures, and ``Asked`` for its stacks."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        features: Iterable[str] = (),
+        client_version: str = "",
+        caller: Caller = UNKNOWN,
+    ) -> None:
+        self.record = rank
+        self.caller = caller
+        self.facts = translate.rank_facts(rank.identity, client_version, rank.process.uid)
+        self.features = frozenset(features)
+        self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.record.identity.rank
+
+    @property
+    def steps_seen(self) -> int:
+        """Training steps it has reported so far."""
+        return self.record.totals.train.steps
+
+    def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
+        """Ask it to get ready for a capture."""
+        self._send(
+            session_pb2.DaemonMessage(
+                prepare_capture=session_pb2.PrepareCapture(
+                    capture_id=capture_id,
+                    options=translate.capture_options_message(options),
+                    directory=str(directory),
+                    max_bytes=max_bytes,
+                )
+            )
+        )
+
+    def commit(self, capture_id: str, start_step: int, steps: int) -> None:
+        """Tell it at which step to start, and how many to make."""
+        self._send(
+            session_pb2.DaemonMessage(
+                commit_capture=session_pb2.CommitCapture(
+                    capture_id=capture_id, start_step=start_step, steps=steps
+                )
+            )
+        )
+
+    def cancel(self, capture_id: str, reason: str) -> None:
+        """Tell it to give a capture up."""
+        self._send(
+            session_pb2.DaemonMessage(
+                cancel_capture=session_pb2.CancelCapture(capture_id=capture_id, reason=reason)
+            )
+        )
+
+    def tell_order(self, result: session_pb2.CaptureOrderResult) -> None:
+        """Tell it how far a capture is that its script has ordered."""
+        self._send(session_pb2.DaemonMessage(capture_order_result=result))
+
+    @property
+    def tells_stacks(self) -> bool:
+        """Whether its client can say where its threads are."""
+        return contract.STACKS in self.features
+
+    @property
+    def tells_collectives(self) -> bool:
+        """Whether its client can say how far its process groups are."""
+        return contract.COLLECTIVES in self.features
+
+    @property
+    def makes_kinds(self) -> bool:
+        """Whether its client can make other captures than traces."""
+        return contract.CAPTURE_KINDS in self.features
+
+    def dump_stacks(self, request_id: int) -> None:
+        """Ask it where its threads are."""
+        self._send(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=request_id)))
+
+    def tell_collectives(self, request_id: int) -> None:
+        """Ask it how far its process groups are."""
+        self._send(
+            session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=request_id))
+        )
+
+    def _send(self, message: session_pb2.DaemonMessage) -> None:
+        try:
+            self.outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            # A stopped process reads nothing. What it misses shows as a capture it never acked.
+            log.warning(
+                "rank %d of run %s is not reading its message queue; message dropped",
+                self.rank,
+                self.record.identity.run,
+            )
