@@ -5,7 +5,6 @@ All but the last are here for comparison only; ``docs/captures-cost.md`` says wh
 
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -102,21 +101,6 @@ class TraceOnly(OtherThread):
     trace_only = True
 
 
-class Impatient(TraceOnly):
-    """The same, with the interpreter told to change threads fifty times as often."""
-
-    def export(self) -> None:
-        """Write on a thread of its own, impatiently."""
-        usual = sys.getswitchinterval()
-        sys.setswitchinterval(usual / 50)
-
-        def write() -> None:
-            ByHand.export(self)
-            sys.setswitchinterval(usual)
-
-        self._elsewhere(write)
-
-
 class Fork(TraceOnly):
     """Stopped by the loop, written by a forked child."""
 
@@ -192,7 +176,6 @@ WAYS: Final[dict[str, Callable[[], Way]]] = {
     "by hand": ByHand,
     "other thread": OtherThread,
     "trace only": TraceOnly,
-    "switch interval": Impatient,
     "forked child": Fork,
     "ten chunks": Chunks,
     "torchperfd": Shipped,

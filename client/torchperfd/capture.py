@@ -324,7 +324,7 @@ class RankCapture:
         options = self.options
         if options.kind == MEMORY:
             return memory_snapshot.MemoryTracer(options.with_stack)
-        return tracer.make(
+        return tracer.KinetoTracer(
             tracer.Recorded(
                 record_shapes=options.record_shapes,
                 with_stack=options.with_stack,
@@ -476,11 +476,6 @@ class RankCapture:
         if self.directory.is_dir():
             with contextlib.suppress(OSError), CaptureFolder.opened(self.directory, self._owners) as folder:
                 folder.remove_hidden(self._stem)
-
-    def join(self, timeout: float) -> None:
-        """Wait until nothing of the capture is at work any more."""
-        if self._worker.is_alive():
-            self._worker.join(timeout)
 
     def _lapse(self) -> None:
         if self.stage is CaptureStage.READY:

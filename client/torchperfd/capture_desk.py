@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _TORCH_BUDGET_S: Final = 15.0
 _ENDING_BUDGET_S: Final = 5.0
-_WORK_BUDGET_S: Final = 60.0
-"""Longest delay of an exit in the middle of an export: a million events."""
+_EXPORT_BUDGET_S: Final = 60.0
+"""Longest delay of an exit by the export of a trace."""
 
 
 class CaptureDesk:
@@ -106,15 +106,15 @@ class CaptureDesk:
             if capture is not None:
                 capture.cancel(message.cancel_capture.reason)
 
-    def loop_ended(self, timeout: float) -> None:
-        """No more edges will come: end a capture in progress, waiting that long for its export."""
+    def loop_ended(self) -> None:
+        """No more edges will come: end a capture, or wait up to 60 s for its trace to be written."""
         capture = self._capture
         if capture is not None:
             capture.loop_ended()
-            if not capture.ended.wait(timeout):
-                # Libtorch is at work, and would crash if the interpreter were taken down meanwhile.
-                capture.join(_WORK_BUDGET_S)
-                capture.fail("the process ended before the trace was written")
+            if not capture.ended.wait(_EXPORT_BUDGET_S):
+                capture.fail(
+                    f"the process ended, and the trace was not written within {_EXPORT_BUDGET_S:.0f} s"
+                )
 
     def _named(self, capture_id: str) -> RankCapture | None:
         capture = self._capture

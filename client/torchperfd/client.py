@@ -57,7 +57,6 @@ _TAPE_EVENTS: Final = 131_072
 _RING_STEPS: Final = 4096
 _OUTBOX_STEPS: Final = 40_000
 _EXIT_BUDGET_S: Final = 0.8
-_EXPORT_BUDGET_S: Final = 0.3
 
 _current: "Client | None" = None
 _attaching_thread = 0
@@ -411,7 +410,10 @@ class Client:
         return Capture(self._captures.start(options))
 
     def detach(self) -> None:
-        """Put torch back as it was, send what is left, and end every thread; within a second."""
+        """Put torch back as it was, send what is left, and end every thread.
+
+        Takes up to a second. If the trace of a capture is being written, waits for it as well, up to 60 s.
+        """
         self.detach_by(time.monotonic() + _EXIT_BUDGET_S)
 
     def detach_by(self, deadline: float) -> None:
@@ -458,7 +460,7 @@ class Client:
         self._tape.thread = 0
         self._flusher.refresh()
         self._replay.finish()
-        self._captures.loop_ended(_EXPORT_BUDGET_S)
+        self._captures.loop_ended()
         PRECEDENCE.leave()
         from torchperfd.v1 import session_pb2
 

@@ -1,35 +1,26 @@
-"""Tracers: torch's profiler, started and stopped without the seconds that its front door costs.
+"""Tracers: torch's profiler, started without the seconds that its front door costs.
 
 ``torch.profiler.profile`` imports all of ``torch._inductor`` on its first start, just to
 ask whether CUDA graphs are on: 1.4 to 2.7 s, on the training thread, or on another one in
 a race with the script's own imports. A script that has not compiled anything has no
 inductor graphs, so there the profiler beneath is used directly; it records the same.
 
-There are two ways to end a trace. Torch's own holds the interpreter's lock all the while, so that
-training stands still whichever thread it runs on. The other one is :mod:`torchperfd.libtorch`'s.
-``docs/captures-cost.md`` has what each costs, and what else was tried.
+Stopping and exporting hold the interpreter's lock inside torch, so that training pauses whichever
+thread they run on. ``docs/captures-cost.md`` has what that costs, and what else was tried.
 """
 
+import contextlib
 import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
-from torchperfd import libtorch
 from torchperfd.precedence import PRECEDENCE
-
-_SETTLE_S: Final = 0.02
-"""How long operators that are open at the last edge (an optimizer's step, say) have to end.
-
-Torch would have an open one last until it is stopped; and on a thread that just leaves one it still
-writes into what stopping frees.
-"""
 
 
 class Tracer(Protocol):
@@ -79,9 +70,8 @@ def unusable() -> str:
 
 
 def prepare() -> None:
-    """Find out ahead of time what :func:`make` asks; torch must have been imported."""
+    """Watch which profilers start from now on; torch must have been imported."""
     PRECEDENCE.watch()
-    libtorch.load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,30 +103,13 @@ class Recorded:
         return arguments
 
 
-def make(
-    recorded: Recorded, unrecorded_step_ns: int = 0, own_facts: Mapping[str, Any] | None = None
-) -> Tracer:
-    """Return the tracer that holds training up least.
+class KinetoTracer:
+    """A trace by torch's profiler.
 
     Args:
         recorded: What is recorded.
-        unrecorded_step_ns: What a step takes when nothing is, for who reads the trace; 0 when not known.
+        unrecorded_step_ns: Duration of a step that nothing records, for readers of the trace; 0 if unknown.
         own_facts: What else the client knows of unrecorded steps, for the same key of the trace.
-    """
-    library = libtorch.load()
-    # Kineto's own daemon mode keeps a profiler of all threads, too, and there can be but one.
-    if library is None or "KINETO_USE_DAEMON" in os.environ:
-        return HandTracer(recorded, unrecorded_step_ns, own_facts)
-    return OffLockTracer(library, recorded, unrecorded_step_ns, own_facts)
-
-
-class HandTracer:
-    """A trace by torch's own door, as a script would make it by hand.
-
-    Args:
-        recorded: What is recorded.
-        unrecorded_step_ns: What a step takes when nothing is; 0 when not known.
-        own_facts: What else the client knows of unrecorded steps.
     """
 
     def __init__(
@@ -149,21 +122,25 @@ class HandTracer:
         self._thread = 0
         self._compiled = "torch._inductor" in sys.modules
         cuda = torch.cuda.is_available()
+        arguments = recorded.arguments()
+        if not arguments["with_stack"]:
+            arguments["experimental_config"] = _trace_only()
         self._profiler: Any
         if self._compiled:
             from torch.profiler import ProfilerActivity, profile
 
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-            self._profiler = profile(activities=activities, **recorded.arguments())
+            self._profiler = profile(activities=activities, **arguments)
         else:
             from torch.autograd import profiler
 
             self._profiler = profiler.profile(
-                use_device="cuda" if cuda else None, use_kineto=True, **recorded.arguments()
+                use_device="cuda" if cuda else None, use_kineto=True, **arguments
             )
 
     def start(self) -> None:
         """Begin to record."""
+        global _running
         with PRECEDENCE.starting():
             if self._compiled:
                 self._profiler.start()
@@ -172,20 +149,34 @@ class HandTracer:
                 _add_job_facts()
             _add_own_facts(self._own_facts)
         self._thread = threading.get_ident()
+        _watch_forks()
+        _running = self
         PRECEDENCE.begin(self._give_way)
 
     def stop(self) -> None:
-        """End recording; the trace is still in memory. Stalls all threads for about 2.5 us per event."""
+        """End recording; the trace is still in memory. Pauses all threads."""
+        global _running
         if self.lost:
             return
+        _running = None
         PRECEDENCE.end()
         if self._compiled:
             self._profiler.stop()
         else:
             self._profiler.__exit__(None, None, None)
 
+    def mute(self) -> None:
+        """Record no further operators, without stopping; for a forked child, whose Kineto cannot be stopped.
+
+        Raises:
+            AttributeError: torch is too old for that.
+        """
+        from torch.profiler import ProfilerActivity
+
+        self._profiler.toggle_collection_dynamic(False, {ProfilerActivity.CPU})
+
     def export(self, path: Path) -> None:
-        """Write the trace as Chrome JSON, once. Stalls all threads for about 2 us per event.
+        """Write the trace as Chrome JSON, once. Pauses all threads.
 
         Raises:
             OSError: It cannot be written.
@@ -211,143 +202,33 @@ class HandTracer:
         return True
 
 
-class OffLockTracer:
-    """A trace that is stopped and written without the interpreter's lock.
+def _trace_only() -> Any:
+    """Return torch's setting to leave out what only ``events()`` needs, None if this torch has none."""
+    import torch
 
-    What is on all threads is recorded, and only the recording of operators ends at the step's edge,
-    in 0.1 ms; Kineto is stopped by ``export``. Where memory is recorded, which torch does of one
-    thread only, stopping stays on the training thread, and only the lock is let go.
-
-    Args:
-        library: The functions that do it.
-        recorded: What is recorded.
-        unrecorded_step_ns: What a step takes when nothing is; 0 when not known.
-        own_facts: What else the client knows of unrecorded steps.
-    """
-
-    def __init__(
-        self,
-        library: libtorch.Libtorch,
-        recorded: Recorded,
-        unrecorded_step_ns: int = 0,
-        own_facts: Mapping[str, Any] | None = None,
-    ) -> None:
-        from torch._C._profiler import _ExperimentalConfig
-        from torch.autograd import profiler
-
-        self._library = library
-        self._own_facts = {"unrecorded_step_ns": unrecorded_step_ns, **(own_facts or {})}
-        self._everywhere = not recorded.profile_memory
-        arguments = recorded.arguments()
-        self._profiler: Any = profiler.profile(
-            use_kineto=True,
-            experimental_config=_ExperimentalConfig(
-                # What only ``events()`` needs is left out; not possible with stacks.
-                trace_only=not arguments["with_stack"],
-                profile_all_threads=self._everywhere,
-            ),
-            **arguments,
-        )
-        self._recording: libtorch.Recording | None = None
-        self._stopped = self._taken = False
-        self.lost = False
-        # Held while the profiler is being switched off: nobody else may touch it then.
-        self._lock = threading.RLock()
-        self._thread = 0
-
-    def start(self) -> None:
-        """Begin to record."""
-        global _running
-        with PRECEDENCE.starting():
-            self._profiler.__enter__()
-        self._thread = threading.get_ident()
-        _watch_forks()
-        _running = self
-        PRECEDENCE.begin(self._give_way)
-        _add_job_facts()
-        _add_own_facts(self._own_facts)
-
-    def stop(self) -> None:
-        """End recording."""
-        with self._lock:
-            self._stopped = True
-            if self.lost:
-                return
-            self._halt()
-        if not self._everywhere:
-            self._take()
-
-    def export(self, path: Path) -> None:
-        """Write the trace as Chrome JSON, once, and forget it. About 4 us of CPU time per event.
-
-        Raises:
-            OSError: It cannot be written.
-            LostTraceError: The script's own profiler has taken over.
-        """
-        recording = self._pop()
-        if recording is None:
-            raise LostTraceError
-        try:
-            recording.save(path)
-        finally:
-            recording.free()
-
-    def discard(self) -> None:
-        """Forget the trace."""
-        recording = self._pop()
-        if recording is not None:
-            recording.free()
-
-    def _halt(self) -> None:
-        global _running
-        _running = None
-        self._library.halt(everywhere=self._everywhere)
-
-    def _take(self) -> None:
-        from torch.autograd import profiler
-
-        with self._lock:
-            if self._taken:
-                return
-            self._taken = True
-            self._recording = self._library.take(everywhere=self._everywhere)
-            profiler._run_on_profiler_stop()  # type: ignore[no-untyped-call]
-            PRECEDENCE.end()
-
-    def _pop(self) -> libtorch.Recording | None:
-        if not self._taken:
-            time.sleep(_SETTLE_S)
-        self._take()
-        with self._lock:
-            recording, self._recording = self._recording, None
-        return recording
-
-    def _give_way(self) -> bool:
-        """The script starts its own profiler: end ours first, on the script's thread."""
-        if not self._everywhere and threading.get_ident() != self._thread:
-            return False  # a profiler of one thread can be stopped there only
-        with self._lock:
-            if not self._stopped:
-                self.lost = True
-                self._halt()
-        if self.lost:
-            self.discard()
-        else:
-            self._take()
-        return True
+    profiler: Any = torch.profiler
+    try:
+        return profiler._ExperimentalConfig(trace_only=True)
+    except TypeError:
+        return None
 
 
-_running: OffLockTracer | None = None
+_running: KinetoTracer | None = None
 """The tracer whose profiler is on, if any."""
 
 
 @cache
 def _watch_forks() -> None:
-    """Make a forked child stop recording; registered once, since it cannot be taken back."""
+    """Stop recording in forked children; registered once, since it cannot be taken back.
+
+    A DataLoader worker forked during a capture would otherwise record into its memory until it exits.
+    """
 
     def in_child() -> None:
         if _running is not None:
-            _running._halt()
+            # An older torch may lack it; a child must start in any case.
+            with contextlib.suppress(Exception):
+                _running.mute()
 
     os.register_at_fork(after_in_child=in_child)
 

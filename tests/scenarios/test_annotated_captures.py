@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset
 
 import torchperfd
-from torchperfd import annotations, libtorch
+from torchperfd import annotations
 from torchperfd.capture_desk import Capture
 from torchperfd.errors import CaptureError
 from torchperfd.precedence import PRECEDENCE
@@ -30,10 +30,6 @@ from torchperfd_daemon import analysis
 
 MOST_STEPS = 3000
 NAPS = {"data": 0.02, "forward": 0.025, "loss": 0.02, "backward": 0.02, "optimizer": 0.02}
-WAYS = [
-    pytest.param("off lock", marks=pytest.mark.skipif(libtorch.load() is None, reason="not on this torch")),
-    "by hand",
-]
 
 Event = dict[str, Any]
 
@@ -43,13 +39,6 @@ def unwatched() -> Iterator[None]:
     """Leave torch's profiler as it was."""
     yield
     PRECEDENCE.leave()
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make traces in each way in turn."""
-    if request.param == "by hand":
-        monkeypatch.setattr(libtorch, "load", lambda: None)
 
 
 @pytest.fixture
@@ -149,7 +138,7 @@ def forever(batches: Any) -> Iterator[Any]:
 
 
 def test_the_traces_phases_are_the_recorders_to_a_few_percent(
-    way: None, drained: list[Stretch], client: torchperfd.Client
+    drained: list[Stretch], client: torchperfd.Client
 ) -> None:
     model = SleepyModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -275,7 +264,6 @@ def in_a_phase_across_steps(client: torchperfd.Client) -> Callable[[], None]:
     ],
 )  # fmt: skip
 def test_phases_lie_within_their_step_and_one_another(
-    way: None,
     client: torchperfd.Client,
     make: Callable[[torchperfd.Client], Callable[[], None]],
     wanted: set[tuple[str, ...]],
@@ -291,9 +279,7 @@ def test_phases_lie_within_their_step_and_one_another(
         assert wanted <= found
 
 
-def test_a_capture_that_is_cancelled_leaves_nothing_open(
-    way: None, client: torchperfd.Client, tmp_path: Path
-) -> None:
+def test_a_capture_that_is_cancelled_leaves_nothing_open(client: torchperfd.Client, tmp_path: Path) -> None:
     step = plain(client)
     step()
     capture = client.capture(steps=1000)
@@ -315,9 +301,7 @@ def test_a_capture_that_is_cancelled_leaves_nothing_open(
     assert ours(tmp_path / "theirs.json") == []
 
 
-def test_a_profiler_of_the_scripts_sees_none_of_our_phases(
-    way: None, client: torchperfd.Client, tmp_path: Path
-) -> None:
+def test_a_profiler_of_the_scripts_sees_none_of_our_phases(client: torchperfd.Client, tmp_path: Path) -> None:
     step = plain(client)
     step()
     capture = client.capture(steps=1000)
@@ -334,7 +318,7 @@ def test_a_profiler_of_the_scripts_sees_none_of_our_phases(
 
 
 def test_what_the_scripts_profiler_puts_an_end_to_is_never_ended_by_us(
-    way: None, client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch would write that into memory that the profiler had which is gone: now and then it crashed."""
     opened: list[weakref.ref[Any]] = []

@@ -1,7 +1,8 @@
 """Tracers: whole traces, equal to torch's own, and no quarrel with the script's profiler."""
 
 import json
-import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch.autograd import profiler
 
-from torchperfd import libtorch, tracer
+from torchperfd import tracer
 from torchperfd.precedence import PRECEDENCE
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -22,10 +23,6 @@ OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3, momentum=0.9)
 Options = dict[str, bool]
 PLAIN: Options = {"record_shapes": False, "with_stack": False, "profile_memory": False}
 EACH = [PLAIN, *({**PLAIN, name: True} for name in PLAIN), dict.fromkeys(PLAIN, True)]
-
-needs_off_lock = pytest.mark.skipif(
-    libtorch.load() is None, reason="this torch or processor has only the way by hand"
-)
 
 
 def train(steps: int = 3) -> None:
@@ -86,22 +83,10 @@ def watched() -> Iterator[None]:
     assert torchs() == before
 
 
-@pytest.fixture(params=[pytest.param("off lock", marks=needs_off_lock), "by hand"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[tracer.Tracer]:
-    """Have ``make`` choose each way in turn."""
-    if request.param == "by hand":
-        monkeypatch.setattr(libtorch, "load", lambda: None)
-        return tracer.HandTracer
-    return tracer.OffLockTracer
-
-
 @pytest.mark.parametrize("options", EACH, ids=str)
-def test_a_trace_has_exactly_the_events_of_torchs_own_export(
-    way: type[tracer.Tracer], options: Options, tmp_path: Path
-) -> None:
+def test_a_trace_has_exactly_the_events_of_torchs_own_export(options: Options, tmp_path: Path) -> None:
     train()
-    tracing = tracer.make(tracer.Recorded(**options))
-    assert isinstance(tracing, way)
+    tracing = tracer.KinetoTracer(tracer.Recorded(**options))
     tracing.start()
     train()
     tracing.stop()
@@ -120,17 +105,14 @@ def test_a_trace_has_exactly_the_events_of_torchs_own_export(
         assert frames(expected)
 
 
-def test_an_operator_that_is_open_at_the_last_edge_is_no_longer_than_it_was(
-    way: type[tracer.Tracer], tmp_path: Path
-) -> None:
-    tracing = tracer.make(tracer.Recorded(**PLAIN))
+def test_an_operator_that_is_open_at_the_last_edge_is_no_longer_than_it_was(tmp_path: Path) -> None:
+    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
     tracing.start()
     began = time.perf_counter()
     with profiler.record_function("open"):
         torch.ones(2).neg()
         tracing.stop()
     longest_us = (time.perf_counter() - began) * 1e6
-    assert isinstance(tracing, way)
     train()
     elsewhere(tracing, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
@@ -138,49 +120,43 @@ def test_an_operator_that_is_open_at_the_last_edge_is_no_longer_than_it_was(
     assert 0 < duration_us <= longest_us
 
 
-def test_many_traces_follow_one_another(way: type[tracer.Tracer], tmp_path: Path) -> None:
+def test_many_traces_follow_one_another(tmp_path: Path) -> None:
     counts = set()
     for turn in range(5):
-        tracing = tracer.make(tracer.Recorded(**PLAIN))
+        tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
         tracing.start()
         train()
         tracing.stop()
-        assert isinstance(tracing, way)
         elsewhere(tracing, tmp_path / f"{turn}.json")
         assert tracer.unusable() == ""
         counts.add(operators(tmp_path / f"{turn}.json").total())
     assert len(counts) == 1
 
 
-def test_a_discarded_trace_leaves_the_profiler_to_others(way: type[tracer.Tracer], tmp_path: Path) -> None:
-    tracing = tracer.make(tracer.Recorded(**PLAIN))
+def test_a_discarded_trace_leaves_the_profiler_to_others(tmp_path: Path) -> None:
+    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
     tracing.start()
     assert tracer.unusable() != ""
     train()
     tracing.stop()
     tracing.discard()
-    assert isinstance(tracing, way)
     assert tracer.unusable() == ""
     assert operators(by_hand(tmp_path / "theirs.json", PLAIN)).total() > 100
 
 
-def test_a_trace_that_cannot_be_written_is_an_error(way: type[tracer.Tracer], tmp_path: Path) -> None:
-    tracing = tracer.make(tracer.Recorded(**PLAIN))
+def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
     tracing.start()
     tracing.stop()
-    assert isinstance(tracing, way)
     with pytest.raises(OSError, match="torch wrote no trace"):
         tracing.export(tmp_path / "nowhere" / "trace.json")
     assert tracer.unusable() == ""
 
 
 @pytest.mark.parametrize("options", EACH, ids=str)
-def test_a_profiler_that_the_script_starts_ends_ours_and_is_whole(
-    way: type[tracer.Tracer], options: Options, tmp_path: Path
-) -> None:
+def test_a_profiler_that_the_script_starts_ends_ours_and_is_whole(options: Options, tmp_path: Path) -> None:
     train()
-    tracing = tracer.make(tracer.Recorded(**options))
-    assert isinstance(tracing, way)
+    tracing = tracer.KinetoTracer(tracer.Recorded(**options))
     tracing.start()
     assert not tracing.lost
     train(1)
@@ -194,13 +170,12 @@ def test_a_profiler_that_the_script_starts_ends_ours_and_is_whole(
     assert operators(theirs) == operators(alone)
 
 
-def test_a_profiler_prepared_before_we_watched_still_starts(way: type[tracer.Tracer], tmp_path: Path) -> None:
+def test_a_profiler_prepared_before_we_watched_still_starts(tmp_path: Path) -> None:
     PRECEDENCE.leave()
     theirs: Any = profiler.profile(use_kineto=True)
     theirs._prepare_trace()
     PRECEDENCE.watch()
-    tracing = tracer.make(tracer.Recorded(**PLAIN))
-    assert isinstance(tracing, way)
+    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
     tracing.start()
     train(1)
     theirs._start_trace()
@@ -229,70 +204,57 @@ def test_no_trace_is_started_while_the_scripts_profiler_warms_up() -> None:
     assert answers[0] == answers[4] == tracer.unusable() == ""
 
 
-def test_a_profiler_that_the_script_starts_during_our_export_leaves_both_whole(
-    way: type[tracer.Tracer], tmp_path: Path
-) -> None:
+def test_a_profiler_that_the_script_starts_during_our_export_leaves_both_whole(tmp_path: Path) -> None:
     train()
-    tracing = tracer.make(tracer.Recorded(**PLAIN))
+    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
     tracing.start()
     train()
     tracing.stop()
-    assert isinstance(tracing, way)
     theirs = by_hand(tmp_path / "theirs.json", PLAIN)
     elsewhere(tracing, tmp_path / "ours.json")
     assert operators(tmp_path / "ours.json") == operators(theirs)
 
 
-@needs_off_lock
-@pytest.mark.parametrize("options", [PLAIN, {**PLAIN, "profile_memory": True}], ids=str)
-def test_a_child_forked_meanwhile_records_nothing_and_may_profile(options: Options, tmp_path: Path) -> None:
-    library = libtorch.load()
-    assert library is not None
-    tracing = tracer.make(tracer.Recorded(**options))
-    tracing.start()
-    torch.ones(2).neg()
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            torch.ones(2).sinh()
-            recording = library.take(everywhere=not options["profile_memory"])
-            assert recording is not None
-            recording.save(tmp_path / "child.json")
-            profiler._run_on_profiler_stop()  # type: ignore[no-untyped-call]
-            by_hand(tmp_path / "childs-own.json", PLAIN)
-            code = 0
-        finally:
-            os._exit(code)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tracer_in_forked_child_records_no_operators(compiled: bool, tmp_path: Path) -> None:
+    """A DataLoader worker would otherwise fill its memory for as long as it lives."""
+    code = """
+import os, sys, torch
+from pathlib import Path
+from torchperfd import tracer
+if sys.argv[2] == "True":
+    import torch._inductor
+tracer.prepare()
+tracing = tracer.KinetoTracer(tracer.Recorded())
+tracing.start()
+torch.ones(2).neg()
+child = os.fork()
+torch.ones(2).sinh() if child == 0 else torch.ones(2).cosh()
+name = "child.json" if child == 0 else "parent.json"
+if child:
     assert os.waitpid(child, 0)[1] == 0
-    torch.ones(2).cosh()
-    tracing.stop()
-    elsewhere(tracing, tmp_path / "parent.json")
-    names = {key[2] for key in operators(tmp_path / "child.json")}
-    assert "aten::neg" in names
-    assert "aten::sinh" not in names
-    assert {"aten::neg", "aten::cosh"} <= {key[2] for key in operators(tmp_path / "parent.json")}
-    assert operators(tmp_path / "childs-own.json").total() > 100
+tracing.stop()
+tracing.export(Path(sys.argv[1], name))
+os._exit(0)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path), str(compiled)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    child, parent = ({key[2] for key in operators(tmp_path / name)} for name in ("child.json", "parent.json"))
+    assert "aten::neg" in child
+    assert "aten::sinh" not in child
+    assert {"aten::neg", "aten::cosh"} <= parent
 
 
-def test_an_unknown_torch_is_traced_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    libtorch.load.cache_clear()
-    monkeypatch.setattr(torch, "__version__", "99.0.1+cpu")
-    try:
-        assert libtorch.load() is None
-        assert isinstance(tracer.make(tracer.Recorded(**PLAIN)), tracer.HandTracer)
-    finally:
-        libtorch.load.cache_clear()
+def test_tracer_without_trace_only_records_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class OldConfig:
+        def __init__(self) -> None: ...
 
-
-def test_beside_kinetos_daemon_mode_we_trace_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KINETO_USE_DAEMON", "1")
-    assert isinstance(tracer.make(tracer.Recorded(**PLAIN)), tracer.HandTracer)
-
-
-def test_a_library_without_the_functions_is_refused() -> None:
-    with pytest.raises(AttributeError, match="undefined symbol"):
-        libtorch.Libtorch(Path("libc.so.6"))
+    monkeypatch.setattr(torch.profiler, "_ExperimentalConfig", OldConfig)
+    assert tracer._trace_only() is None
+    begun_and_ended(tracer.KinetoTracer(tracer.Recorded()), tmp_path / "ours.json")
+    expected = by_hand(tmp_path / "theirs.json", PLAIN)
+    assert operators(tmp_path / "ours.json") == operators(expected)
 
 
 def begun_and_ended(tracing: tracer.Tracer, path: Path) -> Any:
@@ -304,13 +266,12 @@ def begun_and_ended(tracing: tracer.Tracer, path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
-def test_what_steps_took_before_is_in_the_trace(tmp_path: Path) -> None:
+def test_tracer_writes_unrecorded_step_time(tmp_path: Path) -> None:
     recorded = tracer.Recorded()
-    for number, tracing in enumerate((tracer.HandTracer(recorded, 1234), tracer.make(recorded, 1234))):
-        document = begun_and_ended(tracing, tmp_path / f"{number}.json")
-        assert document["torchperfd"] == {"unrecorded_step_ns": 1234}
-    assert "torchperfd" not in begun_and_ended(tracer.make(recorded), tmp_path / "unknown.json")
-    more = tracer.make(recorded, 1234, {"unrecorded_phase_ns": {"data": 5}})
+    document = begun_and_ended(tracer.KinetoTracer(recorded, 1234), tmp_path / "known.json")
+    assert document["torchperfd"] == {"unrecorded_step_ns": 1234}
+    assert "torchperfd" not in begun_and_ended(tracer.KinetoTracer(recorded), tmp_path / "unknown.json")
+    more = tracer.KinetoTracer(recorded, 1234, {"unrecorded_phase_ns": {"data": 5}})
     facts = begun_and_ended(more, tmp_path / "more.json")["torchperfd"]
     assert facts == {"unrecorded_step_ns": 1234, "unrecorded_phase_ns": {"data": 5}}
 
