@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 
 ROUNDS: Final = 5
 LIMIT_S: Final = 1.0

@@ -17,6 +17,9 @@ import hypothesis
 import psutil
 import pytest
 
+# So that a failed comparison with a golden file shows the difference.
+pytest.register_assert_rewrite("tests.support")
+
 # No deadline, since machines are slow at times. CI plays the same examples every time; the nightly run
 # plays others, as does any run by hand.
 _FRESH_SEED = "TORCHPERFD_TEST_FRESH_SEED"

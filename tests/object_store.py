@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node import eventually, free_port
+from tests.support.node import eventually, free_port
 
 for package in ("obstore", "moto"):
     if importlib.util.find_spec(package) is None:

@@ -30,7 +30,7 @@ from typing import Final
 
 import grpc
 from benchmarks.capture.ways import WAYS
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc, session_pb2
 

@@ -33,7 +33,7 @@ from typing import Final
 from benchmarks.daemon.rank import WORLD
 from benchmarks.daemon.watch import MIB, cpu_seconds, resident_bytes, watch
 from tests.fakes.nvml import Driver, gpu, scenario
-from tests.node import ROOT, Node, eventually, free_port
+from tests.support.node import ROOT, Node, eventually, free_port
 
 GPUS: Final = 8
 STEPS_PER_SECOND: Final = 10

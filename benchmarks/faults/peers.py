@@ -14,7 +14,7 @@ from benchmarks.faults.catalog import HANG, PERIOD_STEPS, Plan
 from benchmarks.faults.journal import Measured
 from benchmarks.faults.trial import JOB, Answer, Trial
 from benchmarks.overhead import peers
-from tests.node import ROOT, free_port
+from tests.support.node import ROOT, free_port
 
 from torchperfd_daemon.diagnosis.verdict import Cause
 

@@ -18,7 +18,7 @@ import grpc
 from benchmarks.faults import catalog
 from benchmarks.faults.catalog import HANG, SAVES_A_LOT
 from benchmarks.faults.trial import POLL_SECONDS, ask, journals, running
-from tests.node import Node
+from tests.support.node import Node
 
 from torchperfd.v1 import control_pb2_grpc
 from torchperfd_daemon.diagnosis.verdict import Cause

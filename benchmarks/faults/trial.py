@@ -19,7 +19,7 @@ from benchmarks.faults.injections import END_FILE
 from benchmarks.faults.journal import Measured, Step
 from benchmarks.faults.neighbours import Neighbours
 from benchmarks.faults.quota import Quota
-from tests.node import ROOT, Node, free_port
+from tests.support.node import ROOT, Node, free_port
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.service import translate_stacks

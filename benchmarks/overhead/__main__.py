@@ -38,7 +38,7 @@ from benchmarks.overhead import peers
 from benchmarks.overhead.contestants import CONTESTANTS, Contestant
 from benchmarks.overhead.tail import measure_tail
 from benchmarks.overhead.worker import Round, measure
-from tests.node import ROOT, Node, free_port
+from tests.support.node import ROOT, Node, free_port
 
 LIMIT_US: Final = 8.0
 LIMIT_P99: Final = 0.01

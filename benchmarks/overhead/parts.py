@@ -22,7 +22,7 @@ from benchmarks.overhead.contestants import CONTESTANTS
 from benchmarks.overhead.switch import HOOKS, Switch
 from benchmarks.overhead.worker import Steps
 from benchmarks.overhead.workload import Workload, now
-from tests.node import Node
+from tests.support.node import Node
 
 PARTS: Final = {
     "draw": "__next__",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.node import Node
+from tests.support.node import Node
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from benchmarks.trials.faults import FAULTS, Fault
 from benchmarks.trials.script_names import SCRIPT
-from tests.node import Node
+from tests.support.node import Node
 
 LIMIT_S: Final = 90.0
 """A script that takes longer hangs; alone it takes three seconds."""

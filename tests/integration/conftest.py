@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.node import Node, new_node
+from tests.support.node import Node, new_node
 
 
 @pytest.fixture

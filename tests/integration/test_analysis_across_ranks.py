@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node import free_port
+from tests.support.node import free_port
 
 from torchperfd_daemon import analysis, cli
 

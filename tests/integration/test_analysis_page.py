@@ -1,18 +1,17 @@
 """The page of ``analyze --html`` in a browser: what it shows, how it answers, what it asks for."""
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.browser import Browser
+from tests.support.golden import check_golden
 from tests.unit.daemon.traces import event, trace_of
 
 from torchperfd_daemon import analysis
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "analyze_page.txt"
 HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror="document.title=1">'
 CANVAS = ".timeline canvas"
 
@@ -130,9 +129,7 @@ def write(browser: Browser, label: str, text: str) -> None:
 def test_it_shows_everything_asks_for_nothing_and_runs_no_name(browser: Browser, page: Path) -> None:
     shown = browser.run("document.getElementById('report').innerText")
     text = "".join(f"{line.strip()}\n" for line in shown.splitlines() if line.strip())
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check_golden("analyze_page.txt", text)
     assert browser.run("document.title") == "one, 2 ranks · torchperfd"
     assert browser.run("document.images.length") == 0
     assert browser.complaints == []

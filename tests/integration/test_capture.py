@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node import EXAMPLE, Node, eventually, new_node, side_by_side
+from tests.support.node import EXAMPLE, Node, eventually, new_node, side_by_side
 
 
 def test_no_job_at_all_is_exit_3_and_no_daemon_is_exit_4(node: Node) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from tests.node import EXAMPLE, Node, eventually
+from tests.support.node import EXAMPLE, Node, eventually
 from tests.unit.daemon import kept
 
 from torchperfd_daemon.captures import Catalog

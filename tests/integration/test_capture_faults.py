@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 
 from torchperfd_daemon.captures import CaptureState, Catalog
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tests.node import Node, free_port
+from tests.support.node import Node, free_port
 
 SCRIPT: Final = """
 import json, threading, time, torch, torch.distributed as dist

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
-from tests.node import Node, eventually, free_port
+from tests.support.node import Node, eventually, free_port
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc, session_pb2
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.node import Node, eventually
 from tests.object_store import BUCKET, ObjectStore
+from tests.support.node import Node, eventually
 from tests.unit.daemon.kept import BASE, add
 
 from torchperfd_daemon.captures import Catalog

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 from tests.unit.daemon.kept import BASE, add, ids
 
 from torchperfd_daemon.captures import Catalog

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.node import EXAMPLE, Node, eventually
+from tests.support.node import EXAMPLE, Node, eventually
 
 
 def test_it_serves_health_readiness_and_metrics_and_nothing_else(node: Node) -> None:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.node import Node
+from tests.support.node import Node
 
 _BEGIN = """
 import os, sys, time, torchperfd

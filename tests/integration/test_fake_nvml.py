@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.fakes.nvml import GIB, MISSING_IN_OLD_DRIVERS, Driver, block, gpu, scenario
-from tests.node import EXAMPLE, Node, eventually
+from tests.support.node import EXAMPLE, Node, eventually
 
 pytestmark = pytest.mark.needs("gcc")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 
 pytestmark = pytest.mark.needs("ip", "unshare")
 

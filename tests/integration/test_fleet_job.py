@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.node import Node, eventually, free_port, new_node
+from tests.support.node import Node, eventually, free_port, new_node
 
 SCRIPT = """
 import time, torch, torch.distributed as dist

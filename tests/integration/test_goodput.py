@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 
 # Notes moments of its own: when its first step began, and what it spent where.
 SCRIPT = """

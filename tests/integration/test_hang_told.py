@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node import Node, eventually, free_port, new_node, side_by_side
+from tests.support.node import Node, eventually, free_port, new_node, side_by_side
 
 RANKS = 3
 HANGS_WITHIN_S = 120

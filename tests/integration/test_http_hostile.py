@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.web_tls import make_certificate
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 
 # What a flood may cost beside the daemon itself; the pages and buffers of all connections that
 # are let in come to less than a third of it.

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from tests.node import ROOT, Node, eventually, free_port
+from tests.support.node import ROOT, Node, eventually, free_port
 
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.node import EXAMPLE, Node, eventually, new_node, side_by_side
+from tests.support.node import EXAMPLE, Node, eventually, new_node, side_by_side
 
 EPOCHS = 8
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.node import eventually
+from tests.support.node import eventually
 
 from torchperfd_daemon.captures import CaptureState, Catalog
 

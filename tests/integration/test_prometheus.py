@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node import EXAMPLE, ROOT, Node, eventually, free_port
 from tests.promql import queries
+from tests.support.node import EXAMPLE, ROOT, Node, eventually, free_port
 
 pytestmark = pytest.mark.needs("prometheus")
 LONG_TERM = "victoria-metrics"

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.node import ROOT
+from tests.support.node import ROOT
 
 VENV = ROOT / ".venv-protos"
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.node import EXAMPLE, Node, eventually
+from tests.support.node import EXAMPLE, Node, eventually
 
 ENDINGS = {
     "normally": "print('done')",

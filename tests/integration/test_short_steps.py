@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.node import eventually, new_node
+from tests.support.node import eventually, new_node
 
 SCRIPT = """
 import sys, time, torch, torchperfd

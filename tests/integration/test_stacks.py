@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.node import Node, eventually, free_port, new_node
+from tests.support.node import Node, eventually, free_port, new_node
 from tests.unit.daemon.processes import process
 
 from torchperfd_daemon.service.stack_signal import request_stacks_by_signal

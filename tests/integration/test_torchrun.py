@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.node import Node, eventually, free_port
+from tests.support.node import Node, eventually, free_port
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist

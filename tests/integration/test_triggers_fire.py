@@ -4,7 +4,7 @@ import json
 import sys
 from typing import Any
 
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 
 SCRIPT = """
 import os, pathlib, time, torch

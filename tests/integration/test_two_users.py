@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.as_user import USERS
-from tests.node import Node, eventually
+from tests.support.node import Node, eventually
 
 from torchperfd_daemon.config.options import OPTIONS
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import NamedTuple
 
 import pytest
-from tests.node import Node, eventually, new_node, side_by_side
+from tests.support.node import Node, eventually, new_node, side_by_side
 
 SCRIPT = """
 import os, sys, time, torch, torchperfd

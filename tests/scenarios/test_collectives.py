@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.node import Node, free_port
 from tests.scenarios import collective_ranks
 from tests.scenarios.collective_ranks import CULPRIT, KINDS, LATE_S, STEPS
+from tests.support.node import Node, free_port
 from tests.unit.client.training import calls, loader, per_step, tiny_model, train
 from torch import nn
 from torch._C._distributed_c10d import ProcessGroup, Reducer, Work

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.conftest import node
-from tests.node import Node, free_port
+from tests.support.node import Node, free_port
 from tests.unit.client.training import per_step
 
 __all__ = ["node"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.node import side_by_side
+from tests.support.node import side_by_side
 from tests.unit.client.training import per_step
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.node import Node, free_port
 from tests.scenarios import whatif_ranks
 from tests.scenarios.whatif_ranks import CULPRIT, LATE_S, STEPS, is_late
+from tests.support.node import Node, free_port
 
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.whatif import Removed, replay

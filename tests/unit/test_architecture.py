@@ -4,7 +4,7 @@ import subprocess
 import sys
 import tomllib
 
-from tests.node import ROOT
+from tests.support.node import ROOT
 
 CLIENT = ROOT / "client" / "torchperfd"
 DAEMON_MAY_USE = {"_version", "v1"}

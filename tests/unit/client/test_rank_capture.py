@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.node import side_by_side
+from tests.support.node import side_by_side
 from torch.autograd import profiler
 
 import torchperfd

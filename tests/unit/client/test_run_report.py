@@ -3,15 +3,14 @@
 import csv
 import json
 import math
-import os
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 from unicodedata import east_asian_width
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.golden import check_golden
 
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.durations import duration
@@ -21,11 +20,6 @@ from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate, size
 
 MS = 10**6
-
-
-GOLDEN = Path(__file__).parents[2] / "golden"
-# Read here, since no test sees a variable of ours.
-REWRITE = bool(os.environ.get("TORCHPERFD_REWRITE_GOLDEN"))
 
 
 def phase(calls: int, ns: int, of_each: list[float] | None = None) -> PhaseAccount:
@@ -78,11 +72,8 @@ def full(report: RankReport) -> RankReport:
 @pytest.mark.parametrize("layout", ["text", "markdown", "csv", "html"])
 def test_each_layout_is_its_golden_file(full: RankReport, layout: str) -> None:
     suffix = {"text": "txt", "markdown": "md"}.get(layout, layout)
-    golden = GOLDEN / f"report.{suffix}"
     rendered = getattr(full, f"to_{layout}")().rstrip("\n") + "\n"
-    if REWRITE:
-        golden.write_text(rendered)
-    assert rendered == golden.read_text()
+    check_golden(f"report.{suffix}", rendered)
 
 
 def test_it_prints_and_shows_itself(report: RankReport) -> None:

@@ -1,16 +1,15 @@
 """The collectives of one trace: each once, by the event that lasts as long as they do."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.golden import check_golden
 from tests.unit.daemon import traces
 
 from torchperfd_daemon import analysis, cli
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 ALLREDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -126,10 +125,7 @@ def test_the_text_across_ranks_is_the_golden_file(tmp_path: Path, capfd: pytest.
     assert cli._run(["analyze", str(tmp_path)]) == 0
     out = capfd.readouterr().out
     text = out[out.index("across ranks") :]
-    golden = GOLDEN / "across.txt"
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text()
+    check_golden("across.txt", text)
     assert max(map(len, text.splitlines())) <= 110
 
 

@@ -3,18 +3,17 @@
 import csv
 import io
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.golden import GOLDEN, check_golden
 
 from torchperfd_daemon import analysis, cli
 from torchperfd_daemon.errors import TorchperfdError
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 SMALL = "trace_small.json"
 Run = Callable[..., tuple[int, str, str]]
 
@@ -41,11 +40,8 @@ def summary() -> analysis.Summary:
 )
 def test_the_answer_is_the_golden_file(analyze: Run, arguments: tuple[str, ...], golden: str) -> None:
     code, out, _ = analyze(SMALL, *arguments)
-    file = GOLDEN / golden
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        file.write_text(out)
     assert code == 0
-    assert out == file.read_text()
+    check_golden(golden, out)
 
 
 def test_csv_has_every_row_of_every_rank_in_the_asked_order(analyze: Run, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.daemon.served import GIVE_UP_S
+from tests.support.served import GIVE_UP_S
 from tests.unit.daemon.test_coordinator import FIVE, Node, Rank, done, failed, play, ready
 
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, When

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.daemon.served import Served, serving_from_a_thread
+from tests.support.served import Served, serving_from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import Catalog

@@ -1,17 +1,15 @@
 """Causes: each is found from its evidence, with its rank and its cost; what has none is unknown."""
 
-import os
 import shlex
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.golden import check_golden
 
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, rank_causes
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "causes.txt"
 STEP = 0.1
 
 
@@ -86,9 +84,7 @@ def test_the_words_are_the_golden_file() -> None:
             cost = f"{verdict.cost_seconds_per_step * 1e3:.1f} ms"
             lines.append(f"{verdict.summary} | {verdict.phase or '-'} | {cost} | {verdict.next_command}")
     text = "\n".join(lines) + "\n"
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check_golden("causes.txt", text)
 
 
 @pytest.mark.parametrize(

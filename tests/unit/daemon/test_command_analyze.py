@@ -1,16 +1,15 @@
 """``torchperfd analyze``: its text, its JSON, its words and its exit codes."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.golden import GOLDEN, check_golden
 
 from torchperfd_daemon import analysis, cli
 from torchperfd_daemon.errors import TorchperfdError
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 SMALL = GOLDEN / "trace_small.json"
 
 
@@ -30,11 +29,8 @@ def test_the_text_is_the_golden_file(analyze: Any, tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(GOLDEN)
     monkeypatch.setenv("COLUMNS", "40")
     code, out, err = analyze("trace_small.json", "--limit", "12")
-    golden = GOLDEN / "analyze.txt"
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        golden.write_text(out)
     assert code == 0
-    assert out == golden.read_text()
+    check_golden("analyze.txt", out)
     assert "…" not in out, "nothing is cut off a terminal, whatever COLUMNS says"
     assert err == "torchperfd: trace_small.json: skipped 2 broken events\n"
 

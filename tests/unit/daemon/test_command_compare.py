@@ -1,18 +1,17 @@
 """``torchperfd compare``: its text, Markdown and JSON, its ranks, its exit codes, and real traces."""
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.golden import check_golden
 from tests.unit.daemon import traces
 
 from torchperfd_daemon import cli
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -65,11 +64,8 @@ def test_the_answer_is_the_golden_file(
     compare: Run, two: tuple[Path, Path], option: tuple[str, ...], golden: str
 ) -> None:
     code, out, err = compare(*two, *option)
-    file = GOLDEN / golden
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        file.write_text(out)
     assert (code, err) == (0, "")
-    assert out == file.read_text()
+    check_golden(golden, out)
 
 
 def test_the_document_has_every_row_and_says_how_it_was_judged(compare: Run, two: tuple[Path, Path]) -> None:

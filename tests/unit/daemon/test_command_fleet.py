@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,9 +13,10 @@ from typing import cast
 
 import pytest
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
+from tests.support.golden import check_golden
+from tests.support.served import GIVE_UP_S, from_a_thread
 from tests.unit.daemon.fleet_nodes import PlayedSessions
 from tests.unit.daemon.live_runs import train
-from tests.unit.daemon.served import GIVE_UP_S, from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures import Catalog, Coordinator
@@ -36,8 +36,6 @@ from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions
 from torchperfd_daemon.store import RankIdentity, Store
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "fleet.txt"
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -139,9 +137,7 @@ def test_the_tables_of_two_nodes_are_the_golden_file(
             assert (code, err) == (0, "")
         told.append(f"# {name}\n{timeless(out) if name == 'top' else out.rstrip()}")
     text = "\n\n".join(told) + "\n"
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check_golden("fleet.txt", text)
 
 
 def test_documents_tell_of_all_nodes(pair: Pair, command: Command) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.daemon.served import Served, serving_from_a_thread
+from tests.support.served import Served, serving_from_a_thread
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures.coordinator import Coordinator

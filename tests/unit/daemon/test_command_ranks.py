@@ -2,17 +2,16 @@
 
 import io
 import json
-import os
 from array import array
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.golden import check_golden
+from tests.support.served import Served, serving_from_a_thread
 from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
-from tests.unit.daemon.served import Served, serving_from_a_thread
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
@@ -22,8 +21,6 @@ from torchperfd_daemon.commands._screen import Frame, draw
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import live
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
-
-GOLDEN = Path(__file__).parents[2] / "golden"
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -47,14 +44,6 @@ def command(served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pyte
     return run
 
 
-def check(name: str, text: str) -> None:
-    """Compare with a golden file."""
-    golden = GOLDEN / name
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text()
-
-
 def steps_of(store: Store) -> list[control_pb2.RankSteps]:
     return list(live.newest_steps(store, control_pb2.GetStepsRequest()).ranks)
 
@@ -72,7 +61,7 @@ def test_the_tables_are_the_golden_file(
         code, out, err = command(name, *arguments)
         assert (code, err) == (0, "")
         told.append(f"# {case}\n{out}")
-    check(f"{name}.txt", "\n".join(told))
+    check_golden(f"{name}.txt", "\n".join(told))
 
 
 VERDICTS = {
@@ -141,11 +130,11 @@ def drawn(shown: Frame, height: int | None = None, width: int = 100, **how: Any)
 
 
 def test_the_frames_of_top_are_the_golden_file() -> None:
-    check("top.txt", "\n\n".join(f"# {case}\n{drawn(frame(case))}" for case in CASES) + "\n")
+    check_golden("top.txt", "\n\n".join(f"# {case}\n{drawn(frame(case))}" for case in CASES) + "\n")
 
 
 def test_the_verdicts_are_the_golden_file() -> None:
-    check("diagnose.txt", "\n\n".join(map(diagnose.text, VERDICTS.values())) + "\n")
+    check_golden("diagnose.txt", "\n\n".join(map(diagnose.text, VERDICTS.values())) + "\n")
 
 
 def test_bars_are_colours_on_a_terminal_and_letters_without() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.node import ROOT
+from tests.support.golden import check_golden
+from tests.support.node import ROOT
 
 from torchperfd_daemon import cli
 from torchperfd_daemon.config.effective import resolve
@@ -24,7 +24,6 @@ from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.config.trigger_tables import as_tables, read_plan
 from torchperfd_daemon.triggers import Plan, Rule, Schedule, When
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "config.txt"
 BY_KEY = {option.key: option for option in OPTIONS}
 
 EXAMPLE = """
@@ -298,9 +297,7 @@ def test_what_is_in_force_is_shown_with_its_origins(
     code, out, err = run("config", "show", "--origin", *arguments)
     assert (code, err) == (0, "")
     shown = out.replace(str(tmp_path), "/work")
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(shown)
-    assert shown == GOLDEN.read_text()
+    check_golden("config.txt", shown)
 
 
 def test_what_is_shown_is_a_configuration_of_the_same_effect(run: Run, tmp_path: Path) -> None:

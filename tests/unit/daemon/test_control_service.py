@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.unit.daemon.served import RankStream, Served, control, play, steps_message
+from tests.support.served import RankStream, Served, control, play, steps_message
 
 from torchperfd._version import __version__
 from torchperfd.v1 import control_pb2, session_pb2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.daemon.served import GIVE_UP_S
+from tests.support.served import GIVE_UP_S
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, RankFacts, attempt

@@ -1,15 +1,12 @@
 """The verdict: its cause, whom it names, and the words that people read."""
 
-import os
 import shlex
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
+from tests.support.golden import check_golden
 
 from torchperfd_daemon.diagnosis import Cause, RankProfile, Verdict, diagnose
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "verdicts.txt"
 
 
 def profile(rank: int, data: float, step: float = 0.1, steps: int = 50, **phases: float) -> RankProfile:
@@ -43,9 +40,7 @@ def test_the_words_are_the_golden_file() -> None:
         lines += [f"# {title}", verdict.summary]
         lines += [f"    {name}: {value}" for name, value in asdict(verdict).items() if name != "evidence"]
     text = "\n".join(lines) + "\n"
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check_golden("verdicts.txt", text)
 
 
 def test_the_starving_rank_is_named_with_its_cost() -> None:

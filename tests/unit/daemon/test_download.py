@@ -12,8 +12,8 @@ import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.served import Served, control, play, serving_from_a_thread
 from tests.unit.daemon.kept import add
-from tests.unit.daemon.served import Served, control, play, serving_from_a_thread
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon import cli

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.node import free_port
+from tests.support.node import free_port
 from tests.unit.daemon.fleet_nodes import (
     RUN,
     PlayedNode,

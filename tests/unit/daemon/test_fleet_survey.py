@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.node import free_port
+from tests.support.node import free_port
 from tests.unit.daemon.fleet_nodes import PlayedSessions, asking, play
 from tests.unit.daemon.live_runs import STEPS, train
 

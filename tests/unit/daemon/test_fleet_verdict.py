@@ -1,15 +1,14 @@
 """One verdict on a run of several nodes: who is blamed, and what it costs the whole run."""
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.golden import check_golden
 
 from torchperfd_daemon.commands import diagnose
 from torchperfd_daemon.diagnosis import Cause, Verdict
@@ -17,7 +16,6 @@ from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "fleet_diagnose.txt"
 RUN = "bert 17"
 STEPS = 48
 USUAL = {"data": 0.001, "forward": 0.012, "backward": 0.025, "other": 0.002}
@@ -96,9 +94,7 @@ def test_the_verdicts_are_the_golden_file() -> None:
         for name, case in CASES.items()
     ]
     text = "\n\n".join(told) + "\n"
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check_golden("fleet_diagnose.txt", text)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.node import free_port
+from tests.support.node import free_port
 from tests.unit.daemon.fleet_nodes import RUN, asking, certificates, may_all, none_here, play, start_node
 
 from torchperfd.v1 import control_pb2

@@ -11,7 +11,8 @@ from datetime import UTC
 from pathlib import Path
 
 import pytest
-from tests.unit.daemon.served import Served, play
+from tests.support.golden import check_golden
+from tests.support.served import Served, play
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.collectors.ranks import RankProcess
@@ -33,7 +34,6 @@ from torchperfd_daemon.store import (
     Totals,
 )
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "goodput.txt"
 S = 1_000_000_000
 BOOTED = 1_700_000_000.0
 
@@ -316,9 +316,7 @@ RUNS = [
 def test_the_tables_are_the_golden_ones() -> None:
     out = io.StringIO()
     render_text(RUNS, out, UTC)
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(out.getvalue())
-    assert out.getvalue() == GOLDEN.read_text()
+    check_golden("goodput.txt", out.getvalue())
 
 
 def test_the_document_and_the_messages_say_the_same() -> None:

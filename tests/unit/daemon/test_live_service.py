@@ -12,8 +12,8 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.served import GIVE_UP_S, Served, control, play, serving_from_a_thread
 from tests.unit.daemon.live_runs import STEPS, train
-from tests.unit.daemon.served import GIVE_UP_S, Served, control, play, serving_from_a_thread
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.store import HISTORY_STEPS, History, StepColumns

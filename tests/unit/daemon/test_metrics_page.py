@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.metric_names import METRICS
+from tests.support.golden import check_golden
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __version__
@@ -59,7 +60,6 @@ from torchperfd_daemon.store import (
 )
 from torchperfd_daemon.triggers.desk import Result
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "metrics.txt"
 FORBIDDEN_LABELS = {"job", "instance", "pod", "namespace", "container", "pid"}
 
 
@@ -276,9 +276,7 @@ def text(page: MetricsPage) -> str:
 
 
 def test_the_page_is_the_golden_file(text: str) -> None:
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text()
+    check_golden("metrics.txt", text)
 
 
 def test_a_new_store_shows_only_what_is_always_there() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.metric_names import METRICS, unknown
-from tests.node import ROOT, eventually, free_port
+from tests.support.node import ROOT, eventually, free_port
 
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics import MetricsPage

@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.unit.daemon.served import RankStream, Served, play
+from tests.support.served import RankStream, Served, play
 
 from torchperfd.v1 import session_pb2
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.daemon.served import short_directory
+from tests.support.served import short_directory
 
 from torchperfd_daemon.collectors.base import CollectorUnavailableError
 from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading

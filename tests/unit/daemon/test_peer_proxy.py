@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.unit.daemon.served import GIVE_UP_S, RankStream, Served, control, play, serving, short_directory
+from tests.support.served import GIVE_UP_S, RankStream, Served, control, play, serving, short_directory
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.collectors.procfs import parse_stat, read

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from tests.unit.daemon.served import RankStream, Served, control, hello, play
+from tests.support.served import RankStream, Served, control, hello, play
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Cause

@@ -6,7 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.unit.daemon.served import RankStream, Served, hello, play, steps_message
+from tests.support.served import RankStream, Served, hello, play, steps_message
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.log_limiter import PERIOD_S, LogLimiter

@@ -16,8 +16,8 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.node import free_port
-from tests.unit.daemon.served import GIVE_UP_S, RankStream, control, short_directory
+from tests.support.node import free_port
+from tests.support.served import GIVE_UP_S, RankStream, control, short_directory
 
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon import cli

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from tests.unit.daemon.served import GIVE_UP_S, RankStream, Served, hello, play, steps_message
+from tests.support.served import GIVE_UP_S, RankStream, Served, hello, play, steps_message
 
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, session_pb2

@@ -1,23 +1,21 @@
 """Stacks, pure: reading faulthandler's text, merging what is identical, and naming who stands apart."""
 
 import faulthandler
-import os
 import sys
 import tempfile
 import threading
 from collections import Counter
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.golden import check_golden
 
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread, merge, parse_dump, tidy
 from torchperfd_daemon.stacks.activity import Kind, activity
 from torchperfd_daemon.stacks.report import ranks_text, render_text, sentence, to_dict
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "stacks.txt"
 PACKAGE = "/env/site-packages/torchperfd/"
 TORCH = "/env/lib/python3.11/site-packages/torch"
 MODULE = Frame("/job/train.py", 90, "<module>")
@@ -331,9 +329,7 @@ def test_the_text_is_the_golden_file() -> None:
     out = StringIO()
     told = sorted(_run(), key=lambda one: one.rank)
     render_text("bert-17", told, merge(told), out)
-    if os.environ.get("TORCHPERFD_REWRITE_GOLDEN"):
-        GOLDEN.write_text(out.getvalue())
-    assert out.getvalue() == GOLDEN.read_text()
+    check_golden("stacks.txt", out.getvalue())
 
 
 def test_the_document_has_every_thread_and_what_they_come_to() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from tests.support.served import RankStream, Served, control, play, serving_from_a_thread
 from tests.unit.daemon.processes import HERE
-from tests.unit.daemon.served import RankStream, Served, control, play, serving_from_a_thread
 
 from torchperfd.v1 import contract, control_pb2, session_pb2
 from torchperfd_daemon import cli

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.clock import Clock
 
 from torchperfd_daemon.store import (
     HISTOGRAM_BOUNDS_S,
@@ -17,16 +18,6 @@ from torchperfd_daemon.store import (
     Store,
     Totals,
 )
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def who(rank: int = 0, run: str = "bert", pid: int = 10, ticks: int = 1, **more: str) -> RankIdentity:
@@ -42,7 +33,7 @@ def steps(durations: Sequence[int], **phases: Sequence[int]) -> StepColumns:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

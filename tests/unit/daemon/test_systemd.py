@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.daemon.served import short_directory
+from tests.support.served import short_directory
 
 from torchperfd_daemon.systemd import keep_watchdog_quiet, notify, watchdog_seconds
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.daemon.served import GIVE_UP_S
+from tests.support.served import GIVE_UP_S
 
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Participant, Query, RankFacts
 from torchperfd_daemon.captures.manifest import CaptureOptions

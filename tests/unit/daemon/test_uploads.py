@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.object_store import BUCKET, ObjectStore
+from tests.support.clock import Clock
 from tests.unit.daemon.kept import BASE, add, ids, settle
 
 from torchperfd_daemon.captures import (
@@ -35,15 +36,6 @@ from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageEr
 
 PREFIX = f"s3://{BUCKET}/nodes/a"
 PART = 5 * 2**20
-
-
-class Clock:
-    """Monotonic time that a test moves on."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture(scope="module")

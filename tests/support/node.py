@@ -20,7 +20,7 @@ import psutil
 
 Outcome = TypeVar("Outcome")
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "client" / "examples" / "train_digits.py"
 
 
