@@ -19,8 +19,8 @@ from torchperfd_daemon.captures import (
     Catalog,
     Coordinator,
     Destination,
-    Keeper,
     Quota,
+    RetentionWorker,
     Uploader,
     place,
 )
@@ -126,7 +126,7 @@ class Daemon:
         )
         self._catalog = Catalog(settings.captures_dir, quota)
         self._uploader = _uploader(settings, self._catalog)
-        self._keeper = Keeper(self._catalog, uploads=self._uploader is not None)
+        self._retention = RetentionWorker(self._catalog, uploads=self._uploader is not None)
         self._analyst = Analyst(self._catalog) if _analyses(settings) else None
         if self._analyst is not None:
             self._catalog.on_ended = self._analyst.submit
@@ -200,8 +200,8 @@ class Daemon:
     def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
         """Hold the captures directory to its quota; analyse and upload captures if that is asked for."""
         _note_place(self._settings, self._uploader)
-        self._keeper.start()
-        stack.callback(self._keeper.stop)
+        self._retention.start()
+        stack.callback(self._retention.stop)
         if self._analyst is not None:
             self._analyst.start()
             stack.callback(self._analyst.stop)
@@ -257,7 +257,7 @@ class Daemon:
             counts=self._triggers,
         )
         workers = [
-            self._keeper.health,
+            self._retention.health,
             self._accountant.health,
             observer.health,
             samplers.health,
@@ -271,7 +271,7 @@ class Daemon:
                 TrainingMetrics(self._store, owners.of, cap),
                 DiagnosisMetrics(self._store, observer, cap),
                 NodeMetrics(samplers.samplers),
-                OwnMetrics(self._store, self._coordinator.counts, self._keeper.counts),
+                OwnMetrics(self._store, self._coordinator.counts, self._retention.counts),
                 BackgroundMetrics(workers),
                 TriggerMetrics(self._triggers),
                 GoodputMetrics(self._accountant.settled_seconds),

@@ -7,10 +7,10 @@ from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.counts import CaptureCounts
 from torchperfd_daemon.captures.destination import Destination
 from torchperfd_daemon.captures.index import Listed, Listing, Query
-from torchperfd_daemon.captures.keeper import Keeper, KeptCounts
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureRecord, CaptureState, RankFacts, RankTrace
 from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.captures.retention import Quota
+from torchperfd_daemon.captures.retention_worker import RetentionCounts, RetentionWorker
 from torchperfd_daemon.captures.schedule import When
 from torchperfd_daemon.captures.turns import Participant
 from torchperfd_daemon.captures.uploader import UploadCounts, Uploader
@@ -25,8 +25,6 @@ __all__ = [
     "Catalog",
     "Coordinator",
     "Destination",
-    "Keeper",
-    "KeptCounts",
     "Listed",
     "Listing",
     "Participant",
@@ -36,6 +34,8 @@ __all__ = [
     "RankFacts",
     "RankShares",
     "RankTrace",
+    "RetentionCounts",
+    "RetentionWorker",
     "Upload",
     "UploadCounts",
     "Uploader",

@@ -32,7 +32,7 @@ class Catalog:
 
     Args:
         directory: Made when first needed.
-        quota: What a new capture has to keep to; the Keeper sees to the rest of it.
+        quota: What a new capture has to keep to; the RetentionWorker enforces the rest of it.
         wall: Unix seconds.
     """
 
@@ -304,22 +304,22 @@ class Catalog:
         path = self.folder(capture_id)
         self.check_removable(capture_id)
         # A name that is no capture's: else a listing might see half of it, and take it for another's.
-        grave = self.directory / f"{_REMOVED}{secrets.token_hex(8)}"
+        trash = self.directory / f"{_REMOVED}{secrets.token_hex(8)}"
         try:
-            path.rename(grave)
+            path.rename(trash)
         except OSError as error:
             raise _undeletable(path, error) from error
         try:
-            shutil.rmtree(grave)
+            shutil.rmtree(trash)
         except FileNotFoundError:
-            # The graves were swept at this very moment.
-            shutil.rmtree(grave, ignore_errors=True)
+            # The retention worker purged the trash at this moment.
+            shutil.rmtree(trash, ignore_errors=True)
         except OSError as error:
             with contextlib.suppress(OSError):
-                grave.rename(path)
+                trash.rename(path)
             raise _undeletable(path, error) from error
 
-    def sweep_graves(self) -> None:
+    def purge_trash(self) -> None:
         """Delete what was left of captures whose deletion was interrupted."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:

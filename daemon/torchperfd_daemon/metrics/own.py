@@ -4,7 +4,7 @@ import platform
 from collections.abc import Iterator
 
 from torchperfd._version import __version__
-from torchperfd_daemon.captures import CaptureCounts, KeptCounts
+from torchperfd_daemon.captures import CaptureCounts, RetentionCounts
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.store import Store
 
@@ -12,7 +12,7 @@ from torchperfd_daemon.store import Store
 class OwnMetrics:
     """A metrics source about the daemon itself and its captures."""
 
-    def __init__(self, store: Store, captures: CaptureCounts, kept: KeptCounts) -> None:
+    def __init__(self, store: Store, captures: CaptureCounts, kept: RetentionCounts) -> None:
         self._store = store
         self._captures = captures
         self._kept = kept

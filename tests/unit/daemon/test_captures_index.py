@@ -320,7 +320,7 @@ def test_a_directory_that_cannot_be_read_is_said(tmp_path: Path) -> None:
 FULL_DISK = """
 import json, os, sys
 from pathlib import Path
-from torchperfd_daemon.captures import Catalog, CaptureRecord, CaptureState, Keeper, Quota, RankTrace
+from torchperfd_daemon.captures import Catalog, CaptureRecord, CaptureState, RetentionWorker, Quota, RankTrace
 from torchperfd_daemon.errors import DiskFullError, TorchperfdError
 base = Path(sys.argv[1])
 said = {}
@@ -349,7 +349,7 @@ except TorchperfdError as error:
     said["save"] = str(error)
 said["left"] = sorted(os.listdir(base / "captures/c"))
 said["listed"] = [each.record.capture_id for each in catalog.list().captures]
-Keeper(Catalog(base / "captures", Quota(bytes=100_000))).sweep()
+RetentionWorker(Catalog(base / "captures", Quota(bytes=100_000))).enforce()
 said["kept"] = [each.record.capture_id for each in catalog.list().captures]
 saved(catalog, "d", 4.0)
 said["after"] = [each.record.capture_id for each in catalog.list().captures]

@@ -13,9 +13,9 @@ from torchperfd_daemon.captures import (
     Catalog,
     Coordinator,
     Destination,
-    Keeper,
     Quota,
     RankFacts,
+    RetentionWorker,
     Upload,
     Uploader,
     folder,
@@ -78,11 +78,11 @@ def test_planted_folder_removes_no_capture(catalog: Catalog, manifested: bool) -
         (path / "manifest.json").write_bytes(record.encode())
         give(path, MALLORY)
     settle(catalog)
-    keeper = Keeper(catalog)
-    keeper.sweep()
+    retention = RetentionWorker(catalog)
+    retention.enforce()
     assert set(ids(catalog)) >= {f"c{number}" for number in range(5)}
-    assert keeper.counts.captures == 5
-    assert keeper.counts.bytes < 6 * MIB
+    assert retention.counts.captures == 5
+    assert retention.counts.bytes < 6 * MIB
     assert (path / "x").exists(), "nor is it the daemon's to remove"
 
 
@@ -94,8 +94,8 @@ def test_planted_file_in_a_capture_removes_none(catalog: Catalog) -> None:
         (path / ".pinned").touch()
         for name in ("noise", ".pinned"):
             os.chown(path / name, MALLORY, MALLORY)
-    keeper = Keeper(catalog)
-    keeper.sweep()
+    retention = RetentionWorker(catalog)
+    retention.enforce()
     assert len(ids(catalog)) == 5
     assert not any(listed.pinned for listed in catalog.list().captures), "a stranger's pin is none"
     with pytest.raises(TorchperfdError, match="keeps c0 from being pinned"):
@@ -111,7 +111,7 @@ def test_captures_of_one_user_evict_only_that_users(catalog: Catalog) -> None:
         if number == 5:
             (path / ".pinned").touch()
             os.chown(path / ".pinned", MALLORY, MALLORY)
-    Keeper(catalog).sweep()
+    RetentionWorker(catalog).enforce()
     assert [each for each in ids(catalog) if "alice" in each] == ["alice2", "alice1", "alice0"]
     assert [each for each in ids(catalog) if "mallory" in each] == ["mallory5"]
 

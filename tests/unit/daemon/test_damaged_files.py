@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, ids
 
-from torchperfd_daemon.captures import Analyst, Catalog, Keeper, Quota, folder, manifest, receipt
+from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest, receipt
 from torchperfd_daemon.captures.index_database import FILE, FOLDER
 from torchperfd_daemon.commands.captures import command
 from torchperfd_daemon.documents import DamagedError, decode
@@ -112,8 +112,8 @@ def test_catalog_damaged_file_harms_only_its_capture(tmp_path: Path, name: str, 
     else:
         ODD_FILES[damage](path)
     assert "good" in ids(catalog)
-    keeper = Keeper(catalog)
-    keeper.sweep()
+    retention = RetentionWorker(catalog)
+    retention.enforce()
     assert ids(catalog) in (["good"], ["20260101-000000-abcdef"])
     for arguments in (["list"], ["list", "--json"], ["rm", "good"], ["show", "20260101-000000-abcdef"]):
         done = CliRunner().invoke(command, ["--captures-dir", str(catalog.directory), *arguments])
@@ -199,27 +199,27 @@ def test_goodput_damaged_time_is_set_aside(tmp_path: Path, offset: object, colum
 
 
 @pytest.mark.parametrize("error", [ValueError("any"), RecursionError(), TorchperfdError("full")])
-def test_keeper_any_error_goes_on_and_counts(
+def test_retention_any_error_goes_on_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    keeper = Keeper(Catalog(tmp_path / "captures"))
-    monkeypatch.setattr("torchperfd_daemon.captures.keeper._SWEEP_S", 0.001)
+    retention = RetentionWorker(Catalog(tmp_path / "captures"))
+    monkeypatch.setattr("torchperfd_daemon.captures.retention_worker._INTERVAL_S", 0.001)
     again = threading.Event()
-    sweeps = 0
+    passes = 0
 
-    def sweep() -> None:
-        nonlocal sweeps
-        sweeps += 1
-        if sweeps == 1:
+    def enforce() -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 1:
             raise error
         again.set()
 
-    monkeypatch.setattr(keeper, "sweep", sweep)
-    keeper.start()
+    monkeypatch.setattr(retention, "enforce", enforce)
+    retention.start()
     assert again.wait(30)
-    keeper.stop()
-    assert keeper.health.failures == 1
-    assert keeper.health.last_success_unix_seconds > 0
+    retention.stop()
+    assert retention.health.failures == 1
+    assert retention.health.last_success_unix_seconds > 0
 
 
 def test_analyst_any_error_goes_on_and_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd_daemon.captures import Catalog, Keeper
+from torchperfd_daemon.captures import Catalog, RetentionWorker
 from torchperfd_daemon.collectors.base import Sampler
 from torchperfd_daemon.collectors.cpu import CpuCollector
 from torchperfd_daemon.logs import JournalFormatter, configure_logging, is_journal
@@ -72,7 +72,7 @@ def test_debug_level_shows_collectors_pages_and_captures(
     caplog.set_level(logging.DEBUG, "torchperfd")
     Sampler(CpuCollector(), 1).sample_once()
     PageCache(MetricsPage([])).get(openmetrics=False, zipped=False)
-    Keeper(Catalog(tmp_path)).sweep()
+    RetentionWorker(Catalog(tmp_path)).enforce()
     lines = [record.getMessage() for record in caplog.records]
     assert [line.split(":")[0] for line in lines] == [
         "collector cpu",

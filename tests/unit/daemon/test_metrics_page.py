@@ -20,7 +20,13 @@ from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __version__
 from torchperfd_daemon.background import WorkerHealth
-from torchperfd_daemon.captures import AnalysisCounts, CaptureCounts, KeptCounts, RankShares, UploadCounts
+from torchperfd_daemon.captures import (
+    AnalysisCounts,
+    CaptureCounts,
+    RankShares,
+    RetentionCounts,
+    UploadCounts,
+)
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
 from torchperfd_daemon.collectors.cpu import CpuCollector
@@ -211,8 +217,10 @@ def counts() -> CaptureCounts:
     )
 
 
-def holding() -> KeptCounts:
-    return KeptCounts(captures=12, bytes=9_000_000, removed={"age": 0, "count": 3, "bytes": 1, "reserve": 0})
+def holding() -> RetentionCounts:
+    return RetentionCounts(
+        captures=12, bytes=9_000_000, removed={"age": 0, "count": 3, "bytes": 1, "reserve": 0}
+    )
 
 
 def analyses() -> AnalysisCounts:
@@ -282,7 +290,7 @@ def test_the_page_is_the_golden_file(text: str) -> None:
 def test_a_new_store_shows_only_what_is_always_there() -> None:
     empty = Store()
     page = MetricsPage(
-        [TrainingMetrics(empty), NodeMetrics([]), OwnMetrics(empty, CaptureCounts(), KeptCounts())]
+        [TrainingMetrics(empty), NodeMetrics([]), OwnMetrics(empty, CaptureCounts(), RetentionCounts())]
     )
     body = page.render("")[0].decode()
     lines = [line for line in body.splitlines() if not line.startswith("#")]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, disk_bytes, ids, settle
 
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Keeper, Quota
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RetentionWorker
 from torchperfd_daemon.captures.folder import UNFINISHED_S
 from torchperfd_daemon.captures.retention import Kept, Reason, Removal, plan
 
@@ -111,15 +111,15 @@ def catalog(tmp_path: Path) -> Catalog:
     return Catalog(tmp_path / "captures")
 
 
-def sweep(catalog: Catalog, now: float = BASE + 100, **quota: float) -> dict[str, int]:
+def enforce(catalog: Catalog, now: float = BASE + 100, **quota: float) -> dict[str, int]:
     """Sweep once; return how many captures went, by reason."""
-    keeper = Keeper(Catalog(catalog.directory, Quota(**quota), lambda: now))  # type: ignore[arg-type]
-    keeper.sweep()
-    assert keeper.counts.captures == len(ids(catalog))
-    assert keeper.counts.bytes == sum(
+    retention = RetentionWorker(Catalog(catalog.directory, Quota(**quota), lambda: now))  # type: ignore[arg-type]
+    retention.enforce()
+    assert retention.counts.captures == len(ids(catalog))
+    assert retention.counts.bytes == sum(
         disk_bytes(catalog.directory / capture_id) for capture_id in ids(catalog)
     )
-    return {reason: count for reason, count in keeper.counts.removed.items() if count}
+    return {reason: count for reason, count in retention.counts.removed.items() if count}
 
 
 def fill(catalog: Catalog, count: int) -> None:
@@ -129,12 +129,12 @@ def fill(catalog: Catalog, count: int) -> None:
 
 def test_each_limit_is_kept_and_counted(catalog: Catalog) -> None:
     fill(catalog, 6)
-    assert sweep(catalog) == {}
-    assert sweep(catalog, count=5) == {"count": 1}
+    assert enforce(catalog) == {}
+    assert enforce(catalog, count=5) == {"count": 1}
     assert ids(catalog)[-1] == "capture-1"
-    assert sweep(catalog, age_seconds=98.5) == {"age": 1}
+    assert enforce(catalog, age_seconds=98.5) == {"age": 1}
     each = disk_bytes(catalog.directory / "capture-5")
-    assert sweep(catalog, bytes=2 * each) == {"bytes": 2}
+    assert enforce(catalog, bytes=2 * each) == {"bytes": 2}
     assert ids(catalog) == ["capture-5", "capture-4"]
     assert {path.name for path in catalog.directory.iterdir()} == {"capture-5", "capture-4", ".index"}
 
@@ -143,11 +143,11 @@ def test_what_is_pinned_stays_until_it_is_unpinned(catalog: Catalog) -> None:
     fill(catalog, 3)
     catalog.pin("capture-0")
     catalog.pin("capture-0")
-    assert sweep(catalog, count=1) == {"count": 2}
+    assert enforce(catalog, count=1) == {"count": 2}
     assert ids(catalog) == ["capture-0"]
     catalog.unpin("capture-0")
     catalog.unpin("capture-0")
-    assert sweep(catalog, age_seconds=1) == {"age": 1}
+    assert enforce(catalog, age_seconds=1) == {"age": 1}
 
 
 def test_a_pin_that_the_index_has_not_seen_protects(catalog: Catalog) -> None:
@@ -159,7 +159,7 @@ def test_a_pin_that_the_index_has_not_seen_protects(catalog: Catalog) -> None:
     (folder / ".pinned").touch()
     os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert not any(listed.pinned for listed in catalog.list().captures), "nobody can have seen it"
-    assert sweep(catalog, count=1) == {"count": 2}
+    assert enforce(catalog, count=1) == {"count": 2}
     assert ids(catalog) == ["capture-0"]
 
 
@@ -168,7 +168,7 @@ def test_what_is_in_progress_stays(catalog: Catalog) -> None:
     add(catalog, "going", requested_at=BASE - 50, state=CaptureState.ARMED)
     catalog.create("20231114-221300-abcdef")
     changed = (catalog.directory / "going").stat().st_mtime
-    assert sweep(catalog, changed + 1, count=1) == {"count": 2}
+    assert enforce(catalog, changed + 1, count=1) == {"count": 2}
     assert set(ids(catalog)) == {"going", "20231114-221300-abcdef"}
     assert {listed.record.state for listed in catalog.list().captures} == {
         CaptureState.ARMED,
@@ -183,8 +183,8 @@ def test_what_was_never_finished_goes_after_a_day(catalog: Catalog, manifest: bo
         catalog.save(CaptureRecord("20231114-221300-abcdef", "bert-17", "command", BASE))
     (folder / ".rank0.json.part").write_bytes(b"x" * 100_000)
     changed = folder.stat().st_mtime
-    assert sweep(catalog, changed + UNFINISHED_S - 60, bytes=1) == {}
-    assert sweep(catalog, changed + UNFINISHED_S + 60, bytes=1) == {"bytes": 1}
+    assert enforce(catalog, changed + UNFINISHED_S - 60, bytes=1) == {}
+    assert enforce(catalog, changed + UNFINISHED_S + 60, bytes=1) == {"bytes": 1}
     assert not folder.exists()
 
 
@@ -199,11 +199,11 @@ def test_what_went_on_unseen_by_the_index_stays(catalog: Catalog) -> None:
     (folder / "manifest.json").unlink()
     (folder / "rank0.manifest.json").write_text(json.dumps(manifest))
     settle(catalog, UNFINISHED_S + 3600)
-    keeper = Keeper(Catalog(catalog.directory, Quota(count=1)))
-    keeper.sweep()
+    retention = RetentionWorker(Catalog(catalog.directory, Quota(count=1)))
+    retention.enforce()
     (folder / "rank1.json").touch()
     add(catalog, "new", requested_at=folder.stat().st_mtime + 1)
-    keeper.sweep()
+    retention.enforce()
     assert ids(catalog) == ["old"]
 
 
@@ -220,7 +220,7 @@ def test_what_is_no_capture_is_never_touched(catalog: Catalog, tmp_path: Path) -
     (catalog.directory / "linked").symlink_to(outside / "linked")
     (catalog.directory / "note").write_text("hello")
     settle(catalog, UNFINISHED_S + 3600)
-    assert sweep(catalog, bytes=1) == {"bytes": 1}
+    assert enforce(catalog, bytes=1) == {"bytes": 1}
     assert all((path / "rank0.json").exists() for path in (*others, outside / "linked"))
     assert (catalog.directory / "note").exists()
     assert (catalog.directory / "linked").is_symlink()
@@ -230,7 +230,7 @@ def test_a_file_full_of_holes_pushes_nothing_out(catalog: Catalog) -> None:
     fill(catalog, 2)
     with (catalog.directory / "capture-1" / "huge").open("wb") as file:
         file.truncate(2**40)
-    assert sweep(catalog, bytes=2**20) == {}
+    assert enforce(catalog, bytes=2**20) == {}
 
 
 def test_one_that_cannot_go_is_said_once_and_the_next_goes(
@@ -245,13 +245,13 @@ def test_one_that_cannot_go_is_said_once_and_the_next_goes(
         return remove(self, target)
 
     monkeypatch.setattr(Path, "rename", refuse)
-    keeper = Keeper(Catalog(catalog.directory, Quota(count=2)))
-    keeper.sweep()
-    keeper.sweep()
+    retention = RetentionWorker(Catalog(catalog.directory, Quota(count=2)))
+    retention.enforce()
+    retention.enforce()
     assert ids(catalog) == ["capture-2", "capture-0"]
-    assert keeper.counts.removed["count"] == 1
+    assert retention.counts.removed["count"] == 1
     fill_more = add(catalog, "capture-9", requested_at=BASE + 9)
-    keeper.sweep()
+    retention.enforce()
     assert ids(catalog) == [fill_more.capture_id, "capture-0"]
     assert [record.message for record in caplog.records].count(
         "capture capture-0 stays although the quota is used up: "
@@ -263,10 +263,10 @@ def test_an_interrupted_deletion_is_finished(catalog: Catalog) -> None:
     fill(catalog, 1)
     (catalog.directory / "capture-0").rename(catalog.directory / ".removed-0123456789abcdef")
     assert ids(catalog) == []
-    sweep(catalog)
+    enforce(catalog)
     assert {path.name for path in catalog.directory.iterdir()} == {".index"}
 
 
 def test_a_directory_that_is_not_there_yet_is_empty(catalog: Catalog) -> None:
-    assert sweep(catalog, count=1) == {}
+    assert enforce(catalog, count=1) == {}
     assert not catalog.directory.exists()

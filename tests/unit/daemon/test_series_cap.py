@@ -4,7 +4,7 @@ from array import array
 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from torchperfd_daemon.captures import CaptureCounts, KeptCounts
+from torchperfd_daemon.captures import CaptureCounts, RetentionCounts
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
@@ -23,7 +23,7 @@ class Crowd:
         self.store = Store(grace_seconds=60, clock=lambda: self.now)
         self.cap = SeriesCap(most, lambda: by_age(self.store))
         training = TrainingMetrics(self.store, cap=self.cap if selects else None)
-        own = OwnMetrics(self.store, CaptureCounts(), KeptCounts())
+        own = OwnMetrics(self.store, CaptureCounts(), RetentionCounts())
         self.page = MetricsPage([training, own], self.cap)
 
     def join(self, run: str, rank: int, uid: int = 0) -> Rank:

@@ -21,9 +21,9 @@ from torchperfd_daemon.captures import (
     CaptureState,
     Catalog,
     Destination,
-    Keeper,
     Quota,
     RankTrace,
+    RetentionWorker,
     Upload,
     Uploader,
     folder,
@@ -591,10 +591,10 @@ def test_a_receipt_that_cannot_be_left_is_said_once_and_sends_nothing_again(
 # The quota.
 
 
-def sweep(catalog: Catalog, quota: Quota, *, uploads: bool = True) -> dict[str, int]:
-    keeper = Keeper(Catalog(catalog.directory, quota, lambda: BASE + 100), uploads=uploads)
-    keeper.sweep()
-    return {reason: count for reason, count in keeper.counts.removed.items() if count}
+def enforce(catalog: Catalog, quota: Quota, *, uploads: bool = True) -> dict[str, int]:
+    retention = RetentionWorker(Catalog(catalog.directory, quota, lambda: BASE + 100), uploads=uploads)
+    retention.enforce()
+    return {reason: count for reason, count in retention.counts.removed.items() if count}
 
 
 def test_what_is_not_uploaded_yet_outlasts_the_quota(catalog: Catalog, tmp_path: Path) -> None:
@@ -603,11 +603,11 @@ def test_what_is_not_uploaded_yet_outlasts_the_quota(catalog: Catalog, tmp_path:
     catalog.note_upload("c2", receipt(catalog, "c2"))
     catalog.note_upload("c1", receipt(catalog, "c1", Upload.REFUSED))
     add(catalog, "failed", state=CaptureState.FAILED, requested_at=BASE + 9)
-    assert sweep(catalog, Quota(count=1)) == {"count": 3}, "uploaded, refused and failed ones go"
+    assert enforce(catalog, Quota(count=1)) == {"count": 3}, "uploaded, refused and failed ones go"
     assert ids(catalog) == ["c3", "c0"]
     (tmp_path / "share").mkdir()
     turn(Uploader(catalog, Destination((tmp_path / "share").as_uri())))
-    assert sweep(catalog, Quota(count=1)) == {"count": 1}
+    assert enforce(catalog, Quota(count=1)) == {"count": 1}
     assert ids(catalog) == ["c3"]
 
 
@@ -617,8 +617,8 @@ def test_the_disks_reserve_comes_before_what_is_not_uploaded(
     for number in range(4):
         add(catalog, f"c{number}", requested_at=BASE + number)
     catalog.pin("c0")
-    assert sweep(catalog, Quota(free_bytes=2**62)) == {}, "what the quota allows stays, however full the disk"
-    assert sweep(catalog, Quota(count=2, free_bytes=2**62)) == {"reserve": 2}
+    assert enforce(catalog, Quota(free_bytes=2**62)) == {}, "what the quota allows stays on a full disk"
+    assert enforce(catalog, Quota(count=2, free_bytes=2**62)) == {"reserve": 2}
     assert ids(catalog) == ["c3", "c0"]
     assert said.messages == [
         f"removed capture {each}, which had not been uploaded: the disk has too little room left"
@@ -629,7 +629,7 @@ def test_the_disks_reserve_comes_before_what_is_not_uploaded(
 def test_without_uploads_the_quota_is_what_it_was(catalog: Catalog) -> None:
     for number in range(3):
         add(catalog, f"c{number}", requested_at=BASE + number)
-    assert sweep(catalog, Quota(count=1, free_bytes=2**62), uploads=False) == {"count": 2}
+    assert enforce(catalog, Quota(count=1, free_bytes=2**62), uploads=False) == {"count": 2}
 
 
 def test_a_receipt_that_is_gone_keeps_what_the_index_takes_for_uploaded(catalog: Catalog) -> None:
@@ -642,7 +642,7 @@ def test_a_receipt_that_is_gone_keeps_what_the_index_takes_for_uploaded(catalog:
     before = path.stat()
     (path / FILE_NAME).unlink()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert sweep(catalog, Quota(count=1)) == {"count": 1}
+    assert enforce(catalog, Quota(count=1)) == {"count": 1}
     assert ids(catalog) == ["c0"]
 
 

@@ -1,4 +1,4 @@
-"""The keeper: a thread that holds the captures directory to its quota."""
+"""A thread that keeps the captures directory within its quota."""
 
 import logging
 import sqlite3
@@ -15,22 +15,22 @@ from torchperfd_daemon.errors import TorchperfdError
 
 log = logging.getLogger("torchperfd.captures")
 
-_SWEEP_S: Final = 60.0
+_INTERVAL_S: Final = 60.0
 # Changes within folders that had long ended are looked for once an hour: that asks after every folder.
 _THOROUGH_EVERY: Final = 60
 
 
 @dataclass(slots=True)
-class KeptCounts:
-    """What the directory holds, and what had to go since the daemon started; read by the metrics page."""
+class RetentionCounts:
+    """What the directory holds, and what was removed since the daemon started; read by the metrics page."""
 
     captures: int = 0
     bytes: int = 0
     removed: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in Reason})
 
 
-class Keeper:
-    """Sweeps the directory every minute, on a thread of its own: deleting large files takes time.
+class RetentionWorker:
+    """Enforces the quota every minute, on its own thread since deleting large files takes time.
 
     Args:
         catalog: The directory, and its quota.
@@ -40,30 +40,30 @@ class Keeper:
     def __init__(self, catalog: Catalog, *, uploads: bool = False) -> None:
         self._catalog = catalog
         self._uploads = uploads
-        self._sweeps = 0
+        self._passes = 0
         self._refused: set[str] = set()
         self._stop = threading.Event()
-        self.counts = KeptCounts()
+        self.counts = RetentionCounts()
         self.health = WorkerHealth("retention")
 
     def start(self) -> None:
-        """Begin."""
-        threading.Thread(target=self._run, name="torchperfd-keeper", daemon=True).start()
+        """Start the thread."""
+        threading.Thread(target=self._run, name="torchperfd-retention", daemon=True).start()
 
     def stop(self) -> None:
-        """Begin no more sweeps; one in progress may go down with the process without harm."""
+        """Start no further pass; one in progress may end with the process without harm."""
         self._stop.set()
 
-    def sweep(self) -> None:
+    def enforce(self) -> None:
         """Remove what is beyond the quota, and count what is left.
 
         Raises:
             TorchperfdError: The directory cannot be read.
         """
-        thorough = self._sweeps % _THOROUGH_EVERY == 0
-        self._sweeps += 1
+        thorough = self._passes % _THOROUGH_EVERY == 0
+        self._passes += 1
         if thorough:
-            self._catalog.sweep_graves()
+            self._catalog.purge_trash()
         with Index(self._catalog.directory, self._catalog.wall) as index:
             index.refresh(thorough=thorough)
             holding = index.holding()
@@ -76,15 +76,15 @@ class Keeper:
     def _run(self) -> None:
         while True:
             try:
-                self.sweep()
+                self.enforce()
                 self.health.succeeded(self._catalog.wall())
             except Exception as error:
-                # Whatever lies in the directory: the next sweep may do better, and the daemon goes on.
+                # Any file may lie in the directory: the daemon goes on, and the next pass tries again.
                 expected = isinstance(error, (TorchperfdError, OSError, sqlite3.Error))
                 if self.health.failed() or expected:
                     trace = None if expected else error
                     log.warning("captures are not held to their quota: %s", error, exc_info=trace)
-            if self._stop.wait(_SWEEP_S):
+            if self._stop.wait(_INTERVAL_S):
                 return
 
     def _is_beyond(self, holding: Holding) -> bool:
