@@ -22,6 +22,14 @@ def test_the_contract_names_every_module_that_the_daemon_may_not_use() -> None:
     assert set(contract["forbidden_modules"]) == expected
 
 
+def test_architecture_daemon_drawing_is_the_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (contract,) = (one for one in contracts if one["name"].startswith("In the daemon"))
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    drawing = page.split("## The daemon's rooms")[1].split("```")[1]
+    assert drawing.split("\n")[1:-1] == contract["layers"]
+
+
 def test_no_command_of_the_daemons_loads_torch() -> None:
     code = (
         "import importlib, sys\n"
