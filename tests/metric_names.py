@@ -52,6 +52,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_train_goodput_seconds_total": frozenset({"run", "bucket"}),
     "torchperfd_client_overhead_ratio": _RANK,
     "torchperfd_client_shed_tiers": _RANK,
+    "torchperfd_client_hook_active": _RANK | {"hook"},
     "torchperfd_node_cpu_utilization_ratio": _NONE,
     "torchperfd_node_memory_available_bytes": _NONE,
     "torchperfd_node_memory_total_bytes": _NONE,

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 from torchperfd.cuda_memory import read_cuda_memory
 from torchperfd.device import DeviceTime, DeviceTimes, cuda_device_times
 from torchperfd.faults import Faults
+from torchperfd.hook_state import HookState
+from torchperfd.hooks.context import describe
 from torchperfd.interrupts import is_from_script
 from torchperfd.replay import Replay
 
 if TYPE_CHECKING:
     from torchperfd.account import CudaMemory
-    from torchperfd.flops import StepFlops
+    from torchperfd.hooks.flops import StepFlops
 
 
 class Accelerator:
@@ -34,6 +36,7 @@ class Accelerator:
         self._peak = peak_flops
         self._times: DeviceTimes | None = None
         self._over = False
+        self._reason = ""
 
     def count_flops(self, peak_flops: float | None = None) -> None:
         """Count the operations of one training step from now on; see the constructor for the rest."""
@@ -49,14 +52,22 @@ class Accelerator:
         if not self._wants_flops:
             return
         try:
-            from torchperfd.flops import StepFlops
+            from torchperfd.hooks.flops import StepFlops
 
             self._flops = StepFlops()
             self._replay.watch(self._flops)
         except Exception as error:
             if is_from_script(error):
                 raise
+            self._reason = describe(error)
             self._faults.note("flops", error)
+
+    @property
+    def flops_state(self) -> HookState | None:
+        """Whether operations are counted, and why not; None where that is not wanted."""
+        if not self._wants_flops:
+            return None
+        return HookState("flops", self._flops.reason if self._flops is not None else self._reason)
 
     def end(self, reason: str) -> None:
         """No more steps will come, or this is a forked child."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from torchperfd.hook_state import HookState
 from torchperfd.loader_use import LoaderUse
 from torchperfd.recorder import PHASE_SLOTS, TRAIN, VALIDATE
 from torchperfd.stretch import Stretch
@@ -174,6 +175,7 @@ class Account:
         overhead: What the client costs, as a part of the time of training; None where not measured.
         loader: How the training loader is used; None before a sample, and without a loader.
         shed: Tiers of detail that were given up to keep within the overhead allowed.
+        hooks: Which hooks are on; empty where that is not known.
     """
 
     train: KindAccount = field(default_factory=KindAccount)
@@ -194,6 +196,7 @@ class Account:
     overhead: float | None = None
     shed: int = 0
     loader: LoaderUse | None = None
+    hooks: tuple[HookState, ...] = ()
 
     def fold(self, drained: Iterable[Stretch]) -> None:
         """Add drained steps, in the order of time."""

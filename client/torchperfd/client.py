@@ -13,17 +13,17 @@ from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account
 from torchperfd.capture import CaptureOptions
 from torchperfd.capture_desk import Capture, CaptureDesk
-from torchperfd.compilations import Compilations
 from torchperfd.descriptors import DescriptorGuard
 from torchperfd.dialogue import Dialogue
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.flusher import Flusher
+from torchperfd.hooks.compilations import Compilations
+from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.identity import read_identity
 from torchperfd.interrupts import is_from_script
 from torchperfd.iterators import Iterators
 from torchperfd.job_capture import JobCapture
-from torchperfd.loader_use import LoaderSampler
 from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.overhead import Overhead
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.exporter import Exporter
+    from torchperfd.hook_state import HookState
     from torchperfd.hooks import Hooks
     from torchperfd.loggers.protocol import Logger
     from torchperfd.loggers.sender import Sender
@@ -153,8 +154,8 @@ def _is_helper_process() -> bool:
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         return True
-    worker = sys.modules.get("torch.utils.data._utils.worker")
-    return worker is not None and worker.get_worker_info() is not None
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
 
 
 class Client:
@@ -195,7 +196,10 @@ class Client:
         self._compilations = Compilations()
         self._loader = LoaderSampler()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
-        tallies = Tallies(self._replay, self._pauses, self._compilations, self._accelerator, self._loader)
+        tallies = Tallies(
+            *(self._replay, self._pauses, self._compilations, self._accelerator, self._loader),
+            hooks=lambda: self.hooks,
+        )
         self._flusher = Flusher(self._replay, self._names, self._outbox, self._faults, tallies)
         self._tape.on_low = self._flusher.wake
         self._dialogue = Dialogue(
@@ -259,6 +263,14 @@ class Client:
     def rank(self) -> int:
         """This process's rank in the run."""
         return self._identity.rank
+
+    @property
+    def hooks(self) -> "tuple[HookState, ...]":
+        """Which hooks are on, and why one is not; empty until torch has been imported."""
+        if self._hooks is None:
+            return ()
+        flops = self._accelerator.flops_state
+        return self._hooks.states if flops is None else (*self._hooks.states, flops)
 
     @property
     def connected(self) -> bool:
@@ -515,7 +527,10 @@ class Client:
 
             keep_classes_out_of_graphs(Flusher)  # a full tape is read from within a hook
             PRECEDENCE.watch()
-            self._hooks = Hooks(self._tape, self._replay, self._faults, self._loader, self._iterators)
+            self._hooks = Hooks(
+                *(self._tape, self._replay, self._faults),
+                *(self._loader, self._iterators, self._compilations),
+            )
             self._hooks.install()
             if self._model is not None:
                 self._hooks.add_model(self._model)

@@ -11,6 +11,7 @@ from torchperfd import flight_recorder
 from torchperfd.capture_desk import CaptureDesk
 from torchperfd.faults import Faults
 from torchperfd.flusher import Flusher
+from torchperfd.hooks.flight_recorder import dump
 from torchperfd.identity import Identity
 from torchperfd.job_capture import JobCaptureDesk
 from torchperfd.logs import log
@@ -124,9 +125,10 @@ class Dialogue:
     def _tell_collectives(self, request_id: int) -> None:
         from torchperfd import wire
 
-        groups = []
+        groups: list[flight_recorder.GroupProgress] = []
         try:
-            groups = flight_recorder.progress()
+            record = dump()
+            groups = flight_recorder.read(record) if record is not None else []
         except Exception as error:  # noqa: BLE001 - the stacks tell without it
             self._faults.note("flight recorder", error)
         self._outbox.put(wire.collective_report(request_id, groups))

@@ -6,14 +6,10 @@ writing the record out takes milliseconds, and the interpreter with it.
 """
 
 import json
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-_C10D: Final = "torch._C._distributed_c10d"
-# torch 2.13 has the first, which knows of gloo, too; before it there was the second, in builds with NCCL.
-_DUMPS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _MOST_SIZES: Final = 4
 
 
@@ -38,17 +34,6 @@ class GroupProgress:
     sizes: str
 
 
-def progress() -> list[GroupProgress]:
-    """Return how far each group is; nothing where torch keeps no record.
-
-    Raises:
-        ValueError: The record is in no form that is known.
-        RuntimeError: torch could not write it.
-    """
-    dump = _dump()
-    return read(dump(True, True)) if dump is not None else []
-
-
 def read(record: bytes) -> list[GroupProgress]:
     """Return what a record says, in the order in which the groups were first used.
 
@@ -68,11 +53,6 @@ def read(record: bytes) -> list[GroupProgress]:
         return [_group(of, status.get(group, {})) for group, of in entries.items()]
     except (AttributeError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"no record of collectives: {error!r}") from error
-
-
-def _dump() -> Callable[[bool, bool], bytes] | None:
-    c10d = sys.modules.get(_C10D)
-    return next((getattr(c10d, name) for name in _DUMPS if hasattr(c10d, name)), None)
 
 
 def _group(entries: Iterable[Mapping[str, Any]], status: Mapping[str, Any]) -> GroupProgress:

@@ -1,7 +1,7 @@
 """Memory snapshots: what the CUDA allocator did during some steps, and what it holds after them.
 
 torch records the history and hands out the snapshot; the file is the pickle that its own
-``memory_viz`` page and ``torch.cuda._memory_viz`` read. A ``Tracer`` like those of :mod:`torchperfd.tracer`,
+``memory_viz`` page and module read. A ``Tracer`` like those of :mod:`torchperfd.tracer`,
 so that a snapshot is written, hashed and told of as a trace is.
 """
 
@@ -9,6 +9,8 @@ import pickle
 import sys
 from pathlib import Path
 from typing import Any, Final
+
+from torchperfd.hooks import memory_history
 
 MOST_EVENTS: Final = 200_000
 """Allocations and frees that the history holds; of more, torch keeps the newest.
@@ -25,8 +27,7 @@ def unusable() -> str:
     # Not is_available(): asking the driver for the first time may cost this process its forked workers.
     if not torch.cuda.is_initialized():
         return "no CUDA in this process"
-    recording = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    if recording is not None and recording():
+    if memory_history.is_recorded():
         return "the script records the history of CUDA memory itself; wait until it has stopped"
     return ""
 
@@ -49,17 +50,14 @@ class MemoryTracer:
 
     def start(self) -> None:
         """Begin to record; about 2 us for each allocation from here on."""
-        _memory()._record_memory_history(
-            "all", context=self._context, stacks="python", max_entries=MOST_EVENTS
-        )
+        memory_history.record(self._context, MOST_EVENTS)
 
     def stop(self) -> None:
         """Take the snapshot, and end recording: that forgets the history, so it comes second."""
-        memory = _memory()
         try:
-            self._snapshot = memory._snapshot()
+            self._snapshot = memory_history.snapshot()
         finally:
-            memory._record_memory_history(None)
+            memory_history.stop()
 
     def export(self, path: Path) -> None:
         """Write the snapshot, once, and forget it.
@@ -74,7 +72,3 @@ class MemoryTracer:
     def discard(self) -> None:
         """Forget the snapshot."""
         self._snapshot = None
-
-
-def _memory() -> Any:
-    return sys.modules["torch"].cuda.memory

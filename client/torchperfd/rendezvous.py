@@ -6,13 +6,13 @@ and reads those of the others. That goes over a connection of its own: nobody wh
 """
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 from torchperfd.flag import Flag
+from torchperfd.hooks import job_store
 from torchperfd.logs import log
 
 _TIMEOUT: Final = timedelta(seconds=10)
@@ -65,24 +65,20 @@ class Rendezvous:
 
     def _run(self, address: str) -> None:
         try:
-            store = self._wait_for_store()
+            store = job_store.connect(_TIMEOUT) if self._wait_for_store() else None
             if store is not None:
-                self._exchange(_own_connection(store), address)
+                self._exchange(store, address)
         except Exception as error:  # noqa: BLE001 - the store is the job's, and may go whenever it likes
             log.info("this job's other daemons cannot be asked for: %s", error)
 
-    def _wait_for_store(self) -> Any:
-        """Return the store that the ranks have met at; None when they do not, or at one without a network."""
+    def _wait_for_store(self) -> bool:
+        """Wait until the ranks have met; return whether they have."""
         for _ in range(_MOST_POLLS):
-            c10d = sys.modules.get("torch.distributed.distributed_c10d")
-            if c10d is not None and c10d.is_initialized():
-                store = c10d._get_default_store()
-                while hasattr(store, "underlying_store"):
-                    store = store.underlying_store
-                return store if hasattr(store, "port") and hasattr(store, "append") else None
+            if job_store.is_there():
+                return True
             if self._over.wait(_POLL_S):
-                return None
-        return None
+                return False
+        return False
 
     def _exchange(self, store: Any, address: str) -> None:
         store.append(self._key, f"{address}\n")
@@ -94,9 +90,3 @@ class Rendezvous:
                 self._tell(known)
             if len(known) >= self._nodes > 0 or self._over.wait(pause):
                 return
-
-
-def _own_connection(store: Any) -> Any:
-    from torch._C._distributed_c10d import TCPStore
-
-    return TCPStore(store.host, store.port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)

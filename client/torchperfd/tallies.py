@@ -1,12 +1,14 @@
 """Tallies: what is counted beside the steps, and belongs into the account all the same."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account, GcAccount, PhaseAccount
-from torchperfd.compilations import Compilations
 from torchperfd.fit_pauses import FitPauses
-from torchperfd.loader_use import LoaderSampler
+from torchperfd.hook_state import HookState
+from torchperfd.hooks.compilations import Compilations
+from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.pauses import GcPauses
 from torchperfd.recorder import DATA
 from torchperfd.replay import Replay
@@ -21,6 +23,7 @@ class Tallies:
         compilations: The compiler's.
         accelerator: What is told of the device.
         loader: Samples how the loader is used.
+        hooks: Returns which hooks are on.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class Tallies:
         compilations: Compilations,
         accelerator: Accelerator,
         loader: LoaderSampler,
+        hooks: Callable[[], tuple[HookState, ...]] = tuple,
     ) -> None:
         self._replay = replay
         self._loop = replay.loop
@@ -38,6 +42,7 @@ class Tallies:
         self._compilations = compilations
         self._accelerator = accelerator
         self._loader = loader
+        self._hooks = hooks
 
     @property
     def saving(self) -> bool:
@@ -63,6 +68,7 @@ class Tallies:
         account.overhead, account.shed = overhead.ratio, overhead.degradation_level
         account.cuda = self._accelerator.memory()
         account.flops_per_step, account.peak_flops = self._accelerator.flops()
+        account.hooks = self._hooks()
         self.fill_loader(account)
         self._loader.arm()
         for spent in self._accelerator.times():

@@ -9,6 +9,7 @@ from torchperfd._version import __version__
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.arrivals import Arrivals
 from torchperfd.flight_recorder import GroupProgress
+from torchperfd.hook_state import HookState
 from torchperfd.identity import Identity
 from torchperfd.loader_use import LoaderUse
 from torchperfd.phases import PhaseNames
@@ -117,6 +118,8 @@ def account_message(
             _pack_phase(packed, totals)
     for pauses in account.gc:
         message.gc.add(calls=pauses.calls, ns=pauses.ns)
+    for hook in account.hooks:
+        message.hooks.add(name=hook.name, reason=hook.reason)
     if account.loader is not None:
         message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(account.loader)))
     if account.cuda is not None:
@@ -142,6 +145,7 @@ def read_account(message: session_pb2.Account, names: PhaseNames) -> Account:
         peak_flops=message.peak_flops if message.HasField("peak_flops") else None,
         overhead=message.overhead_ratio if message.HasField("overhead_ratio") else None,
         shed=message.shed_tiers,
+        hooks=tuple(HookState(hook.name, hook.reason) for hook in message.hooks),
     )
     if message.HasField("cuda"):
         cuda = message.cuda

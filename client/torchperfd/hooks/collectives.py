@@ -6,19 +6,15 @@ Whatever Python calls is seen at torch's own narrow place, the methods of ``Proc
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
-import torch
+import torch.distributed
 
-from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.hooks.patches import Patches
 from torchperfd.tape import Timed
 from torchperfd.tape import events as on_tape
-
-_C10D: Final = "torch._C._distributed_c10d"
 
 _ISSUES: Final = (
     *("allreduce", "allreduce_coalesced", "reduce", "broadcast", "barrier", "monitored_barrier"),
@@ -31,43 +27,25 @@ _ISSUES: Final = (
 """The methods of ``ProcessGroup`` that communicate; each torch has some of them."""
 
 
-class Collectives:
-    """Times collectives and the waits for them; costs nothing where there are none."""
+def install(context: HookContext) -> None:
+    """Time collectives and the waits for them; a torch without distributed has nothing to time."""
+    if not torch.distributed.is_available():
+        return
+    group, work = torch.distributed.ProcessGroup, torch.distributed.Work
+    for name in _ISSUES:
+        if name in vars(group):
+            _time(context, group, name)
+    _time(context, work, "wait")
 
-    def __init__(self, context: HookContext, patches: Patches) -> None:
-        self._context = context
-        self._patches = patches
 
-    def install(self) -> None:
-        """Time what there is in this torch; one without distributed has nothing to time."""
-        c10d = sys.modules.get(_C10D)
-        if c10d is None:
-            return
-        for name in _ISSUES:
-            if name in vars(c10d.ProcessGroup):
-                self._time(c10d.ProcessGroup, name)
-        self._time(c10d.Work, "wait")
-        self._time_buffers()
+def _time(context: HookContext, owner: Any, name: str) -> None:
+    original = own_attribute(owner, name)
+    timed = Timed(context.tape, original, on_tape.COLLECTIVE, on_tape.COLLECTIVE_END)
 
-    def _time(self, owner: Any, name: str) -> None:
-        original = vars(owner)[name]
-        timed = Timed(self._context.tape, original, on_tape.COLLECTIVE, on_tape.COLLECTIVE_END)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return timed(self, *args, **kwargs)
 
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return timed(self, *args, **kwargs)
-
-        self._patches.replace(owner, name, keep_out_of_graphs(_in_place_of(original, name, method)))
-
-    def _time_buffers(self) -> None:
-        """Time how DDP sends buffers around ahead of a forward."""
-        original = vars(torch.distributed)["_broadcast_coalesced"]
-        timed = Timed(self._context.tape, original, on_tape.COLLECTIVE, on_tape.COLLECTIVE_END)
-
-        @functools.wraps(original)
-        def broadcast(*args: Any, **kwargs: Any) -> Any:
-            return timed(*args, **kwargs)
-
-        self._patches.replace(torch.distributed, "_broadcast_coalesced", keep_out_of_graphs(broadcast))
+    context.patches.replace(owner, name, keep_out_of_graphs(_in_place_of(original, name, method)))
 
 
 def _in_place_of(original: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

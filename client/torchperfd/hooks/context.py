@@ -1,42 +1,146 @@
-"""What every hook needs: the tape it writes on, and whether it may."""
+"""What every hook gets: the tape that it writes on, what it may undo, and what other hooks offer it."""
 
+import functools
 import threading
+import weakref
+from collections.abc import Callable
 from threading import get_ident
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from torchperfd.faults import Faults
+from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.hooks.patches import Patches
 from torchperfd.interrupts import is_from_script
+from torchperfd.iterators import Iterators
+from torchperfd.logs import log
 from torchperfd.replay import Replay
-from torchperfd.tape import Tape
+from torchperfd.tape import Tape, Timed
 from torchperfd.tape import events as on_tape
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from torchperfd.hooks.compilations import Compilations
+    from torchperfd.hooks.loader_use import LoaderSampler
 
 # threading.current_thread() would add a thread that Python did not start, and enumerate() locks.
 _threads: Final[dict[int, threading.Thread]] = threading._active  # type: ignore[attr-defined]
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class HookUnavailableError(Exception):
+    """A hook has no place in this torch; the message names what is missing."""
+
+
+class Models:
+    """The models that the loop trains; none where the hook that finds them is off.
+
+    Attributes:
+        optimizers: Optimizers whose models have been looked for, by id.
+        alive: Weak references to the models that were found.
+    """
+
+    def __init__(self) -> None:
+        self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self.alive: list[weakref.ref[nn.Module]] = []
+
+    def add(self, model: "nn.Module") -> None:
+        """Time the forward of ``model``; twice is once."""
+
+    def see(self, model: "nn.Module") -> None:
+        """Take note of a model that zeroes its gradients."""
+
+    def before_step(self, optimizer: "Optimizer") -> None:
+        """Look for models when an optimizer steps for the first time."""
+
+    def look_for_model(self, optimizer: "Optimizer") -> None:
+        """Look for the model of an optimizer."""
+
+    def is_on_its_own(self, optimizer: "Optimizer") -> bool:
+        """Return whether an optimizer shares no parameters with another."""
+        return False
+
+    def is_known(self, model: "nn.Module") -> bool:
+        """Return whether the model is one of those that were found or named."""
+        return False
+
+    def living(self) -> "list[nn.Module]":
+        """Return the models that were found and still exist."""
+        return [model for reference in self.alive if (model := reference()) is not None]
+
+
+class HookLinks:
+    """What hooks offer one another. Each has a default, so that any of them may be off.
+
+    Args:
+        iterators: The iterators that the loop draws from.
+        loader_sampler: Samples how the loader is used.
+        compilations: Counts compilations.
+
+    Attributes:
+        models: The models of the loop.
+        time_forward: Times the forward of a model.
+        before_draw: Called with the iterator ahead of a draw; each returns whether the next draw is to be
+            announced as well.
+        after_loader: Called when a loader is exhausted.
+        watch_draws: Has the next draw announced; None where draws are not timed.
+        backward: What stands in the place of ``torch.autograd.backward``.
+    """
+
+    def __init__(
+        self, iterators: Iterators, loader_sampler: "LoaderSampler", compilations: "Compilations"
+    ) -> None:
+        self.iterators = iterators
+        self.loader_sampler = loader_sampler
+        self.compilations = compilations
+        self.models = Models()
+        self.time_forward: Callable[[nn.Module], None] | None = None
+        self.before_draw: list[Callable[[Any], bool]] = []
+        self.after_loader: list[Callable[[], None]] = []
+        self.watch_draws: Callable[[], None] | None = None
+        self.backward: Timed | None = None
+
 
 class HookContext:
-    """Shared by all hooks of one client."""
+    """Belongs to one hook of one client.
 
-    __slots__ = ("faults", "replay", "tape")
+    Args:
+        name: The hook's.
+        tape: Where to write.
+        replay: Reads the tape.
+        faults: Where failures of ours are counted.
+        links: What hooks offer one another; the same for all hooks of a client.
 
-    def __init__(self, tape: Tape, replay: Replay, faults: Faults) -> None:
+    Attributes:
+        reason: Why the hook is off, in one line; empty while it is on.
+        patches: What the hook has replaced.
+        handles: What else it has registered; each has a ``remove()`` method.
+    """
+
+    __slots__ = ("faults", "handles", "links", "name", "patches", "reason", "replay", "tape")
+
+    def __init__(self, name: str, tape: Tape, replay: Replay, faults: Faults, links: HookLinks) -> None:
+        self.name = name
         self.tape = tape
         self.replay = replay
         self.faults = faults
+        self.links = links
+        self.reason = ""
+        self.patches = Patches()
+        self.handles: list[Any] = []
 
     @property
     def active(self) -> bool:
         """False after uninstall and in forked children."""
         return self.tape.thread != 0
 
-    def silence(self) -> None:
-        """Have every hook pass through at once, touching nothing."""
-        self.tape.thread = 0
-
     def adopts(self) -> bool:
         """Follow the calling thread, where an optimizer steps, if the one so far does not train.
 
-        Who attaches on the main thread may train on another. The first that steps is followed
+        The thread that attaches need not be the one that trains. The first that steps is followed
         as long as it lives; a thread that only draws or evaluates is not.
         """
         tape = self.tape
@@ -56,18 +160,76 @@ class HookContext:
         thread = _threads.get(get_ident())
         return thread is None or isinstance(thread, threading._DummyThread)
 
-    def absorb(self, place: str, error: BaseException) -> bool:
-        """Deal with what was raised within a hook; the step in progress is lost.
+    def absorb(self, error: BaseException, *, costs_step: bool = True) -> bool:
+        """Deal with what was raised within this hook.
+
+        Args:
+            error: What was raised, caught on the thread that calls.
+            costs_step: The events of the step in progress are incomplete now, so that it is lost.
 
         Returns:
-            True for an error of ours, which is counted; all hooks go off at the limit. False for what the
+            True for an error of ours, which is counted; the hook goes off at the limit. False for what the
             script raised meanwhile, as its signal handlers do: raise it again.
         """
-        if self.tape.thread:
+        from_script = is_from_script(error)
+        if self.tape.thread and (costs_step or from_script):
             self.tape.write(on_tape.ABANDON)
-        if is_from_script(error):
+        if from_script:
             return False
-        self.faults.note(f"hook {place}", error)
-        if self.faults.spent(f"hook {place}"):
-            self.silence()
+        place = f"hook {self.name}"
+        self.faults.note(place, error)
+        if self.faults.spent(place):
+            self.turn_off(f"it failed too often, at last with {describe(error)}")
         return True
+
+    def guard(self, function: Callable[P, T], otherwise: T) -> Callable[P, T]:
+        """Return ``function`` for another hook to call: an error costs no step, and gives ``otherwise``."""
+
+        @functools.wraps(function)
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> T:
+            if self.reason:
+                return otherwise
+            try:
+                return function(*args, **kwargs)
+            except BaseException as error:
+                if not self.absorb(error, costs_step=False):
+                    raise
+                if isinstance(error, AttributeError):
+                    self.turn_off(describe(error))  # what this torch lacks will not come
+                return otherwise
+
+        return keep_out_of_graphs(guarded)
+
+    def turn_off(self, reason: str) -> None:
+        """Take the hook off for the rest of the run, and log why."""
+        if not self.reason:
+            self.reason = reason
+            log.warning("hook off: %s: %s; what it measures stays empty", self.name, reason)
+        self.take_off()
+
+    def take_off(self) -> None:
+        """Put back every original that the hook has replaced."""
+        while self.handles:
+            self.handles.pop().remove()
+        self.patches.undo()
+
+
+def describe(error: BaseException) -> str:
+    """Return an error in one line."""
+    lines = str(error).splitlines()
+    if isinstance(error, HookUnavailableError) and lines:
+        return lines[0]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def own_attribute(owner: Any, name: str) -> Any:
+    """Return an attribute of a class or module of torch as it is stored there.
+
+    Raises:
+        HookUnavailableError: This torch has no such attribute.
+    """
+    try:
+        return vars(owner)[name]
+    except KeyError:
+        place = getattr(owner, "__qualname__", None) or owner.__name__
+        raise HookUnavailableError(f"this torch has no {place}.{name}") from None

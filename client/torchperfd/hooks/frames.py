@@ -4,17 +4,13 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar
 
-import torch
-from torch.optim import Optimizer
-
 from torchperfd.interrupts import is_from_script
 from torchperfd.logs import log
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Code that runs while an optimizer steps: torch's wrapper of every ``step``, one code object
-# for all of them, and our own around ``GradScaler.step``, which adds itself.
-step_code: set[CodeType] = {Optimizer.profile_hook_step(lambda _: None).__code__}
+step_code: set[CodeType] = set()
+"""Code that runs while an optimizer steps; the hooks of optimizers and of gradient scalers add to it."""
 
 
 def inside_step(frame: FrameType | None) -> bool:
@@ -24,6 +20,23 @@ def inside_step(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def skip_code(code: CodeType) -> None:
+    """Have dynamo run this code as it is.
+
+    Raises:
+        AttributeError: This torch has no such setting.
+    """
+    import torch
+
+    dynamo = torch._C._dynamo.eval_frame
+    if hasattr(dynamo, "skip_code"):  # before torch 2.7
+        dynamo.skip_code(code)
+        return
+    action = dynamo._FrameAction
+    strategy = dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT)
+    dynamo.set_code_exec_strategy(code, strategy)
 
 
 def keep_classes_out_of_graphs(*classes: type) -> None:
@@ -38,22 +51,17 @@ def keep_out_of_graphs(function: F, *, inline: bool = False) -> F:
     """Have dynamo run a hook as it is where compiled code calls it.
 
     Otherwise dynamo compiles the hook's frame as well: an extra graph, in which the hook takes
-    itself for compiled and stays silent.
+    itself for compiled and stays silent. Where torch has no such setting, nothing happens; the hook
+    ``compiler`` is off then.
 
     Args:
         function: The hook; returned.
         inline: Let it be traced through where the caller's own frame is compiled. Only what
             breaks the graph without us may go without: we must not add a break.
     """
-    dynamo = torch._C._dynamo.eval_frame
     try:
-        if hasattr(dynamo, "skip_code"):  # before torch 2.7
-            dynamo.skip_code(function.__code__)
-        else:
-            action = dynamo._FrameAction
-            strategy = dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT)
-            dynamo.set_code_exec_strategy(function.__code__, strategy)
-    except AttributeError as error:
+        skip_code(function.__code__)
+    except Exception as error:
         if is_from_script(error):
             raise
         log.debug("this torch cannot keep %s out of compiled graphs", function)

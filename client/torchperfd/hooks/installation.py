@@ -1,36 +1,33 @@
-"""All hooks of one client, put on and taken off together."""
+"""All hooks of one client: each is imported, made and put on by itself."""
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Final
 
-from torchperfd.arrivals import ArrivalBook
-from torchperfd.compilations import Compilations
-from torchperfd.device import DeviceTimes
-from torchperfd.drawn_batches import DrawnBatches
 from torchperfd.faults import Faults
-from torchperfd.hooks.context import HookContext
-from torchperfd.hooks.gradient_times import GradientTimes
-from torchperfd.hooks.patches import Patches
+from torchperfd.hook_state import HookState
+from torchperfd.hooks.compilations import Compilations
+from torchperfd.hooks.context import HookContext, HookLinks, Models, describe
+from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.interrupts import is_from_script
 from torchperfd.iterators import Iterators
-from torchperfd.loader_use import LoaderSampler, TimedDraw
-from torchperfd.logs import log
-from torchperfd.loop import Loop
-from torchperfd.overhead import Overhead
-from torchperfd.passes import Passes
-from torchperfd.recorder import Recorder
 from torchperfd.replay import Replay
-from torchperfd.step_state import StepState
 from torchperfd.tape import Tape
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from torchperfd.hooks.models import RootModels
+HOOKS: Final = (
+    # Those that others build on come first.
+    *("compiler", "closures", "models", "forward", "compiled_models", "replicas"),
+    *("new_optimizers", "loaded_models", "loader", "iterators", "worker_queue", "loader_use"),
+    *("backward", "zero_grad", "optimizers", "grad_scaler", "checkpoints"),
+    *("collectives", "ddp_buffers", "reductions", "compilations"),
+)
+"""Every hook by name: a module of this package with ``install(context)``."""
 
 
 class Hooks:
-    """Installs everything once torch is there, and restores torch afterwards.
+    """Puts every hook on once torch is there, and restores torch afterwards.
 
     Needs torch imported: nothing here runs before the script itself has done so.
     """
@@ -42,78 +39,44 @@ class Hooks:
         faults: Faults,
         sampler: LoaderSampler | None = None,
         iterators: Iterators | None = None,
+        compilations: Compilations | None = None,
     ) -> None:
-        self._sampler = sampler or LoaderSampler()
-        self._context = HookContext(tape, replay, faults)
-        self._iterators = iterators or Iterators(tape)
-        self._patches = Patches()
-        self._handles: list[Any] = []
-        self._models: RootModels | None = None
+        self._tape = tape
+        self._links = HookLinks(
+            iterators or Iterators(tape), sampler or LoaderSampler(), compilations or Compilations()
+        )
+        self._contexts = [HookContext(name, tape, replay, faults, self._links) for name in HOOKS]
 
     @property
     def active(self) -> bool:
         """Whether events are being reported."""
-        return self._context.active
+        return self._tape.thread != 0
+
+    @property
+    def states(self) -> tuple[HookState, ...]:
+        """Which hooks are on, and why one is not."""
+        return tuple(HookState(context.name, context.reason) for context in self._contexts)
 
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""
-        from torchperfd.hooks import (
-            collectives,
-            frames,
-            gradients,
-            loader,
-            models,
-            optimizers,
-            reductions,
-            saves,
-            scaler,
-        )
-
-        # The training thread reads the tape along, at times, inside of what dynamo watches.
-        frames.keep_classes_out_of_graphs(
-            *(Loop, Recorder, ArrivalBook, Replay, Passes, Overhead, DeviceTimes, HookContext),
-            *(Iterators, DrawnBatches, StepState, LoaderSampler, TimedDraw),
-            *(Patches, models.RootModels, reductions.Reductions, GradientTimes, Compilations),
-        )
-        context, patches, sampler = self._context, self._patches, self._sampler
-        self._models = roots = models.RootModels(context, patches)
-        writers = saves.Saves(context, patches)
-        backward = gradients.timed_backward(context)
-        hooks: tuple[tuple[str, Callable[[], None]], ...] = (
-            (
-                "DataLoader",
-                lambda: loader.install(context, patches, roots, self._iterators, writers.look, sampler),
-            ),
-            ("gradients", lambda: gradients.install(context, patches, backward, roots)),
-            ("optimizers", lambda: self._handles.extend(optimizers.install(context, roots))),
-            ("GradScaler", lambda: scaler.install(context, patches)),
-            ("compile", roots.install),
-            ("optimizers' models", roots.watch_optimizers),
-            ("load", roots.watch_loading),
-            ("checkpoint", writers.install),
-            ("collectives", collectives.Collectives(context, patches).install),
-            ("reductions", reductions.Reductions(context, patches, backward).install),
-        )
-        for name, put_on in hooks:
+        for context in self._contexts:
             try:
-                put_on()
-            except (AttributeError, ImportError, KeyError) as error:
+                importlib.import_module(f"torchperfd.hooks.{context.name}").install(context)
+            except Exception as error:
                 if is_from_script(error):
                     raise
-                log.warning(
-                    "this torch has no place for the %s hook (%s); its phase stays empty", name, error
-                )
+                context.turn_off(describe(error))
 
     def add_model(self, model: "nn.Module") -> None:
         """Time the forward of a model that the caller names, instead of searching for it."""
-        if self._models is not None:
-            self._models.add(model)
+        links = self._links
+        if type(links.models) is not Models:
+            links.models.add(model)
+        elif links.time_forward is not None:
+            links.time_forward(model)
 
     def uninstall(self) -> None:
         """Take every hook off and put every original back."""
-        self._context.silence()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._models = None
-        self._patches.undo()
+        self._tape.thread = 0  # from here on they pass through
+        for context in reversed(self._contexts):
+            context.take_off()

@@ -1,6 +1,5 @@
-"""Forward passes of the root models: found by what the optimizers own, timed once each."""
+"""The root models: found by what the optimizers own."""
 
-import functools
 import gc
 import sys
 import time
@@ -8,17 +7,13 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-import torch.serialization
 from torch import nn
 from torch.optim import Optimizer
 
-from torchperfd.hooks.context import HookContext
-from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.hooks.context import HookContext, Models
+from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.hooks.live_objects import LiveObjects
-from torchperfd.hooks.patches import Patches
 from torchperfd.logs import log
-from torchperfd.tape import Forward
 from torchperfd.tape import events as on_tape
 
 _MAX_SEARCHES_AT_DRAW = 2
@@ -31,29 +26,26 @@ _MOST_OPTIMIZERS = 64
 _YOUNG = (0, 1)
 _MAX_LOOKS_AT_DRAW = 4
 
-# What torch calls instead of a module's own call, where it has been compiled in place; ours calls
-# what was there. Unlike hooks it is left out where a module is pickled or copied, costs a module
-# without hooks no detour, and is not traced into graphs.
-_PLACE = "_compiled_call_impl"
+
+def install(context: HookContext) -> None:
+    """Find models ahead of the first draws, outside of any step's time."""
+    keep_classes_out_of_graphs(RootModels)
+    models = RootModels(context)
+    context.links.models = models
+    context.links.before_draw.append(context.guard(models.before_draw, False))
 
 
-class RootModels:
+class RootModels(Models):
     """Knows the models whose ``forward`` is the loop's forward.
 
     A root is a module that no other module contains and whose parameters an optimizer
     updates. Only roots are timed: doing so with every submodule would cost a fraction of a
     microsecond per call.
-
-    Attributes:
-        optimizers: Those whose models have been looked for, by id.
-        alive: Weak references to the models that are timed.
     """
 
-    def __init__(self, context: HookContext, patches: Patches) -> None:
-        self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
-        self.alive: list[weakref.ref[nn.Module]] = []
+    def __init__(self, context: HookContext) -> None:
+        super().__init__()
         self._context = context
-        self._patches = patches
         self._timed: dict[int, weakref.ref[nn.Module]] = {}
         self._draws = 0
         self._looks = 0
@@ -63,73 +55,12 @@ class RootModels:
         self._found_early = False
         self._given_up = False
         self._kinds: set[tuple[type, int]] = set()
+        self._look_guarded = context.guard(self._look_for_model, None)
 
-    def install(self) -> None:
-        """Hear of models that are compiled in place, and of those that are replicated."""
-        compile_in_place = vars(nn.Module)["compile"]
-
-        @functools.wraps(compile_in_place)
-        def compile(module: nn.Module, *args: Any, **kwargs: Any) -> None:
-            compile_in_place(module, *args, **kwargs)
-            try:
-                known = self._timed.get(id(module))
-                if self._context.active and known is not None and known() is module:
-                    self._time(module)
-            except BaseException as error:
-                if not self._context.absorb("compile", error):
-                    raise
-
-        self._patches.replace(nn.Module, "compile", keep_out_of_graphs(compile))
-        # DataParallel's replicas share their original's attributes; what we put there calls the original.
-        replicate = vars(nn.Module)["_replicate_for_data_parallel"]
-
-        @functools.wraps(replicate)
-        def replicated(module: nn.Module) -> nn.Module:
-            replica: nn.Module = replicate(module)
-            if isinstance(vars(replica).get(_PLACE), Forward):
-                del vars(replica)[_PLACE]
-            return replica
-
-        self._patches.replace(nn.Module, "_replicate_for_data_parallel", keep_out_of_graphs(replicated))
-
-    def watch_optimizers(self) -> None:
-        """Look for the model of every optimizer as it is made: early enough to see its first forward."""
-        make = vars(Optimizer)["__init__"]
-
-        @functools.wraps(make)
-        def init(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            make(optimizer, *args, **kwargs)
-            try:
-                if self._context.active and self._context.tape.here():
-                    if self._is_on_its_own(optimizer):
-                        self._context.tape.mark(on_tape.OPTIMIZER_MADE, id(optimizer))
-                    self._look_for_model(optimizer)
-            except BaseException as error:
-                if not self._context.absorb("optimizer", error):
-                    raise
-
-        self._patches.replace(Optimizer, "__init__", keep_out_of_graphs(init))
-
-    def watch_loading(self) -> None:
-        """Time a model that ``torch.load`` gives back, the best so far, say, if one of its class is timed."""
-        load = vars(torch.serialization)["load"]
-
-        @functools.wraps(load)
-        def loaded(*args: Any, **kwargs: Any) -> Any:
-            thing = load(*args, **kwargs)
-            try:
-                known = self._context.active and isinstance(thing, nn.Module)
-                if known and any(type(model) is type(thing) for model in self._models()):
-                    self.add(thing)
-            except BaseException as error:
-                if not self._context.absorb("load", error):
-                    raise
-            return thing
-
-        keep_out_of_graphs(loaded)
-        for owner in (torch, torch.serialization):
-            if vars(owner).get("load") is load:
-                self._patches.replace(owner, "load", loaded)
+    def is_known(self, model: nn.Module) -> bool:
+        """Return whether the model is one of those that were found or named."""
+        known = self._timed.get(id(model))
+        return known is not None and known() is model
 
     def see(self, model: nn.Module) -> None:
         """Take note of a model that zeroes its gradients: no more may show where no optimizer is torch's."""
@@ -141,7 +72,7 @@ class RootModels:
         if _is_new(model, self._timed):
             self._time(model)
 
-    def before_draw(self) -> bool:
+    def before_draw(self, _iterator: object = None) -> bool:
         """Look for roots before the first batches: early enough to see the first forward.
 
         Returns:
@@ -163,7 +94,11 @@ class RootModels:
         A script may train one model after another; each brings its own optimizer.
         """
         if _is_new(optimizer, self.optimizers):
-            self._look_for_model(optimizer)
+            self.look_for_model(optimizer)
+
+    def look_for_model(self, optimizer: Optimizer) -> None:
+        """Look for the model of an optimizer, unless searches have taken too long already."""
+        self._look_guarded(optimizer)
 
     def _look_for_model(self, optimizer: Optimizer) -> None:
         self._found_early = self._found_early or not self._timed
@@ -187,11 +122,11 @@ class RootModels:
         """Read Python's objects: all, or for one optimizer the youngest first, where a new model is."""
         began = time.monotonic()
         # torch.compile may have wrapped a model that is known: then the wrapper is the root, and it is young.
-        known = optimizer is not None and bool(roots(self._models(), [optimizer]))
+        known = optimizer is not None and bool(roots(self.living(), [optimizer]))
         if known and began - self._searched_at < _SEARCH_PAUSE_SECONDS:
             return  # one of many optimizers, one for each parameter
         self._searched_at = began
-        inside = [module for model in self._models() for module in model.modules()] if optimizer else []
+        inside = [module for model in self.living() for module in model.modules()] if optimizer else []
         generations = (None,) if optimizer is None else _YOUNG if known else (*_YOUNG, None)
         for generation in generations:
             # A scan of all objects takes 70 to 250 ms with torch loaded, hence the limits above.
@@ -217,10 +152,7 @@ class RootModels:
         self._searched_seconds += seconds
         self._context.tape.mark(on_tape.NOT_TRAINING, int(seconds * 1e9))
 
-    def _models(self) -> list[nn.Module]:
-        return [model for reference in self.alive if (model := reference()) is not None]
-
-    def _is_on_its_own(self, optimizer: Optimizer) -> bool:
+    def is_on_its_own(self, optimizer: Optimizer) -> bool:
         """Return whether it shares no parameters with another, as an optimizer around one does."""
         if len(self.optimizers) > _MOST_OPTIMIZERS:
             return False
@@ -234,18 +166,10 @@ class RootModels:
         if len(self.alive) >= _MOST_MODELS:
             # A script that makes a model for every client or fold.
             self.alive[:] = [reference for reference in self.alive if reference() is not None][-_MOST_MODELS:]
-        if not any(model is known for known in self._models()):
+        if not any(model is known for known in self.living()):
             self.alive.append(weakref.ref(model))
-        forward = Forward(
-            self._context.tape,
-            model,
-            vars(model).get(_PLACE),
-            torch.is_grad_enabled,
-            on_tape.FORWARD,
-            on_tape.EVALUATE,
-            on_tape.FORWARD_END,
-        )
-        self._patches.replace_own(model, _PLACE, forward)
+        if self._context.links.time_forward is not None:
+            self._context.links.time_forward(model)
 
 
 def _is_new(thing: Any, known: dict[int, "weakref.ref[Any]"]) -> bool:
@@ -264,7 +188,7 @@ def roots(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list
     """Return the modules without a parent that hold a parameter of one of the optimizers."""
     owned: set[int] = set().union(*(_parameters_of(optimizer) for optimizer in optimizers))
     modules = list(modules)
-    contained = {id(child) for module in modules for child in module._modules.values()}
+    contained = {id(child) for module in modules for child in module.children()}
     return [
         module
         for module in modules

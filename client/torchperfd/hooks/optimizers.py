@@ -13,19 +13,14 @@ from torch.optim.optimizer import (
 
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
-from torchperfd.hooks.models import RootModels
 from torchperfd.tape import StepHook, Steps
 from torchperfd.tape import events as on_tape
 
 
-def install(context: HookContext, roots: RootModels) -> list[Any]:
-    """Time every ``Optimizer.step``, and tell ``roots`` of every new optimizer ahead of its first.
-
-    Returns:
-        Handles with a ``remove()`` method.
-    """
-    tape = context.tape
-    steps = Steps(tape, roots.optimizers, on_tape.OPTIMIZER, on_tape.OPTIMIZER_END)
+def install(context: HookContext) -> None:
+    """Time every ``Optimizer.step``, and look for the model of a new optimizer ahead of its first."""
+    tape, models = context.tape, context.links.models
+    steps = Steps(tape, models.optimizers, on_tape.OPTIMIZER, on_tape.OPTIMIZER_END)
 
     def begin_unusual(optimizer: Optimizer) -> None:
         try:
@@ -35,14 +30,14 @@ def install(context: HookContext, roots: RootModels) -> list[Any]:
                 if not context.adopts():
                     return
                 tape.steps_open = 0
-            roots.before_step(optimizer)
+            models.before_step(optimizer)
             if tape.steps_open and not inside_step(frame):
                 # An earlier step() raised, so its post hook never ran.
                 tape.steps_open = 0
                 tape.mark(on_tape.STALE)
             tape.steps_open += tape.mark(on_tape.OPTIMIZER, id(optimizer))
         except BaseException as error:
-            if not context.absorb("optimizer", error):
+            if not context.absorb(error):
                 raise
 
     def end_elsewhere(optimizer: Optimizer) -> None:
@@ -50,12 +45,12 @@ def install(context: HookContext, roots: RootModels) -> list[Any]:
             if context.active and context.on_autograds_thread():
                 tape.write(on_tape.ELSEWHERE, id(optimizer))
         except BaseException as error:
-            if not context.absorb("optimizer", error):
+            if not context.absorb(error):
                 raise
 
     for function in (begin_unusual, end_elsewhere):
         keep_out_of_graphs(function, inline=True)
-    return [
+    context.handles += [
         register_optimizer_step_pre_hook(_hook(steps, False, begin_unusual)),
         register_optimizer_step_post_hook(_hook(steps, True, end_elsewhere)),
     ]

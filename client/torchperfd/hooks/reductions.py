@@ -14,30 +14,49 @@ from typing import Any, Final
 
 import torch
 import torch.autograd
+import torch.distributed
 
-from torchperfd.hooks.context import HookContext
-from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
+from torchperfd.hooks.frames import keep_classes_out_of_graphs, keep_out_of_graphs
 from torchperfd.hooks.gradient_times import GradientTimes, Pending
-from torchperfd.hooks.patches import Patches
 from torchperfd.tape import Timed
 from torchperfd.tape import events as on_tape
 
-_C10D: Final = "torch._C._distributed_c10d"
 _COMPILED_AUTOGRAD: Final = "torch._dynamo.compiled_autograd"
+
+
+def install(context: HookContext) -> None:
+    """Watch reducers be prepared; a torch without distributed training has none."""
+    if not torch.distributed.is_available():
+        return
+    timed = context.links.backward
+    if timed is None:
+        raise HookUnavailableError("the hook backward is off")
+    keep_classes_out_of_graphs(Reductions, GradientTimes)
+    reductions = Reductions(context, timed)
+    reducer: Any = own_attribute(torch.distributed, "Reducer")
+    original = own_attribute(reducer, "prepare_for_backward")
+
+    def prepare_for_backward(reducer: Any, *args: Any, **kwargs: Any) -> Any:
+        began = time.perf_counter_ns()
+        result = original(reducer, *args, **kwargs)
+        reductions.note_prepared(reducer, began)
+        return result
+
+    replacement = keep_out_of_graphs(functools.update_wrapper(prepare_for_backward, original))
+    context.patches.replace(reducer, "prepare_for_backward", replacement)
 
 
 class Reductions:
     """Finds the backwards in which a reducer waits: not those under ``no_sync()``.
 
     Args:
-        context: What all hooks share.
-        patches: Where replaced attributes are noted.
+        context: The hook's.
         timed: What stands in the place of ``torch.autograd.backward``.
     """
 
-    def __init__(self, context: HookContext, patches: Patches, timed: Timed) -> None:
+    def __init__(self, context: HookContext, timed: Timed) -> None:
         self._context = context
-        self._patches = patches
         self._timed = timed
         # Made before it is used, because dynamo may watch by then.
         self._backward = self._make_backward()
@@ -48,23 +67,8 @@ class Reductions:
         self._prepared: set[int] = set()
         self._under_way = False
 
-    def install(self) -> None:
-        """Watch reducers be prepared; a torch without distributed training has none."""
-        c10d = sys.modules.get(_C10D)
-        if c10d is None:
-            return
-        original = vars(c10d.Reducer)["prepare_for_backward"]
-
-        def prepare_for_backward(reducer: Any, *args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter_ns()
-            result = original(reducer, *args, **kwargs)
-            self._note_prepared(reducer, began)
-            return result
-
-        replacement = keep_out_of_graphs(functools.update_wrapper(prepare_for_backward, original))
-        self._patches.replace(c10d.Reducer, "prepare_for_backward", replacement)
-
-    def _note_prepared(self, reducer: Any, began: int) -> None:
+    def note_prepared(self, reducer: Any, began: int) -> None:
+        """A reducer has been prepared for a backward since ``began``, in ns."""
         try:
             tape = self._context.tape
             if not tape.here() or tape.muted >> on_tape.BACKWARD & 1:
@@ -75,7 +79,7 @@ class Reductions:
             else:
                 self._prepared.add(id(reducer))
         except BaseException as error:
-            if not self._context.absorb("collective", error):
+            if not self._context.absorb(error, costs_step=False):
                 raise
 
     def _make_backward(self) -> Callable[..., Any]:
@@ -104,7 +108,7 @@ class Reductions:
             if ready is not None and not tape.muted >> on_tape.BACKWARD & 1:
                 tape.mark(on_tape.REDUCTION, max(0, time.perf_counter_ns() - ready))
         except BaseException as error:
-            if not self._context.absorb("collective", error):
+            if not self._context.absorb(error, costs_step=False):
                 raise
 
     # Where events have tickets.
@@ -126,7 +130,7 @@ class Reductions:
                     # No handle is kept: the hook goes with the graph, and a second time does nothing.
                     node.register_prehook(self._root_runs)
         except BaseException as error:
-            if not self._context.absorb("collective", error):
+            if not self._context.absorb(error, costs_step=False):
                 raise
 
     def _root_runs(self, _gradients: Any) -> None:
@@ -136,7 +140,7 @@ class Reductions:
                 self._under_way = False
                 torch.autograd.Variable._execution_engine.queue_callback(self._computed)
         except BaseException as error:
-            if not self._context.absorb("collective", error):
+            if not self._context.absorb(error, costs_step=False):
                 raise
 
     def _computed(self) -> None:
@@ -146,5 +150,5 @@ class Reductions:
             if self._context.tape.thread:
                 self._context.tape.write(on_tape.REDUCTION)
         except BaseException as error:
-            if not self._context.absorb("collective", error):
+            if not self._context.absorb(error, costs_step=False):
                 raise

@@ -45,6 +45,9 @@ def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, A
         "model_flops_utilization": account.flops_utilization(steady_steps(account)),
         "overhead_ratio": account.overhead,
         "shed_tiers": account.shed,
+        "hooks": [
+            {"name": hook.name, "on": hook.is_on, "reason": hook.reason or None} for hook in account.hooks
+        ],
     }
 
 

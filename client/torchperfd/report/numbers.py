@@ -207,6 +207,9 @@ def _notes(account: Account, *, dropped: int, apart: bool) -> Iterator[str]:
         yield "time on the device passes beside the host's, so the two are never added up"
     if dropped:
         yield f"{dropped:,} steps went unrecorded; their time counts as between steps"
+    for hook in account.hooks:
+        if not hook.is_on:
+            yield f"hook {hook.name} is off: {hook.reason}; what it measures is missing"
 
 
 def _mean(kind: KindAccount) -> float | None:

@@ -506,6 +506,7 @@ class Account(google.protobuf.message.Message):
     ENDED_NS_FIELD_NUMBER: builtins.int
     COMPILED_FIELD_NUMBER: builtins.int
     LOADER_FIELD_NUMBER: builtins.int
+    HOOKS_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -559,6 +560,10 @@ class Account(google.protobuf.message.Message):
     def loader(self) -> global___LoaderUse:
         """absent before a draw was sampled, and without a loader"""
 
+    @property
+    def hooks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HookState]:
+        """empty before torch was imported"""
+
     def __init__(
         self,
         *,
@@ -581,9 +586,10 @@ class Account(google.protobuf.message.Message):
         ended_ns: builtins.int = ...,
         compiled: global___PhaseAccount | None = ...,
         loader: global___LoaderUse | None = ...,
+        hooks: collections.abc.Iterable[global___HookState] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
     @typing.overload
@@ -594,6 +600,27 @@ class Account(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_peak_flops", b"_peak_flops"]) -> typing.Literal["peak_flops"] | None: ...
 
 global___Account = Account
+
+@typing.final
+class HookState(google.protobuf.message.Message):
+    """One of the client's hooks into torch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    reason: builtins.str
+    """why it is off, in one line; empty while it is on"""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "reason", b"reason"]) -> None: ...
+
+global___HookState = HookState
 
 @typing.final
 class LoaderUse(google.protobuf.message.Message):

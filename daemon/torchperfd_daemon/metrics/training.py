@@ -155,8 +155,16 @@ def _beside(counted: list[Counted]) -> Iterator[Family]:
         "gauge",
         _RANK,
     )
+    hooks = Family(
+        "client_hook_active",
+        "1 where a hook of the client's into torch is on; where it is 0, the client's log has the reason.",
+        "gauge",
+        (*_RANK, "hook"),
+    )
     for rank, totals in counted:
         labels = _labels(rank)
+        for hook, reason in totals.hooks.items():
+            hooks.add(float(not reason), *labels, hook)
         if totals.checkpoint is not None:
             saves.add(totals.checkpoint.ns / 1e9, *labels)
         if totals.gc:
@@ -176,7 +184,7 @@ def _beside(counted: list[Counted]) -> Iterator[Family]:
             overhead.add(totals.overhead, *labels)
         if totals.overhead is not None or totals.shed:
             shed.add(totals.shed, *labels)
-    yield from (saves, gc, ready, allocated, reserved, peak, flops, utilization, overhead, shed)
+    yield from (saves, gc, ready, allocated, reserved, peak, flops, utilization, overhead, shed, hooks)
 
 
 def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:

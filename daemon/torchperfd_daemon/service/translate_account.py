@@ -15,6 +15,8 @@ MOST_PHASES: Final = 32
 MOST_PHASE_CHARACTERS: Final = 64
 
 _MOST_GENERATIONS: Final = 4
+_MOST_HOOKS: Final = 64
+_MOST_REASON_CHARACTERS: Final = 256
 _WHERE: Final = frozenset(("ring", "outbox"))
 _ELSEWHERE: Final = "other"
 
@@ -48,6 +50,10 @@ def totals(message: session_pb2.Account) -> Totals:
         began_ns=moment(message.began_ns),
         ended_ns=moment(message.ended_ns),
         loader=loader_facts(message.loader) if message.HasField("loader") else None,
+        hooks={
+            one_line(hook.name, MOST_PHASE_CHARACTERS): one_line(hook.reason, _MOST_REASON_CHARACTERS)
+            for hook in message.hooks[:_MOST_HOOKS]
+        },
     )
 
 
@@ -91,6 +97,7 @@ def account_message(own: Totals) -> session_pb2.Account:
         began_ns=own.began_ns,
         ended_ns=own.ended_ns,
         loader=loader_message(own.loader) if own.loader is not None else None,
+        hooks=[session_pb2.HookState(name=name, reason=reason) for name, reason in own.hooks.items()],
     )
 
 

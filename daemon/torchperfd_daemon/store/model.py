@@ -166,6 +166,8 @@ class Totals:
     began_ns: int = 0
     ended_ns: int = 0
     loader: LoaderFacts | None = None
+    hooks: dict[str, str] = field(default_factory=dict)
+    """Why each of the client's hooks is off, by name; empty for one that is on."""
 
     def steady_means(self) -> tuple[int, float, dict[str, float]]:
         """Return how many training steps means are made of, the mean step and each phase's mean in seconds.

@@ -81,7 +81,7 @@ def test_memory_is_told_as_it_is(client: torchperfd.Client, monkeypatch: pytest.
 def test_the_operations_of_a_step_are_counted_once_and_the_tape_is_left_alone_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchperfd.flops._compiles", lambda: False)  # other tests have
+    monkeypatch.setattr("torchperfd.hooks.flops._compiles", lambda: False)  # other tests have
     client = torchperfd.attach(flops=True, peak_flops=1e12)
     model = tiny_model(width=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from torchperfd.account import Account, PhaseAccount
-from torchperfd.compilations import Compilations
+from torchperfd.hooks.compilations import Compilations
 from torchperfd.phases import PhaseNames
 from torchperfd.wire import account_message, read_account
 
@@ -78,7 +78,7 @@ def test_without_a_compiler_or_with_another_kind_nothing_happens(monkeypatch: py
 def test_the_real_compiler_calls_back_at_every_new_shape() -> None:
     script = """
 import sys, torch
-from torchperfd.compilations import Compilations
+from torchperfd.hooks.compilations import Compilations
 compilations = Compilations()
 compilations.follow()
 assert "torch._dynamo" not in sys.modules

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchperfd
-from torchperfd import flight_recorder
 from torchperfd.flight_recorder import GroupProgress, read
 from torchperfd.v1 import session_pb2
+
+C10D = "torch._C._distributed_c10d"
 
 
 def entry(number: int, group: int = 0, **more: Any) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def answer(client: torchperfd.Client) -> session_pb2.CollectiveReport:
 def test_a_client_tells_what_torch_has(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     dumped = record(entry(9, retired=False))
     older = SimpleNamespace(_dump_nccl_trace_json=lambda collectives, active: dumped)
-    monkeypatch.setitem(sys.modules, flight_recorder._C10D, older)
+    monkeypatch.setitem(sys.modules, C10D, older)
     (group,) = answer(client).groups
     assert (group.name, group.description, group.begun, group.number) == ("0", "default_pg", 9, 9)
     assert (group.call, group.sizes) == ("all_reduce", "4x4, 10")
@@ -111,9 +112,9 @@ def test_a_client_tells_what_torch_has(client: torchperfd.Client, monkeypatch: p
 def test_without_a_record_it_tells_of_no_groups(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, flight_recorder._C10D, raising=False)
+    monkeypatch.delitem(sys.modules, C10D, raising=False)
     assert not answer(client).groups
     broken = SimpleNamespace(_dump_fr_trace_json=lambda collectives, active: b"{")
-    monkeypatch.setitem(sys.modules, flight_recorder._C10D, broken)
+    monkeypatch.setitem(sys.modules, C10D, broken)
     assert not answer(client).groups
     assert client._faults.counts() == {"flight recorder": 1}

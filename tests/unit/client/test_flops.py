@@ -13,7 +13,8 @@ from torch.nn import functional
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
-from torchperfd.flops import StepFlops, peak_flops
+from torchperfd.flops import peak_flops
+from torchperfd.hooks.flops import StepFlops
 
 
 @pytest.fixture(autouse=True)
@@ -424,7 +425,7 @@ def test_counting_does_not_load_the_compiler() -> None:
     import subprocess
 
     done = subprocess.run(
-        [sys.executable, "-c", "import sys, torchperfd.flops; print('torch._inductor' in sys.modules)"],
+        [sys.executable, "-c", "import sys, torchperfd.hooks.flops; print('torch._inductor' in sys.modules)"],
         capture_output=True,
         text=True,
         check=True,

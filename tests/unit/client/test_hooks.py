@@ -15,11 +15,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 import torchperfd
 from torchperfd.faults import Faults
-from torchperfd.hooks import models
+from torchperfd.hooks import forward, models
 from torchperfd.hooks.batches import samples_in
-from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.compilations import Compilations
+from torchperfd.hooks.context import HookContext, HookLinks
+from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.models import RootModels, roots
-from torchperfd.hooks.patches import Patches
+from torchperfd.iterators import Iterators
 from torchperfd.replay import Replay
 from torchperfd.tape import Forward, Tape
 
@@ -392,7 +394,10 @@ def test_roots_are_the_parentless_modules_of_an_optimizer() -> None:
 
 def make_roots() -> RootModels:
     tape, faults = Tape(16), Faults()
-    return RootModels(HookContext(tape, Replay(tape, 4, faults), faults), Patches())
+    links = HookLinks(Iterators(tape), LoaderSampler(), Compilations())
+    replay = Replay(tape, 4, faults)
+    forward.install(HookContext("forward", tape, replay, faults, links))
+    return RootModels(HookContext("models", tape, replay, faults, links))
 
 
 @pytest.fixture

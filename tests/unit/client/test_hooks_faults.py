@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.client.training import calls, loader, open_phases, tiny_model, train
+from tests.unit.client.training import calls, loader, open_phases, per_step, tiny_model, train
 
 import torchperfd
 from torchperfd.hooks.models import RootModels
@@ -123,10 +123,10 @@ def test_scalers_and_saves_work_whatever_we_do(
 def test_compiling_in_place_works_whatever_we_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     client = torchperfd.attach(model=model)
-    monkeypatch.setattr(RootModels, "_time", lambda *_: 1 / 0)
+    monkeypatch.setattr(RootModels, "is_known", lambda *_: 1 / 0)
     model.compile(backend="eager")
     assert model._compiled_call_impl is not None
-    assert client._faults.counts() == {"hook compile": 1}
+    assert client._faults.counts() == {"hook compiled_models": 1}
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
     assert calls(client)["steps"] == 2
     torch._dynamo.reset()
@@ -140,9 +140,9 @@ def test_workers_that_cannot_be_counted_serve_all_the_same(
     model = tiny_model()
     batches = loader(4, num_workers=1, multiprocessing_context="fork")
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
-    assert client._faults.counts() == {"hook draw": 5}
-    # Draws that failed are not timed; the steps are those of a loop that does not draw.
-    assert calls(client)["steps"] == 4
+    counts = client._faults.counts()
+    assert counts == {"hook worker_queue": 5, "hook loader_use": 5}
+    assert calls(client) == per_step(4)
     monkeypatch.setattr(multiprocessing.queues.Queue, "qsize", unsupported)
     client._faults._counts.clear()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)

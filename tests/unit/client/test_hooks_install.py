@@ -178,8 +178,14 @@ def test_a_torch_that_lacks_a_place_loses_that_phase_only(
     counted = calls(client)
     assert "data" not in counted
     assert counted["optimizer"] == 3
-    (record,) = caplog.records
-    assert record.getMessage().startswith("this torch has no place for the DataLoader hook")
+    assert [record.getMessage() for record in caplog.records] == [
+        "hook off: loader: this torch has no Renamed.__next__; what it measures stays empty",
+        "hook off: loader_use: the hook loader is off; what it measures stays empty",
+    ]
+    assert [str(state) for state in client.hooks if not state.is_on] == [
+        "loader: this torch has no Renamed.__next__",
+        "loader_use: the hook loader is off",
+    ]
 
 
 def test_silenced_hooks_pass_through_and_can_still_be_taken_off() -> None:

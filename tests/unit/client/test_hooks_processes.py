@@ -105,7 +105,7 @@ def test_a_loader_without_workers_may_draw_from_another_and_it_is_one_draw(clien
 
 
 def test_attaching_inside_a_worker_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.utils.data._utils.worker.get_worker_info", lambda: object())
+    monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: object())
     client = torchperfd.attach()
     assert not client.attached
     assert client._recorder.capacity == 16  # a worker each: they shall not pay for a ring

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
-from torchperfd.hooks.loader import _describe
-from torchperfd.loader_use import LoaderSampler, available_cpus
+from torchperfd.hooks.loader_use import LoaderSampler, describe_loader
+from torchperfd.loader_use import available_cpus
 
 
 class Iterator:
@@ -153,7 +153,7 @@ def test_describe_indexable_is_a_plain_tensor_dataset() -> None:
         pass
 
     def described(dataset: Any = data, **options: Any) -> tuple[int, bool, bool]:
-        return _describe(iter(DataLoader(dataset, **options)))
+        return describe_loader(iter(DataLoader(dataset, **options)))
 
     assert described(batch_size=4) == (4, True, False)
     assert described(batch_size=4, shuffle=True) == (4, True, True)

@@ -12,6 +12,7 @@ from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
 from torchperfd import __version__, wire
 from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
+from torchperfd.hook_state import HookState
 from torchperfd.identity import read_identity
 from torchperfd.loader_use import LoaderUse
 from torchperfd.phases import PhaseNames
@@ -180,6 +181,8 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         overhead=_QUANTITY,
         shed=st.integers(0, 9),
         loader=st.none() | _LOADER,
+        hooks=st.just((HookState("loader"), HookState("forward", "this torch has no Module._call_impl")))
+        | st.just(()),
     )
 )
 def test_all_that_is_known_beside_the_steps_arrives_too(account: Account) -> None:

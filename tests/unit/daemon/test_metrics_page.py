@@ -175,6 +175,7 @@ def on_a_gpu(totals: Totals) -> Totals:
         peak_flops=1e14,
         overhead=0.0031,
         shed=1,
+        hooks={"loader": "", "forward": "this torch has no Module._compiled_call_impl"},
     )
 
 
@@ -405,6 +406,7 @@ def test_what_a_rank_does_not_know_has_no_series(text: str) -> None:
         "torchperfd_train_model_flops_utilization_ratio",
         "torchperfd_client_overhead_ratio",
         "torchperfd_client_shed_tiers",
+        "torchperfd_client_hook_active",
     }
 
 
@@ -495,7 +497,7 @@ def test_every_series_of_training_carries_run_and_rank_and_only_info_grows(text:
             if family.name == "torchperfd_train_rank_info":
                 assert {"node", "job_name", "slurm_job_id", "gpu_uuid", "torchelastic_run_id"} <= extra
             else:
-                assert extra <= {"phase", "state", "cause", "part", "bucket", "le"}, family.name
+                assert extra <= {"phase", "state", "cause", "part", "bucket", "le", "hook"}, family.name
 
 
 def test_odd_names_are_escaped(text: str) -> None:

@@ -148,6 +148,7 @@ TOTALS = st.builds(
     began_ns=COUNTS,
     ended_ns=COUNTS,
     loader=st.none() | LOADERS,
+    hooks=st.dictionaries(st.sampled_from(["loader", "forward"]), st.sampled_from(["", "no such name"])),
 )
 
 
@@ -237,12 +238,15 @@ def test_an_account_takes_bounded_memory() -> None:
         warmup=kind,
         dropped_steps={f"{n}-" * 30: 1 for n in range(100)},
         gc=[session_pb2.GcAccount(calls=1)] * 100,
+        hooks=[session_pb2.HookState(name=f"{n}" * 100, reason=f"{n}" * 1000) for n in range(500)],
     )
     totals = translate_account.totals(message)
     for total in (totals.train, totals.warmup):
         assert len(total.phases) <= 32
         assert max(map(len, total.phases)) <= 64
     assert len(totals.gc) <= 4
+    assert len(totals.hooks) <= 64
+    assert max(map(len, (*totals.hooks, *totals.hooks.values()))) <= 256
     assert len(totals.dropped) <= 8
     assert max(map(len, totals.dropped)) <= 32
 

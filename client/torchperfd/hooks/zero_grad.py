@@ -1,4 +1,4 @@
-"""Backward passes and the zeroing of gradients."""
+"""The zeroing of gradients."""
 
 import functools
 import inspect
@@ -7,36 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.autograd
 import torch.nn
 import torch.optim
 
-from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.hooks.models import RootModels
-from torchperfd.hooks.patches import Patches
 from torchperfd.tape import Timed
 from torchperfd.tape import events as on_tape
 
 
-def timed_backward(context: HookContext) -> Timed:
-    """Return what goes in the place of ``torch.autograd.backward`` (which ``Tensor.backward`` calls)."""
-    original = vars(torch.autograd)["backward"]
-    timed = Timed(context.tape, original, on_tape.BACKWARD, on_tape.BACKWARD_END)
-    functools.update_wrapper(timed, original)
-    return timed
-
-
-def install(context: HookContext, patches: Patches, backward: Timed, roots: RootModels) -> None:
-    """Time the backward and both ``zero_grad``; a model's own tells ``roots`` of it."""
-    patches.replace(torch.autograd, "backward", backward)
+def install(context: HookContext) -> None:
+    """Time both ``zero_grad``: an optimizer's, and a model's, which shows that there is one."""
     for owner in (torch.optim.Optimizer, torch.nn.Module):
-        original = vars(owner)["zero_grad"]
+        original = own_attribute(owner, "zero_grad")
         timed = Timed(context.tape, original, on_tape.ZERO, on_tape.ZERO_END)
         # Dynamo breaks its graph at an optimizer's without us too, a module's it traces.
         traced = owner is torch.nn.Module
-        zero_grad = _traceable(original, timed, roots) if traced else _function(original, timed)
-        patches.replace(owner, "zero_grad", keep_out_of_graphs(zero_grad, inline=traced))
+        zero_grad = _traceable(original, timed, context) if traced else _function(original, timed)
+        context.patches.replace(owner, "zero_grad", keep_out_of_graphs(zero_grad, inline=traced))
 
 
 # Functions both, since dynamo knows no other kind of method.
@@ -64,14 +52,15 @@ def _keeps_sums(optimizer: Any) -> bool:
 
 
 def _traceable(
-    original: Callable[..., Any], timed: Callable[..., Any], roots: RootModels
+    original: Callable[..., Any], timed: Callable[..., Any], context: HookContext
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def method(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
-        if not roots.alive and args:
-            roots.see(args[0])
+        models = context.links.models
+        if not models.alive and args:
+            models.see(args[0])
         return timed(*args, **kwargs)
 
     return method

@@ -5,7 +5,19 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.frames import keep_classes_out_of_graphs
+
 _CALLBACKS: Final = "torch._dynamo.callback"
+# The script may be about to import the module.
+_MOST_MISSES: Final = 60
+
+
+def install(context: HookContext) -> None:
+    """Count from now on; follow() does the rest once the script has imported the compiler."""
+    keep_classes_out_of_graphs(Compilations)
+    context.links.compilations.turn_off = context.turn_off
+    context.links.compilations.follow()
 
 
 class Compilations:
@@ -17,15 +29,18 @@ class Compilations:
     Attributes:
         calls: Compilations since :meth:`follow` has found the compiler.
         ns: Nanoseconds that they took, whichever thread waited.
+        turn_off: Called with the reason where this torch has no such callbacks.
     """
 
-    __slots__ = ("_began", "_begin", "_clock", "_end", "_over", "calls", "ns")
+    __slots__ = ("_began", "_begin", "_clock", "_end", "_misses", "_over", "calls", "ns", "turn_off")
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.calls = self.ns = 0
         self._clock = clock
         self._began = 0
         self._over = False
+        self._misses = 0
+        self.turn_off: Callable[[str], None] = lambda _: None
         # One object each: a bound method is another one each time it is asked for.
         self._begin, self._end = self._note_begin, self._note_end
 
@@ -34,12 +49,20 @@ class Compilations:
 
         ``torch._dynamo.reset`` forgets all callbacks: the next call brings ours back.
         """
-        for calls, callback in () if self._over else self._lists():
+        if self._over:
+            return
+        lists = self._lists()
+        for calls, callback in lists:
             if callback not in calls:
                 calls.append(callback)
+        if len(lists) < 2 and _CALLBACKS in sys.modules:
+            self._misses += 1
+        if self._misses == _MOST_MISSES:
+            self._over = True
+            self.turn_off(f"this torch has no start_callbacks and end_callbacks in {_CALLBACKS}")
 
     def uninstall(self) -> None:
-        """Stop counting, for good."""
+        """Stop counting."""
         self._over = True
         for calls, callback in self._lists():
             if callback in calls:

@@ -6,19 +6,18 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs, step_code
-from torchperfd.hooks.patches import Patches
 from torchperfd.tape import events as on_tape
 
 
-def install(context: HookContext, patches: Patches) -> None:
+def install(context: HookContext) -> None:
     """Time ``GradScaler.step`` as an optimizer step, whether or not it lets the optimizer step.
 
     It is where the host waits for the gradients, to look for infinities. Fused optimizers look
     for themselves, on the device: whether they did step is not known here.
     """
-    original = vars(GradScaler)["step"]
+    original = own_attribute(GradScaler, "step")
     tape = context.tape
 
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,4 +32,4 @@ def install(context: HookContext, patches: Patches) -> None:
         return result
 
     step_code.add(step.__code__)
-    patches.replace(GradScaler, "step", functools.update_wrapper(keep_out_of_graphs(step), original))
+    context.patches.replace(GradScaler, "step", functools.update_wrapper(keep_out_of_graphs(step), original))

@@ -1,0 +1,18 @@
+"""Backward passes."""
+
+import functools
+
+import torch.autograd
+
+from torchperfd.hooks.context import HookContext, own_attribute
+from torchperfd.tape import Timed
+from torchperfd.tape import events as on_tape
+
+
+def install(context: HookContext) -> None:
+    """Time ``torch.autograd.backward``, which ``Tensor.backward`` calls."""
+    original = own_attribute(torch.autograd, "backward")
+    timed = Timed(context.tape, original, on_tape.BACKWARD, on_tape.BACKWARD_END)
+    functools.update_wrapper(timed, original)
+    context.patches.replace(torch.autograd, "backward", timed)
+    context.links.backward = timed

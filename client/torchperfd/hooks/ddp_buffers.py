@@ -1,0 +1,25 @@
+"""Buffers that ``DistributedDataParallel`` sends to all ranks ahead of a forward."""
+
+import functools
+from typing import Any
+
+import torch.distributed
+
+from torchperfd.hooks.context import HookContext, own_attribute
+from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.tape import Timed
+from torchperfd.tape import events as on_tape
+
+
+def install(context: HookContext) -> None:
+    """Time the call; a torch without distributed has nothing to time."""
+    if not torch.distributed.is_available():
+        return
+    original = own_attribute(torch.distributed, "_broadcast_coalesced")
+    timed = Timed(context.tape, original, on_tape.COLLECTIVE, on_tape.COLLECTIVE_END)
+
+    @functools.wraps(original)
+    def broadcast(*args: Any, **kwargs: Any) -> Any:
+        return timed(*args, **kwargs)
+
+    context.patches.replace(torch.distributed, "_broadcast_coalesced", keep_out_of_graphs(broadcast))

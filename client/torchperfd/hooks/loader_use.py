@@ -1,0 +1,287 @@
+"""Samples of draws: how the training process uses its DataLoader.
+
+A draw is sampled after each flush, about once a second, and costs the training thread some 50 µs.
+"""
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from torchperfd.hooks.context import HookContext, HookUnavailableError
+from torchperfd.hooks.frames import keep_classes_out_of_graphs
+from torchperfd.hooks.worker_queue import ready_batches
+from torchperfd.interrupts import is_from_script
+from torchperfd.loader_use import LoaderUse, available_cpus
+
+_REMEMBERED: Final = 32
+"""Samples that the means are over."""
+_LEAST_WORKER_BATCHES: Final = 4
+_SCHEDSTAT: Final = "/proc/thread-self/schedstat"
+
+
+def install(context: HookContext) -> None:
+    """Sample draws of the loader, beside the hook that times them."""
+    import torch
+
+    sampler, links = context.links.loader_sampler, context.links
+    if links.watch_draws is None:
+        raise HookUnavailableError("the hook loader is off")
+    keep_classes_out_of_graphs(LoaderSampler, TimedDraw)
+    sampler.install(links.watch_draws, torch.is_grad_enabled, describe_loader, torch.Tensor)
+
+    def at_draw(iterator: Any) -> bool:
+        if not iterator._num_workers:
+            return sampler.at_draw(iterator, -1)
+        if not iterator._num_yielded:
+            # What the flushing thread reads of the workers: a torch without it shows here.
+            _ = iterator._workers, iterator._rcvd_idx
+        return sampler.at_draw(iterator, ready_batches(iterator))
+
+    links.before_draw.append(context.guard(at_draw, False))
+
+
+class LoaderSampler:
+    """Takes the samples. Its methods are the training thread's, except for those that say otherwise."""
+
+    def __init__(self) -> None:
+        self._due = False
+        self._watch: Callable[[], None] | None = None
+        self._is_training: Callable[[], bool] = lambda: True
+        self._describe: Callable[[Any], tuple[int, bool, bool]] = lambda _: (0, False, False)
+        self._tensor: Any = None
+        self._iterator: Callable[[], Any] = lambda: None
+        self._workers = 0
+        self._cpus = 0.0
+        self._about: tuple[int, bool, bool] = (0, False, False)
+        self._batch: tuple[int, int] = (0, 0)
+        # Of draws in this process: wall time less what was spent in line for a CPU, and CPU time; ns.
+        self._draws: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        # Between draws: wall time, and CPU time of the whole process; ns.
+        self._rests: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        # From a sampled draw to the next draw, of this thread: time in line for a CPU, and CPU time; ns.
+        self._lines: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
+        # Of draws that found a batch ready: wall time; ns.
+        self._received: deque[int] = deque(maxlen=_REMEMBERED)
+        # Of the workers, all together: batches, CPU time, time in line for a CPU, their time; ns.
+        self._made: deque[tuple[int, int, int, int]] = deque(maxlen=_REMEMBERED)
+        self._last: tuple[Any, int, int, int, int] | None = None
+        self._ended: tuple[int, int, int, int] | None = None
+
+    def install(
+        self,
+        watch: Callable[[], None],
+        is_training: Callable[[], bool],
+        describe: Callable[[Any], tuple[int, bool, bool]],
+        tensor: type,
+    ) -> None:
+        """Begin.
+
+        Args:
+            watch: Has the next draw come to :meth:`at_draw`, called on any thread.
+            is_training: Whether a draw that begins now is for training.
+            describe: Returns an iterator's batch size, whether its dataset is indexable, and whether it
+                is shuffled.
+            tensor: The class of plain tensors.
+        """
+        self._watch, self._is_training, self._describe, self._tensor = watch, is_training, describe, tensor
+        self._due = True
+
+    def arm(self) -> None:
+        """Have the next draw sampled; called on the flushing thread."""
+        if self._watch is not None:
+            self._due = True
+            self._watch()
+
+    def at_draw(self, iterator: Any, ready: int) -> bool:
+        """Take what a draw that begins may show; return whether the draw after it has to come here as well.
+
+        Args:
+            iterator: Whose.
+            ready: Batches that its workers have ready; -1 without workers.
+        """
+        if self._ended is not None:
+            wall, cpu, queued, own = self._ended
+            self._ended = None
+            self._lines.append((_queued_ns() - queued, time.thread_time_ns() - own))
+            self._rests.append((time.perf_counter_ns() - wall, time.process_time_ns() - cpu))
+        # The first draw of an iterator starts its workers and shuffles.
+        if not self._due or not iterator._num_yielded or not self._is_training():
+            return self._due
+        self._due = False
+        if self._iterator() is not iterator:
+            workers = iterator._num_workers
+            if workers != self._workers:
+                self._draws.clear()
+                self._rests.clear()
+                self._received.clear()
+                self._made.clear()
+            self._iterator, self._workers = weakref.ref(iterator), workers
+            self._about = self._describe(iterator)
+        iterator._next_data = TimedDraw(self, iterator, ready)
+        return True
+
+    def sampled(
+        self, batch: Any, ready: int, wall_ns: int, cpu_ns: int, queued_ns: int, before: tuple[int, int]
+    ) -> None:
+        """Take a sampled draw: what it gave, what it took, and the thread's counters before it.
+
+        Args:
+            batch: What was drawn.
+            ready: Batches that the workers had ready; -1 without workers.
+            wall_ns: What it took.
+            cpu_ns: What of that was CPU time.
+            queued_ns: What of it was spent in line for a CPU.
+            before: The thread's time in line for a CPU and its CPU time when the draw began, ns.
+        """
+        if ready < 0:
+            self._draws.append((max(wall_ns - queued_ns, 1), cpu_ns))
+        elif ready > 0:
+            self._received.append(wall_ns)
+        self._batch = self._size(batch)
+        self._ended = (time.perf_counter_ns(), time.process_time_ns(), *before)
+
+    def _size(self, batch: Any) -> tuple[int, int]:
+        """Return how many tensors a batch holds, and of how many bytes; of plain ones in plain containers."""
+        tensors = size = 0
+        parts = [batch]
+        for _ in range(256):
+            if not parts:
+                break
+            part = parts.pop()
+            if self._tensor is not None and type(part) is self._tensor:
+                tensors += 1
+                size += part.nbytes
+            elif type(part) in (list, tuple):
+                parts += part[:64]
+            elif type(part) is dict:
+                parts += list(part.values())[:64]
+        return tensors, size
+
+    def use(self, batches_per_step: float) -> LoaderUse | None:
+        """Return what is known by now, None before the first sample; called on the flushing thread."""
+        iterator = self._iterator()
+        if iterator is not None and self._workers:
+            self._follow_workers(iterator)
+        if self._batch == (0, 0) and not self._draws and not self._received:
+            return None
+        self._cpus = self._cpus or available_cpus()
+        batches, cpu, queued, spent = (
+            (sum(column) for column in zip(*list(self._made), strict=True)) if (self._made) else (0, 0, 0, 0)
+        )
+        return LoaderUse(
+            workers=self._workers,
+            cpus=self._cpus,
+            draw_cpu=_ratio([(cpu, wall) for wall, cpu in list(self._draws)]),
+            rest_cpus=_ratio([(cpu, wall) for wall, cpu in list(self._rests)]),
+            batch_tensors=self._batch[0],
+            batch_bytes=self._batch[1],
+            batch_size=self._about[0],
+            receive_seconds=sum(received) / len(received) / 1e9
+            if (received := list(self._received))
+            else None,
+            worker_cpu_seconds=cpu / batches / 1e9 if batches >= _LEAST_WORKER_BATCHES else None,
+            worker_queued=min(1.0, queued / spent) if spent else None,
+            indexable=self._about[1],
+            shuffles=self._about[2],
+            batches_per_step=batches_per_step,
+            queued=_ratio([(queued, queued + own) for queued, own in list(self._lines)]),
+        )
+
+    def _follow_workers(self, iterator: Any) -> None:
+        """Add what the workers have done since the last time, by the kernel's account of them."""
+        try:
+            spent = [_schedstat(f"/proc/{worker.pid}/schedstat") for worker in iterator._workers]
+            received = iterator._rcvd_idx
+        except (AttributeError, OSError, ValueError, IndexError):
+            self._last = None
+            return
+        now = time.monotonic_ns()
+        cpu, queued = (sum(column) for column in zip(*spent, strict=True))
+        last, self._last = self._last, (self._iterator, received, cpu, queued, now)
+        if last is None or last[0] is not self._iterator or received <= last[1]:
+            return
+        self._made.append((received - last[1], cpu - last[2], queued - last[3], (now - last[4]) * len(spent)))
+
+
+class TimedDraw:
+    """Stands for an iterator's own way to its next batch, once, and measures it.
+
+    Args:
+        sampler: Takes the sample.
+        iterator: Whose next batch it is.
+        ready: Batches that its workers have ready; -1 without workers.
+    """
+
+    def __init__(self, sampler: LoaderSampler, iterator: Any, ready: int) -> None:
+        self._sampler = sampler
+        self._iterator = iterator
+        self._ready = ready
+        self._original = iterator._next_data
+
+    def __call__(self) -> Any:
+        """Return the next batch."""
+        vars(self._iterator).pop("_next_data", None)
+        queued = _queued_ns()
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        batch = self._original()
+        before = queued, cpu
+        wall, cpu = time.perf_counter_ns() - wall, time.thread_time_ns() - cpu
+        try:
+            self._sampler.sampled(batch, self._ready, wall, cpu, _queued_ns() - queued, before)
+        except Exception as error:  # of a batch that is out of the ordinary, for example
+            if is_from_script(error):
+                raise
+        return batch
+
+
+def describe_loader(iterator: Any) -> tuple[int, bool, bool]:
+    """Return an iterator's batch size (0: not its own), whether its dataset is indexable, whether shuffled.
+
+    Indexable is a ``TensorDataset`` that can be indexed by all of a batch at once with the same result.
+    """
+    from torch.utils.data import (
+        BatchSampler,
+        RandomSampler,
+        SequentialSampler,
+        TensorDataset,
+        default_collate,
+    )
+
+    batches = iterator._index_sampler
+    if type(batches) is not BatchSampler:
+        return 0, False, False
+    order = batches.sampler
+    shuffles = type(order) is RandomSampler and not order.replacement
+    usual = shuffles or type(order) is SequentialSampler
+    collated = iterator._collate_fn is default_collate
+    return batches.batch_size, usual and collated and type(iterator._dataset) is TensorDataset, shuffles
+
+
+def _ratio(pairs: list[tuple[int, int]]) -> float | None:
+    whole = sum(below for _, below in pairs)
+    return sum(above for above, _ in pairs) / whole if whole else None
+
+
+def _queued_ns() -> int:
+    """Return how long this thread has been ready to run without a CPU; 0 where the kernel does not say."""
+    try:
+        with open(_SCHEDSTAT, "rb") as file:  # noqa: PTH123 - on the training thread, and pathlib is slow
+            fields = file.read(128).split()
+    except OSError as error:
+        if error.filename != _SCHEDSTAT:
+            raise  # a signal handler's, such as a timeout
+        return 0
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _schedstat(path: str) -> tuple[int, int]:
+    """Return CPU time and time in line for a CPU; ns.
+
+    Raises:
+        OSError: The kernel has no such file, or the thread is gone.
+    """
+    fields = Path(path).read_bytes().split()
+    return int(fields[0]), int(fields[1])

@@ -1,0 +1,33 @@
+"""The queue of a DataLoader's workers: how many batches are ready when the loop asks for one."""
+
+from typing import Any
+
+from torchperfd.hooks.context import HookContext
+from torchperfd.hooks.frames import keep_out_of_graphs
+from torchperfd.interrupts import is_from_script
+from torchperfd.tape import events as on_tape
+
+
+def install(context: HookContext) -> None:
+    """Write how many batches are ready ahead of every draw from workers."""
+    tape = context.tape
+
+    def at_draw(iterator: Any) -> bool:
+        if iterator._num_workers:
+            tape.mark(on_tape.READY, ready_batches(iterator) + 1)
+        return False
+
+    for function in (at_draw, ready_batches):
+        keep_out_of_graphs(function)
+    context.links.before_draw.append(context.guard(at_draw, False))
+
+
+def ready_batches(iterator: Any) -> int:
+    """Return how many batches the workers have ready, -1 where that cannot be told."""
+    try:
+        size: int = iterator._worker_result_queue.qsize()
+    except (NotImplementedError, OSError) as error:
+        if is_from_script(error):
+            raise
+        return -1  # macOS has no count; the queue may be closing
+    return size

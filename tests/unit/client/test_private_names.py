@@ -1,0 +1,126 @@
+"""Every private name of torch that a hook uses, missing: it costs that hook's phase and no other."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.client.private_names import PACKAGE, private_names
+
+# The programs train some forty times, one after the other.
+pytestmark = pytest.mark.timeout(900)
+
+FORWARD = {"train forward", "train loss", "validate forward", "validate loss"}
+# Without draws nothing shows where a loop ends: what lies between two loops counts in the step before it.
+DRAWS = {
+    *("train data", "validate data", "train samples", "validate samples", "ready"),
+    *("train collective_wait", "saves"),
+}
+
+# By name: the hooks that go off without it, and what is not counted then. A dotted name is deleted from
+# torch, as ``module:owner.name``; of others, which torch itself cannot do without, our code finds none.
+NAMES: dict[str, tuple[set[str], set[str]]] = {
+    # Compiled code: nothing here is compiled.
+    "_C": ({"compiler"}, set()),
+    "_dynamo": ({"compiler"}, set()),
+    "_FrameAction": ({"compiler"}, set()),
+    "_FrameExecStrategy": ({"compiler"}, set()),
+    "_torchdynamo_disable": (set(), set()),
+    # Models.
+    "_call_impl": ({"forward"}, FORWARD),
+    "_compiled_call_impl": ({"forward"}, FORWARD),
+    "_wrapped_call_impl": ({"forward"}, FORWARD),
+    "_replicate_for_data_parallel": ({"replicas"}, set()),
+    "torch.nn:Module._replicate_for_data_parallel": ({"replicas"}, set()),
+    # Loaders.
+    "_BaseDataLoaderIter": ({"loader", "loader_use"}, DRAWS),
+    "torch.utils.data.dataloader._BaseDataLoaderIter": ({"loader", "loader_use"}, DRAWS),
+    "_SingleProcessDataLoaderIter": (set(), set()),
+    "_num_workers": ({"worker_queue", "loader_use"}, {"ready"}),
+    "_worker_result_queue": ({"worker_queue", "loader_use"}, {"ready"}),
+    "_num_yielded": ({"loader_use"}, set()),
+    "_next_data": ({"loader_use"}, set()),
+    "_index_sampler": ({"loader_use"}, set()),
+    "_collate_fn": ({"loader_use"}, set()),
+    "_dataset": ({"loader_use"}, set()),
+    "_workers": ({"loader_use"}, set()),
+    "_rcvd_idx": ({"loader_use"}, set()),
+    # Optimizers.
+    "profile_hook_step": ({"closures"}, set()),
+    # Collectives.
+    "_allgather_base": (set(), set()),
+    "_reduce_scatter_base": (set(), set()),
+    "torch.distributed:ProcessGroup._allgather_base": (set(), set()),
+    "_broadcast_coalesced": ({"ddp_buffers"}, {"train collective_wait"}),
+    "prepare_for_backward": ({"reductions"}, {"train collective_wait"}),
+    "_execution_engine": (set(), set()),
+    # Operations.
+    "_subclasses": ({"flops"}, {"flops"}),
+    "_python_dispatch": ({"flops"}, {"flops"}),
+    "_get_current_dispatch_mode": ({"flops"}, {"flops"}),
+    "_overloadpacket": ({"flops"}, {"flops"}),
+    "_scaled_dot_product_flash_attention": ({"flops"}, {"flops"}),
+    "_scaled_dot_product_flash_attention_backward": ({"flops"}, {"flops"}),
+    "_scaled_dot_product_flash_attention_for_cpu": ({"flops"}, {"flops"}),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": ({"flops"}, {"flops"}),
+}
+# Only while a capture runs, while a rank stands still, or at the job's start: their tests have them.
+ELSEWHERE = {
+    *("_cuda_isHistoryEnabled", "_record_memory_history", "_snapshot"),
+    *("_distributed_c10d", "_dump_fr_trace_json", "_dump_nccl_trace_json", "_get_default_store"),
+}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What was counted without each name; under the empty name, with all of them."""
+    program = Path(__file__).with_name("private_names.py")
+    directory = tmp_path_factory.mktemp("no daemon")
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        input="\n".join(["", *NAMES]),
+        env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(directory), "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+
+
+def everything(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer["counted"], **{name: answer[name] for name in ("saves", "ready", "flops")}}
+
+
+def test_hooks_on_a_whole_torch_count_every_phase(answers: dict[str, dict[str, Any]]) -> None:
+    assert answers[""]["off"] == {}
+    assert everything(answers[""]) == {
+        **dict.fromkeys(("train data", "train forward", "train loss", "train backward"), 16),
+        **dict.fromkeys(("train optimizer", "train zero_grad", "train other", "train steps"), 16),
+        **dict.fromkeys(("validate data", "validate forward", "validate loss", "validate other"), 4),
+        "train collective_wait": 8,
+        "train samples": 32,
+        "validate steps": 4,
+        "validate samples": 8,
+        "saves": 1,
+        "ready": True,
+        "flops": 64,
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hooks_without_a_name_lose_its_phase_only(name: str, answers: dict[str, dict[str, Any]]) -> None:
+    answer, (off, lost) = answers[name], NAMES[name]
+    assert answer.get("raised") is None
+    assert set(answer["off"]) == off
+    for hook, reason in answer["off"].items():
+        assert f"hook {hook} is off: {reason}; what it measures is missing" in answer["text"]
+    expected = {key: value for key, value in everything(answers[""]).items() if key not in lost}
+    assert {key: value for key, value in everything(answer).items() if key not in lost} == expected
+
+
+def test_private_names_of_hooks_are_all_in_the_table() -> None:
+    used = {name for path in (PACKAGE / "hooks").glob("*.py") for name in private_names(path)}
+    ours = {"_fields", "_Counter"}  # of named tuples, and of our own
+    assert used - ours == {name.rpartition(".")[2] for name in NAMES if name.startswith("_")} | ELSEWHERE
