@@ -22,8 +22,8 @@ from torchperfd_daemon.captures import (
     Quota,
     RetentionWorker,
     Uploader,
-    place,
 )
+from torchperfd_daemon.captures.upload_marker import remove_upload_marker, write_upload_marker
 from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.fleet import (
     Address,
@@ -199,7 +199,7 @@ class Daemon:
 
     def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
         """Hold the captures directory to its quota; analyse and upload captures if that is asked for."""
-        _note_place(self._settings, self._uploader)
+        _mark_uploads(self._settings, self._uploader)
         self._retention.start()
         stack.callback(self._retention.stop)
         if self._analyst is not None:
@@ -362,13 +362,13 @@ def _uploader(settings: ServeSettings, catalog: Catalog) -> Uploader | None:
     return Uploader(catalog, destination)
 
 
-def _note_place(settings: ServeSettings, uploader: Uploader | None) -> None:
-    """Note beside the captures where they go, for the commands that ask no daemon."""
+def _mark_uploads(settings: ServeSettings, uploader: Uploader | None) -> None:
+    """Write beside the captures where they are uploaded to, for the commands that ask no daemon."""
     if uploader is not None:
-        place.note(settings.captures_dir, uploader.url)
+        write_upload_marker(settings.captures_dir, uploader.url)
     elif not settings.embedded:
         # A run's own daemon says nothing about what the user's other daemons do.
-        place.forget(settings.captures_dir)
+        remove_upload_marker(settings.captures_dir)
 
 
 def _metrics_url(listener: socket.socket, web_config: WebConfigFile | None) -> str:

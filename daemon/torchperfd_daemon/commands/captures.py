@@ -21,9 +21,9 @@ from torchperfd_daemon.captures import (
     Listing,
     Query,
     Upload,
-    place,
 )
 from torchperfd_daemon.captures.upload import upload
+from torchperfd_daemon.captures.upload_marker import read_upload_marker
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._captures_dir import captures_dir_option, open_catalog, own_directory
 from torchperfd_daemon.commands._daemon import connect
@@ -85,7 +85,7 @@ def list_captures(
         return
     heads = ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "WHEN"]
     rows = [_cells(listed) for listed in listing.captures]
-    if place.noted(catalog.directory):
+    if read_upload_marker(catalog.directory):
         heads.insert(-1, "UPLOADED")
         for cells, listed in zip(rows, listing.captures, strict=True):
             cells.insert(-1, _uploaded(listed, uploads=True))
@@ -181,7 +181,7 @@ def remove_captures(
 @click.pass_obj
 def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | None) -> None:
     """Upload captures now, with the credentials of this shell, and print where they are."""
-    url = url or place.noted(catalog.directory)
+    url = url or read_upload_marker(catalog.directory)
     if not url:
         raise TorchperfdError(
             f"no daemon uploads the captures in {catalog.directory}", "say where to with --to"
@@ -254,7 +254,7 @@ def _download(capture_id: str, target: Path, socket: str | None) -> None:
 
 
 def _document(catalog: Catalog, listing: Listing) -> dict[str, Any]:
-    uploads = bool(place.noted(catalog.directory))
+    uploads = bool(read_upload_marker(catalog.directory))
     return {
         "schema": "torchperfd.captures/1",
         "directory": str(catalog.directory),

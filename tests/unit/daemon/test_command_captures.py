@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from torchperfd_daemon import cli
-from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace, place
+from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, RankTrace
+from torchperfd_daemon.captures.upload_marker import write_upload_marker
 
 Captures = Callable[..., tuple[int, str, str]]
 
@@ -306,7 +307,7 @@ def test_uploads_show_where_a_daemon_uploads(captures: Captures, catalog: Catalo
         "no",
         "no",
     ]
-    place.note(catalog.directory, (tmp_path / "share").as_uri())
+    write_upload_marker(catalog.directory, (tmp_path / "share").as_uri())
     head, *rows = (line.split() for line in captures("list")[1].splitlines())
     assert head == ["CAPTURE", "RUN", "STATE", "STEPS", "RANKS", "SIZE", "UPLOADED", "WHEN"]
     assert [(row[0], row[7]) for row in rows] == [("two", "no"), ("one", "pending")]
@@ -326,7 +327,7 @@ def test_upload_sends_at_once_and_says_where(captures: Captures, catalog: Catalo
         "",
         f"torchperfd: no daemon uploads the captures in {catalog.directory}; say where to with --to\n",
     )
-    place.note(catalog.directory, share.as_uri())
+    write_upload_marker(catalog.directory, share.as_uri())
     assert captures("upload", "one") == (1, "", f"torchperfd: {share} is not there; mount or make it\n")
     share.mkdir()
     assert captures("upload", "one", "two", "one") == (0, f"{share.as_uri()}/one\n{share.as_uri()}/two\n", "")
@@ -342,7 +343,7 @@ def test_upload_says_what_cannot_be_uploaded(captures: Captures, catalog: Catalo
     # Of one rank: with two wrong files, either may be the first that is seen.
     add(catalog, "one", ranks=[RankTrace(0, CaptureState.COMPLETE, "", "rank0.json", 1_500_000, "ab")])
     add(catalog, "going", state=CaptureState.ARMED)
-    place.note(catalog.directory, tmp_path.as_uri() + "/share")
+    write_upload_marker(catalog.directory, tmp_path.as_uri() + "/share")
     (tmp_path / "share").mkdir()
     assert captures("upload", "one") == (
         1,

@@ -27,11 +27,15 @@ from torchperfd_daemon.captures import (
     Upload,
     Uploader,
     folder,
-    place,
 )
 from torchperfd_daemon.captures.destination import ChangedError, UploadError, _cause
 from torchperfd_daemon.captures.receipt import FILE_NAME, Receipt
 from torchperfd_daemon.captures.upload import upload
+from torchperfd_daemon.captures.upload_marker import (
+    read_upload_marker,
+    remove_upload_marker,
+    write_upload_marker,
+)
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 
 PREFIX = f"s3://{BUCKET}/nodes/a"
@@ -546,13 +550,13 @@ def test_a_receipt_or_a_place_that_anybody_could_have_written_does_not_count(cat
     catalog.note_upload("one", receipt(catalog, "one"))
     os.chown(catalog.directory / "one" / FILE_NAME, 12345, 12345)
     assert stage(catalog, "one") is Upload.PENDING
-    place.note(catalog.directory, "s3://theirs")
+    write_upload_marker(catalog.directory, "s3://theirs")
     os.chown(catalog.directory / ".uploads-to", 12345, 12345)
-    assert place.noted(catalog.directory) == ""
+    assert read_upload_marker(catalog.directory) == ""
     # What belongs to who owns the directory does, whoever looks.
     os.chown(catalog.directory, 12345, 12345)
     assert stage(catalog, "one") is Upload.DONE
-    assert place.noted(catalog.directory) == "s3://theirs"
+    assert read_upload_marker(catalog.directory) == "s3://theirs"
 
 
 @given(st.binary(max_size=200))
@@ -729,16 +733,16 @@ def test_a_cause_is_one_short_line(text: str) -> None:
 
 def test_a_note_of_the_place_is_no_link(tmp_path: Path) -> None:
     directory = tmp_path / "captures"
-    place.note(directory, "s3://bucket/x")
-    assert place.noted(directory) == "s3://bucket/x"
-    place.note(directory, "s3://bucket/y")
-    assert place.noted(directory) == "s3://bucket/y"
+    write_upload_marker(directory, "s3://bucket/x")
+    assert read_upload_marker(directory) == "s3://bucket/x"
+    write_upload_marker(directory, "s3://bucket/y")
+    assert read_upload_marker(directory) == "s3://bucket/y"
     secret = tmp_path / "secret"
     secret.write_text("s3://secret")
     (directory / ".uploads-to").unlink()
     (directory / ".uploads-to").symlink_to(secret)
-    assert place.noted(directory) == ""
-    place.forget(directory)
-    place.forget(directory)
+    assert read_upload_marker(directory) == ""
+    remove_upload_marker(directory)
+    remove_upload_marker(directory)
     assert secret.read_text() == "s3://secret"
-    assert place.noted(directory) == ""
+    assert read_upload_marker(directory) == ""

@@ -1,4 +1,4 @@
-"""The place: a note beside the captures that says where their daemon uploads them to."""
+"""The upload marker: a file beside the captures with the URL that their daemon uploads them to."""
 
 import contextlib
 import os
@@ -9,12 +9,12 @@ from torchperfd_daemon.captures import folder
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.text import one_line
 
-_NOTE: Final = ".uploads-to"
+_MARKER: Final = ".uploads-to"
 _MOST_BYTES: Final = 2048
 
 
-def note(directory: Path, url: str) -> None:
-    """Leave a note, for `captures list` and `captures upload`, which know nothing of the daemon.
+def write_upload_marker(directory: Path, url: str) -> None:
+    """Write the marker, for `captures list` and `captures upload`, which do not ask the daemon.
 
     Raises:
         TorchperfdError: It cannot be written.
@@ -22,29 +22,29 @@ def note(directory: Path, url: str) -> None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with folder.opened(directory) as held:
-            folder.write(held, _NOTE, url.encode() + b"\n")
+            folder.write(held, _MARKER, url.encode() + b"\n")
     except OSError as error:
         raise TorchperfdError(
             f"cannot write to {directory}: {error.strerror}", "choose another with --captures-dir"
         ) from error
 
 
-def noted(directory: Path) -> str:
+def read_upload_marker(directory: Path) -> str:
     """Return the URL that captures are uploaded to; empty when they are not.
 
-    Where a directory is open to all, so is this name: only a note of its owner's, root's or our own counts.
+    Where a directory is open to all, so is this name: only a marker of its owner's, root's or our own counts.
     """
     with (
         contextlib.suppress(OSError, UnicodeDecodeError),
         folder.opened(directory) as held,
-        open(folder.open_file(held, _NOTE), "rb") as file,  # noqa: PTH123
+        open(folder.open_file(held, _MARKER), "rb") as file,  # noqa: PTH123
     ):
         if os.fstat(file.fileno()).st_uid in (0, os.geteuid(), os.fstat(held).st_uid):
             return one_line(file.read(_MOST_BYTES).decode().strip(), _MOST_BYTES)
     return ""
 
 
-def forget(directory: Path) -> None:
-    """Take the note away: captures are no longer uploaded."""
+def remove_upload_marker(directory: Path) -> None:
+    """Remove the marker: captures are no longer uploaded."""
     with contextlib.suppress(OSError):
-        (directory / _NOTE).unlink()
+        (directory / _MARKER).unlink()
