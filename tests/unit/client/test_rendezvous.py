@@ -33,7 +33,7 @@ def _store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     found.clear()
 
 
-class Node:
+class JobNode:
     """One node's rank."""
 
     def __init__(self, nodes: str = "", attempt: str = "0") -> None:
@@ -46,16 +46,16 @@ class Node:
 
 
 @pytest.fixture
-def nodes() -> Iterator[list[Node]]:
-    made: list[Node] = []
+def nodes() -> Iterator[list[JobNode]]:
+    made: list[JobNode] = []
     yield made
     for node in made:
         node.rendezvous.stop(5.0)
 
 
 @pytest.mark.usefixtures("_store")
-def test_each_hears_of_all_and_is_done(nodes: list[Node]) -> None:
-    nodes += [Node("3") for _ in range(3)]
+def test_each_hears_of_all_and_is_done(nodes: list[JobNode]) -> None:
+    nodes += [JobNode("3") for _ in range(3)]
     for number, node in enumerate(nodes):
         node.rendezvous.meet(f"node{number}:9408")
     everyone = {f"node{number}:9408" for number in range(3)}
@@ -73,8 +73,8 @@ def test_each_hears_of_all_and_is_done(nodes: list[Node]) -> None:
 
 
 @pytest.mark.usefixtures("_store")
-def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(nodes: list[Node]) -> None:
-    nodes += [Node(), Node()]
+def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(nodes: list[JobNode]) -> None:
+    nodes += [JobNode(), JobNode()]
     nodes[0].rendezvous.meet("a:1")
     assert nodes[0].hear() == {"a:1"}
     nodes[1].rendezvous.meet("b:1")
@@ -82,8 +82,8 @@ def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(nodes
 
 
 @pytest.mark.usefixtures("_store")
-def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(nodes: list[Node]) -> None:
-    nodes += [Node(), Node(attempt="1")]
+def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(nodes: list[JobNode]) -> None:
+    nodes += [JobNode(), JobNode(attempt="1")]
     nodes[0].rendezvous.meet("gone:1")
     assert nodes[0].hear() == {"gone:1"}
     nodes[1].rendezvous.meet("new:1")
@@ -92,7 +92,7 @@ def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(nodes: list
 
 @pytest.mark.parametrize("way", ["no group yet", "in a file", "a store that has gone"])
 def test_without_a_store_nothing_is_told_and_it_can_be_ended(
-    way: str, nodes: list[Node], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    way: str, nodes: list[JobNode], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = SimpleNamespace(host="127.0.0.1", port=1, append=None)
     store: Any = gone if way == "a store that has gone" else HashStore()
@@ -101,7 +101,7 @@ def test_without_a_store_nothing_is_told_and_it_can_be_ended(
         sys.modules, C10D, SimpleNamespace(is_initialized=lambda: meets, _get_default_store=lambda: store)
     )
     monkeypatch.setattr(rendezvous, "_TIMEOUT", rendezvous._TIMEOUT / 100)
-    nodes.append(Node())
+    nodes.append(JobNode())
     with caplog.at_level("INFO", "torchperfd"):
         nodes[0].rendezvous.meet("a:1")
         if not meets:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support.served import GIVE_UP_S
-from tests.unit.daemon.test_coordinator import FIVE, Node, Rank, done, failed, play, ready
+from tests.unit.daemon.test_coordinator import FIVE, CapturingNode, Rank, done, failed, play, ready
 
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, When
 from torchperfd_daemon.captures.manifest import decode
@@ -15,11 +15,11 @@ from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(tmp_path: Path) -> CapturingNode:
+    return CapturingNode(tmp_path)
 
 
-async def ended(node: Node, *ranks: Rank, **asked: Any) -> Progress:
+async def ended(node: CapturingNode, *ranks: Rank, **asked: Any) -> Progress:
     """Capture to the end and return the last word."""
     last = None
     async for progress in node.coordinator.capture("bert", list(ranks), FIVE, GIVE_UP_S, **asked):
@@ -28,7 +28,7 @@ async def ended(node: Node, *ranks: Rank, **asked: Any) -> Progress:
     return last
 
 
-def test_a_step_that_all_can_reach_is_the_first_one(node: Node) -> None:
+def test_a_step_that_all_can_reach_is_the_first_one(node: CapturingNode) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, 0), Rank(node, 1)]
         last = await ended(node, *ranks, when=When(at_step=5000))
@@ -38,7 +38,7 @@ def test_a_step_that_all_can_reach_is_the_first_one(node: Node) -> None:
     play(scenario())
 
 
-def test_a_step_that_is_past_is_refused_and_the_ranks_are_let_go(node: Node) -> None:
+def test_a_step_that_is_past_is_refused_and_the_ranks_are_let_go(node: CapturingNode) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, 0, next_step=90), Rank(node, 1)]
         last = await ended(node, *ranks, when=When(at_step=95))
@@ -52,7 +52,7 @@ def test_a_step_that_is_past_is_refused_and_the_ranks_are_let_go(node: Node) -> 
     play(scenario())
 
 
-def test_a_step_that_was_missed_does_not_come_again(node: Node) -> None:
+def test_a_step_that_was_missed_does_not_come_again(node: CapturingNode) -> None:
     async def scenario() -> None:
         rank = Rank(node, 0)
         rank.on_commit = lambda capture_id, start: rank.result(capture_id, failed("missed", retry=True))
@@ -62,7 +62,7 @@ def test_a_step_that_was_missed_does_not_come_again(node: Node) -> None:
     play(scenario())
 
 
-def test_a_duration_becomes_steps_that_everybody_is_told(node: Node) -> None:
+def test_a_duration_becomes_steps_that_everybody_is_told(node: CapturingNode) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, 0), Rank(node, 1)]
         last = await ended(node, *ranks, when=When(duration_seconds=4.0))
@@ -73,7 +73,7 @@ def test_a_duration_becomes_steps_that_everybody_is_told(node: Node) -> None:
     play(scenario())
 
 
-def test_a_rank_that_captured_other_steps_has_failed(node: Node) -> None:
+def test_a_rank_that_captured_other_steps_has_failed(node: CapturingNode) -> None:
     async def scenario() -> None:
         old = Rank(node, 0)
         other = Result(True, "", False, 105, "rank0.json", 10, "ab", steps=5)
@@ -85,7 +85,7 @@ def test_a_rank_that_captured_other_steps_has_failed(node: Node) -> None:
     play(scenario())
 
 
-def test_the_manifest_tells_who_took_part_from_the_first_moment(node: Node) -> None:
+def test_the_manifest_tells_who_took_part_from_the_first_moment(node: CapturingNode) -> None:
     async def scenario() -> None:
         rank = Rank(node, 3)
         capture = node.coordinator.capture("bert", [rank], FIVE, 30.0, trigger="rule slow")
@@ -106,7 +106,7 @@ def test_the_manifest_tells_who_took_part_from_the_first_moment(node: Node) -> N
 
 def test_each_rank_is_told_its_share_of_bytes(tmp_path: Path) -> None:
     async def scenario() -> None:
-        node = Node(tmp_path)
+        node = CapturingNode(tmp_path)
         node.coordinator = Coordinator(Catalog(tmp_path / "captures", Quota(capture_bytes=40)))
         ranks = [Rank(node, rank) for rank in range(3)]
         await ended(node, *ranks)
@@ -115,7 +115,7 @@ def test_each_rank_is_told_its_share_of_bytes(tmp_path: Path) -> None:
     play(scenario())
 
 
-def test_progress_tells_how_far_the_ranks_are(node: Node) -> None:
+def test_progress_tells_how_far_the_ranks_are(node: CapturingNode) -> None:
     async def scenario() -> None:
         quick, slow = Rank(node, 0), Rank(node, 1)
         capture_ids: list[str] = []
@@ -139,7 +139,7 @@ def test_progress_tells_how_far_the_ranks_are(node: Node) -> None:
     play(scenario())
 
 
-def test_queued_captures_follow_one_another_with_the_ranks_there_are_then(node: Node) -> None:
+def test_queued_captures_follow_one_another_with_the_ranks_there_are_then(node: CapturingNode) -> None:
     async def scenario() -> None:
         waiting, newcomer = Rank(node, 0), Rank(node, 7)
         waiting.on_prepare = lambda capture_id: None
@@ -162,7 +162,7 @@ def test_queued_captures_follow_one_another_with_the_ranks_there_are_then(node: 
     play(scenario())
 
 
-def test_a_queue_that_is_full_refuses(node: Node) -> None:
+def test_a_queue_that_is_full_refuses(node: CapturingNode) -> None:
     async def scenario() -> None:
         waiting = Rank(node, 0)
         waiting.on_prepare = lambda capture_id: None
@@ -178,7 +178,7 @@ def test_a_queue_that_is_full_refuses(node: Node) -> None:
     play(scenario())
 
 
-def test_a_queued_capture_that_is_cancelled_leaves_no_folder(node: Node) -> None:
+def test_a_queued_capture_that_is_cancelled_leaves_no_folder(node: CapturingNode) -> None:
     async def scenario() -> None:
         waiting = Rank(node, 0)
         waiting.on_prepare = lambda capture_id: None
@@ -199,7 +199,7 @@ def test_a_queued_capture_that_is_cancelled_leaves_no_folder(node: Node) -> None
 
 
 @pytest.mark.parametrize("moment", ["preparing", "armed"])
-def test_a_cancelled_capture_ends_and_says_by_whom(node: Node, moment: str) -> None:
+def test_a_cancelled_capture_ends_and_says_by_whom(node: CapturingNode, moment: str) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, 0), Rank(node, 1)]
 
@@ -234,7 +234,7 @@ def test_a_cancelled_capture_ends_and_says_by_whom(node: Node, moment: str) -> N
     play(scenario())
 
 
-def test_a_rank_that_had_its_trace_before_it_heard_of_the_end_keeps_it(node: Node) -> None:
+def test_a_rank_that_had_its_trace_before_it_heard_of_the_end_keeps_it(node: CapturingNode) -> None:
     async def scenario() -> None:
         quick, late = Rank(node, 0), Rank(node, 1)
         late.on_commit = lambda capture_id, start: None
@@ -254,7 +254,7 @@ def test_a_rank_that_had_its_trace_before_it_heard_of_the_end_keeps_it(node: Nod
     play(scenario())
 
 
-def test_what_is_not_in_progress_cannot_be_cancelled(node: Node) -> None:
+def test_what_is_not_in_progress_cannot_be_cancelled(node: CapturingNode) -> None:
     async def scenario() -> None:
         last = await ended(node, Rank(node, 0))
         for name in (last.record.capture_id, "nothing", "../x"):

@@ -37,7 +37,9 @@ def failed(reason: str, *, retry: bool = False) -> Result:
 class Rank:
     """A training process that answers as a test says; by default as it should."""
 
-    def __init__(self, node: "Node", rank: int, *, next_step: int = 100, step_seconds: float = 0.1) -> None:
+    def __init__(
+        self, node: "CapturingNode", rank: int, *, next_step: int = 100, step_seconds: float = 0.1
+    ) -> None:
         self.rank = rank
         self.steps_seen = 0
         self.facts = RankFacts("node-a", 100 + rank, 0, "2.13", "3.11", "0.1", "bert", 8)
@@ -74,7 +76,7 @@ class Rank:
         self.cancelled.append(reason)
 
 
-class Node:
+class CapturingNode:
     """A coordinator over a directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -99,8 +101,8 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+def node(tmp_path: Path) -> CapturingNode:
+    return CapturingNode(tmp_path)
 
 
 def play(scenario: Awaitable[None]) -> None:
@@ -110,7 +112,7 @@ def play(scenario: Awaitable[None]) -> None:
     asyncio.run(run())
 
 
-def test_all_ranks_get_one_start_step_ahead_of_the_farthest(node: Node) -> None:
+def test_all_ranks_get_one_start_step_ahead_of_the_farthest(node: CapturingNode) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, 0, next_step=100), Rank(node, 1, next_step=104), Rank(node, 2, next_step=90)]
         *_, last = await node.capture(*ranks)
@@ -138,7 +140,7 @@ def test_all_ranks_get_one_start_step_ahead_of_the_farthest(node: Node) -> None:
     play(scenario())
 
 
-def test_the_manifest_is_there_when_the_end_is_told(node: Node) -> None:
+def test_the_manifest_is_there_when_the_end_is_told(node: CapturingNode) -> None:
     async def scenario() -> None:
         capture = node.coordinator.capture("bert", [Rank(node, 0)], FIVE, GIVE_UP_S)
         async for progress in capture:
@@ -177,7 +179,7 @@ def test_no_ack_leads_to_a_step_that_cannot_be_sent(acks: list[tuple[int, float]
     assert session_pb2.CommitCapture(start_step=start).start_step > min(2**62, max(step for step, _ in acks))
 
 
-def test_a_rank_that_is_not_ready_is_named_and_the_others_go_on(node: Node) -> None:
+def test_a_rank_that_is_not_ready_is_named_and_the_others_go_on(node: CapturingNode) -> None:
     async def scenario() -> None:
         good, bad = Rank(node, 0), Rank(node, 1)
         bad.on_prepare = lambda capture_id: bad.ack(capture_id, Ack(False, "a profiler runs", 0, 0.0))
@@ -195,7 +197,7 @@ def test_a_rank_that_is_not_ready_is_named_and_the_others_go_on(node: Node) -> N
     play(scenario())
 
 
-def test_without_a_ready_rank_the_capture_has_failed_and_was_never_armed(node: Node) -> None:
+def test_without_a_ready_rank_the_capture_has_failed_and_was_never_armed(node: CapturingNode) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, rank) for rank in range(3)]
         for rank in ranks:
@@ -209,7 +211,7 @@ def test_without_a_ready_rank_the_capture_has_failed_and_was_never_armed(node: N
 
 
 def test_a_rank_that_never_answers_is_named_and_cancelled(
-    node: Node, monkeypatch: pytest.MonkeyPatch
+    node: CapturingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "_PREPARE_TIMEOUT_S", 0.05)
 
@@ -237,7 +239,7 @@ def test_a_rank_that_never_answers_is_named_and_cancelled(
     ],
 )
 def test_a_rank_that_never_finishes_is_named_cancelled_and_timed_out(
-    node: Node, made: int, reason: str
+    node: CapturingNode, made: int, reason: str
 ) -> None:
     async def scenario() -> None:
         stuck = Rank(node, 0)
@@ -258,7 +260,7 @@ def test_a_rank_that_never_finishes_is_named_cancelled_and_timed_out(
     play(scenario())
 
 
-def test_one_that_finishes_and_one_that_does_not_make_a_partial_capture(node: Node) -> None:
+def test_one_that_finishes_and_one_that_does_not_make_a_partial_capture(node: CapturingNode) -> None:
     async def scenario() -> None:
         good, stuck = Rank(node, 0), Rank(node, 1)
         stuck.on_commit = lambda capture_id, start: None
@@ -270,7 +272,7 @@ def test_one_that_finishes_and_one_that_does_not_make_a_partial_capture(node: No
 
 
 @pytest.mark.parametrize("moment", ["preparing", "armed"])
-def test_a_rank_that_leaves_midway_is_named_at_once(node: Node, moment: str) -> None:
+def test_a_rank_that_leaves_midway_is_named_at_once(node: CapturingNode, moment: str) -> None:
     async def scenario() -> None:
         good, leaver = Rank(node, 0), Rank(node, 1)
         # Another run's rank of the same number is not concerned.
@@ -294,7 +296,7 @@ def test_a_rank_that_leaves_midway_is_named_at_once(node: Node, moment: str) -> 
     play(scenario())
 
 
-def test_a_wrong_moment_is_tried_again_in_the_same_folder(node: Node) -> None:
+def test_a_wrong_moment_is_tried_again_in_the_same_folder(node: CapturingNode) -> None:
     async def scenario() -> None:
         rank = Rank(node, 0)
         again = rank.on_commit
@@ -320,7 +322,7 @@ def test_a_wrong_moment_is_tried_again_in_the_same_folder(node: Node) -> None:
 
 @pytest.mark.parametrize(("retry", "attempts"), [(True, 3), (False, 1)])
 def test_it_is_tried_three_times_and_only_when_the_moment_was_wrong(
-    node: Node, retry: bool, attempts: int
+    node: CapturingNode, retry: bool, attempts: int
 ) -> None:
     async def scenario() -> None:
         rank = Rank(node, 0)
@@ -334,7 +336,7 @@ def test_it_is_tried_three_times_and_only_when_the_moment_was_wrong(
     play(scenario())
 
 
-def test_a_partial_capture_is_kept_rather_than_tried_again(node: Node) -> None:
+def test_a_partial_capture_is_kept_rather_than_tried_again(node: CapturingNode) -> None:
     async def scenario() -> None:
         good, late = Rank(node, 0), Rank(node, 1)
         late.on_commit = lambda capture_id, start: late.result(capture_id, failed("missed", retry=True))
@@ -344,7 +346,7 @@ def test_a_partial_capture_is_kept_rather_than_tried_again(node: Node) -> None:
     play(scenario())
 
 
-def test_two_at_once_on_one_run_are_refused_and_two_runs_are_not(node: Node) -> None:
+def test_two_at_once_on_one_run_are_refused_and_two_runs_are_not(node: CapturingNode) -> None:
     async def scenario() -> None:
         waiting = Rank(node, 0)
         waiting.on_prepare = lambda capture_id: None
@@ -366,7 +368,7 @@ def test_two_at_once_on_one_run_are_refused_and_two_runs_are_not(node: Node) -> 
 
 
 @pytest.mark.parametrize("moment", [CaptureState.PREPARING, CaptureState.ARMED])
-def test_when_the_caller_goes_away_everything_is_given_up(node: Node, moment: CaptureState) -> None:
+def test_when_the_caller_goes_away_everything_is_given_up(node: CapturingNode, moment: CaptureState) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, 0), Rank(node, 1)]
         for rank in ranks:
@@ -390,7 +392,7 @@ def test_when_the_caller_goes_away_everything_is_given_up(node: Node, moment: Ca
     play(scenario())
 
 
-def test_a_cancelled_task_gives_everything_up_too(node: Node) -> None:
+def test_a_cancelled_task_gives_everything_up_too(node: CapturingNode) -> None:
     async def scenario() -> None:
         rank = Rank(node, 0)
         armed = asyncio.Event()
@@ -408,7 +410,7 @@ def test_a_cancelled_task_gives_everything_up_too(node: Node) -> None:
 
 def test_a_directory_that_cannot_be_written_is_said_and_frees_the_run(tmp_path: Path) -> None:
     async def scenario() -> None:
-        node = Node(tmp_path)
+        node = CapturingNode(tmp_path)
         (tmp_path / "captures").write_text("a file")
         rank = Rank(node, 0)
         with pytest.raises(TorchperfdError, match=r"cannot write to .*captures"):
@@ -424,7 +426,7 @@ def test_a_directory_that_cannot_be_written_is_said_and_frees_the_run(tmp_path: 
 
 @pytest.mark.parametrize("leave", [False, True])
 def test_a_manifest_that_cannot_be_written_costs_only_itself(
-    node: Node, leave: bool, caplog: pytest.LogCaptureFixture
+    node: CapturingNode, leave: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
         rank = Rank(node, 0)
@@ -443,7 +445,7 @@ def test_a_manifest_that_cannot_be_written_costs_only_itself(
     play(scenario())
 
 
-def test_a_scripts_own_capture_is_adopted(node: Node) -> None:
+def test_a_scripts_own_capture_is_adopted(node: CapturingNode) -> None:
     node.catalog.create("own-1")
     node.coordinator.adopt("own-1", "bert", FIVE, 3, done(3, 40))
     record = node.catalog.get("own-1")
@@ -457,14 +459,14 @@ def test_a_scripts_own_capture_is_adopted(node: Node) -> None:
     assert node.coordinator.counts.bytes == 10
 
 
-def test_a_capture_that_is_elsewhere_is_counted_but_leaves_no_empty_folder(node: Node) -> None:
+def test_a_capture_that_is_elsewhere_is_counted_but_leaves_no_empty_folder(node: CapturingNode) -> None:
     node.coordinator.adopt("own-1", "bert", FIVE, 3, done(3, 40))
     assert not node.catalog.list().captures
     assert not node.catalog.directory.exists()
     assert node.coordinator.counts.requests == {("script", "complete"): 1}
 
 
-def test_adopting_does_not_rewrite_anothers_manifest(node: Node) -> None:
+def test_adopting_does_not_rewrite_anothers_manifest(node: CapturingNode) -> None:
     async def scenario() -> None:
         *_, last = await node.capture(Rank(node, 0))
         node.coordinator.adopt(last.record.capture_id, "evil", FIVE, 9, failed("lies"))
@@ -474,7 +476,7 @@ def test_adopting_does_not_rewrite_anothers_manifest(node: Node) -> None:
 
 
 def test_adopting_leads_nowhere_else_and_harms_nobody(
-    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    node: CapturingNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "x").mkdir()
     with pytest.raises(NoSuchTargetError):
@@ -488,7 +490,7 @@ def test_adopting_leads_nowhere_else_and_harms_nobody(
 
 def test_a_trace_beyond_its_share_fails_its_rank_only(tmp_path: Path) -> None:
     async def scenario() -> None:
-        node = Node(tmp_path)
+        node = CapturingNode(tmp_path)
         node.catalog = Catalog(tmp_path / "captures", Quota(capture_bytes=40))
         node.coordinator = Coordinator(node.catalog)
         small, large = Rank(node, 0), Rank(node, 1)

@@ -43,7 +43,7 @@ def store_of(*ranks: int, case: str = "one straggler") -> Store:
 
 
 @dataclass
-class Node:
+class SurveyedNode:
     """A node whose fleet service answers."""
 
     address: Address
@@ -69,14 +69,14 @@ async def node(
     store: Store,
     verdict: Callable[[str], Verdict | None] = lambda _: None,
     service: type[FleetService] = FleetService,
-) -> AsyncIterator[Node]:
+) -> AsyncIterator[SurveyedNode]:
     """Serve a node for as long as the block lasts."""
     catalog = Catalog(directory / name)
     sessions = cast("SessionService", PlayedSessions([]))
     answers = service(store, sessions, Coordinator(catalog), catalog, f"i-{name}", name, verdict)
     server, address = await listen(Address("127.0.0.1", 0), AuthInterceptor(Credentials), answers)
     try:
-        yield Node(address, store)
+        yield SurveyedNode(address, store)
     finally:
         await server.stop(None)
 

@@ -23,7 +23,7 @@ def rule(when: str, **more: object) -> Rule:
 
 
 @dataclass
-class Node:
+class WatchedNode:
     """Ranks, what diagnosis has found of them, and the metrics page beside them."""
 
     rule: Rule
@@ -68,14 +68,14 @@ def ranks(found: list[Finding]) -> list[tuple[int, ...]]:
 
 class TestStepTimeRegression:
     def test_slower_run_is_found_with_the_rank_of_its_verdict(self) -> None:
-        node = Node(rule("step-time-regression"))
+        node = WatchedNode(rule("step-time-regression"))
         node.found = RunFindings(step_seconds=0.13, normal_seconds=0.1, culprit=2)
         found = node.look()
         assert ranks(found) == [(2,)]
         assert found[0].reason == "a step of run bert takes 130 ms, 30% more than before"
 
     def test_slower_run_without_a_culprit_has_the_most_own_work(self) -> None:
-        node = Node(rule("step-time-regression"))
+        node = WatchedNode(rule("step-time-regression"))
         for rank, own_ms in enumerate((90, 95, 99, 91)):
             steps = array("q", [own_ms * 1_000_000] * 4)
             node.world.add_steps(node.records[rank], StepColumns(steps, steps, {"forward": steps}))
@@ -84,12 +84,12 @@ class TestStepTimeRegression:
 
     @pytest.mark.parametrize("step_seconds", [0.1, 0.119, 0.05])
     def test_slowdown_within_the_bound_is_not_found(self, step_seconds: float) -> None:
-        node = Node(rule("step-time-regression"))
+        node = WatchedNode(rule("step-time-regression"))
         node.found = RunFindings(step_seconds=step_seconds, normal_seconds=0.1)
         assert node.look() == []
 
     def test_run_that_is_no_slower_is_not_found(self) -> None:
-        node = Node(rule("step-time-regression"))
+        node = WatchedNode(rule("step-time-regression"))
         assert node.look() == []
         node.found = RunFindings(step_seconds=5.0)
         assert node.look() == []
@@ -97,19 +97,19 @@ class TestStepTimeRegression:
 
 class TestStraggler:
     def test_each_late_rank_is_found(self) -> None:
-        node = Node(rule("straggler"))
+        node = WatchedNode(rule("straggler"))
         node.found = RunFindings(late_seconds={2: 0.04, 3: 0.03}, peer_seconds=0.08)
         found = node.look()
         assert ranks(found) == [(2,), (3,)]
         assert found[0].reason == "rank 2 of run bert works 120 ms a step, its peers 80 ms"
 
     def test_lateness_within_the_bound_is_not_found(self) -> None:
-        node = Node(rule("straggler"))
+        node = WatchedNode(rule("straggler"))
         node.found = RunFindings(late_seconds={2: 0.015}, peer_seconds=0.08)
         assert node.look() == []
 
     def test_run_without_stragglers_is_not_found(self) -> None:
-        node = Node(rule("straggler"))
+        node = WatchedNode(rule("straggler"))
         node.found = RunFindings(peer_seconds=0.08)
         assert node.look() == []
 
@@ -119,7 +119,7 @@ class TestStall:
         return RunFindings(stall=Stall(waited_seconds, 24.0, 3.0), stalled_ranks=(1, 2))
 
     def test_stall_is_found_once_past_its_limit(self) -> None:
-        node = Node(rule("stall"))
+        node = WatchedNode(rule("stall"))
         node.found = self.stalled(23.0)
         assert node.look() == []
         node.found = self.stalled(25.0)
@@ -128,21 +128,21 @@ class TestStall:
         assert found[0].reason == "run bert has made no step for 25 s"
 
     def test_stall_shorter_than_the_rule_asks_is_not_found(self) -> None:
-        node = Node(rule("stall", **{"for": "60s"}))
+        node = WatchedNode(rule("stall", **{"for": "60s"}))
         node.found = self.stalled(59.0)
         assert node.look() == []
         node.found = self.stalled(61.0)
         assert ranks(node.look()) == [(1, 2)]
 
     def test_run_without_a_stall_is_not_found(self) -> None:
-        node = Node(rule("stall"))
+        node = WatchedNode(rule("stall"))
         node.found = RunFindings(step_seconds=0.1)
         assert node.look(3600) == []
 
 
 class TestGpus:
     def test_a_gpu_that_becomes_idle_is_found(self) -> None:
-        node = Node(rule("gpu-utilisation-drop"))
+        node = WatchedNode(rule("gpu-utilisation-drop"))
         name = "torchperfd_gpu_utilization_ratio"
         for second in range(60):
             for rank in range(4):
@@ -154,7 +154,7 @@ class TestGpus:
         assert found[0].reason == "GPU 3 of rank 3, run bert is used 20%, it was 89%"
 
     def test_a_gpu_that_idles_while_its_rank_validates_or_was_idle_before_is_not_found(self) -> None:
-        node = Node(rule("gpu-utilisation-drop"))
+        node = WatchedNode(rule("gpu-utilisation-drop"))
         name = "torchperfd_gpu_utilization_ratio"
         for _ in range(60):
             node.gauge(name, 0.9, gpu="0", gpu_uuid="GPU-0")
@@ -167,7 +167,7 @@ class TestGpus:
         assert [node.look() for _ in range(60)] == [[]] * 60
 
     def test_an_error_of_the_driver_holds_for_a_minute(self) -> None:
-        node = Node(rule("xid"))
+        node = WatchedNode(rule("xid"))
         name = "torchperfd_gpu_xid_errors_total"
         node.gauge(name, 1, gpu="1", gpu_uuid="GPU-1", xid="31")
         assert node.look() == []
@@ -181,12 +181,12 @@ class TestGpus:
         assert node.look() == found
 
     def test_an_error_of_a_gpu_without_a_rank_concerns_no_run(self) -> None:
-        node = Node(rule("xid", xids=[13]))
+        node = WatchedNode(rule("xid", xids=[13]))
         node.gauge("torchperfd_gpu_xid_errors_total", 1, gpu="7", gpu_uuid="GPU-7", xid="13")
         assert [(finding.run, finding.ranks) for finding in node.look()] == [("", ())]
 
     def test_a_gpu_that_is_nearly_full_is_found(self) -> None:
-        node = Node(rule("gpu-memory-near-full", above=0.9))
+        node = WatchedNode(rule("gpu-memory-near-full", above=0.9))
         for rank, used in enumerate((89, 90, 91, 50)):
             node.gauge("torchperfd_gpu_memory_total_bytes", 100.0, gpu=str(rank), gpu_uuid=f"GPU-{rank}")
             node.gauge("torchperfd_gpu_memory_used_bytes", used, gpu=str(rank), gpu_uuid=f"GPU-{rank}")
@@ -199,7 +199,7 @@ class TestGpus:
 class TestMetric:
     def test_a_gauge_beyond_its_bound_is_found(self) -> None:
         name = "torchperfd_train_dataloader_ready_batches"
-        node = Node(rule("metric", metric=name, below=1, labels={"rank": "2"}))
+        node = WatchedNode(rule("metric", metric=name, below=1, labels={"rank": "2"}))
         for rank, ready in enumerate((0, 5, 0, 5)):
             node.gauge(name, ready, run="bert", rank=str(rank))
         found = node.look()
@@ -210,7 +210,7 @@ class TestMetric:
 
     def test_of_a_counter_it_is_the_rate(self) -> None:
         name = "torchperfd_train_gc_seconds_total"
-        node = Node(rule("metric", metric=name, above=0.5))
+        node = WatchedNode(rule("metric", metric=name, above=0.5))
         counted = 1e6
         for per_second, expected in ((0.2, False), (0.8, True), (0.1, False)):
             for _ in range(20):
@@ -233,7 +233,7 @@ class TestMetric:
     def test_what_a_series_is_about(
         self, labels: dict[str, str], expected: list[tuple[str, tuple[int, ...]]]
     ) -> None:
-        node = Node(rule("metric", metric="torchperfd_clients", above=0))
+        node = WatchedNode(rule("metric", metric="torchperfd_clients", above=0))
         node.gauge("torchperfd_clients", 1.0, **labels)
         assert [(finding.run, finding.ranks) for finding in node.look()] == expected
 
@@ -241,6 +241,6 @@ class TestMetric:
 def test_every_kind_of_rule_has_its_condition() -> None:
     for when in When:
         made = condition_of(Rule("r", when, above=0.2, below=0.2, metric="torchperfd_clients"))
-        node = Node(rule("stall"), ranks=1)
+        node = WatchedNode(rule("stall"), ranks=1)
         node.condition = made
         assert node.look() == []

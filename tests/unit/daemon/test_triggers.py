@@ -73,7 +73,7 @@ class Clock:
 class Trainer:
     """A connected rank that takes part in every capture, at a cost."""
 
-    def __init__(self, node: "Node", rank: int) -> None:
+    def __init__(self, node: "TriggeredNode", rank: int) -> None:
         self.rank = rank
         self.steps_seen = 0
         self.facts = RankFacts("node-a", 100 + rank)
@@ -102,7 +102,7 @@ class Trainer:
         asyncio.get_running_loop().call_soon(call)
 
 
-class Node:
+class TriggeredNode:
     """A daemon's parts around a runner; ``ranks`` train a step of 100 ms ten times a second."""
 
     def __init__(self, directory: Path, plan: Plan, ranks: int = 3) -> None:
@@ -201,7 +201,7 @@ def play(scenario: Coroutine[Any, Any, None]) -> None:
 
 
 def test_a_run_that_becomes_slow_is_captured_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(tmp_path, plan({**SLOW, "for": "5s"}))
+    node = TriggeredNode(tmp_path, plan({**SLOW, "for": "5s"}))
 
     async def scenario() -> None:
         with caplog.at_level(logging.INFO, "torchperfd.triggers"):
@@ -220,7 +220,7 @@ def test_a_run_that_becomes_slow_is_captured_once(tmp_path: Path, caplog: pytest
 
 
 def test_a_healthy_run_is_left_alone(tmp_path: Path) -> None:
-    node = Node(tmp_path, plan(SLOW, STALL, {"when": "straggler"}))
+    node = TriggeredNode(tmp_path, plan(SLOW, STALL, {"when": "straggler"}))
     play(node.pass_time(120))
     assert node.captured() == []
     assert not any(node.counts.values())
@@ -232,7 +232,7 @@ def told(rank: int, outcome: Outcome, *frames: Frame) -> RankStacks:
 
 
 def test_a_stall_writes_stacks_that_are_listed_as_a_capture(tmp_path: Path) -> None:
-    node = Node(tmp_path, plan(STALL), ranks=2)
+    node = TriggeredNode(tmp_path, plan(STALL), ranks=2)
     node.told = [
         told(1, Outcome.GONE),
         told(0, Outcome.ANSWERED, Frame("/job/train.py", 7, "load\udcff")),
@@ -263,7 +263,7 @@ def test_a_stall_writes_stacks_that_are_listed_as_a_capture(tmp_path: Path) -> N
 def test_a_second_stall_waits_for_the_cooldown_and_is_told_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    node = Node(tmp_path, plan({**STALL, "cooldown": "5m"}), ranks=1)
+    node = TriggeredNode(tmp_path, plan({**STALL, "cooldown": "5m"}), ranks=1)
     node.told = [told(0, Outcome.ANSWERED, Frame("/job/train.py", 7, "load"))]
 
     async def scenario() -> None:
@@ -284,7 +284,7 @@ def test_a_second_stall_waits_for_the_cooldown_and_is_told_of_once(
 
 
 def test_a_rule_is_held_back_while_somebody_captures_the_run_and_acts_afterwards(tmp_path: Path) -> None:
-    node = Node(tmp_path, plan(SLOW))
+    node = TriggeredNode(tmp_path, plan(SLOW))
     for trainer in node.trainers:
         trainer.answers = False
 
@@ -306,7 +306,7 @@ def test_a_rule_is_held_back_while_somebody_captures_the_run_and_acts_afterwards
 
 def test_what_cannot_be_done_has_failed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    node = Node(tmp_path / "file", plan(SLOW))
+    node = TriggeredNode(tmp_path / "file", plan(SLOW))
 
     async def scenario() -> None:
         await node.pass_time(60)
@@ -320,7 +320,7 @@ def test_a_rule_that_breaks_costs_itself_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("torchperfd_daemon.triggers.conditions.Straggler.look", lambda *_: 1 / 0)
-    node = Node(tmp_path, plan({"when": "straggler"}, SLOW))
+    node = TriggeredNode(tmp_path, plan({"when": "straggler"}, SLOW))
 
     async def scenario() -> None:
         await node.pass_time(60)
@@ -334,14 +334,14 @@ def test_a_rule_that_breaks_costs_itself_only(
 
 
 def test_a_restart_renews_neither_budget_nor_cooldown(tmp_path: Path) -> None:
-    node = Node(tmp_path, plan(SLOW))
+    node = TriggeredNode(tmp_path, plan(SLOW))
 
     async def slow() -> None:
         await node.pass_time(60)
         await node.pass_time(20, 150)
 
     play(slow())
-    node = Node(tmp_path, plan(SLOW))
+    node = TriggeredNode(tmp_path, plan(SLOW))
 
     async def restarted() -> None:
         running = asyncio.create_task(node.runner.run(node.catalog))
@@ -356,13 +356,13 @@ def test_a_restart_renews_neither_budget_nor_cooldown(tmp_path: Path) -> None:
 
 
 def test_without_triggers_nothing_runs(tmp_path: Path) -> None:
-    node = Node(tmp_path, Plan())
+    node = TriggeredNode(tmp_path, Plan())
     play(node.runner.run(node.catalog))
     assert node.clock.waiting == []
 
 
 def test_the_metric_shows_every_result_of_every_trigger_from_the_start(tmp_path: Path) -> None:
-    node = Node(tmp_path, plan(STALL, {"every": "10m"}))
+    node = TriggeredNode(tmp_path, plan(STALL, {"every": "10m"}))
     body = MetricsPage([TriggerMetrics(node.counts)]).render("")[0].decode()
     assert body.count('torchperfd_triggers_total{result="') == 10
     assert 'torchperfd_triggers_total{result="busy",rule="glance"} 0.0' in body
@@ -420,21 +420,21 @@ class TestDesk:
 
 class TestGlances:
     def test_one_rank_in_turn_is_looked_at_for_one_step(self, tmp_path: Path) -> None:
-        node = Node(tmp_path, plan({"every": "60s", "overhead": 0.01}))
+        node = TriggeredNode(tmp_path, plan({"every": "60s", "overhead": 0.01}))
         play(node.pass_time(4 * 60))
         assert node.captured() == [("glance", "complete", [rank]) for rank in (0, 1, 2, 0)]
         assert node.trainers[1].asked == [CaptureOptions(steps=1)]
         assert node.results("glance") == {"fired": 4}
 
     def test_glances_that_cost_too_much_come_less_often(self, tmp_path: Path) -> None:
-        node = Node(tmp_path, plan({"every": "60s", "overhead": 0.01}), ranks=1)
+        node = TriggeredNode(tmp_path, plan({"every": "60s", "overhead": 0.01}), ranks=1)
         # 1.5 s of a training that may lose a hundredth: one in 150 s, on a grid of 60 s.
         node.trainers[0].cost_ms = 1500.0
         play(node.pass_time(10 * 60))
         assert node.results("glance") == {"fired": 4, "budget": 6}
 
     def test_nobody_is_looked_at_who_does_not_train(self, tmp_path: Path) -> None:
-        node = Node(tmp_path, plan({"every": "60s"}))
+        node = TriggeredNode(tmp_path, plan({"every": "60s"}))
         for record in node.records:
             record.state = State.CHECKPOINTING
         play(node.pass_time(200))
@@ -443,7 +443,7 @@ class TestGlances:
 
     def test_turns_go_round_and_leave_out_who_has_gone(self, tmp_path: Path) -> None:
         turns = Turns(Schedule("glance", 60.0), 0.0)
-        node = Node(tmp_path, plan(), ranks=4)
+        node = TriggeredNode(tmp_path, plan(), ranks=4)
         for rank in range(4):
             node.train(rank, 1000)
         order = [turns.next(node.records) for _ in range(3)] + [
@@ -453,7 +453,7 @@ class TestGlances:
         assert turns.next([]) is None
 
     def test_a_cost_is_what_steps_take_beyond_the_usual(self, tmp_path: Path) -> None:
-        node = Node(tmp_path, plan(), ranks=1)
+        node = TriggeredNode(tmp_path, plan(), ranks=1)
         node.train(0, 1000)
         meter = Meter(node.records[0])
         node.train(0, 700, steps=4)
@@ -463,7 +463,7 @@ class TestGlances:
 
 
 def test_a_capture_is_of_two_culprits_at_most_and_a_median_peer(tmp_path: Path) -> None:
-    node = Node(tmp_path, plan(), ranks=5)
+    node = TriggeredNode(tmp_path, plan(), ranks=5)
     for rank, own_ms in enumerate((90, 100, 300, 95, 110)):
         node.train(rank, own_ms * 10)
     assert with_a_peer((2,), node.records) == [2, 3]
