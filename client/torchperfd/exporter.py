@@ -8,7 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from torchperfd import fields
 from torchperfd.account import Account, KindAccount
+from torchperfd.fields import Field
 from torchperfd.phases import PhaseNames
 
 _LABELS: Final = ("run", "rank")
@@ -45,26 +47,18 @@ class Exporter:
         """Yield the metric families, as prometheus_client asks for them."""
         account = self._account()
         train = account.train
-        yield self._counter("train_steps", "Training steps.", train.steps)
-        yield self._counter("train_step_seconds", "Time in training steps.", train.ns / 1e9)
+        yield self._family(fields.STEPS, train.steps)
+        yield self._family(fields.STEP_SECONDS, train.ns / 1e9)
         yield self._phases(train)
         if train.samples:
-            yield self._counter("train_samples", "Samples trained on.", train.samples)
+            yield self._family(fields.SAMPLES, train.samples)
         if train.tokens:
-            yield self._counter("train_tokens", "Tokens trained on, where the script tells.", train.tokens)
+            yield self._family(fields.TOKENS, train.tokens)
         utilization = account.flops_utilization(train)
         if utilization is not None:
-            yield self._gauge(
-                "train_model_flops_utilization_ratio",
-                "Part of the device's peak that the training steps made use of (MFU).",
-                utilization,
-            )
+            yield self._family(fields.FLOPS_UTILIZATION, utilization)
         if account.overhead is not None:
-            yield self._gauge(
-                "client_overhead_ratio",
-                "Cost of the client as a part of the time of training.",
-                account.overhead,
-            )
+            yield self._family(fields.OVERHEAD, account.overhead)
 
     def _phases(self, train: KindAccount) -> Any:
         from prometheus_client.core import CounterMetricFamily
@@ -77,17 +71,11 @@ class Exporter:
                 phases.add_metric([*self._labels, self._names.name(slot)], train.phases[slot].seconds)
         return phases
 
-    def _counter(self, name: str, words: str, value: float) -> Any:
-        from prometheus_client.core import CounterMetricFamily
+    def _family(self, field: Field, value: float) -> Any:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        family = CounterMetricFamily(f"torchperfd_{name}", words, labels=_LABELS)
-        family.add_metric(self._labels, value)
-        return family
-
-    def _gauge(self, name: str, words: str, value: float) -> Any:
-        from prometheus_client.core import GaugeMetricFamily
-
-        family = GaugeMetricFamily(f"torchperfd_{name}", words, labels=_LABELS)
+        kind = CounterMetricFamily if field.kind == "counter" else GaugeMetricFamily
+        family = kind(f"torchperfd_{field.metric}", field.help, labels=_LABELS)
         family.add_metric(self._labels, value)
         return family
 

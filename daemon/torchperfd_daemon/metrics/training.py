@@ -1,9 +1,12 @@
 """What ranks report, as metrics: ``{run, rank}`` on every series, all else joined by rank_info."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 from prometheus_client.core import HistogramMetricFamily, Metric
 
+from torchperfd import fields
+from torchperfd.fields import Field
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import RankProfile
 from torchperfd_daemon.metrics.cap import SeriesCap
@@ -35,9 +38,10 @@ class TrainingMetrics:
         ranks = list(self._store.ranks()) if self._cap is None else self._cap.select(self._store)
         # Once: a rank's next account may come while the page is made, and its phases must sum to its steps.
         counted = [(rank, rank.totals) for rank in ranks]
-        yield from _totals(counted)
+        yield from _families(fields.STEP_FIELDS, counted)
         yield from _phases(counted)
-        yield from _beside(counted)
+        yield from _families(fields.OTHER_FIELDS, counted)
+        yield from _hooks(counted)
         yield from _status(ranks, self._owners)
         yield self._durations({rank.identity.run for rank in ranks})
 
@@ -63,32 +67,16 @@ def recent_profile(rank: Rank) -> RankProfile:
     )
 
 
-def _totals(counted: list[Counted]) -> Iterator[Family]:
-    steps = Family("train_steps", "Training steps.", "counter", _RANK)
-    seconds = Family("train_step_seconds", "Time in training steps.", "counter", _RANK)
-    samples = Family("train_samples", "Samples trained on.", "counter", _RANK)
-    tokens = Family("train_tokens", "Tokens trained on, where the script tells.", "counter", _RANK)
-    micro_batches = Family("train_micro_batches", "Batches that went backward.", "counter", _RANK)
-    skipped = Family(
-        "train_skipped_optimizer_steps",
-        "Optimizer steps that were called off: refused by a GradScaler, or their gradients zeroed unused.",
-        "counter",
-        _RANK,
-    )
-    validated = Family("train_validate_steps", "Validation steps.", "counter", _RANK)
-    for rank, totals in counted:
-        labels = _labels(rank)
-        train, validate = totals.train, totals.validate
-        steps.add(train.steps, *labels)
-        seconds.add(train.ns / 1e9, *labels)
-        samples.add(train.samples, *labels)
-        if train.tokens:
-            tokens.add(train.tokens, *labels)
-        if train.micro_batches:
-            micro_batches.add(train.micro_batches, *labels)
-            skipped.add(train.skipped, *labels)
-        validated.add(validate.steps, *labels)
-    yield from (steps, seconds, samples, tokens, micro_batches, skipped, validated)
+def _families(table: Sequence[Field], counted: list[Counted]) -> Iterator[Family]:
+    """Yield the family of each field; a rank that does not know it has no series."""
+    for field in table:
+        family = Family(field.metric, field.help, field.kind, _RANK)
+        value_of = _VALUES[field]
+        for rank, totals in counted:
+            value = value_of(rank, totals)
+            if value is not None:
+                family.add(value, *_labels(rank))
+        yield family
 
 
 def _phases(counted: list[Counted]) -> Iterator[Family]:
@@ -116,75 +104,50 @@ def _phases(counted: list[Counted]) -> Iterator[Family]:
     yield from (host, device)
 
 
-def _beside(counted: list[Counted]) -> Iterator[Family]:
-    """What is measured beside the steps; each series is absent where its rank does not know."""
-    saves = Family(
-        "train_checkpoint_seconds",
-        "Time of saves between steps; that of saves within a step is its phase checkpoint.",
-        "counter",
-        _RANK,
-    )
-    gc = Family(
-        "train_gc_seconds",
-        "Pauses of Python's garbage collector, from the first step on.",
-        "counter",
-        _RANK,
-    )
-    ready = Family(
-        "train_dataloader_ready_batches",
-        "Batches that waited in the loader's workers at the newest draw; 0 when they starve.",
-        "gauge",
-        _RANK,
-    )
-    allocated = Family("train_cuda_allocated_bytes", "Device memory of tensors.", "gauge", _RANK)
-    reserved = Family("train_cuda_reserved_bytes", "Device memory that torch keeps.", "gauge", _RANK)
-    peak = Family("train_cuda_peak_bytes", "Most device memory that tensors ever had.", "gauge", _RANK)
-    flops = Family("train_step_flops", "Floating-point operations of a training step.", "gauge", _RANK)
-    utilization = Family(
-        "train_model_flops_utilization_ratio",
-        "Part of the device's peak that recent training steps make use of (MFU).",
-        "gauge",
-        _RANK,
-    )
-    overhead = Family(
-        "client_overhead_ratio", "Cost of the client as a part of the time of training.", "gauge", _RANK
-    )
-    shed = Family(
-        "client_shed_tiers",
-        "Tiers of detail that the client has given up to keep within the overhead allowed.",
-        "gauge",
-        _RANK,
-    )
-    hooks = Family(
+def _hooks(counted: list[Counted]) -> Iterator[Family]:
+    family = Family(
         "client_hook_active",
         "1 where a hook of the client's into torch is on; where it is 0, the client's log has the reason.",
         "gauge",
         (*_RANK, "hook"),
     )
     for rank, totals in counted:
-        labels = _labels(rank)
         for hook, reason in totals.hooks.items():
-            hooks.add(float(not reason), *labels, hook)
-        if totals.checkpoint is not None:
-            saves.add(totals.checkpoint.ns / 1e9, *labels)
-        if totals.gc:
-            gc.add(sum(generation.ns for generation in totals.gc) / 1e9, *labels)
-        if totals.loader_ready is not None:
-            ready.add(totals.loader_ready, *labels)
-        if totals.cuda is not None:
-            allocated.add(totals.cuda.allocated, *labels)
-            reserved.add(totals.cuda.reserved, *labels)
-            peak.add(totals.cuda.peak, *labels)
-        if totals.flops_per_step:
-            flops.add(totals.flops_per_step, *labels)
-            step_seconds = rank.mean_step_seconds()
-            if totals.peak_flops and step_seconds:
-                utilization.add(totals.flops_per_step / step_seconds / totals.peak_flops, *labels)
-        if totals.overhead is not None:
-            overhead.add(totals.overhead, *labels)
-        if totals.overhead is not None or totals.shed:
-            shed.add(totals.shed, *labels)
-    yield from (saves, gc, ready, allocated, reserved, peak, flops, utilization, overhead, shed, hooks)
+            family.add(float(not reason), *_labels(rank), hook)
+    yield family
+
+
+def _flops_utilization(rank: Rank, totals: Totals) -> float | None:
+    seconds = rank.mean_step_seconds()
+    if not totals.flops_per_step or not totals.peak_flops or not seconds:
+        return None
+    return totals.flops_per_step / seconds / totals.peak_flops
+
+
+def _gc_seconds(_: Rank, totals: Totals) -> float | None:
+    return sum(generation.ns for generation in totals.gc) / 1e9 if totals.gc else None
+
+
+_VALUES: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
+    fields.STEPS: lambda _, totals: totals.train.steps,
+    fields.STEP_SECONDS: lambda _, totals: totals.train.ns / 1e9,
+    fields.SAMPLES: lambda _, totals: totals.train.samples,
+    fields.TOKENS: lambda _, totals: totals.train.tokens or None,
+    fields.MICRO_BATCHES: lambda _, totals: totals.train.micro_batches or None,
+    fields.SKIPPED: lambda _, totals: totals.train.skipped if totals.train.micro_batches else None,
+    fields.VALIDATE_STEPS: lambda _, totals: totals.validate.steps,
+    fields.CHECKPOINT_SECONDS: lambda _, totals: totals.checkpoint.ns / 1e9 if totals.checkpoint else None,
+    fields.GC_SECONDS: _gc_seconds,
+    fields.READY_BATCHES: lambda _, totals: totals.loader_ready,
+    fields.CUDA_ALLOCATED: lambda _, totals: totals.cuda.allocated if totals.cuda else None,
+    fields.CUDA_RESERVED: lambda _, totals: totals.cuda.reserved if totals.cuda else None,
+    fields.CUDA_PEAK: lambda _, totals: totals.cuda.peak if totals.cuda else None,
+    fields.STEP_FLOPS: lambda _, totals: totals.flops_per_step or None,
+    fields.FLOPS_UTILIZATION: _flops_utilization,
+    fields.OVERHEAD: lambda _, totals: totals.overhead,
+    fields.SHED_TIERS: lambda _, totals: None if totals.overhead is None and not totals.shed else totals.shed,
+}
+"""Where a rank's totals hold each field; None where that is not known."""
 
 
 def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
