@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-nightly test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
+	bench-import bench-step bench-templates bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-trials build clean
 
 help:  ## Show this list.
@@ -70,6 +70,9 @@ dashboards: setup  ## Regenerate grafana/dashboards.
 
 bench-step: setup  ## What a step costs the training thread.
 	$(BIN)/python -m benchmarks.step_cost
+
+bench-templates: setup  ## What step templates save on millisecond steps; a minute.
+	$(BIN)/python -m benchmarks.step_templates
 
 bench-overhead: setup  ## What a step costs beside the other profilers; a quarter of an hour.
 	$(BIN)/python -m benchmarks.overhead

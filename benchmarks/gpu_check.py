@@ -116,7 +116,7 @@ def reported_ns(client: Client) -> dict[str, int]:
     """Return what the client says of each phase by now: nanoseconds on the device."""
     torch.cuda.synchronize()
     client.report()
-    time.sleep(0.3)  # a turn of the pump may have been under way
+    time.sleep(0.3)  # a flush may have been under way
     phases = client.report().account.train.phases
     return {name: phases[slot].device_ns for slot, name in enumerate(PHASES)}
 

@@ -4,7 +4,7 @@
     python -m benchmarks.memory_flat --steps 1000000
 
 Writes on the tape what the hooks write of plain training steps, in a process without torch and
-without a daemon, which is when most piles up, and lets the pump drain at its usual pace of
+without a daemon, which is when most piles up, and lets the flusher drain at its usual pace of
 steps. Prints the resident memory along the way; exits 1 when it grows by more than 2 MB
 between the first tenth and the end, or when a step is missing from the account.
 """

@@ -1,4 +1,4 @@
-"""What a step costs: writing on the tape, on the training thread, and reading it, on the pump's.
+"""What a step costs: writing on the tape, on the training thread, and reading it, on the flusher's.
 
     make bench-step
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Accelerator:
-    """Device times, memory and FLOPs of one process; asked with every turn by the pump.
+    """Device times, memory and FLOPs of one process; asked with every flush.
 
     Args:
         replay: The loop's.

@@ -28,7 +28,7 @@ class Arrivals:
 class ArrivalBook:
     """Writes arrivals down, step by step, as the recorder does times; in bounded memory.
 
-    The recorder writes, the pump drains; who writes meanwhile writes behind what is drained.
+    The recorder writes, the flusher drains; who writes meanwhile writes behind what is drained.
     """
 
     __slots__ = ("_finished", "_first", "_held_first", "_held_last", "_last")

@@ -205,7 +205,7 @@ class RankCapture:
             # Of steps before this capture costs them anything.
             self._unrecorded_step_ns = round(self._step_seconds() * 1e9)
             self._own_facts = self._read_own_facts()
-            # From here on the number of the newest step must be exact, not a pump's turn old.
+            # From here on the number of the newest step must be exact, not as old as the last flush.
             self._replay.go_live()
             self.stage = CaptureStage.READY
             # Whoever asked may be gone, and reading along costs every step.

@@ -1,6 +1,6 @@
 """The recorder: exclusive phase times of one thread, step by step, in fixed memory.
 
-Who reads the tape writes here, the pump drains. Both sides are plain assignments under
+Who reads the tape writes here, the flusher drains. Both sides are plain assignments under
 the GIL, and the rows are made once and used over and over. When nobody drains for a
 whole ring, new steps are dropped and counted.
 

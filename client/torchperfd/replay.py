@@ -1,6 +1,6 @@
 """The replay: reads the tape and tells the loop what happened, event by event.
 
-In general it is the pump that reads, once per second, far from the training thread.
+In general it is the flusher that reads, once per second, far from the training thread.
 While a watcher must act at step edges, the training thread reads along as it writes.
 """
 

@@ -123,7 +123,7 @@ def outcome(model: Model) -> list[float]:
 
 
 class Drained:
-    """All that the pump has taken from the recorder, step by step."""
+    """All that the flusher has taken from the recorder, step by step."""
 
     def __init__(self) -> None:
         self.stretches: list[Stretch] = []

@@ -42,7 +42,7 @@ def unwatched() -> Iterator[None]:
 
 @pytest.fixture
 def drained(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
-    """All steps that the pump takes from recorders, before the client attaches."""
+    """All steps that the flusher takes from recorders, before the client attaches."""
     taken: list[Stretch] = []
     honest = Recorder.drain
 
