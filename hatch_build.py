@@ -1,6 +1,7 @@
 """Compile what is in C where a compiler is at hand; without one the package works too."""
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -10,11 +11,18 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = (Path("client/torchperfd/tape/_native.c"), Path("client/torchperfd/_cycles.c"))
+MODULES = {
+    "client/torchperfd/tape/_native": "client/torchperfd/tape/native/*.c",
+    "client/torchperfd/_cycles": "client/torchperfd/_cycles.c",
+}
+"""Modules without their ending, and their sources."""
 
 
 class CompileHook(BuildHookInterface):
-    """Puts a module's ``<name>.<abi>.so`` beside its source, and into the wheel."""
+    """Puts each module's ``<name>.abi3.so`` into the source tree, and into the wheel.
+
+    They use the limited API of CPython 3.11: one wheel serves that version and all later ones.
+    """
 
     PLUGIN_NAME = "custom"
 
@@ -22,23 +30,26 @@ class CompileHook(BuildHookInterface):
         """Compile; say so where that is not possible."""
         if not sys.platform.startswith("linux") or sysconfig.get_config_var("Py_GIL_DISABLED"):
             return
-        for source in SOURCES:
-            target = source.with_name(source.stem + sysconfig.get_config_var("EXT_SUFFIX"))
-            if reason := _compile(Path(self.root), source, target):
-                self.app.display_warning(f"{source} is left out, and training will pay more: {reason}")
+        for module, pattern in MODULES.items():
+            target = Path(f"{module}.abi3.so")
+            for older in Path(self.root).glob(f"{module}.cpython-*.so"):
+                older.unlink()  # of an earlier version: it would be imported first
+            if reason := _compile(Path(self.root), pattern, target):
+                self.app.display_warning(f"{module} is left out, and training will pay more: {reason}")
                 continue
             build_data["artifacts"].append(str(target))
             build_data["pure_python"] = False
-            build_data["infer_tag"] = True
+            build_data["tag"] = f"cp311-abi3-{re.sub('[-.]', '_', sysconfig.get_platform())}"
 
 
-def _compile(root: Path, source: Path, target: Path) -> str:
+def _compile(root: Path, pattern: str, target: Path) -> str:
     """Compile one module; return why not, empty when it is there."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = [
-        *compiler, "-O2", "-fPIC", "-fno-plt", "-shared", "-Wall", "-Wextra",
+        *compiler, "-O2", "-fPIC", "-fno-plt", "-fvisibility=hidden", "-shared", "-Wall", "-Wextra",
         "-Wno-missing-field-initializers", "-Wno-unused-parameter", "-Wno-cast-function-type",
-        f"-I{sysconfig.get_path('include')}", str(root / source), "-o", str(root / target),
+        f"-I{sysconfig.get_path('include')}", *map(str, sorted(root.glob(pattern))),
+        "-o", str(root / target),
     ]  # fmt: skip
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

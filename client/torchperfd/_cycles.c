@@ -3,6 +3,7 @@
    The loop decides in Python what each event of a step means, once. Here that is done over again to
    the steps after it; to very many of them without the interpreter's lock, which training wants meanwhile. */
 
+#define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -249,7 +250,7 @@ sums(const Row *sum, const uint8_t *phases, Py_ssize_t count)
             Py_DECREF(all);
             return NULL;
         }
-        PyTuple_SET_ITEM(all, number, one);
+        PyTuple_SetItem(all, number, one);
     }
     return all;
 }
@@ -281,7 +282,7 @@ repeat(PyObject *module, PyObject *args)
         PyThreadState *thread = there > MANY_EVENTS ? PyEval_SaveThread() : NULL;
         cycles = count_alike(events.buf, there, words.buf, masks.buf, length, &begun);
         work(events.buf, cycles, deeds.buf, deeds.len, state.buf, phases.buf, phases.len, other, first, ahead,
-             (int64_t *)PyBytes_AS_STRING(columns), stride, &sum, (Arrival *)PyBytes_AS_STRING(arrivals));
+             (int64_t *)PyBytes_AsString(columns), stride, &sum, (Arrival *)PyBytes_AsString(arrivals));
         if (thread != NULL)
             PyEval_RestoreThread(thread);
         PyObject *totals = sums(&sum, phases.buf, phases.len);

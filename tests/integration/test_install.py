@@ -73,6 +73,7 @@ def test_wheel_of_the_image_holds_the_native_hooks(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         native = {name.split(".")[0] for name in archive.namelist() if name.endswith(".so")}
     assert native == {"torchperfd/tape/_native", "torchperfd/_cycles"}
+    assert "-cp311-abi3-" in wheel.name
 
 
 def test_image_installs_extras_that_the_wheel_offers(wheel: Path) -> None:

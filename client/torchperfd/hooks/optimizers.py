@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
 
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
-from torchperfd.tape import StepHook, Steps
+from torchperfd.tape import Steps
 from torchperfd.tape import events as on_tape
 
 
@@ -24,8 +24,8 @@ def install(context: HookContext) -> None:
 
     def begin_unusual(optimizer: Optimizer) -> None:
         try:
-            # Torch's wrapper around this very step is not a step around it. In C, a hook has no frame.
-            frame = sys._getframe(1 if StepHook is not None else 2).f_back
+            # Torch's wrapper around this very step is not a step around it.
+            frame = sys._getframe(2).f_back
             if not tape.here():
                 if not context.adopts():
                     return
@@ -58,9 +58,6 @@ def install(context: HookContext) -> None:
 
 def _hook(steps: Steps, ends: bool, otherwise: Callable[[Optimizer], None]) -> Callable[..., None]:
     """Return a hook that tells ``steps``, or else calls ``otherwise``; nothing of it gets into graphs."""
-    if StepHook is not None:
-        StepHook.trace_as(_traced)
-        return StepHook(steps, ends, otherwise)
     compiling = torch.compiler.is_dynamo_compiling
     tell = steps.end if ends else steps.begin
 
@@ -69,7 +66,3 @@ def _hook(steps: Steps, ends: bool, otherwise: Callable[[Optimizer], None]) -> C
             otherwise(optimizer)
 
     return keep_out_of_graphs(told, inline=True)
-
-
-def _traced(_hook: Any, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-    """What dynamo finds in place of a hook that is not written in Python."""

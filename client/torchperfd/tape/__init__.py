@@ -5,13 +5,12 @@ and in Python, for where there was none. Both write the same; the C one costs a 
 """
 
 try:
-    from torchperfd.tape._native import Draws, Forward, StepHook, Steps, Tape, Timed
+    from torchperfd.tape._native import Draws, Forward, Steps, Tape, Timed
 
     NATIVE = True
 except ImportError:
     from torchperfd.tape.portable import Draws, Forward, Steps, Tape, Timed  # type: ignore[assignment]
 
-    StepHook = None  # type: ignore[assignment,misc]  # what the hooks do instead is as fast, in Python
     NATIVE = False
 
-__all__ = ["NATIVE", "Draws", "Forward", "StepHook", "Steps", "Tape", "Timed"]
+__all__ = ["NATIVE", "Draws", "Forward", "Steps", "Tape", "Timed"]

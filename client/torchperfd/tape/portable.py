@@ -1,4 +1,4 @@
-"""The tape and what writes on it, in Python; ``_native.c`` says the same in C."""
+"""The tape and what writes on it, in Python; ``native/`` does the same in C."""
 
 import time
 import weakref
