@@ -16,7 +16,7 @@ from torchperfd._version import __version__
 # Type checkers take this name for true; importing typing for it would double our cost.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from torchperfd.capture_desk import Capture
+    from torchperfd.capture_handle import Capture
     from torchperfd.client import Client, attach
     from torchperfd.errors import CaptureError, CaptureTimeoutError, TorchperfdError
     from torchperfd.job_capture import JobCapture
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Capture": "capture_desk",
+    "Capture": "capture_handle",
     "Client": "client",
     "JobCapture": "job_capture",
     "attach": "client",

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 from torchperfd.accelerator import Accelerator
 from torchperfd.account import Account
 from torchperfd.capture import CaptureOptions
-from torchperfd.capture_desk import Capture, CaptureDesk
+from torchperfd.capture_handle import Capture
+from torchperfd.capture_manager import CaptureManager
 from torchperfd.descriptors import DescriptorGuard
 from torchperfd.dialogue import Dialogue
 from torchperfd.errors import CaptureError
@@ -183,7 +184,7 @@ class Client:
         self._loop = self._replay.loop
         self._recorder = self._replay.recorder
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
-        self._captures = CaptureDesk(
+        self._captures = CaptureManager(
             self._replay,
             self._identity,
             self._outbox,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torchperfd import flight_recorder
-from torchperfd.capture_desk import CaptureDesk
+from torchperfd.capture_manager import CaptureManager
 from torchperfd.faults import Faults
 from torchperfd.flusher import Flusher
 from torchperfd.hooks.flight_recorder import dump
 from torchperfd.identity import Identity
-from torchperfd.job_capture import JobCaptureDesk
+from torchperfd.job_capture_orders import JobCaptureOrders
 from torchperfd.logs import log
 from torchperfd.outbox import Outbox
 from torchperfd.rendezvous import Rendezvous
@@ -47,7 +47,7 @@ class Dialogue:
         identity: Identity,
         flusher: Flusher,
         stacks: StackReporter,
-        captures: CaptureDesk,
+        captures: CaptureManager,
         outbox: "Outbox[session_pb2.ClientMessage]",
         session: Callable[[], int],
         peer_uid: Callable[[], int],
@@ -62,7 +62,7 @@ class Dialogue:
         self._faults = faults
         self.metrics_url = ""
         self._run_there = ""
-        self.job_captures = JobCaptureDesk(outbox, session)
+        self.job_captures = JobCaptureOrders(outbox, session)
         self.rendezvous = Rendezvous(self._tell_daemons)
 
     @property
@@ -92,7 +92,7 @@ class Dialogue:
             )
         if welcome.fleet_address and self._identity.local_rank == 0:
             self.rendezvous.meet(welcome.fleet_address)
-        self.job_captures.greet(welcome.features)
+        self.job_captures.on_welcome(welcome.features)
         self._flusher.greet()
 
     def obey(self, message: "session_pb2.DaemonMessage") -> None:
@@ -103,9 +103,9 @@ class Dialogue:
         elif message.HasField("tell_collectives"):
             self._tell_collectives(message.tell_collectives.request_id)
         elif message.HasField("capture_order_result"):
-            self.job_captures.hear(message.capture_order_result)
+            self.job_captures.on_result(message.capture_order_result)
         else:
-            self._captures.obey(message)
+            self._captures.handle_command(message)
 
     def goodbye(self) -> None:
         """Say that the process leaves on purpose."""

@@ -1,22 +1,18 @@
-"""Captures of a whole job from within its script: rank 0 orders them from the node's daemon."""
+"""The handle of a capture of several ranks: what rank 0's script holds of one it has ordered."""
 
-import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from torchperfd.capture import CaptureOptions
+from torchperfd.capture_handle import analysis_of
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.flag import Flag
-from torchperfd.outbox import Outbox
-from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
 _POLL_S: Final = 0.2
-_TIMEOUT_S: Final = 86_400.0
 _GONE: Final = (
     "the daemon went away in the middle; what its ranks still write, `torchperfd captures list` shows"
 )
@@ -116,88 +112,17 @@ class JobCapture:
         Raises:
             CaptureError: Some rank has no trace, or one cannot be read.
         """
-        from torchperfd.capture_desk import analysis_of
-
         return analysis_of(self.path)
 
     def cancel(self) -> None:
         """Give the capture up."""
         self._cancel()
 
-    def hear(self, result: "session_pb2.CaptureOrderResult") -> None:
-        """Take the daemon's word on how far it is."""
+    def on_result(self, result: "session_pb2.CaptureOrderResult") -> None:
+        """Take note of how far the daemon says it is."""
         self._newest = result
         if result.ended:
             self._ended.set()
-
-
-class JobCaptureDesk:
-    """Orders captures of a job, and hands the daemon's answers to who holds them.
-
-    Args:
-        outbox: Where orders go.
-        connection: Returns a number that changes when the daemon goes away, 0 while there is none.
-    """
-
-    def __init__(self, outbox: "Outbox[session_pb2.ClientMessage]", connection: Callable[[], int]) -> None:
-        self._outbox = outbox
-        self._connection = connection
-        self._orders: dict[int, JobCapture] = {}
-        self._ids = itertools.count(1)
-        self.served = False
-        """The daemon takes orders."""
-
-    def order(self, rank: int, ranks: Sequence[int], options: CaptureOptions) -> JobCapture:
-        """Order a capture of some ranks, or of all of the job when none is named.
-
-        Raises:
-            CaptureError: This is not rank 0, or no daemon takes orders.
-        """
-        from torchperfd.capture_desk import options_message
-        from torchperfd.v1 import session_pb2
-
-        if rank != 0:
-            raise CaptureError(
-                f"this is rank {rank}, and only rank 0 captures other ranks; call it there,"
-                " or leave ranks out to capture this one"
-            )
-        if not self._connection():
-            raise CaptureError(
-                "no daemon is connected, and only a daemon reaches other ranks;"
-                " start one with `torchperfd serve`, or leave ranks out"
-            )
-        if not self.served:
-            raise CaptureError("the daemon is too old to capture other ranks; install this version on it")
-        order_id = next(self._ids)
-        told = session_pb2.CaptureOrder(
-            order_id=order_id,
-            ranks=ranks,
-            options=options_message(options),
-            # Who waits says for how long; whoever leaves ends it.
-            timeout_seconds=_TIMEOUT_S,
-        )
-
-        def cancel() -> None:
-            unwanted = session_pb2.CaptureOrder(order_id=order_id, cancel=True)
-            self._outbox.put(session_pb2.ClientMessage(capture_order=unwanted))
-
-        capture = JobCapture(self._connection, cancel)
-        self._orders[order_id] = capture
-        self._outbox.put(session_pb2.ClientMessage(capture_order=told))
-        return capture
-
-    def greet(self, features: Iterable[str]) -> None:
-        """A daemon is there; orders of the one before it will not be answered."""
-        self.served = contract.CAPTURE_ORDER in features
-        self._orders.clear()
-
-    def hear(self, result: "session_pb2.CaptureOrderResult") -> None:
-        """Act on an answer of the daemon's."""
-        capture = self._orders.get(result.order_id)
-        if capture is not None:
-            capture.hear(result)
-            if result.ended:
-                self._orders.pop(result.order_id, None)
 
 
 def _is_plain(name: str) -> bool:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchperfd
 from torchperfd import annotations
-from torchperfd.capture_desk import Capture
+from torchperfd.capture_handle import Capture
 from torchperfd.errors import CaptureError
 from torchperfd.precedence import PRECEDENCE
 from torchperfd.recorder import TRAIN, Recorder

@@ -56,6 +56,9 @@ PHASES: Final = (
 
 MAX_USER_PHASES: Final = 16
 
+LONG_PAUSE_S: Final = 1.0
+"""A capture whose end pauses training for longer is worth a warning."""
+
 STACKS_FILE: Final = "torchperfd-stacks"
 """Name of the file in memory that a training process's stacks are written into upon a signal.
 

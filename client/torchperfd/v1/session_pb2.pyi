@@ -925,6 +925,7 @@ class CaptureAck(google.protobuf.message.Message):
     REASON_FIELD_NUMBER: builtins.int
     NEXT_STEP_FIELD_NUMBER: builtins.int
     STEP_SECONDS_FIELD_NUMBER: builtins.int
+    PAUSE_SECONDS_PER_STEP_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     ready: builtins.bool
     reason: builtins.str
@@ -933,6 +934,8 @@ class CaptureAck(google.protobuf.message.Message):
     """index of the training step in progress"""
     step_seconds: builtins.float
     """recent mean; 0 when no step was made yet"""
+    pause_seconds_per_step: builtins.float
+    """estimate: training pauses so long per step when the capture ends; 0 if unknown"""
     def __init__(
         self,
         *,
@@ -941,8 +944,9 @@ class CaptureAck(google.protobuf.message.Message):
         reason: builtins.str = ...,
         next_step: builtins.int = ...,
         step_seconds: builtins.float = ...,
+        pause_seconds_per_step: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "next_step", b"next_step", "ready", b"ready", "reason", b"reason", "step_seconds", b"step_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capture_id", b"capture_id", "next_step", b"next_step", "pause_seconds_per_step", b"pause_seconds_per_step", "ready", b"ready", "reason", b"reason", "step_seconds", b"step_seconds"]) -> None: ...
 
 global___CaptureAck = CaptureAck
 
@@ -1004,6 +1008,7 @@ class CaptureResult(google.protobuf.message.Message):
     OPTIONS_FIELD_NUMBER: builtins.int
     RETRY_FIELD_NUMBER: builtins.int
     STEPS_MADE_FIELD_NUMBER: builtins.int
+    PAUSE_SECONDS_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     ok: builtins.bool
     reason: builtins.str
@@ -1019,6 +1024,8 @@ class CaptureResult(google.protobuf.message.Message):
     """The moment was wrong (a step missed, a validation in between): ask again."""
     steps_made: builtins.int
     """of those agreed on"""
+    pause_seconds: builtins.float
+    """training paused so long when the capture ended"""
     @property
     def options(self) -> global___CaptureOptions: ...
     def __init__(
@@ -1036,9 +1043,10 @@ class CaptureResult(google.protobuf.message.Message):
         options: global___CaptureOptions | None = ...,
         retry: builtins.bool = ...,
         steps_made: builtins.int = ...,
+        pause_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "ok", b"ok", "options", b"options", "reason", b"reason", "retry", b"retry", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps", "steps_made", b"steps_made"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "ok", b"ok", "options", b"options", "pause_seconds", b"pause_seconds", "reason", b"reason", "retry", b"retry", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps", "steps_made", b"steps_made"]) -> None: ...
 
 global___CaptureResult = CaptureResult
 

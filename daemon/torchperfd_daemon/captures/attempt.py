@@ -117,6 +117,7 @@ class Attempt:
         record.state = CaptureState.ARMED
         for turn in ready:
             turn.trace.state = CaptureState.ARMED
+            turn.trace.pause_seconds = turn.ack.result().pause_seconds_per_step * (end - start)
             turn.participant.commit(record.capture_id, start, end - start)
         self._save(record)
         return True

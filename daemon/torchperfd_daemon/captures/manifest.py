@@ -89,6 +89,7 @@ class RankTrace:
     """One rank's part of a capture; the fields from ``node`` on are those of ``RankFacts``.
 
     ``steps_made`` are the steps of those agreed on that the rank made while its profiler was on.
+    ``pause_seconds`` is how long training pauses when the capture ends: estimated, then measured; 0: unknown.
     """
 
     rank: _Count
@@ -105,6 +106,7 @@ class RankTrace:
     python_version: str = ""
     client_version: str = ""
     uid: _Count | None = None
+    pause_seconds: float = 0.0
 
     @classmethod
     def of(cls, rank: int, facts: RankFacts) -> "RankTrace":
@@ -143,6 +145,7 @@ class RankManifest:
     torch_version: str = ""
     python_version: str = ""
     torchperfd_version: str = ""
+    pause_seconds: float = 0.0
 
     def trace(self) -> RankTrace:
         """Return the rank's part of the capture."""
@@ -159,6 +162,7 @@ class RankManifest:
             torch_version=self.torch_version,
             python_version=self.python_version,
             client_version=self.torchperfd_version,
+            pause_seconds=self.pause_seconds,
         )
 
 

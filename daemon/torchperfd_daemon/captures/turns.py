@@ -13,12 +13,16 @@ NO_ANSWER: Final = "did not answer; the process may be stopped or overloaded"
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A rank's answer to prepare: ready or why not, and how far it is."""
+    """A rank's answer to prepare: ready or why not, and how far it is.
+
+    ``pause_seconds_per_step`` is how long training will pause for each captured step; 0 if unknown.
+    """
 
     ready: bool
     reason: str
     next_step: int
     step_seconds: float
+    pause_seconds_per_step: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,7 @@ class Result:
     sha256: str
     steps: int = 0
     steps_made: int = 0
+    pause_seconds: float = 0.0
 
 
 class Participant(Protocol):
@@ -154,4 +159,5 @@ def apply(trace: RankTrace, result: Result) -> None:
     trace.state = CaptureState.COMPLETE if result.ok else CaptureState.FAILED
     trace.reason = result.reason
     trace.file, trace.bytes, trace.sha256 = result.file, result.bytes, result.sha256
+    trace.pause_seconds = result.pause_seconds
     trace.steps_made = result.steps_made or (result.steps if result.ok else 0)

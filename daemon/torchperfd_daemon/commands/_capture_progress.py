@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from torchperfd.v1 import control_pb2
+from torchperfd.v1.contract import LONG_PAUSE_S
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -54,8 +55,24 @@ def conclude(message: control_pb2.CaptureProgress) -> None:
     for node, traces in elsewhere.items():
         command = f"torchperfd captures get {message.capture_id}"
         click.echo(f"{traces} trace(s) on node {node}: `{command}` there", err=True)
+    for line in pause_warning(message):
+        click.echo(line, err=True)
     if message.state == control_pb2.CAPTURE_STATE_COMPLETE:
         click.echo(f"complete: {steps_of(message)}; next: {_next_step(message)}", err=True)
+
+
+def pause_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
+    """Yield a warning if training pauses for long when the capture ends, and what makes that shorter."""
+    slowest = max(message.ranks, key=lambda rank: rank.pause_seconds, default=None)
+    if slowest is None or slowest.pause_seconds <= LONG_PAUSE_S:
+        return
+    is_over = message.state != control_pb2.CAPTURE_STATE_ARMED
+    pauses = "paused for" if is_over else "will pause for about"
+    yield (
+        f"warning: training {pauses} {slowest.pause_seconds:.1f} s at the capture's end"
+        f" (rank {slowest.rank});"
+        " fewer steps, or no shapes, stacks and memory, make that shorter"
+    )
 
 
 def _next_step(message: control_pb2.CaptureProgress) -> str:
@@ -83,6 +100,7 @@ def _lines(message: control_pb2.CaptureProgress) -> Iterator[str]:
         yield f"capture {message.capture_id}: preparing {len(message.ranks)} rank(s)"
     elif message.state == control_pb2.CAPTURE_STATE_ARMED:
         yield f"agreed on {steps_of(message)}"
+        yield from pause_warning(message)
 
 
 def _on_terminal(
@@ -139,6 +157,8 @@ class Table:
         for name, rank in zip(names, ranks, strict=False):
             grid.add_row(Text(name), self._bar(message, rank), self._words(message, rank))
         yield grid
+        if message.state == control_pb2.CAPTURE_STATE_ARMED:
+            yield from (Text(f"  {line}") for line in pause_warning(message))
         rest = Counter(state_of(rank) for rank in ranks[_MOST_RANKS:])
         if rest:
             counts = ", ".join(f"{count} {state}" for state, count in rest.most_common())

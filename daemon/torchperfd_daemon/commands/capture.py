@@ -247,6 +247,7 @@ def _document(progress: control_pb2.CaptureProgress) -> dict[str, Any]:
                 **({"node": rank.node} if rank.node else {}),
                 "bytes": rank.bytes,
                 "sha256": rank.sha256,
+                "pause_seconds": round(rank.pause_seconds, 3),
             }
             for rank in progress.ranks
         ],

@@ -138,6 +138,7 @@ def ack_report(capture_id: str, rank: int, own: Ack) -> fleet_pb2.TakeReport:
                 reason=own.reason,
                 next_step=own.next_step,
                 step_seconds=own.step_seconds,
+                pause_seconds_per_step=own.pause_seconds_per_step,
             ),
         )
     )
@@ -158,6 +159,8 @@ def result_report(capture_id: str, rank: int, own: Result) -> fleet_pb2.TakeRepo
                 file=own.file,
                 bytes=own.bytes,
                 sha256=own.sha256,
+                steps_made=own.steps_made,
+                pause_seconds=own.pause_seconds,
             ),
         )
     )

@@ -56,6 +56,7 @@ _MOST_LABEL_CHARACTERS = 200
 _MOST_REASON_CHARACTERS = 500
 _SHORTEST_STEP_S = 1e-6
 _LONGEST_STEP_S = 1e6
+_LONGEST_PAUSE_S = 86_400.0
 _LAST_RANK = 2**24
 _LAST_PID = 2**22  # of Linux on 64 bits
 _MOST_OF_NUMBER = {
@@ -272,6 +273,7 @@ def ack(message: session_pb2.CaptureAck) -> Ack:
         min(max(message.step_seconds, _SHORTEST_STEP_S), _LONGEST_STEP_S)
         if message.step_seconds > 0
         else 0.0,
+        _pause(message.pause_seconds_per_step),
     )
 
 
@@ -287,7 +289,12 @@ def result(message: session_pb2.CaptureResult) -> Result:
         sha256=one_line(message.sha256, 64),
         steps=message.steps,
         steps_made=message.steps_made,
+        pause_seconds=_pause(message.pause_seconds),
     )
+
+
+def _pause(seconds: float) -> float:
+    return seconds if 0 < seconds < _LONGEST_PAUSE_S else 0.0
 
 
 def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
@@ -311,6 +318,7 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
                 bytes=rank.bytes,
                 sha256=rank.sha256,
                 next_step=progress.next_steps.get(rank.rank, 0),
+                pause_seconds=rank.pause_seconds,
             )
             for rank in record.ranks
         ],

@@ -7,7 +7,8 @@ import pytest
 from torchperfd.capture import CaptureOptions
 from torchperfd.client import _chosen
 from torchperfd.errors import CaptureError, CaptureTimeoutError
-from torchperfd.job_capture import JobCapture, JobCaptureDesk
+from torchperfd.job_capture import JobCapture
+from torchperfd.job_capture_orders import JobCaptureOrders
 from torchperfd.outbox import Outbox
 from torchperfd.v1 import contract, session_pb2
 
@@ -15,13 +16,13 @@ OPTIONS = CaptureOptions(3, record_shapes=True)
 
 
 class Line:
-    """A desk, and the daemon's end of it."""
+    """The orders, and the daemon's end of it."""
 
     def __init__(self, session: int = 1) -> None:
         self.session = session
         self.outbox: Outbox[session_pb2.ClientMessage] = Outbox(10)
-        self.desk = JobCaptureDesk(self.outbox, lambda: self.session)
-        self.desk.greet(contract.FEATURES)
+        self.orders = JobCaptureOrders(self.outbox, lambda: self.session)
+        self.orders.on_welcome(contract.FEATURES)
 
     def sent(self) -> list[session_pb2.CaptureOrder]:
         """Return the orders that were sent since the last time."""
@@ -31,7 +32,7 @@ class Line:
         self, state: str, reason: str = "", files: tuple[str, ...] = ("rank0.json", "rank1.json")
     ) -> None:
         """Say how far order 1 is."""
-        self.desk.hear(
+        self.orders.on_result(
             session_pb2.CaptureOrderResult(
                 order_id=1,
                 capture_id="20260101-000000-abcdef",
@@ -48,7 +49,7 @@ class Line:
 
 def test_an_order_names_ranks_and_options_and_ends_with_a_path_each() -> None:
     line = Line()
-    capture = line.desk.order(0, [0, 1], OPTIONS)
+    capture = line.orders.order(0, [0, 1], OPTIONS)
     [order] = line.sent()
     assert (order.order_id, list(order.ranks), order.cancel) == (1, [0, 1], False)
     assert (order.options.steps, order.options.record_shapes, order.options.with_stack) == (3, True, False)
@@ -67,7 +68,7 @@ def test_an_order_names_ranks_and_options_and_ends_with_a_path_each() -> None:
 
 def test_a_partial_capture_is_an_error_that_names_the_rank_and_the_others_keep_their_paths() -> None:
     line = Line()
-    capture = line.desk.order(0, [], OPTIONS)
+    capture = line.orders.order(0, [], OPTIONS)
     line.tell("partial", "rank 1: disk full", ("rank0.json", ""))
     with pytest.raises(CaptureError, match="is partial: rank 1: disk full"):
         capture.wait()
@@ -78,7 +79,7 @@ def test_a_partial_capture_is_an_error_that_names_the_rank_and_the_others_keep_t
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_daemon_that_goes_away_ends_the_waiting(after: int) -> None:
     line = Line()
-    capture = line.desk.order(0, [], OPTIONS)
+    capture = line.orders.order(0, [], OPTIONS)
     line.tell("armed")
     line.session = after
     assert capture.state == "failed"
@@ -86,14 +87,14 @@ def test_a_daemon_that_goes_away_ends_the_waiting(after: int) -> None:
         capture.wait(None)
     with pytest.raises(CaptureError, match="the daemon went away in the middle"):
         _ = capture.path
-    line.desk.greet(contract.FEATURES)
+    line.orders.on_welcome(contract.FEATURES)
     line.tell("complete")
     assert capture.state == "failed", "another daemon's order of the same number"
 
 
 def test_what_was_told_before_the_daemon_went_away_counts() -> None:
     line = Line()
-    capture = line.desk.order(0, [], OPTIONS)
+    capture = line.orders.order(0, [], OPTIONS)
     line.tell("complete")
     line.session = 0
     assert (capture.wait(), capture.state) == (Path("/captures/one"), "complete")
@@ -101,7 +102,7 @@ def test_what_was_told_before_the_daemon_went_away_counts() -> None:
 
 def test_giving_up_is_an_order_of_its_own() -> None:
     line = Line()
-    capture = line.desk.order(0, [], OPTIONS)
+    capture = line.orders.order(0, [], OPTIONS)
     line.sent()
     capture.cancel()
     assert [(order.order_id, order.cancel) for order in line.sent()] == [(1, True)]
@@ -112,14 +113,14 @@ def test_who_cannot_order_is_told_the_remedy() -> None:
     with pytest.raises(
         CaptureError, match="this is rank 3, and only rank 0 captures other ranks; call it there"
     ):
-        line.desk.order(3, [], OPTIONS)
+        line.orders.order(3, [], OPTIONS)
     line.session = 0
     with pytest.raises(CaptureError, match=r"no daemon is connected.*start one with `torchperfd serve`"):
-        line.desk.order(0, [], OPTIONS)
+        line.orders.order(0, [], OPTIONS)
     line.session = 2
-    line.desk.greet(["steps"])
+    line.orders.on_welcome(["steps"])
     with pytest.raises(CaptureError, match="the daemon is too old"):
-        line.desk.order(0, [], OPTIONS)
+        line.orders.order(0, [], OPTIONS)
     assert line.sent() == []
 
 
@@ -137,4 +138,4 @@ def test_all_is_no_list_and_a_list_is_in_order() -> None:
 def test_answers_to_nobody_are_let_go() -> None:
     line = Line()
     line.tell("complete")
-    assert isinstance(line.desk.order(0, [], OPTIONS), JobCapture)
+    assert isinstance(line.orders.order(0, [], OPTIONS), JobCapture)

@@ -15,7 +15,8 @@ from torch.autograd import profiler
 import torchperfd
 from torchperfd import tracer
 from torchperfd.capture import CaptureOptions, CaptureOutcome, CaptureStage, RankCapture
-from torchperfd.capture_desk import Capture
+from torchperfd.capture_handle import Capture
+from torchperfd.capture_pause import PauseEstimate
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
 from torchperfd.identity import read_identity
@@ -58,6 +59,7 @@ class Prepared:
     def __init__(self, directory: Path) -> None:
         self.replay = Replay(Tape(1024, on_tape.TICKET), 64, Faults())
         self.outcomes: list[CaptureOutcome] = []
+        self.pauses = PauseEstimate()
         self.capture = RankCapture(
             replay=self.replay,
             identity=read_identity(),
@@ -67,6 +69,7 @@ class Prepared:
             step_seconds=lambda: 0.0,
             on_outcome=lambda _, outcome: self.outcomes.append(outcome),
             phase_name=PhaseNames().name,
+            pauses=self.pauses,
         )
 
 
@@ -135,6 +138,31 @@ def test_captures_follow_one_another_each_whole(client: torchperfd.Client) -> No
         assert sum(event["name"] == "aten::linear" for event in events) == 2
         assert 1e3 < document["torchperfd"]["unrecorded_step_ns"] < 1e9
         assert tracer.unusable() == ""
+
+
+def test_first_capture_has_an_estimate_and_a_measure(client: torchperfd.Client) -> None:
+    for _ in range(5):
+        step()
+    client._flusher.flush()
+    capture = client.capture(steps=2)
+    train_until(capture, "armed", "running", "exporting", "complete", "failed")
+    assert capture.pause_seconds > 0
+    train_until(capture, "complete", "failed")
+    capture.wait()
+    manifest = json.loads(capture.path.with_name("rank0.manifest.json").read_bytes())
+    assert manifest["pause_seconds"] == round(capture.pause_seconds, 3)
+
+
+def test_a_capture_with_a_long_pause_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prepared = Prepared(tmp_path)
+    prepared.pauses.learn_nodes(20_000)
+    assert prepared.capture.prepare() == ""
+    with caplog.at_level("WARNING", "torchperfd"):
+        prepared.capture.arm(5)
+    assert "training will pause for about 5.0 s" in caplog.text
+    assert prepared.capture.pause_seconds == pytest.approx(5.0)
+    prepared.capture.cancel("enough")
+    assert prepared.capture.pause_seconds == 0
 
 
 def test_a_profiler_of_the_scripts_ends_a_running_capture_and_is_whole(

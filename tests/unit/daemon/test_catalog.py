@@ -96,6 +96,7 @@ def rank_manifest(rank: int, **more: Any) -> dict[str, Any]:
         "file": f"rank{rank}.json",
         "bytes": 9,
         "sha256": "ab",
+        "pause_seconds": 0.5,
         "options": {"steps": 5, "record_shapes": False, "with_stack": True, "profile_memory": False},
         "torchperfd_version": "0.1.0",
         "python_version": "3.11.7",
@@ -133,6 +134,7 @@ def test_what_is_saved_is_read_back_whole(catalog: Catalog) -> None:
         "python_version": "",
         "client_version": "",
         "uid": None,
+        "pause_seconds": 0.0,
     }
     assert [path.name for path in folder.iterdir()] == ["manifest.json"], "no part is left"
 
@@ -419,6 +421,7 @@ def test_a_record_is_put_together_from_the_ranks_manifests(catalog: Catalog) -> 
                 torch_version="2.13.0",
                 python_version="3.11.7",
                 client_version="0.1.0",
+                pause_seconds=0.5,
             )
             for rank in (0, 2, 10)
         ],

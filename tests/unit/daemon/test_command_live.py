@@ -46,21 +46,28 @@ class Trained(Session):
     """A rank that takes part in captures without a process: it answers the daemon itself."""
 
     def __init__(
-        self, rank: Rank, coordinator: Coordinator, reason: str, asked: list[CaptureOptions]
+        self,
+        rank: Rank,
+        coordinator: Coordinator,
+        reason: str,
+        asked: list[CaptureOptions],
+        pause_seconds: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         super().__init__(rank)
         self._coordinator, self._reason, self._asked = coordinator, reason, asked
+        self._pause_per_step, self._pause = pause_seconds
 
     def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
         self._asked.append(options)
-        ack = Ack(True, "", 118, 0.0)
+        ack = Ack(True, "", 118, 0.0, self._pause_per_step)
         asyncio.get_running_loop().call_soon(self._coordinator.on_ack, capture_id, self.rank, ack)
 
     def commit(self, capture_id: str, start_step: int, steps: int) -> None:
         if self._reason == "silent":
             return
         result = Result(
-            not self._reason, self._reason, False, start_step, f"rank{self.rank}.json", 9, "ab" * 32
+            *(not self._reason, self._reason, False, start_step, f"rank{self.rank}.json", 9, "ab" * 32),
+            pause_seconds=self._pause,
         )
         if self._reason:
             result = Result(False, self._reason, False, start_step, "", 0, "")
@@ -71,9 +78,18 @@ class Trained(Session):
 
 
 def add_rank(
-    served: Served, rank: int, run: str = "bert-17", reason: str = "", world_size: int = 2, job_name: str = ""
+    served: Served,
+    rank: int,
+    run: str = "bert-17",
+    reason: str = "",
+    world_size: int = 2,
+    job_name: str = "",
+    pause_seconds: tuple[float, float] = (0.0, 0.0),
 ) -> list[CaptureOptions]:
-    """Connect a rank; return where it notes what it is asked for."""
+    """Connect a rank; return where it notes what it is asked for.
+
+    ``pause_seconds`` has what it estimates per step, and measures in all.
+    """
     asked: list[CaptureOptions] = []
     identity = RankIdentity(
         run,
@@ -86,7 +102,7 @@ def add_rank(
         script="t.py",
     )
     record = served.store.join(identity)
-    served.sessions._sessions[record] = Trained(record, served.coordinator, reason, asked)
+    served.sessions._sessions[record] = Trained(record, served.coordinator, reason, asked, pause_seconds)
     return asked
 
 
@@ -188,10 +204,26 @@ def test_a_capture_as_json(served: Served, command: Command) -> None:
                 "path": f"{folder}/rank1.json",
                 "bytes": 9,
                 "sha256": "ab" * 32,
+                "pause_seconds": 0.0,
             }
         ],
     }
     assert asked == [CaptureOptions(5, record_shapes=True, profile_memory=True)]
+
+
+def test_capture_with_long_pause_warns_twice(served: Served, command: Command) -> None:
+    add_rank(served, 0)
+    add_rank(served, 1, pause_seconds=(0.3, 1.6))
+    code, _, err = command("capture", "--steps", "5")
+    assert code == 0
+    assert [line for line in err.splitlines() if line.startswith("warning")] == [
+        "warning: training will pause for about 1.5 s at the capture's end (rank 1);"
+        " fewer steps, or no shapes, stacks and memory, make that shorter",
+        "warning: training paused for 1.6 s at the capture's end (rank 1);"
+        " fewer steps, or no shapes, stacks and memory, make that shorter",
+    ]
+    [record] = [found.record for found in served.catalog.list().captures]
+    assert [rank.pause_seconds for rank in record.ranks] == [0.0, 1.6]
 
 
 def test_a_partial_capture_names_the_rank_and_keeps_the_rest(served: Served, command: Command) -> None:

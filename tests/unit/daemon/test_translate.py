@@ -326,7 +326,7 @@ def test_progress_is_told_rank_by_rank(state: CaptureState) -> None:
         "why",
         (120, 125),
         CaptureOptions(5),
-        [RankTrace(2, state, "so", "rank2.json", 9, "ab")],
+        [RankTrace(2, state, "so", "rank2.json", 9, "ab", pause_seconds=1.5)],
     )
     progress = Progress(record, Path("/captures/one"), timed_out=True, next_steps={2: 121})
     message = translate.capture_progress(progress)
@@ -348,6 +348,7 @@ def test_progress_is_told_rank_by_rank(state: CaptureState) -> None:
                 bytes=9,
                 sha256="ab",
                 next_step=121,
+                pause_seconds=1.5,
             )
         ],
     )

@@ -1,17 +1,17 @@
-"""The capture desk: where orders for captures arrive, and what a script holds of one it ordered."""
+"""The capture manager: where commands for captures of this process arrive."""
 
 import secrets
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.capture import MEMORY, TRACE, CaptureOptions, CaptureOutcome, RankCapture
+from torchperfd.capture import CaptureOptions, CaptureOutcome, RankCapture
 from torchperfd.capture_files import CapturesDirectory
-from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.capture_messages import options_from, result_message
+from torchperfd.capture_pause import PauseEstimate
+from torchperfd.errors import CaptureError
 from torchperfd.flag import Flag
 from torchperfd.identity import Identity
 from torchperfd.logs import log
@@ -27,8 +27,8 @@ _EXPORT_BUDGET_S: Final = 60.0
 """Longest delay of an exit by the export of a trace."""
 
 
-class CaptureDesk:
-    """Takes orders from the daemon and from the script; one capture at a time.
+class CaptureManager:
+    """Starts captures for the daemon and for the script; one at a time.
 
     Args:
         replay: Reads the tape of the loop whose steps are captured.
@@ -60,6 +60,7 @@ class CaptureDesk:
         self._lock = threading.RLock()
         self._is_admitting = False
         self._own: set[str] = set()
+        self._pauses = PauseEstimate()
         self.directory = CapturesDirectory()
         """Where captures of this process go."""
         self.torch_ready = Flag()
@@ -90,7 +91,7 @@ class CaptureDesk:
         threading.Thread(target=prepare_and_arm, name="torchperfd-capture", daemon=True).start()
         return capture
 
-    def obey(self, message: "session_pb2.DaemonMessage") -> None:
+    def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
         """Act on a message of the daemon; one that is not about captures is ignored."""
         body = message.WhichOneof("body")
         if body == "prepare_capture":
@@ -112,9 +113,7 @@ class CaptureDesk:
         if capture is not None:
             capture.loop_ended()
             if not capture.ended.wait(_EXPORT_BUDGET_S):
-                capture.fail(
-                    f"the process ended, and the trace was not written within {_EXPORT_BUDGET_S:.0f} s"
-                )
+                capture.fail("the process ended before the trace was written")
 
     def _named(self, capture_id: str) -> RankCapture | None:
         capture = self._capture
@@ -123,14 +122,14 @@ class CaptureDesk:
     def _prepare(self, order: "session_pb2.PrepareCapture") -> None:
         from torchperfd.v1 import session_pb2
 
-        reason = ""
+        reason, pause_seconds = "", 0.0
         self.torch_ready.wait(_TORCH_BUDGET_S)
         previous = self._capture
         if previous is not None and previous.ending:
             # The daemon has done with it sooner than this process.
             previous.ended.wait(_ENDING_BUDGET_S)
         try:
-            wanted = _options(order.options)
+            wanted = options_from(order.options)
             folder = self.directory.folder(order.capture_id, order.directory)
             capture = self._admit(order.capture_id, folder, wanted, order.max_bytes)
         except ValueError as error:
@@ -141,8 +140,9 @@ class CaptureDesk:
                 reason = "another capture is in progress in this process"
             else:
                 reason = self._not_ready() or capture.prepare()
+                pause_seconds = capture.pause_seconds / capture.options.steps
                 if reason:
-                    # The daemon hears of it by the ack below; nobody waits for an outcome.
+                    # The ack below reports it; no outcome is expected.
                     self._capture = None
         ack = session_pb2.CaptureAck(
             capture_id=order.capture_id,
@@ -150,6 +150,7 @@ class CaptureDesk:
             reason=reason,
             next_step=self._loop.train_steps,
             step_seconds=self._step_seconds(),
+            pause_seconds_per_step=pause_seconds,
         )
         self._outbox.put(session_pb2.ClientMessage(capture_ack=ack))
 
@@ -183,148 +184,11 @@ class CaptureDesk:
                     max_bytes=max_bytes,
                     trigger=trigger,
                     owners=self.directory.owners,
+                    pauses=self._pauses,
                 )
             finally:
                 self._is_admitting = False
             return self._capture
 
     def _report_outcome(self, capture: RankCapture, outcome: CaptureOutcome) -> None:
-        from torchperfd.v1 import session_pb2
-
-        options = capture.options
-        result = session_pb2.CaptureResult(
-            capture_id=capture.capture_id,
-            ok=outcome.ok,
-            reason=outcome.reason,
-            retry=outcome.retry,
-            start_step=outcome.start_step,
-            steps=options.steps,
-            steps_made=capture.steps_made,
-            file=outcome.file,
-            bytes=outcome.bytes,
-            sha256=outcome.sha256,
-            self_started=capture.capture_id in self._own,
-            options=options_message(options),
-        )
-        self._outbox.put(session_pb2.ClientMessage(capture_result=result))
-
-
-def _options(message: "session_pb2.CaptureOptions") -> CaptureOptions:
-    """Unpack what to record.
-
-    Raises:
-        ValueError: There is no such capture.
-    """
-    from torchperfd.v1 import session_pb2
-
-    kinds = {
-        session_pb2.CAPTURE_KIND_UNSPECIFIED: TRACE,
-        session_pb2.CAPTURE_KIND_TRACE: TRACE,
-        session_pb2.CAPTURE_KIND_MEMORY: MEMORY,
-    }
-    return CaptureOptions(
-        steps=message.steps,
-        record_shapes=message.record_shapes,
-        with_stack=message.with_stack,
-        profile_memory=message.profile_memory,
-        # A newer daemon may know more of them.
-        kind=kinds.get(message.kind, str(message.kind)),
-        with_flops=message.with_flops,
-        with_modules=message.with_modules,
-    )
-
-
-def options_message(options: CaptureOptions) -> "session_pb2.CaptureOptions":
-    """Pack what was recorded."""
-    from torchperfd.v1 import session_pb2
-
-    return session_pb2.CaptureOptions(
-        steps=options.steps,
-        record_shapes=options.record_shapes,
-        with_stack=options.with_stack,
-        profile_memory=options.profile_memory,
-        kind=(session_pb2.CAPTURE_KIND_MEMORY if options.kind == MEMORY else session_pb2.CAPTURE_KIND_TRACE),
-        with_flops=options.with_flops,
-        with_modules=options.with_modules,
-    )
-
-
-class Capture:
-    """A capture in progress; training goes on meanwhile."""
-
-    def __init__(self, capture: RankCapture) -> None:
-        self._capture = capture
-
-    @property
-    def id(self) -> str:
-        """The capture's name, as ``torchperfd captures`` shows it."""
-        return self._capture.capture_id
-
-    @property
-    def state(self) -> str:
-        """One of preparing, ready, armed, running, exporting, complete, failed."""
-        return self._capture.stage.value
-
-    @property
-    def step_range(self) -> tuple[int, int]:
-        """First training step of the capture, and the first one after it."""
-        start = self._capture.start_step
-        return start, start + self._capture.options.steps
-
-    def wait(self, timeout: float | None = 60.0) -> Path:
-        """Wait for the trace, from a thread that does not train; return where it is.
-
-        Raises:
-            CaptureError: The capture failed; the message says why.
-            CaptureTimeoutError: It did not end within ``timeout`` seconds.
-        """
-        if not self._capture.ended.wait(timeout):
-            raise CaptureTimeoutError(
-                f"capture {self.id} is still {self.state} after {timeout} s; do training steps go on?"
-            )
-        return self.path
-
-    @property
-    def path(self) -> Path:
-        """The trace file.
-
-        Raises:
-            CaptureError: There is none, or not yet.
-        """
-        outcome = self._capture.outcome
-        if outcome is None:
-            raise CaptureError(f"capture {self.id} is {self.state}; wait() for it")
-        if not outcome.ok:
-            raise CaptureError(f"capture {self.id} failed: {outcome.reason}")
-        return self._capture.directory / outcome.file
-
-    @property
-    def paths(self) -> dict[int, Path]:
-        """The trace by this process's rank; empty while there is none."""
-        outcome = self._capture.outcome
-        return {self._capture.rank: self.path} if outcome is not None and outcome.ok else {}
-
-    def report(self) -> str:
-        """Return what ``torchperfd analyze`` says of the trace; runs it as a process of its own.
-
-        Raises:
-            CaptureError: There is no trace, or it cannot be read.
-        """
-        return analysis_of(self.path)
-
-    def cancel(self) -> None:
-        """Give the capture up."""
-        self._capture.cancel("cancelled by the script")
-
-
-def analysis_of(path: Path) -> str:
-    """Return what ``torchperfd analyze`` says of a trace or a directory of them.
-
-    Raises:
-        CaptureError: It cannot be read.
-    """
-    command = [sys.executable, "-m", "torchperfd", "analyze", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise CaptureError(done.stderr.strip())
-    return done.stdout
+        self._outbox.put(result_message(capture, outcome, self_started=capture.capture_id in self._own))
