@@ -182,7 +182,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 
 
 EXPECTED: Final[dict[str, dict[tuple[str, ...], float]]] = {
-    "Whose steps are these": {
+    "Steps with the job": {
         ("job_name=bert", "rank=0", "slurm_job_id=77"): 2,
         ("job_name=bert", "rank=1", "slurm_job_id=77"): 2,
         ("job_name=bert", "rank=2"): 2,
@@ -197,8 +197,8 @@ EXPECTED: Final[dict[str, dict[tuple[str, ...], float]]] = {
     },
     "Steps by Kubernetes namespace": {("namespace=team-a",): 2},
     "Energy by Slurm job": {("allocation=77",): 300 * 300, ("allocation=78",): 300 * 300},
-    "GPUs that were given away and do nothing": {("allocation=78", "gpu_uuid=GPU-2"): 1},
-    "GPUs that nobody was given": {("gpu_uuid=GPU-3", "model=H100"): 1},
+    "Allocated GPUs that are idle": {("allocation=78", "gpu_uuid=GPU-2"): 1},
+    "GPUs without an owner": {("gpu_uuid=GPU-3", "model=H100"): 1},
     "Energy per token of a run": {("run=bert-17",): 300 / 3000},
 }
 
