@@ -95,6 +95,7 @@ class RankCapture:
         self._worker = threading.Thread(target=self._work, name="torchperfd-export", daemon=True)
         self._ordered = False
         self._deadline: threading.Timer | None = None
+        self._watches_profilers = False
 
     @property
     def rank(self) -> int:
@@ -153,7 +154,11 @@ class RankCapture:
         if reason:
             return reason
         if self.options.kind == TRACE:
-            tracer.prepare()
+            self._watches_profilers = True
+            reason = tracer.prepare()
+            if reason:
+                self._leave_profilers()
+                return reason
         # Here, as starting a thread would be too much at an edge.
         self._worker.start()
         # Of steps before this capture costs them anything.
@@ -176,6 +181,7 @@ class RankCapture:
             self._forget_deadline()
             self._replay.unwatch(self)
             self._files.remove_leftovers()
+            self._leave_profilers()
             reason = self.outcome.reason
         return reason
 
@@ -351,6 +357,11 @@ class RankCapture:
         if self.stage is CaptureStage.READY:
             self.fail("no start step came within the time given; capture again")
 
+    def _leave_profilers(self) -> None:
+        if self._watches_profilers:
+            self._watches_profilers = False
+            tracer.end()
+
     def _forget_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
@@ -367,6 +378,7 @@ class RankCapture:
                 return
             self._state.end(outcome)
         self._forget_deadline()
+        self._leave_profilers()
         self._orders.put(None)
         try:
             self._files.write_manifest(

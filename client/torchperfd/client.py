@@ -30,7 +30,6 @@ from torchperfd.outbox import Outbox
 from torchperfd.overhead import Overhead
 from torchperfd.pauses import GcPauses
 from torchperfd.phases import PhaseNames
-from torchperfd.precedence import PRECEDENCE
 from torchperfd.replay import Replay
 from torchperfd.report import RankReport
 from torchperfd.stacks import StackReporter
@@ -474,7 +473,6 @@ class Client:
         self._flusher.refresh()
         self._replay.finish()
         self._captures.loop_ended()
-        PRECEDENCE.leave()
         from torchperfd.v1 import session_pb2
 
         self._flusher.refresh(send=True)
@@ -527,7 +525,6 @@ class Client:
             from torchperfd.hooks.frames import keep_classes_out_of_graphs
 
             keep_classes_out_of_graphs(Flusher)  # a full tape is read from within a hook
-            PRECEDENCE.watch()
             self._hooks = Hooks(
                 *(self._tape, self._replay, self._faults),
                 *(self._loader, self._iterators, self._compilations),

@@ -10,7 +10,6 @@ thread they run on. ``docs/captures-cost.md`` has what that costs, and what else
 """
 
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -20,7 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchperfd.precedence import PRECEDENCE
+from torchperfd.hooks.context import HookUnavailableError
+from torchperfd.hooks.profiler import ARBITER, add_metadata, is_inductor_imported, is_profiling, trace_only
 
 
 class Tracer(Protocol):
@@ -49,7 +49,7 @@ class Tracer(Protocol):
 
 
 class LostTraceError(Exception):
-    """The script has started its own profiler, and ours gave way."""
+    """The script has started its own profiler, and ours has ended for it."""
 
     def __init__(self) -> None:
         super().__init__("the script started its own profiler; wait until it has stopped")
@@ -59,19 +59,29 @@ def unusable() -> str:
     """Return why no trace can be started on this thread now, '' when one can."""
     if "torch" not in sys.modules:
         return "the process has not imported torch yet"
-    from torch.autograd import profiler
-
     # Nested profilers rob each other of events, and two at once crash.
-    if getattr(profiler, "_is_profiler_enabled", False):
+    if is_profiling():
         return "the script's own profiler is active; wait until it has stopped"
-    if PRECEDENCE.warming_up:
+    if ARBITER.warming_up:
         return "the script's own profiler is warming up; wait until it has stopped"
     return ""
 
 
-def prepare() -> None:
-    """Watch which profilers start from now on; torch must have been imported."""
-    PRECEDENCE.watch()
+def prepare() -> str:
+    """Watch which profilers start, from now until :func:`end`; return why no trace can be started, or ''.
+
+    Torch must have been imported.
+    """
+    try:
+        ARBITER.watch()
+    except HookUnavailableError as error:
+        return str(error)
+    return unusable()
+
+
+def end() -> None:
+    """The capture is over: watch no longer."""
+    ARBITER.leave()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +130,11 @@ class KinetoTracer:
         self.lost = False
         self._own_facts = {"unrecorded_step_ns": unrecorded_step_ns, **(own_facts or {})}
         self._thread = 0
-        self._compiled = "torch._inductor" in sys.modules
+        self._compiled = is_inductor_imported()
         cuda = torch.cuda.is_available()
         arguments = recorded.arguments()
         if not arguments["with_stack"]:
-            arguments["experimental_config"] = _trace_only()
+            arguments["experimental_config"] = trace_only()
         self._profiler: Any
         if self._compiled:
             from torch.profiler import ProfilerActivity, profile
@@ -141,7 +151,7 @@ class KinetoTracer:
     def start(self) -> None:
         """Begin to record."""
         global _running
-        with PRECEDENCE.starting():
+        with ARBITER.starting():
             if self._compiled:
                 self._profiler.start()
             else:
@@ -151,7 +161,7 @@ class KinetoTracer:
         self._thread = threading.get_ident()
         _watch_forks()
         _running = self
-        PRECEDENCE.begin(self._give_way)
+        ARBITER.begin(self._yield_to_user)
 
     def stop(self) -> None:
         """End recording; the trace is still in memory. Pauses all threads."""
@@ -159,7 +169,7 @@ class KinetoTracer:
         if self.lost:
             return
         _running = None
-        PRECEDENCE.end()
+        ARBITER.end()
         if self._compiled:
             self._profiler.stop()
         else:
@@ -194,23 +204,12 @@ class KinetoTracer:
         """Forget the trace."""
         self._profiler = None
 
-    def _give_way(self) -> bool:
+    def _yield_to_user(self) -> bool:
         if threading.get_ident() != self._thread:
             return False  # a profiler of one thread can be stopped there only
         self.stop()
         self.lost = True
         return True
-
-
-def _trace_only() -> Any:
-    """Return torch's setting to leave out what only ``events()`` needs, None if this torch has none."""
-    import torch
-
-    profiler: Any = torch.profiler
-    try:
-        return profiler._ExperimentalConfig(trace_only=True)
-    except TypeError:
-        return None
 
 
 _running: KinetoTracer | None = None
@@ -244,18 +243,10 @@ def _add_job_facts() -> None:
             "rank": distributed.get_rank(),
             "world_size": distributed.get_world_size(),
         }
-        _add("distributedInfo", facts)
+        add_metadata("distributedInfo", facts)
 
 
 def _add_own_facts(facts: Mapping[str, Any]) -> None:
     """Write into the trace what the client knows of steps without the profiler: what that costs follows."""
     if facts["unrecorded_step_ns"]:
-        _add("torchperfd", dict(facts))
-
-
-def _add(key: str, facts: dict[str, Any]) -> None:
-    import torch
-
-    add = getattr(torch.autograd, "_add_metadata_json", None)
-    if add is not None:
-        add(key, json.dumps(facts))
+        add_metadata("torchperfd", facts)

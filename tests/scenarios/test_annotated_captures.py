@@ -20,7 +20,7 @@ import torchperfd
 from torchperfd import annotations
 from torchperfd.capture_handle import Capture
 from torchperfd.errors import CaptureError
-from torchperfd.precedence import PRECEDENCE
+from torchperfd.hooks.profiler import ARBITER
 from torchperfd.recorder import TRAIN, Recorder
 from torchperfd.stretch import Stretch
 from torchperfd.v1.contract import PHASES
@@ -37,7 +37,7 @@ Event = dict[str, Any]
 def unwatched() -> Iterator[None]:
     """Leave torch's profiler as it was."""
     yield
-    PRECEDENCE.leave()
+    ARBITER.leave()
 
 
 @pytest.fixture

@@ -48,6 +48,22 @@ def private_names(path: Path) -> Iterator[str]:
                     yield from (part for part in name.split(".") if _PRIVATE.fullmatch(part))
 
 
+def torchs_names(path: Path) -> Iterator[str]:
+    """Yield the private names in a file that are torch's beyond doubt: what it takes from ``torch``."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(("torch.", "_torch.")):
+            name = ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _DOTTED.fullmatch(node.value):
+            name = node.value
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            name = ".".join([node.module or "", *(alias.name for alias in node.names)])
+        elif isinstance(node, ast.Import):
+            name = ".".join(alias.name for alias in node.names if alias.name.startswith("torch."))
+        else:
+            continue
+        yield from (part for part in name.split(".") if _PRIVATE.fullmatch(part))
+
+
 class _WithoutName(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports the hooks as if torch called something by another name."""
 

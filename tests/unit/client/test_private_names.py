@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.client.private_names import PACKAGE, private_names
+from tests.unit.client.private_names import PACKAGE, private_names, torchs_names
 
 # The programs train some forty times, one after the other.
 pytestmark = pytest.mark.timeout(900)
@@ -16,7 +16,7 @@ FORWARD = {"train forward", "train loss", "validate forward", "validate loss"}
 # Without draws nothing shows where a loop ends: what lies between two loops counts in the step before it.
 DRAWS = {
     *("train data", "validate data", "train samples", "validate samples", "ready"),
-    *("train collective_wait", "saves"),
+    *("train collective_wait", "train checkpoint", "saves"),
 }
 
 # By name: the hooks that go off without it, and what is not counted then. A dotted name is deleted from
@@ -69,8 +69,13 @@ NAMES: dict[str, tuple[set[str], set[str]]] = {
 # Only while a capture runs, while a rank stands still, or at the job's start: their tests have them.
 ELSEWHERE = {
     *("_cuda_isHistoryEnabled", "_record_memory_history", "_snapshot"),
+    *("_prepare_profiler", "_enable_profiler", "_run_on_profiler_start", "_is_profiler_enabled"),
+    *("_add_metadata_json", "_step_dict", "_ExperimentalConfig", "_inductor"),
     *("_distributed_c10d", "_dump_fr_trace_json", "_dump_nccl_trace_json", "_get_default_store"),
 }
+
+OURS = {"_fields", "_Counter"}
+"""Private names that are not torch's: of named tuples, and our own."""
 
 
 @pytest.fixture(scope="module")
@@ -122,5 +127,13 @@ def test_hooks_without_a_name_lose_its_phase_only(name: str, answers: dict[str, 
 
 def test_private_names_of_hooks_are_all_in_the_table() -> None:
     used = {name for path in (PACKAGE / "hooks").glob("*.py") for name in private_names(path)}
-    ours = {"_fields", "_Counter"}  # of named tuples, and of our own
-    assert used - ours == {name.rpartition(".")[2] for name in NAMES if name.startswith("_")} | ELSEWHERE
+    assert used - OURS == {name.rpartition(".")[2] for name in NAMES if name.startswith("_")} | ELSEWHERE
+
+
+def test_private_names_of_torch_are_in_hooks_only() -> None:
+    hooks = {name for path in (PACKAGE / "hooks").glob("*.py") for name in private_names(path)} - OURS
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.parent.name not in ("hooks", "v1"):
+            found = {*(hooks & set(private_names(path))), *torchs_names(path)}
+            # What is timed calls the module's own implementation, in C as in Python.
+            assert found == ({"_call_impl"} if path.name == "portable.py" else set()), path

@@ -19,9 +19,9 @@ from torchperfd.capture_handle import Capture
 from torchperfd.capture_pause import PauseEstimate
 from torchperfd.errors import CaptureError
 from torchperfd.faults import Faults
+from torchperfd.hooks.profiler import ARBITER
 from torchperfd.identity import read_identity
 from torchperfd.phases import PhaseNames
-from torchperfd.precedence import PRECEDENCE
 from torchperfd.replay import Replay
 from torchperfd.tape import Tape
 from torchperfd.tape import events as on_tape
@@ -35,7 +35,7 @@ MOST_STEPS = 100_000
 def unwatched() -> Iterator[None]:
     """Leave torch's profiler as it was."""
     yield
-    PRECEDENCE.leave()
+    ARBITER.leave()
 
 
 def step() -> None:
@@ -96,6 +96,22 @@ def test_a_capture_that_is_armed_in_time_has_no_deadline(tmp_path: Path) -> None
     prepared.capture.cancel("enough")
     assert [outcome.reason for outcome in prepared.outcomes] == ["enough"]
     assert not prepared.replay.live
+
+
+def test_capture_watches_profilers_while_it_runs_only(tmp_path: Path, client: torchperfd.Client) -> None:
+    assert not ARBITER.is_watching, "a client alone leaves torch's profiler as it is"
+    prepared = Prepared(tmp_path)
+    assert prepared.capture.prepare() == ""
+    assert ARBITER.is_watching
+    prepared.capture.arm()
+    for next_index in (7, 8, 9):
+        prepared.capture.train_edge(next_index)
+    assert prepared.capture.ended.wait(30)
+    assert not ARBITER.is_watching
+    given_up = Prepared(tmp_path)
+    assert given_up.capture.prepare() == ""
+    given_up.capture.cancel("enough")
+    assert not ARBITER.is_watching
 
 
 def test_a_capture_for_which_nobody_waits_begins_with_any_step(tmp_path: Path) -> None:

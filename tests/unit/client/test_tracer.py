@@ -15,7 +15,7 @@ import torch
 from torch.autograd import profiler
 
 from torchperfd import tracer
-from torchperfd.precedence import PRECEDENCE
+from torchperfd.hooks.profiler import ARBITER, trace_only
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3, momentum=0.9)
@@ -79,7 +79,7 @@ def watched() -> Iterator[None]:
     tracer.prepare()
     assert torchs() != before
     yield
-    PRECEDENCE.leave()
+    ARBITER.leave()
     assert torchs() == before
 
 
@@ -171,10 +171,10 @@ def test_a_profiler_that_the_script_starts_ends_ours_and_is_whole(options: Optio
 
 
 def test_a_profiler_prepared_before_we_watched_still_starts(tmp_path: Path) -> None:
-    PRECEDENCE.leave()
+    ARBITER.leave()
     theirs: Any = profiler.profile(use_kineto=True)
     theirs._prepare_trace()
-    PRECEDENCE.watch()
+    ARBITER.watch()
     tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
     tracing.start()
     train(1)
@@ -202,6 +202,35 @@ def test_no_trace_is_started_while_the_scripts_profiler_warms_up() -> None:
     words = ["", "warming up", "warming up", "active", ""]
     assert all(word in answer for word, answer in zip(words, answers, strict=True)), answers
     assert answers[0] == answers[4] == tracer.unusable() == ""
+
+
+def test_tracer_warm_up_begun_before_a_capture_is_found() -> None:
+    tracer.end()
+    schedule = torch.profiler.schedule(wait=1, warmup=2, active=1, repeat=1)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule
+    ) as theirs:
+        answers = []
+        for _ in range(5):
+            answers.append(tracer.prepare())
+            tracer.end()
+            train(1)
+            theirs.step()
+    words = ["", "warming up", "warming up", "active", ""]
+    assert all(word in answer for word, answer in zip(words, answers, strict=True)), answers
+    assert answers[0] == answers[4] == tracer.prepare() == ""
+
+
+@pytest.mark.parametrize("name", ["_prepare_profiler", "_enable_profiler"])
+def test_tracer_without_a_name_to_watch_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracer.end()
+    with monkeypatch.context() as patch:
+        patch.delattr(profiler, name)
+        before = torchs()
+        reason = tracer.prepare()
+        assert reason.startswith(f"this torch has no torch.autograd.profiler.{name}")
+        assert torchs() == before
+    tracer.prepare()
 
 
 def test_a_profiler_that_the_script_starts_during_our_export_leaves_both_whole(tmp_path: Path) -> None:
@@ -251,7 +280,7 @@ def test_tracer_without_trace_only_records_the_same(monkeypatch: pytest.MonkeyPa
         def __init__(self) -> None: ...
 
     monkeypatch.setattr(torch.profiler, "_ExperimentalConfig", OldConfig)
-    assert tracer._trace_only() is None
+    assert trace_only() is None
     begun_and_ended(tracer.KinetoTracer(tracer.Recorded()), tmp_path / "ours.json")
     expected = by_hand(tmp_path / "theirs.json", PLAIN)
     assert operators(tmp_path / "ours.json") == operators(expected)
