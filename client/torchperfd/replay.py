@@ -310,7 +310,7 @@ class Replay:
             on_tape.SAVE_END: lambda _: loop.save_end(self._depth_before()),
             on_tape.ENTER: lambda slot: loop.enter(slot),
             on_tape.EXIT: lambda _: loop.exit(),
-            on_tape.STEP: lambda samples: loop.step(samples),
+            on_tape.STEP: lambda samples: loop.client_step(samples),
             on_tape.SAMPLES: lambda samples: loop.count(samples),
             on_tape.OUTER_DRAW: self._draw,
             on_tape.OUTER_DRAWN: lambda samples: loop.draw_end(samples),

@@ -1,7 +1,7 @@
 """What the call stack and dynamo know of our hooks."""
 
 from collections.abc import Callable
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from torchperfd.interrupts import is_from_script
@@ -45,6 +45,13 @@ def keep_classes_out_of_graphs(*classes: type) -> None:
         for method in vars(owner).values():
             if isinstance(method, FunctionType):
                 keep_out_of_graphs(method, inline=True)
+
+
+def keep_functions_out_of_graphs(module: ModuleType) -> None:
+    """The same for all functions of a module of ours."""
+    for function in vars(module).values():
+        if isinstance(function, FunctionType):
+            keep_out_of_graphs(function, inline=True)
 
 
 def keep_out_of_graphs(function: F, *, inline: bool = False) -> F:

@@ -55,8 +55,8 @@ class ProfilerArbiter:
         missing = [name for name in (_PREPARE, _ENABLE) if not hasattr(profiler, name)]
         if missing:
             raise HookUnavailableError(
-                f"this torch has no torch.autograd.profiler.{missing[0]}: a capture could not yield to a profiler "
-                "that the script starts"
+                f"this torch has no torch.autograd.profiler.{missing[0]}: a capture could not yield to a "
+                "profiler that the script starts"
             )
         for name, wrap in ((_PREPARE, self._wrap_prepare), (_ENABLE, self._wrap_enable)):
             original = getattr(profiler, name)

@@ -197,7 +197,7 @@ def test_a_watcher_that_fails_disturbs_nothing(undisturbed: Outcome, client: tor
 def test_an_explicit_step_that_fails_is_counted_not_raised(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Loop, "step", lambda *_: 1 / 0)
+    monkeypatch.setattr(Loop, "client_step", lambda *_: 1 / 0)
     client.step(samples=3)
     client.report()
     assert client._faults.counts() == {"hook step": 1}

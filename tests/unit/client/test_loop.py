@@ -561,7 +561,7 @@ def test_a_save_between_steps_and_one_within(scripted: ScriptedLoop) -> None:
 def test_explicit_steps_end_where_the_script_says(scripted: ScriptedLoop) -> None:
     for _ in range(3):
         scripted.other(9)
-        scripted.loop.step(samples=32)
+        scripted.loop.client_step(samples=32)
     scripted.loop.finish()
     # Nothing was open before the first call: a step starts where the one before has ended.
     assert [(step.index, step.duration, step.samples) for step in scripted.steps()] == [
@@ -572,16 +572,16 @@ def test_explicit_steps_end_where_the_script_says(scripted: ScriptedLoop) -> Non
 
 
 def test_once_steps_are_explicit_neither_draws_nor_optimizers_end_them(scripted: ScriptedLoop) -> None:
-    scripted.loop.step(0)
+    scripted.loop.client_step(0)
     scripted.steps()
     for _ in range(2):
         for _ in range(2):
             scripted.draw(1, samples=4)
             scripted.train_on_batch()
-        scripted.loop.step(0)
+        scripted.loop.client_step(0)
     scripted.train_on_batch()
     scripted.train_on_batch()
-    scripted.loop.step(0)
+    scripted.loop.client_step(0)
     steps = scripted.steps()
     assert [(step.kind, step.index, step.samples) for step in steps] == [
         ("train", 1, 8),
@@ -594,15 +594,15 @@ def test_once_steps_are_explicit_neither_draws_nor_optimizers_end_them(scripted:
 def test_an_explicit_step_inside_a_user_phase_gives_either_step_its_part(scripted: ScriptedLoop) -> None:
     scripted.loop.enter(BACKWARD)
     scripted.other(5)
-    scripted.loop.step(0)
+    scripted.loop.client_step(0)
     scripted.other(70)
     scripted.loop.exit()
-    scripted.loop.step(0)
+    scripted.loop.client_step(0)
     assert [step.phases["backward"] for step in scripted.steps()] == [(1, 5), (1, 70)]
 
 
 def test_an_unfinished_explicit_step_is_no_step(scripted: ScriptedLoop) -> None:
-    scripted.loop.step(0)
+    scripted.loop.client_step(0)
     scripted.draw(1)
     scripted.train_on_batch()
     scripted.loop.finish()
@@ -756,9 +756,9 @@ def test_a_watcher_hears_of_edges_without_a_loader_and_of_explicit_ones(scripted
     watcher = scripted.loop.watcher = Watcher(scripted)
     scripted.train_on_batch()
     scripted.train_on_batch()
-    scripted.loop.step(0)
+    scripted.loop.client_step(0)
     scripted.other(9)
-    scripted.loop.step(0)
+    scripted.loop.client_step(0)
     assert watcher.edges == ["train 1", "train 2", "train 3", "train 4"]
     assert [step.duration for step in scripted.steps()] == [370, BATCH_NS, 12, 9]
 
