@@ -117,7 +117,7 @@ def test_a_rank_that_hangs_in_python_answers_itself(hung: Hung) -> None:
     rank = hung.rank()
     assert (rank["outcome"], rank["reason"], rank["step"]) == ("answered", "", 3)
     assert training_frames(rank) == [
-        f"hang.py:{line_of(HANG, 'time.sleep')} in_sleep",
+        f"hang.py:{line_of(HANG, 'time.sleep(600)')} in_sleep",
         f"hang.py:{line_of(HANG, 'globals()')} <module>",
     ]
     names = {thread["name"]: thread["own"] for thread in rank["threads"]}
