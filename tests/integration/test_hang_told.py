@@ -19,7 +19,7 @@ HANGS_WITHIN_S = 120
 """How long a test waits for the verdict; on a machine that is not overloaded it takes fifteen seconds."""
 
 SCRIPT = """
-import io, sys, time, torch, torch.distributed as dist
+import ctypes, io, sys, time, torch, torch.distributed as dist
 from datetime import timedelta
 
 class SlowFile(io.BytesIO):
@@ -31,6 +31,9 @@ class SlowFile(io.BytesIO):
 def stray():
     while True:
         torch.ones(8).sum()
+
+def stuck():
+    ctypes.PyDLL(None).usleep(600_000_000)  # PyDLL keeps the interpreter
 
 def share(metric):
     dist.all_reduce(metric)
@@ -50,6 +53,8 @@ for step in range(10**9):
         print("saved", flush=True)
     if step == 100 and rank == 1 and fault == "skip":
         stray()
+    if step == 100 and rank == 1 and fault == "held":
+        stuck()
     share(torch.ones(1))
 """
 
@@ -159,3 +164,11 @@ def test_a_stopped_rank_is_the_verdict_until_it_goes_on(outcomes: Outcomes) -> N
 
 def test_a_checkpoint_of_a_quarter_of_a_minute_is_no_hang(outcomes: Outcomes) -> None:
     outcomes["saves_a_checkpoint"].result()
+
+
+@pytest.mark.needs("py-spy")
+def test_hang_in_c_names_rank_and_line(node: Node, tmp_path: Path) -> None:
+    with job(node, tmp_path, "held"):
+        found = hang(node)
+    assert found["rank"] == 1
+    assert f"rank 1 is at train.py:{line_of('usleep')} in stuck; ranks 0,2 wait in" in found["evidence"]
