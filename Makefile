@@ -15,7 +15,7 @@ help:  ## Show this list.
 
 PIP := $(BIN)/pip install -q --disable-pip-version-check
 
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard client/torchperfd/tape/native/*) client/torchperfd/_cycles.c
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard client/torchperfd/events/native/*) client/torchperfd/steps/_templates.c
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) $(TORCH)

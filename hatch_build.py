@@ -12,8 +12,8 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {
-    "client/torchperfd/tape/_native": "client/torchperfd/tape/native/*.c",
-    "client/torchperfd/_cycles": "client/torchperfd/_cycles.c",
+    "client/torchperfd/events/_native": "client/torchperfd/events/native/*.c",
+    "client/torchperfd/steps/_templates": "client/torchperfd/steps/_templates.c",
 }
 """Modules without their ending, and their sources."""
 

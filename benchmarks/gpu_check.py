@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchperfd
 from torchperfd.client import Client
-from torchperfd.device import cuda_device_times
+from torchperfd.device.clock import cuda_device_times
 from torchperfd.v1.contract import PHASES
 
 WIDTH: Final = 4096

@@ -21,7 +21,7 @@ import psutil
 from benchmarks.plain_step import plain_step
 
 import torchperfd
-from torchperfd.tape import Tape
+from torchperfd.events import Tape
 
 LIMIT_MB: Final = 2.0
 STEPS_PER_DRAIN: Final = 1000

@@ -1,7 +1,7 @@
 """What the hooks write on the tape of one plain training step, event by event."""
 
-from torchperfd.tape import Tape
-from torchperfd.tape import events as on_tape
+from torchperfd.events import Tape
+from torchperfd.events import codes as on_tape
 
 EVENTS = (
     (on_tape.DRAW, 0),

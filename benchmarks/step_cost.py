@@ -18,11 +18,11 @@ from unittest import mock
 
 from benchmarks.plain_step import EVENTS, plain_step
 
-from torchperfd import cycles
-from torchperfd import tape as tapes
+from torchperfd import events as tapes
+from torchperfd.events import reference as portable
 from torchperfd.faults import Faults
-from torchperfd.replay import Replay
-from torchperfd.tape import portable
+from torchperfd.steps import templates as cycles
+from torchperfd.steps.replay import Replay
 
 ROUNDS: Final = 40
 STEPS: Final = 2000

@@ -24,7 +24,8 @@ from unittest import mock
 import torch
 
 import torchperfd
-from torchperfd import cycles, flush_schedule
+from torchperfd.link import flush_schedule
+from torchperfd.steps import templates as cycles
 
 BLOCK_S: Final = 0.5
 WARM_STEPS: Final = 12_000

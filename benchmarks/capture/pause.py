@@ -17,7 +17,7 @@ import torch
 from benchmarks.capture.worker import Loop
 from torch.autograd import profiler
 
-from torchperfd import tracer
+from torchperfd.captures import tracer
 
 STEPS: Final = 40
 ROUNDS: Final = 5

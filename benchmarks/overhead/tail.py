@@ -17,7 +17,7 @@ from benchmarks.overhead.contestants import Contestant
 from benchmarks.overhead.worker import Round, Steps
 from benchmarks.overhead.workload import WARM_STEPS
 
-from torchperfd.flush_schedule import FlushState, flush_interval
+from torchperfd.link.flush_schedule import FlushState, flush_interval
 
 _SETTLING_STEPS: Final = 2
 """After a switch the interpreter looks up anew what it had remembered."""

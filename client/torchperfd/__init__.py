@@ -16,10 +16,10 @@ from torchperfd._version import __version__
 # Type checkers take this name for true; importing typing for it would double our cost.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from torchperfd.capture_handle import Capture
+    from torchperfd.captures.handle import Capture
+    from torchperfd.captures.job_capture import JobCapture
     from torchperfd.client import Client, attach
     from torchperfd.errors import CaptureError, CaptureTimeoutError, TorchperfdError
-    from torchperfd.job_capture import JobCapture
 
 __all__ = [
     "Capture",

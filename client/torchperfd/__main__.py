@@ -7,7 +7,7 @@ from importlib import metadata
 def main() -> None:
     """Dispatch without importing what a training process does not need."""
     if sys.argv[1:2] == ["run"]:
-        from torchperfd.launch import main as run
+        from torchperfd.launch.runner import main as run
 
         run(sys.argv[2:])
         return

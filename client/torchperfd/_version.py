@@ -6,7 +6,7 @@ from typing import Final
 
 __version__ = "0.1.0"
 
-NATIVE_MODULES: Final = ("tape/_native", "_cycles")
+NATIVE_MODULES: Final = ("events/_native", "steps/_templates")
 """Compiled when the package is built, if there is a compiler; paths in this package, without their ending."""
 
 

@@ -9,44 +9,44 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 
-from torchperfd.accelerator import Accelerator
-from torchperfd.account import Account
-from torchperfd.capture import CaptureOptions
-from torchperfd.capture_handle import Capture
-from torchperfd.capture_manager import CaptureManager
-from torchperfd.descriptors import DescriptorGuard
+from torchperfd.captures.capture import CaptureOptions
+from torchperfd.captures.handle import Capture
+from torchperfd.captures.job_capture import JobCapture
+from torchperfd.captures.manager import CaptureManager
+from torchperfd.device.accelerator import Accelerator
 from torchperfd.dialogue import Dialogue
 from torchperfd.errors import CaptureError
+from torchperfd.events import Tape
+from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
-from torchperfd.flusher import Flusher
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.loader_use import LoaderSampler
+from torchperfd.hooks.pauses import GcPauses
+from torchperfd.hooks.torch_import import ModuleImport, when_torch_is_imported
 from torchperfd.identity import read_identity
-from torchperfd.interrupts import is_from_script
-from torchperfd.iterators import Iterators
-from torchperfd.job_capture import JobCapture
-from torchperfd.logs import log
-from torchperfd.outbox import Outbox
-from torchperfd.overhead import Overhead
-from torchperfd.pauses import GcPauses
-from torchperfd.phases import PhaseNames
-from torchperfd.replay import Replay
+from torchperfd.link.flusher import Flusher
+from torchperfd.link.outbox import Outbox
+from torchperfd.link.process_counters import Tallies
+from torchperfd.link.stream import Stream
 from torchperfd.report import RankReport
+from torchperfd.safety.descriptors import DescriptorGuard
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import log
 from torchperfd.stacks import StackReporter
-from torchperfd.stream import Stream
-from torchperfd.tallies import Tallies
-from torchperfd.tape import Tape
-from torchperfd.tape import events as on_tape
-from torchperfd.torch_import import ModuleImport, when_torch_is_imported
+from torchperfd.steps.iterators import Iterators
+from torchperfd.steps.overhead import Overhead
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.replay import Replay
+from torchperfd.steps.totals import Account
+from torchperfd.steps.wrapped import WrappedIterator
 from torchperfd.v1 import contract
-from torchperfd.wrapped import WrappedIterator
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from torchperfd.exporter import Exporter
     from torchperfd.hook_state import HookState
     from torchperfd.hooks import Hooks
+    from torchperfd.loggers.exporter import Exporter
     from torchperfd.loggers.protocol import Logger
     from torchperfd.loggers.sender import Sender
     from torchperfd.v1 import control_pb2, session_pb2
@@ -240,7 +240,6 @@ class Client:
 
     def _begin(self) -> None:
         # Here rather than on the flusher's thread, which would race the script's own imports.
-        from torchperfd import wire  # noqa: F401
 
         self._flusher.start()
         self._pauses.install()
@@ -571,7 +570,7 @@ class Client:
     def _export_metrics(self, port: int) -> None:
         if self._exporter is not None or not self.attached:
             return
-        from torchperfd.exporter import Exporter
+        from torchperfd.loggers.exporter import Exporter
 
         def account() -> Account:
             self._flusher.flush()

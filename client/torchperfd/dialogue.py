@@ -7,16 +7,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torchperfd import flight_recorder
-from torchperfd.capture_manager import CaptureManager
+from torchperfd.captures.job_capture_orders import JobCaptureOrders
+from torchperfd.captures.manager import CaptureManager
 from torchperfd.faults import Faults
-from torchperfd.flusher import Flusher
 from torchperfd.hooks.flight_recorder import dump
 from torchperfd.identity import Identity
-from torchperfd.job_capture_orders import JobCaptureOrders
-from torchperfd.logs import log
-from torchperfd.outbox import Outbox
-from torchperfd.rendezvous import Rendezvous
+from torchperfd.link import flight_recorder
+from torchperfd.link.flusher import Flusher
+from torchperfd.link.outbox import Outbox
+from torchperfd.link.rendezvous import Rendezvous
+from torchperfd.safety.logs import log
 from torchperfd.stacks import StackReporter
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Dialogue:
 
     def hello(self) -> "session_pb2.ClientMessage":
         """Return the first message of a session."""
-        from torchperfd import wire
+        from torchperfd.link import wire
 
         return wire.hello(self._identity, _torch_version())
 
@@ -123,7 +123,7 @@ class Dialogue:
         self._outbox.put(session_pb2.ClientMessage(job_daemons=told))
 
     def _tell_collectives(self, request_id: int) -> None:
-        from torchperfd import wire
+        from torchperfd.link import wire
 
         groups: list[flight_recorder.GroupProgress] = []
         try:

@@ -1,6 +1,6 @@
 """Our own failures: counted, logged once each, never raised into training."""
 
-from torchperfd.logs import log
+from torchperfd.safety.logs import log
 
 _LIMIT = 10
 

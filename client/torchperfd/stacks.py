@@ -24,13 +24,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from torchperfd import memory_file
+from torchperfd.events import Tape
 from torchperfd.faults import Faults
-from torchperfd.logs import log
-from torchperfd.outbox import Outbox
-from torchperfd.phases import PhaseNames
-from torchperfd.replay import Replay
-from torchperfd.tape import Tape
+from torchperfd.link.outbox import Outbox
+from torchperfd.safety import memory_file
+from torchperfd.safety.logs import log
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.replay import Replay
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:

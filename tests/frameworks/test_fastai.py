@@ -10,8 +10,8 @@ from tests.unit.client.scripted import unpack
 from torch import nn
 
 import torchperfd
-from torchperfd.recorder import Recorder
-from torchperfd.stretch import Stretch
+from torchperfd.steps.recorder import Recorder
+from torchperfd.steps.step_batch import Stretch
 
 HOW = (
     "pip install --no-deps torchvision==0.28.0 fastai fastcore fastprogress fastdownload fasttransform "
@@ -122,7 +122,7 @@ def test_a_failure_of_ours_is_counted_and_training_goes_on(monkeypatch: pytest.M
     def fail(*_: Any) -> None:
         raise ValueError("ours")
 
-    monkeypatch.setattr("torchperfd.loop.Loop.optimizer_begin", fail)
+    monkeypatch.setattr("torchperfd.steps.loop.Loop.optimizer_begin", fail)
     fit(learner(callback, losses))
     assert len(losses.seen) == EPOCHS * (TRAIN + VALIDATE)
     assert faults(callback.client)["hook optimizer"] == 10

@@ -9,7 +9,7 @@ from tests.frameworks.fits import BATCH, NoDataLoader, assert_has, calls, faults
 from torch import nn
 
 import torchperfd
-from torchperfd.loop import Loop
+from torchperfd.steps.loop import Loop
 
 pl = pytest.importorskip("lightning.pytorch", reason="pip install lightning")
 from torchperfd.integrations.lightning import Callback, Profiler  # noqa: E402

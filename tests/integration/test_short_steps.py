@@ -15,16 +15,16 @@ import sys, time, torch, torchperfd
 from pathlib import Path
 
 # A machine may be slower than the test expects, and ten thousand steps take their time.
-torchperfd.flush_schedule._FIRST_STEPS = 500
-torchperfd.flush_schedule.SHORT_STEP_S = 0.05
-reports, report = [], torchperfd.wire.account_message
+torchperfd.link.flush_schedule._FIRST_STEPS = 500
+torchperfd.link.flush_schedule.SHORT_STEP_S = 0.05
+reports, report = [], torchperfd.link.wire.account_message
 
 def noted(*what):
     reports.append(time.time())
     Path(sys.argv[1]).write_text(" ".join(map(str, reports)))
     return report(*what)
 
-torchperfd.wire.account_message = noted
+torchperfd.link.wire.account_message = noted
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 

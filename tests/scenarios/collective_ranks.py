@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchperfd
-from torchperfd.arrivals import ArrivalBook, Arrivals
-from torchperfd.recorder import COLLECTIVE_WAIT, LOSS, Recorder
-from torchperfd.stretch import Stretch
+from torchperfd.steps.arrivals import ArrivalBook, Arrivals
+from torchperfd.steps.recorder import COLLECTIVE_WAIT, LOSS, Recorder
+from torchperfd.steps.step_batch import Stretch
 
 LATE_S = 0.03
 STEPS = 8

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import torchperfd
-from torchperfd import cycles
-from torchperfd.loop import Loop
+from torchperfd.steps import templates as cycles
+from torchperfd.steps.loop import Loop
 
 _BEGINS = {
     "draw_begin": "data",

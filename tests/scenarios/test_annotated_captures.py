@@ -17,12 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset
 
 import torchperfd
-from torchperfd import annotations
-from torchperfd.capture_handle import Capture
+from torchperfd.captures import annotations
+from torchperfd.captures.handle import Capture
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import ARBITER
-from torchperfd.recorder import TRAIN, Recorder
-from torchperfd.stretch import Stretch
+from torchperfd.steps.recorder import TRAIN, Recorder
+from torchperfd.steps.step_batch import Stretch
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon import analysis
 

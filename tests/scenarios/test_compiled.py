@@ -10,7 +10,7 @@ from tests.unit.client.training import evaluate, loader, per_step
 from torch import _dynamo, nn
 
 import torchperfd
-from torchperfd.tape import Forward
+from torchperfd.events import Forward
 
 BACKENDS = ("eager", "aot_eager")
 

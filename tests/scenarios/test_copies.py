@@ -92,10 +92,10 @@ def test_what_is_timed_is_pickled_by_name(client: torchperfd.Client) -> None:
 
 PORTABLE = """
 import sys
-sys.modules["torchperfd.tape._native"] = None
+sys.modules["torchperfd.events._native"] = None
 import torch
 import torchperfd
-from torchperfd import tape
+from torchperfd import events as tape
 from tests.unit.client.training import calls, evaluate, loader, tiny_model, train
 
 assert not tape.NATIVE

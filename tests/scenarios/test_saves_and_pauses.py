@@ -14,7 +14,7 @@ from tests.scenarios.spy import Events
 from tests.unit.client.training import loader, per_step, tiny_model, train
 
 import torchperfd
-from torchperfd.pauses import GcPauses
+from torchperfd.hooks.pauses import GcPauses
 from torchperfd.v1 import session_pb2
 
 

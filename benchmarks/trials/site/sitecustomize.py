@@ -4,5 +4,5 @@ import os
 import sys
 
 if os.environ.get("TRIAL_PORTABLE"):
-    for name in ("torchperfd.tape._native", "torchperfd._cycles"):
+    for name in ("torchperfd.events._native", "torchperfd.steps._templates"):
         sys.modules[name] = None  # type: ignore[assignment]

@@ -4,9 +4,9 @@ import functools
 
 import torch.autograd
 
+from torchperfd.events import Timed
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext, own_attribute
-from torchperfd.tape import Timed
-from torchperfd.tape import events as on_tape
 
 
 def install(context: HookContext) -> None:

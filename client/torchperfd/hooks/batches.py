@@ -8,7 +8,7 @@ either. The number that most of the parts agree on is the batch's.
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from torchperfd.interrupts import is_from_script
+from torchperfd.safety.interrupts import is_from_script
 
 _MAX_NESTING: Final = 2
 _MAX_PARTS: Final = 8

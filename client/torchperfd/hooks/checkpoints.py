@@ -7,9 +7,9 @@ from types import ModuleType
 import torch
 import torch.serialization
 
+from torchperfd.events import Timed
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext, own_attribute
-from torchperfd.tape import Timed
-from torchperfd.tape import events as on_tape
 
 _DISTRIBUTED = "torch.distributed.checkpoint"
 

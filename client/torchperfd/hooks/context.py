@@ -7,15 +7,15 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from torchperfd.events import Tape, Timed
+from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
-from torchperfd.interrupts import is_from_script
-from torchperfd.iterators import Iterators
-from torchperfd.logs import log
-from torchperfd.replay import Replay
-from torchperfd.tape import Tape, Timed
-from torchperfd.tape import events as on_tape
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import log
+from torchperfd.steps.iterators import Iterators
+from torchperfd.steps.replay import Replay
 
 if TYPE_CHECKING:
     from torch import nn

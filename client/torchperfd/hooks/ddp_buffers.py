@@ -5,10 +5,10 @@ from typing import Any
 
 import torch.distributed
 
+from torchperfd.events import Timed
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.tape import Timed
-from torchperfd.tape import events as on_tape
 
 
 def install(context: HookContext) -> None:

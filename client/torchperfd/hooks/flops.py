@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass_type,
 )
 
-from torchperfd.interrupts import is_from_script
+from torchperfd.safety.interrupts import is_from_script
 
 _ATTEMPTS: Final = 4
 

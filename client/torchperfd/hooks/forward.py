@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
+from torchperfd.events import Forward
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext, own_attribute
-from torchperfd.tape import Forward
-from torchperfd.tape import events as on_tape
 
 PLACE = "_compiled_call_impl"
 """What torch calls instead of a module's own call, where it has been compiled in place.

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
-from torchperfd.interrupts import is_from_script
-from torchperfd.logs import log
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import log
 
 F = TypeVar("F", bound=Callable[..., Any])
 

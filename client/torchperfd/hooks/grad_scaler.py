@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs, step_code
-from torchperfd.tape import events as on_tape
 
 
 def install(context: HookContext) -> None:

@@ -3,15 +3,15 @@
 import importlib
 from typing import TYPE_CHECKING, Final
 
+from torchperfd.events import Tape
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks, Models, describe
 from torchperfd.hooks.loader_use import LoaderSampler
-from torchperfd.interrupts import is_from_script
-from torchperfd.iterators import Iterators
-from torchperfd.replay import Replay
-from torchperfd.tape import Tape
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.steps.iterators import Iterators
+from torchperfd.steps.replay import Replay
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
+from torchperfd.events import Draws
+from torchperfd.events import codes as on_tape
+from torchperfd.events.reference import evaluation_flags
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
-from torchperfd.tape import Draws
-from torchperfd.tape import events as on_tape
-from torchperfd.tape.portable import evaluation_flags
 
 
 class _Never:

@@ -13,8 +13,8 @@ from typing import Any, Final
 from torchperfd.hooks.context import HookContext, HookUnavailableError
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.hooks.worker_queue import ready_batches
-from torchperfd.interrupts import is_from_script
-from torchperfd.loader_use import LoaderUse, available_cpus
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.steps.loader_use import LoaderUse, available_cpus
 
 _REMEMBERED: Final = 32
 """Samples that the means are over."""

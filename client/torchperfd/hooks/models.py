@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext, Models
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.hooks.live_objects import LiveObjects
-from torchperfd.logs import log
-from torchperfd.tape import events as on_tape
+from torchperfd.safety.logs import log
 
 _MAX_SEARCHES_AT_DRAW = 2
 # All searches at optimizers' first steps together may take so long, and that part of the time since.

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.tape import events as on_tape
 
 
 def install(context: HookContext) -> None:

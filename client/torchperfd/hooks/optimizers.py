@@ -11,10 +11,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from torchperfd.events import Steps
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
-from torchperfd.tape import Steps
-from torchperfd.tape import events as on_tape
 
 
 def install(context: HookContext) -> None:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from torchperfd.hooks.context import HookUnavailableError
-from torchperfd.interrupts import is_from_script
-from torchperfd.logs import log
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import log
 
 _PREPARE: Final = "_prepare_profiler"
 _ENABLE: Final = "_enable_profiler"

@@ -16,11 +16,11 @@ import torch
 import torch.autograd
 import torch.distributed
 
+from torchperfd.events import Timed
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
 from torchperfd.hooks.frames import keep_classes_out_of_graphs, keep_out_of_graphs
 from torchperfd.hooks.gradient_times import GradientTimes, Pending
-from torchperfd.tape import Timed
-from torchperfd.tape import events as on_tape
 
 _COMPILED_AUTOGRAD: Final = "torch._dynamo.compiled_autograd"
 

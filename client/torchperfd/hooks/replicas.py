@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import nn
 
+from torchperfd.events import Forward
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.forward import PLACE
 from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.tape import Forward
 
 
 def install(context: HookContext) -> None:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.interrupts import is_from_script
-from torchperfd.tape import events as on_tape
+from torchperfd.safety.interrupts import is_from_script
 
 
 def install(context: HookContext) -> None:

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from torchperfd import client as clients
+from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
-from torchperfd.interrupts import is_from_script
-from torchperfd.tape import events as on_tape
+from torchperfd.safety.interrupts import is_from_script
 
 if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.client import Client
-    from torchperfd.tape import Tape
+    from torchperfd.events import Tape
 
 # A name from these holds for every rank, and outranks what a framework calls its run.
 _NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "POD_UID")

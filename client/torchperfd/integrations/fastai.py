@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fastai.callback.core import Callback
 
+from torchperfd.events import codes as on_tape
 from torchperfd.integrations import Follower, quietly
-from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     from torchperfd.client import Client

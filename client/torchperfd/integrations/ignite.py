@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ignite.engine import Engine, Events
 
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.batches import samples_in
 from torchperfd.integrations import Follower, drawn_by_torch, quietly
-from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     from torch import nn

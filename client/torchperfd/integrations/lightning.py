@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from torchperfd.events import codes as on_tape
 from torchperfd.hooks.batches import samples_in
 from torchperfd.integrations import Follower, drawn_by_torch, quietly
-from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
+from torchperfd.events import codes as on_tape
 from torchperfd.integrations import Follower, quietly
-from torchperfd.tape import events as on_tape
 
 if TYPE_CHECKING:
     from torchperfd.client import Client

@@ -1,7 +1,7 @@
 """What loggers are sent: the means of the steps between two readings of the account. Pure."""
 
-from torchperfd.account import Account, KindAccount
-from torchperfd.phases import PhaseNames
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import Account, KindAccount
 
 
 def measures(before: Account, now: Account, names: PhaseNames) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchperfd.loggers.library import library
 from torchperfd.loggers.sender import EVERY_SECONDS
-from torchperfd.logs import log
+from torchperfd.safety.logs import log
 
 if TYPE_CHECKING:
     from torchperfd.report import RankReport

@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from torchperfd.account import Account
 from torchperfd.faults import Faults
-from torchperfd.flag import Flag
 from torchperfd.loggers.measures import measures
 from torchperfd.loggers.protocol import Logger
-from torchperfd.phases import PhaseNames
+from torchperfd.safety.flag import Flag
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import Account
 
 if TYPE_CHECKING:
     from torchperfd.report import RankReport

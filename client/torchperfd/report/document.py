@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from torchperfd.account import Account, KindAccount, PhaseAccount
-from torchperfd.phases import PhaseNames
 from torchperfd.report.numbers import between_ns, fit_ns, steady_steps
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import Account, KindAccount, PhaseAccount
 
 
 def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchperfd.account import Account, CudaMemory, KindAccount
-from torchperfd.phases import PhaseNames
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import Account, CudaMemory, KindAccount
 
 FIT = "fit"
 EPOCH = "epoch"

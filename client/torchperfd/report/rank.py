@@ -3,13 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchperfd.account import Account
-from torchperfd.phases import PhaseNames
-
 # Here, as a signal handler of the script that asks for a report may interrupt another one's first import.
 from torchperfd.report import csv, html, markdown, text
 from torchperfd.report.document import rank_document
 from torchperfd.report.numbers import Table, tabulate
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import Account
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ Prints how many exceptions it raised, how many its loop saw, and how far the pha
 import sys
 
 if sys.argv[1] == "portable":
-    sys.modules["torchperfd.tape._native"] = None  # type: ignore[assignment]
+    sys.modules["torchperfd.events._native"] = None  # type: ignore[assignment]
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from torchperfd.loop import Loop
-from torchperfd.phases import PhaseNames
-from torchperfd.recorder import TRAIN, VALIDATE, Recorder
-from torchperfd.stretch import Stretch
+from torchperfd.steps.loop import Loop
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import TRAIN, VALIDATE, Recorder
+from torchperfd.steps.step_batch import Stretch
 from torchperfd.v1.contract import MAX_USER_PHASES
 
 WALL_AHEAD = 1_700_000_000_000_000_000

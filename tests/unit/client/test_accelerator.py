@@ -7,8 +7,8 @@ import torch
 from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_model, train
 
 import torchperfd
-from torchperfd.account import CudaMemory
-from torchperfd.device import DeviceTimes
+from torchperfd.device.clock import DeviceTimes
+from torchperfd.steps.totals import CudaMemory
 
 MS = 1_000_000
 
@@ -31,7 +31,7 @@ class Event:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchperfd.accelerator.cuda_device_times", lambda: DeviceTimes(Event))
+    monkeypatch.setattr("torchperfd.device.accelerator.cuda_device_times", lambda: DeviceTimes(Event))
 
 
 def test_every_phase_has_its_time_on_the_device(device: None) -> None:
@@ -74,7 +74,7 @@ def test_a_client_without_a_device_tells_of_none(client: torchperfd.Client) -> N
 
 def test_memory_is_told_as_it_is(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = CudaMemory(allocated=1, reserved=2, peak=3)
-    monkeypatch.setattr("torchperfd.accelerator.read_cuda_memory", lambda: memory)
+    monkeypatch.setattr("torchperfd.device.accelerator.read_cuda_memory", lambda: memory)
     assert client.report().account.cuda == memory
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock
 
-from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
-from torchperfd.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
-from torchperfd.stretch import Stretch
+from torchperfd.steps.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
+from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.totals import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 
 
 def record(steps: list[tuple[int, int, dict[int, int]]], before: int = 0) -> list[Stretch]:

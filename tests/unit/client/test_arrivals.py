@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.scripted import NAMES, WALL_AHEAD, Clock, unpack
 
-from torchperfd.arrivals import ArrivalBook, Arrivals
-from torchperfd.recorder import BACKWARD, OTHER, TRAIN, VALIDATE, Recorder
+from torchperfd.steps.arrivals import ArrivalBook, Arrivals
+from torchperfd.steps.recorder import BACKWARD, OTHER, TRAIN, VALIDATE, Recorder
 
 
 def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:

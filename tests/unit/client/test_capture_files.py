@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.capture_files import CaptureFolder, CapturesDirectory
+from torchperfd.captures.files import CaptureFolder, CapturesDirectory
 from torchperfd.v1 import access, contract
 
 ID = "20260726-101502-3fa1c2"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from torchperfd.capture_options import MEMORY, CaptureOptions
-from torchperfd.capture_pause import NodeCounter, PauseEstimate, warning
+from torchperfd.captures.options import MEMORY, CaptureOptions
+from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
 from torchperfd.hooks.autograd_nodes import node_reader
 
 FIVE = CaptureOptions(steps=5)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchperfd.capture_options import CaptureOptions
-from torchperfd.capture_state import Action, CaptureOutcome, CaptureStage, CaptureState, Decision
+from torchperfd.captures.options import CaptureOptions
+from torchperfd.captures.state import Action, CaptureOutcome, CaptureStage, CaptureState, Decision
 
 FOREIGN_STEPS = 12
 """Validation steps that a capture of three steps bears with."""

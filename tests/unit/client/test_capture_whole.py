@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchperfd.rank_files import _is_whole
+from torchperfd.captures.rank_files import _is_whole
 
 
 @pytest.fixture(scope="module")

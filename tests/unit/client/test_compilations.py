@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from torchperfd.account import Account, PhaseAccount
 from torchperfd.hooks.compilations import Compilations
-from torchperfd.phases import PhaseNames
-from torchperfd.wire import account_message, read_account
+from torchperfd.link.wire import account_message, read_account
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import Account, PhaseAccount
 
 MODULE = "torch._dynamo.callback"
 Callbacks = list[Callable[..., None]]

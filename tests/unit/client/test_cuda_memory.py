@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from torchperfd.account import CudaMemory
-from torchperfd.cuda_memory import read_cuda_memory
+from torchperfd.device.cuda_memory import read_cuda_memory
+from torchperfd.steps.totals import CudaMemory
 
 
 class Cuda:

@@ -13,17 +13,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.client.scripted import Step, all_names, unpack
 
-from torchperfd import cycles, replay
-from torchperfd.account import Account, KindAccount
-from torchperfd.arrivals import Arrivals
+from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
-from torchperfd.recorder import MAX_DEPTH, OTHER, PHASE_SLOTS
-from torchperfd.replay import Replay
-from torchperfd.stretch import Stretch
-from torchperfd.tape import events as on_tape
+from torchperfd.steps import replay
+from torchperfd.steps import templates as cycles
+from torchperfd.steps.arrivals import Arrivals
+from torchperfd.steps.recorder import MAX_DEPTH, OTHER, PHASE_SLOTS
+from torchperfd.steps.replay import Replay
+from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.totals import Account, KindAccount
 
 if cycles.AVAILABLE or os.environ.get("CI"):
-    from torchperfd import _cycles
+    from torchperfd.steps import _templates as _cycles
 else:
     pytest.skip("the C half was not built", allow_module_level=True)
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchperfd.device import (
+from torchperfd.device.clock import (
     NO_PHASE,
     NO_TICKET,
     NOBODY,
@@ -22,7 +22,7 @@ from torchperfd.device import (
     apart_from_captures,
     cuda_device_times,
 )
-from torchperfd.recorder import BACKWARD, DATA, FORWARD, LOSS, OTHER, TRAIN, VALIDATE
+from torchperfd.steps.recorder import BACKWARD, DATA, FORWARD, LOSS, OTHER, TRAIN, VALIDATE
 
 
 class Device:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchperfd import embedded
+from torchperfd.link import embedded
 
 # Like the daemon, these live until their stdin is closed, or for as long as others need them.
 PATIENT = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]

@@ -7,10 +7,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import torchperfd
-from torchperfd.account import Account
-from torchperfd.exporter import Exporter
-from torchperfd.phases import PhaseNames
-from torchperfd.recorder import FORWARD
+from torchperfd.loggers.exporter import Exporter
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import FORWARD
+from torchperfd.steps.totals import Account
 
 OPTIONAL = (
     "torchperfd_train_samples_total",

@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchperfd.fit_pauses import FitPauses
-from torchperfd.pauses import GcPauses
+from torchperfd.hooks.fit_pauses import FitPauses
+from torchperfd.hooks.pauses import GcPauses
 
 
 class Process:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.flush_schedule import FlushState, flush_interval, is_report_due, next_flush
+from torchperfd.link.flush_schedule import FlushState, flush_interval, is_report_due, next_flush
 
 NOW = 1_700_000_001.3
 

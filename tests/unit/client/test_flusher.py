@@ -5,7 +5,7 @@ import torch
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
-from torchperfd.tape import events as on_tape
+from torchperfd.events import codes as on_tape
 
 
 def test_flusher_tape_half_full_is_woken(client: torchperfd.Client) -> None:
@@ -46,7 +46,7 @@ def test_flush_account_unpackable_is_counted_as_fault(
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
     with monkeypatch.context() as patch:
-        patch.setattr("torchperfd.wire.account_message", lambda *_: 1 / 0)
+        patch.setattr("torchperfd.link.wire.account_message", lambda *_: 1 / 0)
         client._outbox.take(0, 100)
         client._flusher.flush(send=True)
         assert client._faults.counts() == {"report": 1}

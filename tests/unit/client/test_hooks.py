@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 import torchperfd
+from torchperfd.events import Forward, Tape
 from torchperfd.faults import Faults
 from torchperfd.hooks import forward, models
 from torchperfd.hooks.batches import samples_in
@@ -21,9 +22,8 @@ from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.models import RootModels, roots
-from torchperfd.iterators import Iterators
-from torchperfd.replay import Replay
-from torchperfd.tape import Forward, Tape
+from torchperfd.steps.iterators import Iterators
+from torchperfd.steps.replay import Replay
 
 
 def is_timed(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from tests.unit.client.training import calls, loader, open_phases, per_step, tin
 
 import torchperfd
 from torchperfd.hooks.models import RootModels
-from torchperfd.loop import Loop
+from torchperfd.steps.loop import Loop
 
 EPOCHS = 12
 LIMIT = 10
@@ -241,7 +241,7 @@ def test_flusher_ten_failures_gives_up_and_training_goes_on(
     undisturbed: Outcome, client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client._flusher.stop(5)
-    monkeypatch.setattr("torchperfd.flusher.next_flush", lambda _: 1e-6)
+    monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: 1e-6)
     monkeypatch.setattr(client._flusher, "flush", lambda **_: 1 / 0)
     client._flusher._stopping = False
     client._flusher._run()  # on this thread: it returns once it has given up
@@ -257,7 +257,7 @@ def test_a_client_that_cannot_be_made_is_replaced_by_one_that_does_nothing(
     def fail(*_: Any) -> None:
         raise OSError("no threads left")
 
-    monkeypatch.setattr("torchperfd.flusher.Flusher.start", fail)
+    monkeypatch.setattr("torchperfd.link.flusher.Flusher.start", fail)
     client = torchperfd.attach()
     assert not client.attached
     assert "torchperfd cannot attach; training goes on without it" in caplog.text

@@ -10,11 +10,11 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import dataloader
 
 import torchperfd
+from torchperfd.events import Tape
 from torchperfd.faults import Faults
 from torchperfd.hooks import Hooks
 from torchperfd.hooks.patches import Patches
-from torchperfd.replay import Replay
-from torchperfd.tape import Tape
+from torchperfd.steps.replay import Replay
 
 PATCHED = (
     (torch.autograd, "backward"),

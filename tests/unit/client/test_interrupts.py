@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from torchperfd import interrupts
-from torchperfd.flag import Flag
 from torchperfd.hooks.live_objects import LiveObjects
-from torchperfd.interrupts import is_from_script
-from torchperfd.logs import Log
+from torchperfd.safety import interrupts
+from torchperfd.safety.flag import Flag
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import Log
 
 
 class TimeUpError(Exception):

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.capture import CaptureOptions
+from torchperfd.captures.capture import CaptureOptions
+from torchperfd.captures.job_capture import JobCapture
+from torchperfd.captures.job_capture_orders import JobCaptureOrders
 from torchperfd.client import _chosen
 from torchperfd.errors import CaptureError, CaptureTimeoutError
-from torchperfd.job_capture import JobCapture
-from torchperfd.job_capture_orders import JobCaptureOrders
-from torchperfd.outbox import Outbox
+from torchperfd.link.outbox import Outbox
 from torchperfd.v1 import contract, session_pb2
 
 OPTIONS = CaptureOptions(3, record_shapes=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd import launch
-from torchperfd.launch import RunOptions, parse
-from torchperfd.script import Script
+from torchperfd.launch import runner as launch
+from torchperfd.launch.runner import RunOptions, parse
+from torchperfd.launch.script import Script
 
 
 def parsed(arguments: list[str]) -> RunOptions:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchperfd.lightning_launcher import LightningLauncher
+from torchperfd.launch.lightning import LightningLauncher
 
 MODULE = "lightning_fabric.strategies.launchers.subprocess_script"
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 
 import torchperfd
-from torchperfd.account import Account, CudaMemory, KindAccount
 from torchperfd.faults import Faults
 from torchperfd.loggers import Logger
 from torchperfd.loggers.measures import measures
 from torchperfd.loggers.sender import Sender
-from torchperfd.phases import PhaseNames
-from torchperfd.recorder import DATA, FORWARD
 from torchperfd.report import RankReport
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import DATA, FORWARD
+from torchperfd.steps.totals import Account, CudaMemory, KindAccount
 
 MS = 10**6
 

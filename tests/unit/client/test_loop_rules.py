@@ -6,8 +6,8 @@ from typing import Any
 
 from tests.support.node import ROOT
 
-from torchperfd.loop_rules import DECISIONS, Decision, Rule
-from torchperfd.loop_state import HELD, NOTHING, STEPPED
+from torchperfd.steps.loop_rules import DECISIONS, Decision, Rule
+from torchperfd.steps.loop_state import HELD, NOTHING, STEPPED
 
 DOCUMENT = ROOT / "docs" / "phases.md"
 BEGIN, END = "<!-- rules of the loop -->\n", "<!-- end of the rules -->\n"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import torchperfd
-from torchperfd import memory_snapshot
-from torchperfd.capture import CaptureOptions
+from torchperfd.captures import memory_snapshot
+from torchperfd.captures.capture import CaptureOptions
 from torchperfd.errors import CaptureError
 
 MODEL = torch.nn.Linear(4, 1)

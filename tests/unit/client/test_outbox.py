@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.outbox import Outbox
+from torchperfd.link.outbox import Outbox
 
 
 def taken(outbox: Outbox[str]) -> list[str]:

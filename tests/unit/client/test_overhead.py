@@ -8,9 +8,9 @@ import torch
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
-from torchperfd.overhead import CALIBRATE_EVERY_S, CHECK_EVERY_S, DEGRADATIONS, Overhead, event_seconds
-from torchperfd.tape import Tape
-from torchperfd.tape import events as on_tape
+from torchperfd.events import Tape
+from torchperfd.events import codes as on_tape
+from torchperfd.steps.overhead import CALIBRATE_EVERY_S, CHECK_EVERY_S, DEGRADATIONS, Overhead, event_seconds
 
 
 class Training:

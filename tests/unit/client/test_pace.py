@@ -3,9 +3,9 @@
 import pytest
 from tests.unit.client.scripted import Clock
 
-from torchperfd.pace import Pace
-from torchperfd.recorder import DATA, TRAIN, VALIDATE, Recorder
-from torchperfd.stretch import Stretch
+from torchperfd.steps.pace import Pace
+from torchperfd.steps.recorder import DATA, TRAIN, VALIDATE, Recorder
+from torchperfd.steps.step_batch import Stretch
 
 
 def drained(*steps: tuple[int, int]) -> list[Stretch]:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.account import PhaseAccount
-from torchperfd.passes import Passes
+from torchperfd.steps.epochs import Passes
+from torchperfd.steps.totals import PhaseAccount
 
 TRAIN, VALIDATE = 1, 2
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchperfd.phases import PhaseNames
-from torchperfd.recorder import OTHER, PHASE_SLOTS
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import OTHER, PHASE_SLOTS
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 

@@ -13,18 +13,18 @@ from tests.support.node import side_by_side
 from torch.autograd import profiler
 
 import torchperfd
-from torchperfd import tracer
-from torchperfd.capture import CaptureOptions, CaptureOutcome, CaptureStage, RankCapture
-from torchperfd.capture_handle import Capture
-from torchperfd.capture_pause import PauseEstimate
+from torchperfd.captures import tracer
+from torchperfd.captures.capture import CaptureOptions, CaptureOutcome, CaptureStage, RankCapture
+from torchperfd.captures.handle import Capture
+from torchperfd.captures.pause import PauseEstimate
 from torchperfd.errors import CaptureError
+from torchperfd.events import Tape
+from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
 from torchperfd.hooks.profiler import ARBITER
 from torchperfd.identity import read_identity
-from torchperfd.phases import PhaseNames
-from torchperfd.replay import Replay
-from torchperfd.tape import Tape
-from torchperfd.tape import events as on_tape
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.replay import Replay
 
 MODEL = torch.nn.Linear(4, 1)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=1e-3)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
-from torchperfd.recorder import (
+from torchperfd.steps.recorder import (
     BACKWARD,
     DATA,
     FORWARD,

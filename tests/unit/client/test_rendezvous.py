@@ -12,8 +12,8 @@ import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
 import torchperfd
-from torchperfd import rendezvous
-from torchperfd.rendezvous import Rendezvous
+from torchperfd.link import rendezvous
+from torchperfd.link.rendezvous import Rendezvous
 from torchperfd.v1 import session_pb2
 
 C10D = "torch.distributed.distributed_c10d"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.unit.client.scripted import unpack
 
+from torchperfd.events import Tape
+from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
-from torchperfd.loop import Loop
-from torchperfd.replay import Replay
-from torchperfd.tape import Tape
-from torchperfd.tape import events as on_tape
+from torchperfd.steps.loop import Loop
+from torchperfd.steps.replay import Replay
 
 PLAIN = (
     *((on_tape.DRAW, 112), (on_tape.DRAWN, 32)),

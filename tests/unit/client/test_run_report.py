@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.golden import check_golden
 
-from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.durations import duration
-from torchperfd.phases import PhaseNames
-from torchperfd.recorder import DATA, FORWARD, OTHER
 from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate, size
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import DATA, FORWARD, OTHER
+from torchperfd.steps.totals import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 
 MS = 10**6
 

@@ -37,7 +37,7 @@ print(json.dumps({
 DRIVER = """
 import sys, torchperfd
 source = '''
-from torchperfd.script import Script, show
+from torchperfd.launch.script import Script, show
 script = Script(sys.argv[2], tuple(sys.argv[3:]), is_module=sys.argv[1] == "-m")
 try:
     script.execute()

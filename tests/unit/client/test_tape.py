@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchperfd import tape as tapes
+from torchperfd import events as tapes
+from torchperfd.events import codes as on_tape
+from torchperfd.events import reference as portable
 from torchperfd.hooks.batches import samples_in
-from torchperfd.tape import events as on_tape
-from torchperfd.tape import portable
 
-native: Any = pytest.importorskip("torchperfd.tape._native") if tapes.NATIVE else None
+native: Any = pytest.importorskip("torchperfd.events._native") if tapes.NATIVE else None
 
 BOTH = [
     pytest.param(native, id="native", marks=pytest.mark.needs("gcc") if native is None else ()),

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.autograd import profiler
 
-from torchperfd import tracer
+from torchperfd.captures import tracer
 from torchperfd.hooks.profiler import ARBITER, trace_only
 
 MODEL = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -250,7 +250,7 @@ def test_tracer_in_forked_child_records_no_operators(compiled: bool, tmp_path: P
     code = """
 import os, sys, torch
 from pathlib import Path
-from torchperfd import tracer
+from torchperfd.captures import tracer
 if sys.argv[2] == "True":
     import torch._inductor
 tracer.prepare()

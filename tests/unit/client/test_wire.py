@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
-from torchperfd import __version__, wire
-from torchperfd.account import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
+from torchperfd import __version__
+from torchperfd.events import NATIVE
 from torchperfd.hook_state import HookState
 from torchperfd.identity import read_identity
-from torchperfd.loader_use import LoaderUse
-from torchperfd.phases import PhaseNames
-from torchperfd.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
-from torchperfd.stretch import Stretch
-from torchperfd.tape import NATIVE
+from torchperfd.link import wire
+from torchperfd.steps.loader_use import LoaderUse
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
+from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.totals import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account
 

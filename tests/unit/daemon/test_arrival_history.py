@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd import wire
-from torchperfd.arrivals import Arrivals
-from torchperfd.phases import PhaseNames
-from torchperfd.recorder import TRAIN
-from torchperfd.stretch import Stretch
+from torchperfd.link import wire
+from torchperfd.steps.arrivals import Arrivals
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import TRAIN
+from torchperfd.steps.step_batch import Stretch
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Arrival, ArrivalColumns, ArrivalHistory, RankIdentity, Store

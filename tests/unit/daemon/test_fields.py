@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from tests.support.node import ROOT
 
-from torchperfd.account import Account
-from torchperfd.account import CudaMemory as ClientCudaMemory
 from torchperfd.fields import FIELDS, Field
-from torchperfd.phases import PhaseNames
 from torchperfd.report.document import rank_document
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.totals import Account
+from torchperfd.steps.totals import CudaMemory as ClientCudaMemory
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.store import RankIdentity, Store
 

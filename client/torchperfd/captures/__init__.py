@@ -1,0 +1,1 @@
+"""Captures: ``torch.profiler`` on demand, agreed between the ranks of a job."""

@@ -1,0 +1,392 @@
+"""Captures: torch.profiler over an agreed range of training steps, in this process.
+
+Profilers are switched on and off on the training thread, at step edges, by a ``CaptureDriver``; what an edge
+means is decided by a ``CaptureState``. Everything else (checks, export, hashing, clearing up) happens on
+threads of its own.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final
+
+from torchperfd.captures import tracer
+from torchperfd.captures.driver import CaptureDriver, unusable
+from torchperfd.captures.options import KINDS, MEMORY, TRACE, CaptureOptions
+from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
+from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
+from torchperfd.captures.state import Action, CaptureOutcome, CaptureStage, CaptureState
+from torchperfd.hooks.autograd_nodes import node_reader
+from torchperfd.identity import Identity
+from torchperfd.safety.flag import Flag
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import log
+from torchperfd.steps.replay import Replay
+
+__all__ = ["KINDS", "MEMORY", "TRACE", "CaptureOptions", "CaptureOutcome", "CaptureStage", "RankCapture"]
+
+_ARM_TIMEOUT_S: Final = 30.0
+"""How long a prepared capture waits for its steps."""
+_LONGEST_COUNT_S: Final = 2.0
+"""How long a first capture waits for the two step edges between which autograd nodes are counted."""
+
+
+class RankCapture:
+    """One capture of this rank, from preparation to a trace on disk. A ``StepWatcher``.
+
+    Args:
+        replay: Reads the tape of the loop whose steps are captured.
+        identity: Written into the manifest.
+        capture_id: Name of the capture, the same on all ranks.
+        directory: Where its files go; made when missing.
+        options: What to record.
+        step_seconds: Returns how long training steps take lately, 0 before the first.
+        on_outcome: Called once, when the capture has ended, from one of several threads.
+        phase_name: Returns the name of a phase's slot.
+        max_bytes: Largest trace that is kept; 0 for any.
+        trigger: What asked for it, for the manifest.
+        own_facts: Returns what else the client knows of steps that nothing records, for the trace.
+        owners: Users whose folder ``directory`` may be; this process's own by default.
+        pauses: What is known of pauses in this process; the capture adds to it.
+    """
+
+    def __init__(
+        self,
+        *,
+        replay: Replay,
+        identity: Identity,
+        capture_id: str,
+        directory: Path,
+        options: CaptureOptions,
+        step_seconds: Callable[[], float],
+        on_outcome: Callable[["RankCapture", CaptureOutcome], None],
+        phase_name: Callable[[int], str],
+        max_bytes: int = 0,
+        trigger: str = "command",
+        own_facts: Callable[[], Mapping[str, Any]] = dict,
+        owners: frozenset[int] | None = None,
+        pauses: PauseEstimate | None = None,
+    ) -> None:
+        self.capture_id = capture_id
+        self.directory = directory
+        self.ended = Flag()
+        self._replay = replay
+        self._identity = identity
+        self._step_seconds = step_seconds
+        self._read_own_facts = own_facts
+        self._on_outcome = on_outcome
+        self._trigger = trigger
+        self._pauses = pauses or PauseEstimate()
+        self._state = CaptureState(options)
+        self._driver = CaptureDriver(replay, phase_name)
+        self._files = RankFiles(
+            directory,
+            frozenset({os.geteuid()}) if owners is None else owners,
+            identity.rank,
+            options.kind,
+            max_bytes,
+        )
+        self._ending = threading.RLock()
+        self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._worker = threading.Thread(target=self._work, name="torchperfd-export", daemon=True)
+        self._ordered = False
+        self._deadline: threading.Timer | None = None
+        self._watches_profilers = False
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+        return self._identity.rank
+
+    @property
+    def file(self) -> str:
+        """Name of this rank's file below the capture's directory."""
+        return self._files.trace
+
+    @property
+    def options(self) -> CaptureOptions:
+        """What is recorded, and for how many steps."""
+        return self._state.options
+
+    @property
+    def stage(self) -> CaptureStage:
+        """How far it is."""
+        return self._state.stage
+
+    @property
+    def start_step(self) -> int:
+        """First training step of the range, counting from 0."""
+        return self._state.start_step
+
+    @property
+    def steps_made(self) -> int:
+        """Of the agreed steps, those made while the profiler was on."""
+        return self._state.steps_made
+
+    @property
+    def outcome(self) -> CaptureOutcome | None:
+        """How it ended; None before that."""
+        return self._state.outcome
+
+    @property
+    def pause_seconds(self) -> float:
+        """How long training pauses when the capture ends: estimated, afterwards measured; 0 if unknown."""
+        return self._state.pause_seconds
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was given up or has its outcome, so that it is over in a moment."""
+        return self._state.is_ending
+
+    # On a thread of its own.
+
+    def prepare(self, patience: float = _ARM_TIMEOUT_S) -> str:
+        """Do ahead of time what would stall a step or fail late; return why not, or ''.
+
+        Args:
+            patience: Seconds after which the capture fails unless it has been armed.
+        """
+        reason = unusable(self.options) or self._files.prepare()
+        if reason:
+            return reason
+        if self.options.kind == TRACE:
+            self._watches_profilers = True
+            reason = tracer.prepare()
+            if reason:
+                self._leave_profilers()
+                return reason
+        # Here, as starting a thread would be too much at an edge.
+        self._worker.start()
+        # Of steps before this capture costs them anything.
+        self._driver.unrecorded_step_ns = round(self._step_seconds() * 1e9)
+        self._driver.own_facts = self._read_own_facts()
+        if self.options.kind == TRACE:
+            self._count_nodes()
+        # From here on the number of the newest step must be exact, not as old as the last flush.
+        self._replay.go_live()
+        self._state.stage = CaptureStage.READY
+        self._state.pause_seconds = self._pauses.seconds(self.options)
+        # The process that asked may be gone, and reading along costs every step.
+        self._deadline = threading.Timer(patience, self._lapse)
+        self._deadline.name = "torchperfd-capture-deadline"
+        self._deadline.daemon = True
+        self._deadline.start()
+        if self.outcome is not None:
+            # It was cancelled meanwhile, when there was nothing of this to undo.
+            self._state.stage = CaptureStage.FAILED
+            self._forget_deadline()
+            self._replay.unwatch(self)
+            self._files.remove_leftovers()
+            self._leave_profilers()
+            reason = self.outcome.reason
+        return reason
+
+    def _count_nodes(self) -> None:
+        step_seconds = self._step_seconds()
+        read = node_reader()
+        if self._pauses.is_known or not step_seconds or read is None:
+            return
+        counter = NodeCounter(read)
+        self._replay.watch(counter)
+        if counter.ended.wait(min(_LONGEST_COUNT_S, 3 * step_seconds + 0.1)):
+            self._pauses.learn_nodes(counter.nodes)
+        self._replay.unwatch(counter)
+
+    def arm(self, start_step: int | None = None, steps: int = 0) -> None:
+        """Profile the training steps [start_step, start_step + steps) once the loop gets there.
+
+        Args:
+            start_step: The first one; None for whichever begins next, where no other rank has to agree.
+            steps: How many; 0 for as many as the options say.
+
+        Raises:
+            ValueError: No capture has so many.
+        """
+        self._state.agree(start_step, steps)
+        self._forget_deadline()
+        if self.ended.is_set():
+            return
+        if start_step is not None and self._replay.loop.train_steps >= start_step:
+            self.fail(f"step {start_step} was already under way", retry=True)
+            return
+        self._state.pause_seconds = self._pauses.seconds(self.options)
+        text = warning(self.pause_seconds, self.options)
+        if text:
+            log.warning("capture %s: %s", self.capture_id, text)
+        self._state.stage = CaptureStage.ARMED
+        self._replay.watch(self)
+
+    def cancel(self, reason: str) -> None:
+        """Give up: at once when not yet running, else at the next step edge."""
+        self._state.cancel_reason = reason
+        if self._state.can_end_at_once:
+            self.fail(reason)
+
+    # On the training thread.
+
+    def train_edge(self, next_index: int) -> None:
+        """Start, go on or stop."""
+        decision = self._state.train_edge(next_index)
+        if self._driver.is_lost:
+            self._give_up(str(tracer.LostTraceError()))
+            return
+        if self._state.is_recording:
+            self._driver.close_annotations()
+        match decision.action:
+            case Action.START:
+                self._start(next_index)
+            case Action.CONTINUE:
+                self._driver.annotate(next_index)
+            case Action.STOP:
+                self._stop()
+            case Action.GIVE_UP:
+                self._give_up(decision.reason, retry=decision.retry)
+            case Action.UNWATCH:
+                self._replay.unwatch(self)
+
+    def validate_edge(self) -> None:
+        """Bear with a short validation in between."""
+        decision = self._state.validate_edge()
+        if decision.action is Action.GIVE_UP:
+            self._give_up(decision.reason, retry=decision.retry)
+
+    def loop_ended(self) -> None:
+        """The loop is over: no more edges will come."""
+        if self._state.is_recording:
+            done = self._replay.loop.train_steps - self.start_step
+            self._give_up(f"training ended after {done} of {self.options.steps} steps")
+        elif self.outcome is None and not self._ordered:
+            self.fail("training ended before the chosen steps")
+
+    def _start(self, index: int) -> None:
+        try:
+            reason = self._driver.start(self.options)
+        except BaseException as error:  # a signal handler of the script
+            self._give_up(f"torch's profiler did not start: {error}")
+            raise
+        if reason:
+            self._give_up(reason)
+            return
+        self._state.is_recording = True
+        self._state.stage = CaptureStage.RUNNING
+        self._driver.annotate(index)
+
+    def _stop(self) -> None:
+        self._state.is_recording = False
+        trace = self._driver.release()
+        assert trace is not None
+        self._replay.unwatch(self)
+        self._state.stage = CaptureStage.EXPORTING
+        began = time.perf_counter()
+        try:
+            trace.stop()
+        except BaseException as error:
+            reason = f"torch's profiler did not stop: {error}"
+            if is_from_script(error):
+                self._order(partial(self._clear_up, trace, reason, True))
+                raise
+            self._order(partial(self.fail, reason))
+            return
+        self._order(partial(self._export, trace, time.perf_counter() - began))
+
+    def _give_up(self, reason: str, *, retry: bool = False) -> None:
+        self._state.is_recording = False
+        trace = self._driver.release()
+        self._replay.unwatch(self)
+        try:
+            self._driver.end(trace)
+        except BaseException as error:
+            if is_from_script(error):
+                raise
+            log.debug("torch's profiler did not stop cleanly: %s", error)
+            trace = None
+        finally:
+            self._order(partial(self._clear_up, trace, reason, retry))
+
+    def _order(self, work: Callable[[], None]) -> None:
+        # An edge may lie within an operator of the script's: whatever is done here lengthens it.
+        self._ordered = True
+        self._orders.put(work)
+
+    # On the export thread.
+
+    def _work(self) -> None:
+        order = self._orders.get()
+        if order is not None:
+            order()
+
+    def _clear_up(self, trace: tracer.Tracer | None, reason: str, retry: bool) -> None:
+        try:
+            if trace is not None:
+                trace.discard()
+        except Exception as error:  # noqa: BLE001
+            log.debug("a trace was not discarded cleanly: %s", error)
+        # Not before: the next capture may start as soon as this one has ended.
+        self.fail(reason, retry=retry)
+
+    def _export(self, trace: tracer.Tracer, stopping_seconds: float) -> None:
+        try:
+            written = self._files.write_trace(trace, self._refusal)
+        except NotWrittenError as error:
+            self.fail(str(error))
+            return
+        self._state.pause_seconds = stopping_seconds + written.export_seconds
+        self._pauses.learn_pause(self.pause_seconds, self.options)
+        self._end(
+            CaptureOutcome(
+                ok=True,
+                start_step=self.start_step,
+                file=self.file,
+                bytes=written.bytes,
+                sha256=written.sha256,
+            )
+        )
+
+    def _refusal(self) -> str:
+        outcome = self.outcome
+        # It may have been given up meanwhile, as the process is ending.
+        return self._state.cancel_reason or (outcome.reason if outcome is not None else "")
+
+    # On any thread.
+
+    def _lapse(self) -> None:
+        if self.stage is CaptureStage.READY:
+            self.fail("no start step came within the time given; capture again")
+
+    def _leave_profilers(self) -> None:
+        if self._watches_profilers:
+            self._watches_profilers = False
+            tracer.end()
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def fail(self, reason: str, *, retry: bool = False) -> None:
+        """End without a trace; ``retry`` when another attempt may well succeed."""
+        self._replay.unwatch(self)
+        self._files.remove_leftovers()
+        self._end(CaptureOutcome(ok=False, reason=reason, retry=retry, start_step=self.start_step))
+
+    def _end(self, outcome: CaptureOutcome) -> None:
+        with self._ending:
+            if self.outcome is not None:
+                return
+            self._state.end(outcome)
+        self._forget_deadline()
+        self._leave_profilers()
+        self._orders.put(None)
+        try:
+            self._files.write_manifest(
+                rank_manifest(self.capture_id, self._trigger, self._identity, self._state)
+            )
+        except OSError as error:
+            log.warning("cannot write the manifest of capture %s: %s", self.capture_id, error)
+        try:
+            self._on_outcome(self, outcome)
+        finally:
+            self.ended.set()

@@ -1,0 +1,139 @@
+"""The handle of a capture of several ranks: what rank 0's script holds of one it has ordered."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from torchperfd.captures.handle import analysis_of
+from torchperfd.errors import CaptureError, CaptureTimeoutError
+from torchperfd.safety.flag import Flag
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+_POLL_S: Final = 0.2
+_GONE: Final = (
+    "the daemon went away in the middle; what its ranks still write, `torchperfd captures list` shows"
+)
+
+
+class JobCapture:
+    """A capture of several ranks in progress; training goes on meanwhile.
+
+    Args:
+        connection: Returns a number that changes when the daemon goes away, 0 while there is none.
+        cancel: Has the order given up.
+    """
+
+    def __init__(self, connection: Callable[[], int], cancel: Callable[[], None]) -> None:
+        self._connection = connection
+        self._session = connection()
+        self._cancel = cancel
+        self._newest: session_pb2.CaptureOrderResult | None = None
+        self._ended = Flag()
+
+    @property
+    def id(self) -> str:
+        """The capture's name, as ``torchperfd captures`` shows it; empty before the daemon has named it."""
+        return self._newest.capture_id if self._newest is not None else ""
+
+    @property
+    def state(self) -> str:
+        """One of ordered, preparing, armed, complete, partial, failed."""
+        if not self._ended.is_set() and self._connection() != self._session:
+            return "failed"
+        return self._newest.state if self._newest is not None else "ordered"
+
+    @property
+    def step_range(self) -> tuple[int, int] | None:
+        """First training step of the capture, and the first one after it; None before it is agreed."""
+        newest = self._newest
+        if newest is None or not newest.steps:
+            return None
+        return newest.start_step, newest.start_step + newest.steps
+
+    @property
+    def paths(self) -> dict[int, Path]:
+        """The traces there are on this node, by rank; also of a capture that is partial.
+
+        Empty before the end. ``nodes`` says where the others are.
+        """
+        newest = self._newest
+        if newest is None or not newest.ended:
+            return {}
+        here = (each for each in newest.ranks if _is_plain(each.file) and not each.node)
+        return {each.rank: Path(newest.directory, each.file) for each in here}
+
+    @property
+    def nodes(self) -> dict[int, str]:
+        """By rank, the node whose daemon keeps a trace that is not on this one, below the same id."""
+        newest = self._newest
+        if newest is None or not newest.ended:
+            return {}
+        return {each.rank: each.node for each in newest.ranks if each.file and each.node}
+
+    @property
+    def path(self) -> Path:
+        """The directory of all traces.
+
+        Raises:
+            CaptureError: Some rank has no trace, or not yet; the message names it. ``paths`` has the others.
+        """
+        newest = self._newest
+        if newest is None or not newest.ended:
+            if self._connection() != self._session:
+                raise CaptureError(_GONE)
+            raise CaptureError(f"capture {self.id} is {self.state}; wait() for it")
+        if newest.state != "complete":
+            raise CaptureError(f"capture {self.id} {_outcome(newest)}")
+        return Path(newest.directory)
+
+    def wait(self, timeout: float | None = 60.0) -> Path:
+        """Wait for all traces, from a thread that does not train; return their directory.
+
+        Raises:
+            CaptureError: Some rank has no trace; the message names it. ``paths`` has the others.
+            CaptureTimeoutError: It did not end within ``timeout`` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ended.wait(_POLL_S if deadline is None else _until(deadline)):
+            if self._connection() != self._session:
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                raise CaptureTimeoutError(
+                    f"capture {self.id} is still {self.state} after {timeout} s; do training steps go on?"
+                )
+        return self.path
+
+    def report(self) -> str:
+        """Return what ``torchperfd analyze`` says of all ranks; runs it as a process of its own.
+
+        Raises:
+            CaptureError: Some rank has no trace, or one cannot be read.
+        """
+        return analysis_of(self.path)
+
+    def cancel(self) -> None:
+        """Give the capture up."""
+        self._cancel()
+
+    def on_result(self, result: "session_pb2.CaptureOrderResult") -> None:
+        """Take note of how far the daemon says it is."""
+        self._newest = result
+        if result.ended:
+            self._ended.set()
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and name == Path(name).name
+
+
+def _until(deadline: float) -> float:
+    return max(0.0, min(_POLL_S, deadline - time.monotonic()))
+
+
+def _outcome(result: "session_pb2.CaptureOrderResult") -> str:
+    if result.state == "partial":
+        return f"is partial: {result.reason}"
+    return f"failed: {result.reason}"

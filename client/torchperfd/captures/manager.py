@@ -1,0 +1,194 @@
+"""The capture manager: where commands for captures of this process arrive."""
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.captures.capture import CaptureOptions, CaptureOutcome, RankCapture
+from torchperfd.captures.files import CapturesDirectory
+from torchperfd.captures.messages import options_from, result_message
+from torchperfd.captures.pause import PauseEstimate
+from torchperfd.errors import CaptureError
+from torchperfd.identity import Identity
+from torchperfd.link.outbox import Outbox
+from torchperfd.safety.flag import Flag
+from torchperfd.safety.logs import log
+from torchperfd.steps.replay import Replay
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+_TORCH_BUDGET_S: Final = 15.0
+_ENDING_BUDGET_S: Final = 5.0
+_EXPORT_BUDGET_S: Final = 60.0
+"""Longest delay of an exit by the export of a trace."""
+
+
+class CaptureManager:
+    """Starts captures for the daemon and for the script; one at a time.
+
+    Args:
+        replay: Reads the tape of the loop whose steps are captured.
+        identity: This process.
+        outbox: Where acknowledgements and results go.
+        step_seconds: Returns how long training steps take lately, 0 before the first.
+        phase_name: Returns the name of a phase's slot.
+        own_facts: Returns what else the client knows of steps that nothing records, for traces.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        identity: Identity,
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        step_seconds: Callable[[], float],
+        phase_name: Callable[[int], str],
+        own_facts: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._replay = replay
+        self._loop = replay.loop
+        self._identity = identity
+        self._outbox = outbox
+        self._step_seconds = step_seconds
+        self._phase_name = phase_name
+        self._own_facts = own_facts
+        self._capture: RankCapture | None = None
+        # Reentrant, as the other locks that a script reaches: a signal handler may come to it again.
+        self._lock = threading.RLock()
+        self._is_admitting = False
+        self._own: set[str] = set()
+        self._pauses = PauseEstimate()
+        self.directory = CapturesDirectory()
+        """Where captures of this process go."""
+        self.torch_ready = Flag()
+        """Set once the script has imported torch: a thread of ours that imports parts of it
+        at the same time can break both."""
+
+    def start(self, options: CaptureOptions) -> RankCapture:
+        """Capture the next steps for the script itself.
+
+        Raises:
+            CaptureError: Another capture is in progress.
+        """
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        capture_id = f"{stamp}-{secrets.token_hex(3)}"
+        folder = self.directory.folder(capture_id)
+        capture = self._admit(capture_id, folder, options, trigger="script")
+        if capture is None:
+            raise CaptureError("another capture is in progress; wait for it")
+        self._own.add(capture_id)
+
+        def prepare_and_arm() -> None:
+            reason = self._not_ready() or capture.prepare()
+            if reason:
+                capture.fail(reason)
+            else:
+                capture.arm()
+
+        threading.Thread(target=prepare_and_arm, name="torchperfd-capture", daemon=True).start()
+        return capture
+
+    def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
+        """Act on a message of the daemon; one that is not about captures is ignored."""
+        body = message.WhichOneof("body")
+        if body == "prepare_capture":
+            threading.Thread(
+                target=self._prepare, args=(message.prepare_capture,), name="torchperfd-capture", daemon=True
+            ).start()
+        elif body == "commit_capture":
+            capture = self._named(message.commit_capture.capture_id)
+            if capture is not None:
+                capture.arm(message.commit_capture.start_step, message.commit_capture.steps)
+        elif body == "cancel_capture":
+            capture = self._named(message.cancel_capture.capture_id)
+            if capture is not None:
+                capture.cancel(message.cancel_capture.reason)
+
+    def loop_ended(self) -> None:
+        """No more edges will come: end a capture, or wait up to 60 s for its trace to be written."""
+        capture = self._capture
+        if capture is not None:
+            capture.loop_ended()
+            if not capture.ended.wait(_EXPORT_BUDGET_S):
+                capture.fail("the process ended before the trace was written")
+
+    def _named(self, capture_id: str) -> RankCapture | None:
+        capture = self._capture
+        return capture if capture is not None and capture.capture_id == capture_id else None
+
+    def _prepare(self, order: "session_pb2.PrepareCapture") -> None:
+        from torchperfd.v1 import session_pb2
+
+        reason, pause_seconds = "", 0.0
+        self.torch_ready.wait(_TORCH_BUDGET_S)
+        previous = self._capture
+        if previous is not None and previous.ending:
+            # The daemon has done with it sooner than this process.
+            previous.ended.wait(_ENDING_BUDGET_S)
+        try:
+            wanted = options_from(order.options)
+            folder = self.directory.folder(order.capture_id, order.directory)
+            capture = self._admit(order.capture_id, folder, wanted, order.max_bytes)
+        except ValueError as error:
+            reason = str(error)
+            log.warning("capture refused: %s", reason)
+        else:
+            if capture is None:
+                reason = "another capture is in progress in this process"
+            else:
+                reason = self._not_ready() or capture.prepare()
+                pause_seconds = capture.pause_seconds / capture.options.steps
+                if reason:
+                    # The ack below reports it; no outcome is expected.
+                    self._capture = None
+        ack = session_pb2.CaptureAck(
+            capture_id=order.capture_id,
+            ready=not reason,
+            reason=reason,
+            next_step=self._loop.train_steps,
+            step_seconds=self._step_seconds(),
+            pause_seconds_per_step=pause_seconds,
+        )
+        self._outbox.put(session_pb2.ClientMessage(capture_ack=ack))
+
+    def _not_ready(self) -> str:
+        return "" if self.torch_ready.is_set() else "the process has not imported torch yet"
+
+    def _admit(
+        self,
+        capture_id: str,
+        directory: Path,
+        options: CaptureOptions,
+        max_bytes: int = 0,
+        trigger: str = "command",
+    ) -> RankCapture | None:
+        with self._lock:
+            busy = self._capture is not None and not self._capture.ended.is_set()
+            if busy or self._is_admitting:
+                return None
+            self._is_admitting = True
+            try:
+                self._capture = RankCapture(
+                    replay=self._replay,
+                    identity=self._identity,
+                    capture_id=capture_id,
+                    directory=directory,
+                    options=options,
+                    step_seconds=self._step_seconds,
+                    own_facts=self._own_facts,
+                    on_outcome=self._report_outcome,
+                    phase_name=self._phase_name,
+                    max_bytes=max_bytes,
+                    trigger=trigger,
+                    owners=self.directory.owners,
+                    pauses=self._pauses,
+                )
+            finally:
+                self._is_admitting = False
+            return self._capture
+
+    def _report_outcome(self, capture: RankCapture, outcome: CaptureOutcome) -> None:
+        self._outbox.put(result_message(capture, outcome, self_started=capture.capture_id in self._own))

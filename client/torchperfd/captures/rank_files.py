@@ -1,0 +1,197 @@
+"""Rank files: what one rank writes into a capture's folder, its trace and its manifest."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from torchperfd._version import __version__
+from torchperfd.captures.files import CaptureFolder
+from torchperfd.captures.options import MEMORY, TRACE
+from torchperfd.captures.state import CaptureState
+from torchperfd.captures.tracer import LostTraceError, Tracer
+from torchperfd.identity import Identity
+
+_TAIL_BYTES: Final = 8192
+_BELOW_DESCRIPTOR: Final = re.compile(r"/proc/self/fd/\d+/")
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
+
+
+class NotWrittenError(Exception):
+    """There is no trace; the message says why, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTrace:
+    """A trace on disk.
+
+    Attributes:
+        bytes: Its size.
+        sha256: Its hash, in hexadecimal.
+        export_seconds: How long torch wrote it and freed its memory.
+    """
+
+    bytes: int
+    sha256: str
+    export_seconds: float
+
+
+class RankFiles:
+    """The files of one rank.
+
+    Args:
+        directory: The capture's folder; made when missing.
+        owners: Users whose folder it may be.
+        rank: The rank.
+        kind: ``trace`` or ``memory``.
+        max_bytes: Largest trace that is kept; 0 for any.
+    """
+
+    def __init__(self, directory: Path, owners: frozenset[int], rank: int, kind: str, max_bytes: int) -> None:
+        self._directory = directory
+        self._owners = owners
+        self._stem = f"rank{rank}"
+        self._kind = kind
+        self._max_bytes = max_bytes
+
+    @property
+    def trace(self) -> str:
+        """Name of the trace."""
+        return f"{self._stem}.{'memory.pickle' if self._kind == MEMORY else 'json'}"
+
+    @property
+    def _manifest(self) -> str:
+        return f"{self._stem}.manifest.json"
+
+    def prepare(self) -> str:
+        """Make the folder, and remove what an attempt before this one left; return why not, or ''."""
+        try:
+            with CaptureFolder.opened(self._directory, self._owners) as folder:
+                folder.remove(self._manifest)
+                folder.check_writable(self.trace)
+        except OSError as error:
+            return f"cannot write to {self._directory}: {error.strerror or error}"
+        return ""
+
+    def write_trace(self, trace: Tracer, refusal: Callable[[], str]) -> WrittenTrace:
+        """Write a trace, whole or not at all.
+
+        Args:
+            trace: It has been stopped.
+            refusal: Returns why the trace is no longer wanted, or ''.
+
+        Raises:
+            NotWrittenError: It cannot be written, or must not be kept.
+        """
+        try:
+            with CaptureFolder.opened(self._directory, self._owners) as folder:
+                # torch picks the format by the name's end, so the part needs the final one too.
+                part = folder.new_name(self.trace)
+                began = time.perf_counter()
+                trace.export(folder.path_of(part))
+                export_seconds = time.perf_counter() - began
+                with folder.open(part) as file:
+                    reason = refusal() or self._unkept(file)
+                    if reason:
+                        raise NotWrittenError(reason)
+                    size, digest = _measure(file)
+                reason = refusal()
+                if reason:
+                    raise NotWrittenError(reason)
+                folder.rename(part, self.trace)
+                folder.remove_hidden(self._stem)
+        except NotWrittenError:
+            raise
+        except LostTraceError as error:
+            raise NotWrittenError(str(error)) from error
+        except Exception as error:  # a full disk, a directory taken away
+            # Not the path that torch was given: it means something in this process only.
+            reason = _BELOW_DESCRIPTOR.sub(f"{self._directory}/", str(error))
+            raise NotWrittenError(f"cannot write the trace: {reason}") from error
+        return WrittenTrace(size, digest, export_seconds)
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Write the rank's manifest.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        with CaptureFolder.opened(self._directory, self._owners) as folder:
+            folder.write(self._manifest, (json.dumps(manifest, indent=2) + "\n").encode())
+
+    def remove_leftovers(self) -> None:
+        """Delete unfinished files."""
+        # Else the folder would be made for that.
+        if self._directory.is_dir():
+            with contextlib.suppress(OSError), CaptureFolder.opened(self._directory, self._owners) as folder:
+                folder.remove_hidden(self._stem)
+
+    def _unkept(self, file: BinaryIO) -> str:
+        """Return why what was written must not be kept, or ''."""
+        size = os.fstat(file.fileno()).st_size
+        if self._max_bytes and size > self._max_bytes:
+            return (
+                f"the {self._kind} has {size:,} bytes, {self._max_bytes:,} are allowed;"
+                " capture fewer steps or raise --captures-max-bytes-each"
+            )
+        if self._kind == TRACE and not _is_whole(file):
+            # Not every release of Kineto checks whether it could write.
+            return f"the trace was cut off after {size:,} bytes; is the disk of {self._directory} full?"
+        return ""
+
+
+def rank_manifest(capture_id: str, trigger: str, identity: Identity, state: CaptureState) -> dict[str, Any]:
+    """Return the manifest of a rank whose part of a capture has ended."""
+    outcome = state.outcome
+    assert outcome is not None
+    torch = sys.modules.get("torch")
+    return {
+        "schema": "torchperfd.capture.rank/1",
+        "capture_id": capture_id,
+        "run": identity.run,
+        "job_name": identity.job_name,
+        "world_size": identity.world_size,
+        "trigger": trigger,
+        "rank": identity.rank,
+        "node": identity.node,
+        "pid": identity.pid,
+        "state": "complete" if outcome.ok else "failed",
+        "reason": outcome.reason,
+        "step_range": [state.start_step, state.start_step + state.options.steps],
+        "steps_made": state.steps_made,
+        "file": outcome.file,
+        "bytes": outcome.bytes,
+        "sha256": outcome.sha256,
+        "pause_seconds": round(state.pause_seconds, 3),
+        "options": asdict(state.options),
+        "torchperfd_version": __version__,
+        "python_version": identity.python_version,
+        "torch_version": str(getattr(torch, "__version__", "")),
+    }
+
+
+def _is_whole(file: BinaryIO) -> bool:
+    """Return whether a Chrome trace has its end: what Kineto writes last, in all releases."""
+    file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+    tail = file.read()
+    _, named, rest = tail.partition(b'"traceName"')
+    # One brace closes what that stands in; those of values after it come in pairs.
+    rest = _STRING.sub(b"", rest).rstrip()
+    return bool(named) and rest.endswith(b"}") and rest.count(b"}") == rest.count(b"{") + 1
+
+
+def _measure(file: BinaryIO) -> tuple[int, str]:
+    digest = hashlib.sha256()
+    size = 0
+    file.seek(0)
+    while chunk := file.read(1 << 20):
+        digest.update(chunk)
+        size += len(chunk)
+    return size, digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Device: what an accelerator's streams, memory and arithmetic cost."""

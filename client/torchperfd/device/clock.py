@@ -1,0 +1,365 @@
+"""Device times: what the phases of steps take on the device, from CUDA events.
+
+The host only launches work, so its clock says nothing of when the device does it. An event
+recorded at every phase boundary does: between two of them the device was in the phase that
+lay between them on the host, working or waiting.
+
+Nothing here waits for the device. Events come from a pool of fixed size and are asked for
+their times once the device has passed them; where none is left, or a CUDA graph is being
+captured, the intervals on either side are lost, and nobody is charged for them.
+"""
+
+import ctypes
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import log
+
+NO_TICKET: Final = -1
+NO_PHASE: Final = -1
+NOBODY: Final = 0
+
+_LIMIT: Final = 10
+_THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+
+_E = TypeVar("_E", bound="Event")
+
+
+class Event(Protocol):
+    """A point in the work of a device, as ``torch.cuda.Event(enable_timing=True)`` is."""
+
+    def record(self) -> None:
+        """Put the event behind all work of the current stream."""
+
+    def query(self) -> bool:
+        """Return whether the device has passed it."""
+
+    def elapsed_time(self, end_event: Any, /) -> float:
+        """Return the milliseconds from this event to another; the device has passed both."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """What one phase has taken on the device, in steps of one kind.
+
+    Attributes:
+        kind: Kind of the steps, as told to :meth:`DeviceTimes.close`.
+        phase: Slot of the phase.
+        ns: Exclusive nanoseconds on the device.
+        calls: Calls of the phase that were timed there, at least in part.
+    """
+
+    kind: int
+    phase: int
+    ns: int
+    calls: int
+
+
+class _Part:
+    """A step, or what was set aside of one: its times so far, and whose they are."""
+
+    __slots__ = ("calls", "into", "kind", "ns", "pending", "running")
+
+    def __init__(self) -> None:
+        self.kind = -1  # not known yet
+        self.ns: dict[int, int] = {}
+        self.calls: dict[int, int] = {}
+        self.running: set[int] = set()
+        self.pending = 0
+        self.into: _Part | None = None
+
+    def count(self, phase: int) -> None:
+        self.calls[phase] = self.calls.get(phase, 0) + 1
+
+    def absorb(self, later: "_Part") -> None:
+        for phase, ns in later.ns.items():
+            self.ns[phase] = self.ns.get(phase, 0) + ns
+        for phase, calls in later.calls.items():
+            self.calls[phase] = self.calls.get(phase, 0) + calls
+        self.running |= later.running
+        self.pending += later.pending
+        later.into = self
+
+
+class DeviceTimes:
+    """Times the phases of one thread's steps on one device.
+
+    :meth:`mark` belongs to the training thread, everything else to whoever replays its events;
+    the two share plain integers and a deque, and no lock. The replay tells of steps in the
+    recorder's words: :meth:`close`, :meth:`hold`, :meth:`rejoin`, :meth:`release`.
+
+    Args:
+        make: Makes an event.
+        capturing: Returns whether the calling thread's current stream is capturing a graph.
+        apart: Makes a context, given an event that was recorded, in which events may be queried
+            whatever other threads capture; it yields whether it could.
+        capacity: Events that may be under way at once; they are made as they are needed.
+
+    Attributes:
+        capacity: The same.
+        lost: Intervals that nobody was charged for: an event was missing or could not be read.
+        failure: The newest error, in one line. After ten, nothing is marked or read any more.
+    """
+
+    __slots__ = (
+        "_apart",
+        "_capturing",
+        "_changed",
+        "_events",
+        "_failures",
+        "_freed",
+        "_held",
+        "_last",
+        "_make",
+        "_marked",
+        "_pending",
+        "_seen",
+        "_spare",
+        "_step",
+        "capacity",
+        "failure",
+        "lost",
+    )
+
+    def __init__(
+        self,
+        make: Callable[[], _E],
+        capturing: Callable[[], bool] = lambda: False,
+        apart: Callable[[_E], AbstractContextManager[bool]] = lambda _: nullcontext(True),
+        capacity: int = 4096,
+    ) -> None:
+        self.capacity = capacity
+        self.lost = 0
+        self.failure = ""
+        self._make: Callable[[], Event] = make
+        self._capturing = capturing
+        self._apart: Callable[[Any], AbstractContextManager[bool]] = apart
+        self._failures = 0
+        # Tickets from freed to marked are under way; their events lie in a ring.
+        self._marked = 0
+        self._freed = 0
+        self._events: list[Any] = [None] * capacity
+        self._spare: deque[Event] = deque()
+        # Of the replay: its newest ticket, its newest one that was none, and what is to be read.
+        self._last = NO_TICKET
+        self._seen = NO_TICKET
+        self._pending: deque[tuple[_Part, int, int, int]] = deque()
+        self._step = _Part()
+        self._held: _Part | None = None
+        # Parts whose owner is known, and which have times, or will, that were not given out.
+        self._changed: list[_Part] = []
+
+    # The training thread's side.
+
+    def mark(self) -> int:
+        """Record an event on the current stream.
+
+        Returns:
+            The event's ticket, larger than all before; ``NO_TICKET`` where none was recorded.
+        """
+        ticket = self._marked
+        if ticket - self._freed >= self.capacity or self._failures >= _LIMIT:
+            return NO_TICKET
+        try:
+            if self._capturing():
+                return NO_TICKET
+            event = self._spare.pop() if self._spare else self._make()
+            event.record()
+        except Exception as error:
+            if is_from_script(error):
+                raise
+            self._fail(error)
+            return NO_TICKET
+        self._events[ticket % self.capacity] = event
+        self._marked = ticket + 1
+        return ticket
+
+    # The replay's side.
+
+    def boundary(self, phase: int, ticket: int) -> None:
+        """Since the boundary before this one, the innermost open phase was ``phase``.
+
+        Args:
+            phase: Slot of the phase; ``NO_PHASE`` when no step was open.
+            ticket: What :meth:`mark` returned at this boundary. Two boundaries may share it.
+                After ``NO_TICKET`` nothing is known until the next ticket but one.
+        """
+        first, self._last = self._last, ticket
+        self._seen = max(self._seen, ticket)
+        if phase != NO_PHASE:
+            if NO_TICKET in (first, ticket):
+                self.lost += 1
+            elif first != ticket:
+                self._step.running.add(phase)
+                self._step.pending += 1
+                self._pending.append((self._step, phase, first, ticket))
+        if not self._pending:
+            self._free()
+
+    def call(self, phase: int) -> None:
+        """A call of ``phase`` has ended; one whose intervals were all lost does not count.
+
+        A phase that is still open when its step ends is a call without being told of.
+        """
+        if phase in self._step.running:
+            self._step.running.discard(phase)
+            self._step.count(phase)
+
+    def close(self, kind: int) -> None:
+        """The step ended at the newest boundary; ``NOBODY`` when it is to be forgotten."""
+        self._settle(self._step, kind)
+        self._step = _Part()
+
+    def hold(self) -> None:
+        """The step may have ended at the newest boundary."""
+        self._held, self._step = self._step, _Part()
+
+    def rejoin(self) -> None:
+        """The step had not ended where it was held."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.absorb(self._step)
+            self._step = held
+
+    def release(self, kind: int) -> None:
+        """The step had ended where it was held; ``NOBODY`` when it is to be forgotten."""
+        held, self._held = self._held, None
+        if held is not None:
+            self._settle(held, kind)
+
+    def collect(self) -> list[DeviceTime]:
+        """Read what the device has passed, oldest first, and return what that has added.
+
+        What belongs to steps that have not ended is kept until they have.
+        """
+        if self._pending and self._failures < _LIMIT:
+            try:
+                with self._apart(self._event(self._pending[0][3])) as apart:
+                    if apart and not self._capturing():
+                        self._read()
+            except Exception as error:  # noqa: BLE001 - costs device times, and nothing else
+                self._fail(error)
+            self._free()
+        return self._give_out()
+
+    def _read(self) -> None:
+        pending = self._pending
+        while pending:
+            part, phase, first, last = pending[0]
+            begin, end = self._event(first), self._event(last)
+            # Both: on streams of their own, the later one may be passed first.
+            if not (begin.query() and end.query()):
+                return
+            pending.popleft()
+            if part.into is not None:
+                part = part.into
+            part.pending -= 1
+            ns = self._between(begin, end)
+            if ns < 0:
+                self.lost += 1
+            else:
+                part.ns[phase] = part.ns.get(phase, 0) + ns
+
+    def _between(self, begin: Event, end: Event) -> int:
+        try:
+            return round(begin.elapsed_time(end) * 1e6)
+        except Exception as error:  # noqa: BLE001 - of two devices, for example
+            self._fail(error)
+            return -1
+
+    def _event(self, ticket: int) -> Event:
+        event: Event = self._events[ticket % self.capacity]
+        return event
+
+    def _free(self) -> None:
+        """Return the events that no interval needs, to come or to be read, to the pool."""
+        if self._pending:
+            needed = self._pending[0][2]
+        else:
+            needed = self._seen + 1 if self._last == NO_TICKET else self._last
+        for ticket in range(self._freed, needed):
+            self._spare.append(self._event(ticket))
+        # Only now may the training thread use these places again.
+        self._freed = needed
+
+    def _settle(self, part: _Part, kind: int) -> None:
+        part.kind = kind
+        for phase in part.running:
+            part.count(phase)
+        if kind != NOBODY:
+            self._changed.append(part)
+
+    def _give_out(self) -> list[DeviceTime]:
+        ns: dict[tuple[int, int], int] = {}
+        calls: dict[tuple[int, int], int] = {}
+        for part in self._changed:
+            for phase, spent in part.ns.items():
+                ns[part.kind, phase] = ns.get((part.kind, phase), 0) + spent
+            for phase, count in part.calls.items():
+                calls[part.kind, phase] = calls.get((part.kind, phase), 0) + count
+            part.ns.clear()
+            part.calls.clear()
+        self._changed = [part for part in self._changed if part.pending]
+        return [DeviceTime(*key, ns.get(key, 0), calls.get(key, 0)) for key in sorted(ns.keys() | calls)]
+
+    def _fail(self, error: Exception) -> None:
+        self._failures += 1
+        self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
+        if self._failures == _LIMIT:
+            log.warning("device times are off: %s", self.failure)
+
+
+def cuda_device_times() -> DeviceTimes | None:
+    """Return device times by CUDA events; None where the script does not use CUDA, or not yet.
+
+    Never initialises CUDA. On ROCm, where a query fails graph captures whatever one does about
+    it, there are none.
+    """
+    torch: Any = sys.modules.get("torch")
+    is_initialized = getattr(getattr(torch, "cuda", None), "is_initialized", None)
+    if is_initialized is None or not is_initialized() or torch.version.cuda is None:
+        return None
+    try:
+        exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError) as error:
+        log.debug("no device times without CUDA's driver: %s", error)
+        return None
+    cuda = torch.cuda
+    return DeviceTimes(
+        lambda: cuda.Event(enable_timing=True),
+        cuda.is_current_stream_capturing,
+        lambda event: apart_from_captures(exchange, cuda.device(event.device)),
+    )
+
+
+@contextmanager
+def apart_from_captures(
+    exchange: Callable[[Any], int], device: AbstractContextManager[Any]
+) -> Iterator[bool]:
+    """Keep what this thread does from failing a CUDA graph that another one captures.
+
+    By default a capture forbids all threads whatever is not safe in a graph, queries of events
+    included, and fails when one does it. A thread may say that it means no capture but its own.
+
+    Args:
+        exchange: The driver's ``cuThreadExchangeStreamCaptureMode``: puts in a thread's mode,
+            hands back the one before, returns 0.
+        device: Makes a device current. Without one, CUDA would make a context on the first.
+
+    Yields:
+        Whether it has worked.
+    """
+    with device:
+        mode = ctypes.c_int(_THREAD_LOCAL)
+        if exchange(ctypes.byref(mode)):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            exchange(ctypes.byref(mode))

@@ -1,0 +1,34 @@
+"""CUDA memory: what the caching allocator says that it holds. Asks the allocator, not the device."""
+
+import sys
+from typing import Any
+
+from torchperfd.steps.totals import CudaMemory
+
+
+def read_cuda_memory() -> CudaMemory | None:
+    """Return what this process has on all of its devices together, in bytes.
+
+    A rank has one device as a rule; which, only the thread that trains could tell. Nothing is
+    synchronised, imported or initialised for it. The peak is the allocator's own, since the start
+    or since the script last reset it; of several devices, the sum of their peaks.
+
+    Returns:
+        None while the script has not initialised CUDA, and where the allocator does not count.
+    """
+    torch: Any = sys.modules.get("torch")
+    cuda: Any = getattr(torch, "cuda", None)
+    is_initialized = getattr(cuda, "is_initialized", None)
+    if is_initialized is None or not is_initialized():
+        return None
+    allocated = reserved = peak = 0
+    try:
+        for device in range(cuda.device_count()):
+            # The flat form of the same sorts a hundred names, each time.
+            stats = cuda.memory_stats_as_nested_dict(device)
+            allocated += stats["allocated_bytes"]["all"]["current"]
+            peak += stats["allocated_bytes"]["all"]["peak"]
+            reserved += stats["reserved_bytes"]["all"]["current"]
+    except (KeyError, RuntimeError):
+        return None
+    return CudaMemory(allocated=allocated, reserved=reserved, peak=peak)

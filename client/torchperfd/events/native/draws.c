@@ -1,0 +1,186 @@
+/* Draws: the __next__ of an iterator over batches, between two events. */
+
+#include "native.h"
+
+/* As in events.py. */
+#define DRAW_WITHOUT_GRADIENTS 1
+#define DRAW_IN_EVALUATION 2
+
+enum { ORIGINAL, PLAIN, TENSOR, AHEAD, EXHAUSTED, SAMPLES_IN, GRAD_ENABLED, MODELS, COUNT };
+
+typedef struct {
+    Hook hook;
+    lenfunc tensor_length; /* or NULL */
+    char watching;
+} Draws;
+
+/* The samples of an unusual batch, as Python counts them; -1 with an error set where a signal handler raised meanwhile. */
+RARE static int64_t
+count_unusual(const Draws *self, PyObject *batch)
+{
+    int64_t samples = 0;
+    PyObject *counted;
+    int raised = call_back(self->hook.held[SAMPLES_IN], batch, &counted);
+    if (counted != NULL && PyLong_Check(counted))
+        samples = PyLong_AsLongLong(counted);
+    Py_XDECREF(counted);
+    if (raised < 0)
+        return -1;
+    PyErr_Clear(); /* a number too large to be one */
+    return samples > 0 ? samples : 0;
+}
+
+/* The length of a plain tensor; 0 for a scalar, -1 with an error set where the script's code raised meanwhile: a mode of
+   its own may be on, and change the batch. */
+HOT static int64_t
+length_of(const Draws *self, PyObject *tensor)
+{
+    Py_INCREF(tensor);
+    Py_ssize_t length = self->tensor_length == NULL ? 0 : self->tensor_length(tensor);
+    Py_DECREF(tensor);
+    return length < 0 ? clear_own_error() : length;
+}
+
+/* How many samples a batch holds, 0 if unknown; -1 with an error set where the script's code raised meanwhile. Here: a
+   tensor, or a list, tuple or dict whose first two parts are tensors of one length. */
+HOT static int64_t
+count_samples(const Draws *self, PyObject *batch)
+{
+    PyObject *tensor = self->hook.held[TENSOR], *first = NULL, *second = NULL;
+    Py_ssize_t position = 0;
+    if ((PyObject *)Py_TYPE(batch) == tensor)
+        first = batch;
+    else if (PyList_CheckExact(batch) && PyList_Size(batch) > 1) {
+        first = PyList_GetItem(batch, 0);
+        second = PyList_GetItem(batch, 1);
+    }
+    else if (PyTuple_CheckExact(batch) && PyTuple_Size(batch) > 1) {
+        first = PyTuple_GetItem(batch, 0);
+        second = PyTuple_GetItem(batch, 1);
+    }
+    else if (PyDict_CheckExact(batch) && PyDict_Size(batch) > 1) {
+        PyDict_Next(batch, &position, NULL, &first);
+        PyDict_Next(batch, &position, NULL, &second);
+    }
+    if (first == NULL || (PyObject *)Py_TYPE(first) != tensor)
+        return count_unusual(self, batch);
+    if (second != NULL && (PyObject *)Py_TYPE(second) != tensor)
+        return count_unusual(self, batch);
+    Py_XINCREF(second);
+    int64_t samples = length_of(self, first);
+    int64_t other = samples > 0 && second != NULL ? length_of(self, second) : samples;
+    Py_XDECREF(second);
+    if (samples < 0 || other < 0)
+        return -1;
+    return samples > 0 && samples == other ? samples : count_unusual(self, batch);
+}
+
+/* Which DRAW_... hold; a model that does not say is in training mode. -1 with an error set where the script's code raised
+   meanwhile. */
+HOT static int64_t
+evaluation_flags(const Draws *self)
+{
+    PyObject *models = self->hook.held[MODELS], *flag = PyObject_CallNoArgs(self->hook.held[GRAD_ENABLED]);
+    int64_t flags = flag == Py_False ? DRAW_WITHOUT_GRADIENTS : 0;
+    int found = 0;
+    Py_XDECREF(flag);
+    if (flag == NULL && clear_own_error() < 0)
+        return -1;
+    for (Py_ssize_t number = 0; number < PyList_Size(models); number++) {
+        PyObject *module = referent(PyList_GetItem(models, number));
+        if (module == NULL)
+            continue;
+        int training = is_training(module);
+        Py_DECREF(module);
+        if (training < 0 && clear_own_error() < 0)
+            return -1;
+        if (training != 0)
+            return flags;
+        found = 1;
+    }
+    return found ? flags | DRAW_IN_EVALUATION : flags;
+}
+
+/* Have Python write the first event, which may be another one. Returns whether the draw is timed; -1 with an error set
+   where a signal handler raised. */
+RARE static int
+announce(const Draws *self, PyObject *iterator)
+{
+    PyObject *announced;
+    int raised = call_back(self->hook.held[AHEAD], iterator, &announced);
+    int timed = announced == Py_True;
+    Py_XDECREF(announced);
+    return raised < 0 ? -1 : timed;
+}
+
+HOT static PyObject *
+draws_call(Draws *self, PyObject *args, PyObject *kwargs)
+{
+    Hook *hook = &self->hook;
+    Tape *tape = hook->tape;
+    if (!here(tape) || PyTuple_Size(args) != 1)
+        return PyObject_Call(hook->held[ORIGINAL], args, kwargs);
+    PyObject *iterator = PyTuple_GetItem(args, 0);
+    int64_t own = (int64_t)(intptr_t)iterator;
+    if (self->watching || tape->steps_open || (PyObject *)Py_TYPE(iterator) != hook->held[PLAIN]) {
+        int timed = announce(self, iterator);
+        if (timed <= 0)
+            return timed < 0 ? NULL : PyObject_Call(hook->held[ORIGINAL], args, kwargs);
+    }
+    else {
+        int64_t flags = evaluation_flags(self);
+        if (flags < 0 || put(tape, hook->begin, own | flags) < 0)
+            return end_at_once(tape, hook->failed, own);
+    }
+    PyObject *batch = PyObject_Call(hook->held[ORIGINAL], args, kwargs);
+    if (batch == NULL) {
+        if (put(tape, hook->failed, own) == 0)
+            notify(hook->held[EXHAUSTED]);
+        return NULL;
+    }
+    int64_t samples = count_samples(self, batch);
+    if (samples < 0)
+        Py_CLEAR(batch);
+    if (put(tape, hook->end, samples > 0 ? samples : 0) < 0)
+        Py_CLEAR(batch);
+    return batch;
+}
+
+static PyObject *
+draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"tape",  "original",  "begin",      "end",          "failed", "plain", "tensor",
+                            "ahead", "exhausted", "samples_in", "grad_enabled", "models", NULL};
+    PyObject *tape, *held[COUNT];
+    int begin, end, failed;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOO!OOOOO!", names, tape_type, &tape, &held[ORIGINAL], &begin,
+                                     &end, &failed, &held[PLAIN], &PyType_Type, &held[TENSOR], &held[AHEAD],
+                                     &held[EXHAUSTED], &held[SAMPLES_IN], &held[GRAD_ENABLED], &PyList_Type,
+                                     &held[MODELS]))
+        return NULL;
+    Draws *self = (Draws *)new_hook(type, tape, held, COUNT);
+    if (self == NULL)
+        return NULL;
+    self->hook.begin = begin;
+    self->hook.end = end;
+    self->hook.failed = failed;
+    self->watching = 1;
+    /* Of the C type beneath the class: the class itself gives it in Python, and makes a shape for it. */
+    PyTypeObject *base = PyType_GetSlot((PyTypeObject *)held[TENSOR], Py_tp_base);
+    self->tensor_length = base == NULL ? NULL : (lenfunc)PyType_GetSlot(base, Py_mp_length);
+    return (PyObject *)self;
+}
+
+static PyMemberDef draws_members[] = {
+    {"__dictoffset__", T_PYSSIZET, offsetof(Hook, dict), READONLY, NULL},
+    {"watching", T_BOOL, offsetof(Draws, watching), 0, "Whether every draw is announced."},
+    {NULL, 0, 0, 0, NULL}};
+
+static PyType_Slot draws_slots[] = {{Py_tp_doc, "The __next__ of an iterator over batches, between two events."},
+                                    {Py_tp_new, draws_new},
+                                    {Py_tp_call, draws_call},
+                                    {Py_tp_members, draws_members},
+                                    FUNCTION_SLOTS,
+                                    {0, NULL}};
+
+PyType_Spec draws_spec = {"torchperfd.events._native.Draws", sizeof(Draws), 0, FUNCTION_FLAGS, draws_slots};

@@ -1,0 +1,393 @@
+"""The tape and what writes on it, in Python; ``native/`` does the same in C."""
+
+import time
+import weakref
+from array import array
+from collections.abc import Callable
+from threading import get_ident
+from types import MethodType
+from typing import Any
+
+from torchperfd.events.codes import (
+    ABANDON,
+    ARGUMENT_SHIFT,
+    DRAW_IN_EVALUATION,
+    DRAW_WITHOUT_GRADIENTS,
+    EVALUATE_IN_TRAINING_MODE,
+    EVALUATE_WITH_GRADIENTS,
+)
+from torchperfd.safety.interrupts import is_from_script
+
+_MAX_PER_EVENT = 2  # the event, and a ticket for it
+
+
+class Tape:
+    """Events of one thread, in a list of at most ``capacity``.
+
+    Args:
+        capacity: How many events fit, a power of two.
+        ticket_code: The code of the event that carries what ``ticket`` returns.
+
+    Attributes:
+        thread: The thread that is followed; 0 for none.
+        steps_open: Optimizer steps at work; kept by the hooks.
+        muted: Codes, as bits, whose calls go unnoticed.
+        lost: Events for which there was no room.
+        on_event: Called after every event, unless None.
+        on_low: Called when there is room for half as many events as at first, once until events are taken
+            off, unless None.
+        on_full: Called to make room, unless None.
+        ticket: Called for a number that precedes each event, -1 for none, unless None.
+    """
+
+    __slots__ = (
+        "_capacity",
+        "_events",
+        "_quiet",
+        "_ticket_code",
+        "lost",
+        "muted",
+        "on_event",
+        "on_full",
+        "on_low",
+        "steps_open",
+        "thread",
+        "ticket",
+    )
+
+    def __init__(self, capacity: int, ticket_code: int = 0) -> None:
+        if capacity < 4:
+            raise ValueError("a tape holds at least 4 events")
+        if capacity & (capacity - 1):
+            raise ValueError("a tape holds a power of two of events")
+        self.thread = get_ident()
+        self.steps_open = 0
+        self.muted = 0
+        self.lost = 0
+        self.on_event: Callable[[], object] | None = None
+        self.on_low: Callable[[], object] | None = None
+        self.on_full: Callable[[], object] | None = None
+        self.ticket: Callable[[], int] | None = None
+        # In numbers, of which an event has two.
+        self._capacity = 2 * capacity
+        self._quiet = capacity
+        self._ticket_code = ticket_code
+        self._events = array("q")
+
+    def mark(self, code: int, argument: int = 0) -> bool:
+        """Write an event if this is the thread that is followed; return whether it is."""
+        if get_ident() != self.thread:
+            return False
+        self.write(code, argument)
+        return True
+
+    def write(self, code: int, argument: int = 0) -> None:
+        """Write an event, whatever the thread."""
+        now = time.perf_counter_ns()
+        events = self._events
+        if len(events) > self._quiet - 2 * _MAX_PER_EVENT and not self._look_for_room():
+            return
+        self._write_ticket(now)
+        events.extend((now, argument << ARGUMENT_SHIFT | code))
+        _call_back(self.on_event)
+
+    def forget_step(self) -> None:
+        """Write that the step in progress is to be forgotten: the script raised within a hook.
+
+        Nothing is called back, since that may raise again.
+        """
+        if get_ident() == self.thread:
+            self._events.extend((time.perf_counter_ns(), ABANDON))
+
+    def here(self) -> bool:
+        """Return whether this is the thread that is followed."""
+        return get_ident() == self.thread
+
+    def peek(self) -> bytes:
+        """Return all events on the tape: pairs of native int64, a time and argument << 8 | code."""
+        # Whoever writes meanwhile writes behind them.
+        return self._events[: len(self._events)].tobytes()
+
+    def skip(self, count: int) -> None:
+        """Take so many events off the tape, the oldest."""
+        if not 0 <= count <= len(self):
+            raise ValueError("there are not so many events on the tape")
+        del self._events[: 2 * count]
+        self._quiet = self._capacity // 2
+
+    def __len__(self) -> int:
+        return len(self._events) // 2
+
+    def _look_for_room(self) -> bool:
+        full = self._capacity - 2 * _MAX_PER_EVENT
+        if len(self._events) <= full:
+            self._quiet = self._capacity
+            _call_back(self.on_low)
+            return True
+        _call_back(self.on_full)
+        if len(self._events) <= full:
+            return True
+        self.lost += 1
+        return False
+
+    def _write_ticket(self, now: int) -> None:
+        if self.ticket is not None:
+            number = _call_back(self.ticket)
+            following = number + 1 if isinstance(number, int) else 0
+            self._events.extend((now, following << ARGUMENT_SHIFT | self._ticket_code))
+
+
+def evaluation_flags(grad_enabled: Callable[[], bool], models: "list[weakref.ref[Any]]") -> int:
+    """Return what a draw says of evaluation: the ``DRAW_...`` that hold, or 0."""
+    flags = 0 if grad_enabled() else DRAW_WITHOUT_GRADIENTS
+    alive = [model for reference in models if (model := reference()) is not None]
+    if alive and not any(model.training for model in alive):
+        flags |= DRAW_IN_EVALUATION
+    return flags
+
+
+class _Function:
+    """What stands in the place of a function, and is bound and pickled as it was."""
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
+        call: Callable[..., Any] = self  # type: ignore[assignment]
+        return call if instance is None else MethodType(call, instance)
+
+    def __reduce__(self) -> str:
+        # By name. What wraps a function takes over its names.
+        return str(self.__qualname__)  # type: ignore[attr-defined]
+
+
+class Timed(_Function):
+    """A function or method between two events.
+
+    Attributes:
+        original: What is called in between.
+    """
+
+    def __init__(
+        self, tape: Tape, original: Callable[..., Any], begin: int, end: int, failed: int = -1
+    ) -> None:
+        self._tape = tape
+        self.original = original
+        self._begin = begin
+        self._end = end
+        self._failed = end if failed < 0 else failed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the original."""
+        tape = self._tape
+        if get_ident() != tape.thread or tape.muted >> self._begin & 1:
+            return self.original(*args, **kwargs)
+        has_ended = False
+        try:
+            tape.write(self._begin)
+            try:
+                result = self.original(*args, **kwargs)
+            except BaseException:
+                has_ended = tape.mark(self._failed)
+                raise
+            has_ended = tape.mark(self._end)
+            return result
+        except BaseException:
+            if not has_ended:
+                tape.forget_step()
+            raise
+
+
+class Draws(_Function):
+    """The ``__next__`` of an iterator over batches, between two events.
+
+    Args:
+        tape: Where to write.
+        original: The method.
+        begin: Code of the event before.
+        end: Code of the event after, which tells how many samples there are.
+        failed: Code of the event after where there is no batch.
+        plain: The class of iterators without workers: what they draw needs no announcement.
+        tensor: The class of plain tensors, of which C has a shorter way to the length.
+        ahead: Called instead of writing the first event, where that may be another one; returns
+            whether the draw is to be timed.
+        exhausted: Called after there was no batch.
+        samples_in: Counts the samples of unusual batches.
+        grad_enabled: Returns whether gradients are computed.
+        models: Weak references to the models that are trained; may change.
+
+    Attributes:
+        watching: Whether every draw goes through ``ahead``.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        original: Callable[[Any], Any],
+        begin: int,
+        end: int,
+        failed: int,
+        plain: type,
+        tensor: type,
+        ahead: Callable[[Any], bool],
+        exhausted: Callable[[], object],
+        samples_in: Callable[[Any], int],
+        grad_enabled: Callable[[], bool],
+        models: "list[weakref.ref[Any]]",
+    ) -> None:
+        self.watching = True
+        self._tape = tape
+        self._original = original
+        self._begin = begin
+        self._end = end
+        self._failed = failed
+        self._plain = plain
+        self._ahead = ahead
+        self._exhausted = exhausted
+        self._samples_in = samples_in
+        self._grad_enabled = grad_enabled
+        self._models = models
+
+    def __call__(self, iterator: Any) -> Any:
+        """Return the next batch."""
+        tape = self._tape
+        if get_ident() != tape.thread:
+            return self._original(iterator)
+        has_ended = False
+        try:
+            if self.watching or tape.steps_open or type(iterator) is not self._plain:
+                if _call_back(self._ahead, iterator) is not True:
+                    has_ended = True
+                    return self._original(iterator)
+            else:
+                flags = evaluation_flags(self._grad_enabled, self._models)
+                tape.write(self._begin, id(iterator) | flags)
+            try:
+                batch = self._original(iterator)
+            except BaseException:
+                tape.write(self._failed, id(iterator))
+                has_ended = True
+                _call_back(self._exhausted)
+                raise
+            samples = _call_back(self._samples_in, batch)
+            tape.write(self._end, samples if isinstance(samples, int) else 0)
+            return batch
+        except BaseException:
+            if not has_ended:
+                tape.forget_step()
+            raise
+
+
+class Forward:
+    """The call of one module, between two events.
+
+    Args:
+        tape: Where to write.
+        module: The module, which is not kept alive.
+        compiled: What is called instead of the module's own ``_call_impl``, if anything.
+        grad_enabled: Returns whether gradients are computed.
+        train: Code of the event before a call for training.
+        evaluate: Code of the event before any other call.
+        end: Code of the event after.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        module: Any,
+        compiled: Callable[..., Any] | None,
+        grad_enabled: Callable[[], bool],
+        train: int,
+        evaluate: int,
+        end: int,
+    ) -> None:
+        self._tape = tape
+        self._module = weakref.ref(module)
+        self._compiled = compiled
+        self._grad_enabled = grad_enabled
+        self._train = train
+        self._evaluate = evaluate
+        self._end = end
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module.
+
+        Raises:
+            ReferenceError: The module is gone.
+        """
+        tape, module = self._tape, self._module()
+        if module is None:
+            raise ReferenceError("the module whose call was timed is gone")
+        call = self._compiled or module._call_impl
+        if get_ident() != tape.thread:
+            return call(*args, **kwargs)
+        flags = 0 if module.training else EVALUATE_WITH_GRADIENTS
+        if not self._grad_enabled():
+            flags ^= EVALUATE_IN_TRAINING_MODE if module.training else EVALUATE_WITH_GRADIENTS
+        trains = module.training and not flags
+        code = self._train if trains else self._evaluate
+        if tape.muted >> code & 1:
+            return call(*args, **kwargs)
+        has_ended = False
+        try:
+            tape.write(code, flags)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                has_ended = tape.mark(self._end)
+        except BaseException:
+            if not has_ended:
+                tape.forget_step()
+            raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Where a module is copied or pickled together with its dict, the copy has nothing here.
+        return type(None), ()
+
+
+class Steps:
+    """What the hooks around every optimizer step call.
+
+    Args:
+        tape: Where to write.
+        known: Weak references to optimizers, by id.
+        begin: Code of the event before a step.
+        end: Code of the event after.
+    """
+
+    def __init__(self, tape: Tape, known: "dict[int, weakref.ref[Any]]", begin: int, end: int) -> None:
+        self._tape = tape
+        self._known = known
+        self._begin = begin
+        self._end = end
+
+    def begin(self, optimizer: object) -> bool:
+        """Write that a known optimizer steps, unless another step is at work; return whether that is so."""
+        tape, own = self._tape, id(optimizer)
+        if get_ident() != tape.thread or tape.steps_open:
+            return False
+        reference = self._known.get(own)
+        if reference is None or reference() is not optimizer:
+            return False
+        tape.steps_open += 1  # first: if the script raises here, it is as with a step that raises
+        tape.write(self._begin, own)
+        return True
+
+    def end(self, optimizer: object) -> bool:
+        """Write that a step has ended if this is the thread that is followed; return whether it is."""
+        tape = self._tape
+        if get_ident() != tape.thread:
+            return False
+        if tape.steps_open:
+            tape.steps_open -= 1
+        tape.write(self._end, id(optimizer))
+        return True
+
+
+def _call_back(callback: Callable[..., object] | None, *args: Any) -> object:
+    """Call back; an error of ours, which the callback handles itself, goes no further."""
+    if callback is None:
+        return None
+    try:
+        return callback(*args)
+    except Exception as error:
+        if is_from_script(error):
+            raise
+        return None

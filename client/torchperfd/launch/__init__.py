@@ -1,0 +1,1 @@
+"""Launch: ``torchperfd run``, which runs a script unedited in this process."""

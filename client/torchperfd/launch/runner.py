@@ -1,0 +1,268 @@
+"""``torchperfd run``: a script under torchperfd, unedited, in this very process."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.launch.script import Script, show
+
+if TYPE_CHECKING:
+    from torchperfd.client import Client
+    from torchperfd.link.embedded import EmbeddedDaemon
+    from torchperfd.report import RankReport
+    from torchperfd.v1 import control_pb2
+
+USAGE: Final = """\
+Usage: torchperfd run [OPTIONS] SCRIPT [ARGS]...
+       torchperfd run [OPTIONS] -m MODULE [ARGS]...
+
+  Run a training script under torchperfd, unedited, and say where its time went.
+
+  The script sees the same sys.argv, __main__, stdin, signals and exit code as
+  under plain python. When no daemon answers on this node, one is started for the
+  time of the run. Under torchrun: torchrun ... -m torchperfd run SCRIPT.
+
+Options:
+  --run NAME      Name of the run; the launcher's job id by default. (torchrun takes
+                  --run for its own --run-path, and replaces --rdzv-id on one node:
+                  there, set the environment variable TORCHPERFD_RUN.)
+  --job NAME      What people call this kind of run; the script's name by default.
+  --report FILE   Write the account of the run as JSON (schema torchperfd.run/1).
+  --no-daemon     Start no daemon when none answers.
+  --quiet         Print nothing at the end.
+  -h, --help      Show this message and exit.
+"""
+
+# Together they keep the promise that an exit is never delayed by more than a second.
+_ALL_RANKS_BUDGET_S: Final = 0.4
+_LEAVE_BUDGET_S: Final = 0.9
+
+
+@dataclass(slots=True)
+class RunOptions:
+    """What the command line of ``run`` said."""
+
+    script: Script
+    run: str | None = None
+    job: str | None = None
+    report: Path | None = None
+    start_daemon: bool = True
+    quiet: bool = False
+    warnings: list[str] = field(default_factory=list)
+
+
+class _BadUsageError(Exception):
+    """The command line makes no sense; the message says why."""
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run a script as ``torchperfd run`` does; leaves as the script leaves."""
+    try:
+        options = parse(argv)
+    except _BadUsageError as error:
+        sys.stderr.write(f"torchperfd run: {error}; see torchperfd run --help\n")
+        sys.exit(2)
+    if options is None:
+        sys.stdout.write(USAGE)
+    else:
+        _run(options)
+
+
+def parse(argv: Sequence[str]) -> RunOptions | None:
+    """Read the command line; None when it asks for help. Everything after the script is the script's.
+
+    Raises:
+        _BadUsageError: An unknown option, a missing value or no script.
+    """
+    values: dict[str, str] = {}
+    flags: set[str] = set()
+    position = 0
+    while position < len(argv):
+        word = argv[position]
+        if word in ("-h", "--help"):
+            return None
+        if word == "-m":
+            if position + 1 >= len(argv):
+                raise _BadUsageError("-m needs a module")
+            script = Script(argv[position + 1], tuple(argv[position + 2 :]), is_module=True)
+            return _options(script, values, flags)
+        if not word.startswith("-"):
+            return _options(Script(word, tuple(argv[position + 1 :]), is_module=False), values, flags)
+        name, equals, value = word.partition("=")
+        if name in ("--run", "--job", "--report"):
+            if not equals:
+                position += 1
+                if position >= len(argv):
+                    raise _BadUsageError(f"{name} needs a value")
+                value = argv[position]
+            values[name] = value
+        elif word in ("--no-daemon", "--quiet"):
+            flags.add(word)
+        else:
+            raise _BadUsageError(f"no such option: {word}")
+        position += 1
+    raise _BadUsageError("no script given")
+
+
+def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOptions:
+    return RunOptions(
+        script=script,
+        run=values.get("--run"),
+        job=values.get("--job"),
+        report=Path(values["--report"]).absolute() if "--report" in values else None,
+        start_daemon="--no-daemon" not in flags,
+        quiet="--quiet" in flags,
+    )
+
+
+def _run(options: RunOptions) -> None:
+    from torchperfd.client import attach
+    from torchperfd.launch.lightning import LightningLauncher
+    from torchperfd.link import embedded, stream
+
+    script = options.script
+    if not script.is_module and not Path(script.target).is_file():
+        sys.stderr.write(f"torchperfd run: can't open file {script.target!r}; is the path right?\n")
+        sys.exit(2)
+    # The identity, read in attach, names the run after the script.
+    sys.argv = [script.target, *script.arguments]
+    daemon = None
+    if options.start_daemon and int(os.environ.get("LOCAL_RANK", "0") or 0) == 0:
+        daemon = embedded.start_unless_one_answers()
+    if daemon is not None:
+        stream.load_grpc()
+    client = attach(run=options.run, job=options.job or _job_name(script))
+    launcher = LightningLauncher(client.run, options.job or _job_name(script))
+    ended: BaseException | None = None
+    try:
+        script.execute()
+    except SystemExit as error:
+        ended = error
+    except BaseException as error:  # noqa: BLE001 - shown now, and raised again below
+        show(error)
+        ended = error
+    finally:
+        launcher.leave()
+        try:
+            _conclude(client, daemon, options)
+        except Exception as error:  # noqa: BLE001 - the script has done its work: keep its exit code
+            sys.stderr.write(f"torchperfd: the report could not be made: {error}\n")
+    if ended is not None:
+        if not isinstance(ended, SystemExit):
+            # Shown already. Raised again so that the interpreter ends as it would have: with
+            # status 1, or for KeyboardInterrupt by the signal itself.
+            sys.excepthook = lambda *_: None
+        raise ended
+
+
+def _job_name(script: Script) -> str:
+    return script.target if script.is_module else Path(script.target).stem
+
+
+def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOptions) -> None:
+    from torchperfd.report import run_document
+    from torchperfd.v1 import access
+
+    deadline = time.monotonic() + _LEAVE_BUDGET_S
+    client.finish()
+    advice = client.advice
+    answer = _whole_run(client) if client.rank == 0 else None
+    ranks = _rank_reports(client, answer)
+    verdict = _verdict(answer)
+    try:
+        if options.report is not None and client.rank == 0:
+            document = run_document(client.run, ranks, verdict)
+            access.write_file(str(options.report), (json.dumps(document, indent=2) + "\n").encode())
+    except OSError as error:
+        sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")
+    if not options.quiet and client.rank == 0:
+        sys.stdout.flush()
+        sys.stderr.write(_summary(client, ranks, verdict, options, advice, embedded=daemon is not None))
+    client.detach_by(deadline)
+    if daemon is not None:
+        daemon.leave(max(0.05, deadline - time.monotonic()))
+
+
+def _whole_run(client: "Client") -> "control_pb2.GetRunResponse | None":
+    """Ask the daemon for all ranks, waiting a moment for those that are just ending."""
+    from torchperfd.v1 import session_pb2
+
+    deadline = time.monotonic() + _ALL_RANKS_BUDGET_S
+    while True:
+        left = deadline - time.monotonic()
+        answer = client.whole_run(max(0.1, left))
+        if answer is None:
+            return None
+        finished = [rank.state == session_pb2.RUN_STATE_FINISHED for rank in answer.ranks]
+        world = max((rank.identity.world_size for rank in answer.ranks), default=1)
+        if (all(finished) and len(finished) >= world) or left <= 0:
+            return answer
+        time.sleep(0.02)
+
+
+def _rank_reports(client: "Client", answer: "control_pb2.GetRunResponse | None") -> list["RankReport"]:
+    from torchperfd.link import wire
+    from torchperfd.report import RankReport
+    from torchperfd.steps.phases import PhaseNames
+
+    # This process's own account is complete whatever the daemon has received of it.
+    reports = [client.report()]
+    for rank in answer.ranks if answer is not None else ():
+        if rank.identity.rank != client.rank:
+            names = PhaseNames()
+            account = wire.read_account(rank.account, names)
+            dropped = rank.account.dropped_steps.get("ring", 0)
+            reports.append(RankReport(rank.identity.rank, account, names, dropped))
+    return sorted(reports, key=lambda report: report.rank)
+
+
+def _verdict(answer: "control_pb2.GetRunResponse | None") -> dict[str, Any] | None:
+    if answer is None or not answer.HasField("verdict"):
+        return None
+    verdict = answer.verdict
+    return _cause(verdict) | {
+        "next_command": verdict.next_command,
+        "others": [_cause(other) for other in verdict.others],
+    }
+
+
+def _cause(verdict: "control_pb2.Verdict") -> dict[str, Any]:
+    return {
+        "cause": verdict.cause,
+        "summary": verdict.summary,
+        "evidence": verdict.evidence,
+        "rank": verdict.rank if verdict.rank >= 0 else None,
+        "phase": verdict.phase or None,
+        "cost_seconds_per_step": verdict.cost_seconds_per_step,
+    }
+
+
+def _summary(
+    client: "Client",
+    ranks: list["RankReport"],
+    verdict: dict[str, Any] | None,
+    options: RunOptions,
+    advice: str,
+    *,
+    embedded: bool,
+) -> str:
+    lines = ["", f"── torchperfd · run {client.run} ──"]
+    lines += ["\n\n".join(rank.to_text() for rank in ranks), ""]
+    if verdict is None:
+        lines.append("verdict   not known: no daemon answered")
+    else:
+        lines.append(f"verdict   {verdict['summary']}")
+        lines += [f"also      {other['summary']}" for other in verdict["others"]]
+    # The run is over, so the verdict's own next command would come too late for it.
+    lines.append(f"next      {advice or 'torchperfd capture --steps 5, while a run trains'}")
+    if client.metrics_url and not embedded:
+        lines.append(f"metrics   {client.metrics_url}")
+    lines.append(f"captures  {client.captures_dir}")
+    if options.report is not None:
+        lines.append(f"report    {options.report}")
+    return "\n".join(lines) + "\n"

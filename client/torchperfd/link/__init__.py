@@ -1,0 +1,1 @@
+"""Link: what this process sends to the node's daemon, and when."""

@@ -1,0 +1,265 @@
+"""The flusher: one thread that has the tape read and empties the recorder into account and outbox."""
+
+import sys
+import threading
+import time
+from _thread import LockType
+from collections import deque
+from dataclasses import asdict
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.faults import Faults
+from torchperfd.framework import framework_around
+from torchperfd.link.flush_schedule import FlushState, is_report_due, next_flush
+from torchperfd.link.outbox import Outbox
+from torchperfd.link.process_counters import Tallies
+from torchperfd.steps.loader_use import LoaderUse, available_cpus
+from torchperfd.steps.pace import Pace
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import TRAIN
+from torchperfd.steps.replay import Replay
+from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.totals import Account
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import session_pb2
+
+_LONGEST_FLUSH_S: Final = 10.0
+"""A script that asks for a flush waits no longer; a full tape that is read event by event takes a second."""
+_STEPS_PER_REPORT: Final = 2000
+"""The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
+
+
+class Flusher:
+    """Drains, adds up, packs and reports: once per second, every four seconds beside steps below 5 ms.
+
+    :mod:`~torchperfd.link.flush_schedule` says when. It also flushes when the tape is half full, when a
+    report is asked for, and when a daemon has just connected.
+
+    The account is true whether or not a daemon listens; steps that a full ring or outbox
+    threw away are counted by where that happened.
+
+    Args:
+        replay: Reads the tape.
+        names: What phases are called.
+        outbox: Where reports go.
+        faults: Where failures of ours are counted.
+        tallies: What is counted beside steps.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        names: PhaseNames,
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        faults: Faults,
+        tallies: Tallies,
+    ) -> None:
+        self.account = Account()
+        self._replay = replay
+        self._recorder = replay.recorder
+        self._names = names
+        self._outbox = outbox
+        self._faults = faults
+        self._tallies = tallies
+        self._pace = Pace()
+        # Reentrant, since a signal handler of the script may come to it again on the same thread.
+        self._lock = threading.RLock()
+        self._is_flushing = False
+        # Its put() may come from anywhere: it takes no lock that who is interrupted could hold.
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        # Locks to release after the next flush, and whether that is to report.
+        self._requests: deque[tuple[LockType, bool]] = deque()
+        self._is_running = False
+        self._stopping = False
+        self._unsent: list[Stretch] = []
+        self._state = 0
+        self._steps_say = 0
+        self._framework = ""
+        self._thread = threading.Thread(target=self._run, name="torchperfd-flusher", daemon=True)
+
+    def start(self) -> None:
+        """Begin to drain."""
+        self._is_running = True
+        self._replay.read_elsewhere(self.refresh)
+        self._thread.start()
+
+    def abandon_in_child(self) -> None:
+        """Take note that there is no thread any more: the caller is a forked child."""
+        self._is_running = False
+
+    def dropped(self) -> dict[str, int]:
+        """Return the steps lost so far: ``ring`` (never accounted for), ``outbox`` (never sent)."""
+        return {"ring": self._recorder.dropped, "outbox": self._outbox.dropped}
+
+    def flush(self, *, report: bool = False, send: bool = False, again: bool = False) -> None:
+        """Drain once, now, on the calling thread.
+
+        Args:
+            report: Report what steps there were since the last report.
+            send: Report, whether there were steps or not.
+            again: Another flush comes by itself: a step that has begun may wait for it.
+        """
+        with self._lock:
+            if self._is_flushing:
+                return  # a signal handler of the script has interrupted the flush on this very thread
+            self._is_flushing = True
+            try:
+                self._flush(report=report, send=send, again=again)
+            finally:
+                self._is_flushing = False
+
+    def refresh(self, *, send: bool = False) -> None:
+        """Flush once on the flusher's thread and wait for that; on the calling thread where it has ended.
+
+        A signal handler of the script may interrupt the wait and raise. It cannot interrupt the flush, as it
+        would on the main thread, nor find a lock taken.
+        """
+        if self._replay.is_held_here:
+            return  # a signal handler of the script has interrupted the reading on this very thread
+        if not self._is_running or threading.get_ident() == self._thread.ident:
+            self.flush(send=send)
+            return
+        done = threading.Lock()
+        done.acquire()
+        self._requests.append((done, send))
+        if self._is_running:
+            self.wake()
+            done.acquire(timeout=_LONGEST_FLUSH_S)
+        else:
+            self.flush(send=send)  # it has just ended
+
+    def _flush(self, *, report: bool, send: bool, again: bool) -> None:
+        from torchperfd.link import wire
+        from torchperfd.v1 import session_pb2
+
+        # A new one: other threads, the script's signal handlers and forked children read it without a lock.
+        account = self.account.copy()
+        drained = self._replay.drain(again=again)
+        account.fold(drained)
+        self._tallies.fill(account)
+        self.account = account
+        self._pace.fold(drained)
+        self._unsent += drained
+        if drained:
+            training = drained[-1].kind[0] == TRAIN
+            self._steps_say = session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
+        state = session_pb2.RUN_STATE_CHECKPOINTING if self._tallies.saving else self._steps_say
+        if state and state != self._state:
+            self._state = state
+            self.announce(state)
+        unsent = self._unsent
+        due = report or sum(stretch.count for stretch in unsent) >= _STEPS_PER_REPORT
+        if not send and not (unsent and due):
+            return
+        try:
+            message = wire.account_message(account, self._names, self._recorder.recorded, self.dropped())
+            arrivals = self._recorder.arrivals
+            batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None
+        except Exception as error:  # noqa: BLE001 - who detaches or asks for a report is the script
+            self._faults.note("report", error)
+            return
+        # One right after the other, so that they leave together.
+        if batch:
+            self._outbox.put(batch, weight=batch.steps.count)
+            self._unsent = []
+        self._outbox.put_newest("account", message)
+
+    def snapshot(self) -> Account:
+        """Return the account of all that was drained so far; it does not change any more. Takes no lock."""
+        return self.account
+
+    def step_seconds(self) -> float:
+        """Return how long training steps take lately; 0 before the first."""
+        return self._pace.step_ns / 1e9
+
+    def unrecorded(self) -> dict[str, Any]:
+        """Return what a trace is to say of steps that nothing records, beside their length.
+
+        ``unrecorded_phase_ns``: means of the latest training steps, by phase.
+        ``loader``: how they use their loader (:class:`~torchperfd.steps.loader_use.LoaderUse`).
+        """
+        with self._lock:
+            phases = {self._names.name(slot): round(ns) for slot, ns in self._pace.phase_ns().items()}
+            facts: dict[str, Any] = {"unrecorded_phase_ns": phases}
+            self._tallies.fill_loader(self.account)
+            facts["loader"] = asdict(self.account.loader or LoaderUse(cpus=available_cpus()))
+            return facts
+
+    def announce(self, state: int) -> None:
+        """Tell the daemon what the run is doing, a value of ``RunState``."""
+        from torchperfd.v1 import session_pb2
+
+        # Asked while the loop runs, which it does not yet when a script attaches.
+        self._framework = self._framework or framework_around(self._replay.thread)
+        change = session_pb2.StateChange(
+            state=session_pb2.RunState.ValueType(state), framework=self._framework
+        )
+        self._outbox.put_newest("state", session_pb2.ClientMessage(state=change))
+
+    def greet(self) -> None:
+        """Bring a daemon that has just welcomed us up to date."""
+        with self._lock:
+            if self._state:
+                self.announce(self._state)
+        self.flush(send=True)
+
+    def wake(self) -> None:
+        """Flush now, and not only when it is time to."""
+        self._wake.put(None)
+
+    def stop(self, timeout: float) -> None:
+        """End the thread; what is still in the recorder is drained by a last :meth:`flush`."""
+        self._stopping = True
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        try:
+            self._flush_until_stopped()
+        finally:
+            self._is_running = False
+            self._answer()
+
+    def _answer(self, up_to: int = sys.maxsize) -> None:
+        while up_to and self._requests:
+            self._requests.popleft()[0].release()
+            up_to -= 1
+
+    def _flush_until_stopped(self) -> None:
+        while not self._stopping:
+            report = self._wait()
+            if self._stopping or self._faults.spent("flusher"):
+                return
+            requests = tuple(self._requests)
+            try:
+                if requests:
+                    self.flush(report=report, send=any(send for _, send in requests))
+                else:
+                    self.flush(report=report, again=True)
+                    # Not where the script asks: a report must not begin a calibration.
+                    self._replay.overhead.on_flush((self.account.train.ns + self.account.validate.ns) / 1e9)
+            except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
+                self._faults.note("flusher", error)
+            self._answer(len(requests))
+
+    def _wait(self) -> bool:
+        """Wait for the next flush; return whether it is one that reports."""
+        now = time.time()
+        replay = self._replay
+        seconds = next_flush(
+            FlushState(
+                unix_seconds=now,
+                steps=self.account.train.steps,
+                step_seconds=self.step_seconds(),
+                is_frequent=replay.recorder.device is not None,
+                is_live=replay.live,
+            )
+        )
+        try:
+            self._wake.get(timeout=seconds)
+        except Empty:
+            return is_report_due(now + seconds)
+        return False

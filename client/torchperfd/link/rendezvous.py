@@ -1,0 +1,92 @@
+"""The rendezvous: where ranks of a job on different nodes tell each other which daemons watch them.
+
+What all nodes of a job share is the store that their ranks have met at. A daemon that wants to find its peers
+there says so in its welcome, and one rank of each node then adds its daemon's address to a list in the store
+and reads those of the others. That goes over a connection of its own: nobody who trains ever waits for it.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+from torchperfd.hooks import job_store
+from torchperfd.safety.flag import Flag
+from torchperfd.safety.logs import log
+
+_TIMEOUT: Final = timedelta(seconds=10)
+_POLL_S: Final = 1.0
+_MOST_POLLS: Final = 600
+# Ranks of other nodes may come to it later; after this the list is taken for whole.
+_PAUSES_S: Final = (1.0, 4.0, 15.0, 60.0, 240.0, 0.0)
+_MOST_BYTES: Final = 2**20
+
+
+class Rendezvous:
+    """Tells the job's other nodes of this node's daemon, and the daemon of theirs.
+
+    Args:
+        tell: Takes the addresses of all daemons, this node's among them, whenever there are more.
+        environ: Of the process, as launchers set it.
+    """
+
+    def __init__(
+        self, tell: Callable[[Sequence[str]], None], environ: Mapping[str, str] = os.environ
+    ) -> None:
+        self._tell = tell
+        # A job that was started again has other nodes, perhaps, and the same store.
+        self._key = f"torchperfd/daemons/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+        nodes = environ.get("GROUP_WORLD_SIZE", "")
+        self._nodes = int(nodes) if nodes.isdecimal() else 0
+        self._over = Flag()
+        self._known: tuple[str, ...] = ()
+        self._thread: threading.Thread | None = None
+
+    def meet(self, address: str) -> None:
+        """Begin; called again, as for a daemon that has come back, tell what is known.
+
+        Args:
+            address: Where other daemons reach this node's.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, args=(address,), name="torchperfd-rendezvous", daemon=True
+            )
+            self._thread.start()
+        elif self._known:
+            self._tell(self._known)
+
+    def stop(self, timeout: float) -> None:
+        """End it within so many seconds."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run(self, address: str) -> None:
+        try:
+            store = job_store.connect(_TIMEOUT) if self._wait_for_store() else None
+            if store is not None:
+                self._exchange(store, address)
+        except Exception as error:  # noqa: BLE001 - the store is the job's, and may go whenever it likes
+            log.info("this job's other daemons cannot be asked for: %s", error)
+
+    def _wait_for_store(self) -> bool:
+        """Wait until the ranks have met; return whether they have."""
+        for _ in range(_MOST_POLLS):
+            if job_store.is_there():
+                return True
+            if self._over.wait(_POLL_S):
+                return False
+        return False
+
+    def _exchange(self, store: Any, address: str) -> None:
+        store.append(self._key, f"{address}\n")
+        for pause in _PAUSES_S:
+            listed = bytes(store.get(self._key))[:_MOST_BYTES].decode().split("\n")[:-1]
+            known = tuple(dict.fromkeys(listed))
+            if known != self._known:
+                self._known = known
+                self._tell(known)
+            if len(known) >= self._nodes > 0 or self._over.wait(pause):
+                return

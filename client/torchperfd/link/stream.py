@@ -1,0 +1,343 @@
+"""The stream: one thread that keeps a session with the node's daemon, come what may.
+
+grpc is imported here and nowhere else, and only once a daemon is there, so that
+a training process without one never loads it. The synchronous API is used because
+grpc.aio crashes in processes that fork, and fork support is off because with
+it forked DataLoader workers hang; children inherit a channel they never touch.
+"""
+
+import ctypes
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from torchperfd.faults import Faults
+from torchperfd.link.outbox import Outbox
+from torchperfd.safety.descriptors import DescriptorGuard, open_descriptors, target_of
+from torchperfd.safety.flag import Flag
+from torchperfd.safety.interrupts import is_from_script
+from torchperfd.safety.logs import log
+from torchperfd.v1 import access, contract
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import control_pb2, session_pb2
+
+
+_FIRST_DELAY_S: Final = 0.1
+_LONGEST_DELAY_S: Final = 2.0
+_IDLE_POLL_S: Final = 0.5
+_AFTER_DROP_S: Final = 5.0
+_DROP_BUDGET_S: Final = 1.0
+_DROP_POLL_S: Final = 0.005
+_GRPC_OPENS: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "socket:", "pipe:")
+"""What gRPC's descriptors stand for."""
+_NO_ROOM_S: Final = 10.0
+# What the outbox holds has ten megabytes at most, and a daemon takes messages of 16.
+_MOST_IN_A_BUNDLE: Final = 16
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", 4 * 1024 * 1024),
+    # It pings after each message to learn how much the line takes: threads of ours that wake up beside
+    # training for nothing, on a socket of this very node.
+    ("grpc.http2.bdp_probe", 0),
+    # How long a connection is waited for whose daemon accepts it and says nothing. For as long gRPC keeps its
+    # socket, even if the channel has been closed.
+    ("grpc.min_reconnect_backoff_ms", 3000),
+)
+
+
+_warned: Final[set[str]] = set()
+"""Warnings that were logged, each once: what causes them is met again every two seconds."""
+_is_grpc_inherited = False
+"""Whether this process was forked while gRPC was at work: its locks and threads are not to be had again."""
+
+
+def answers(path: str) -> bool:
+    """Return whether a daemon that may be trusted accepts connections on a unix socket.
+
+    One that may not be is logged, once per reason.
+    """
+    return _listening(path) is not None
+
+
+def _listening(path: str) -> int | None:
+    """Return the user whose daemon listens there; None when none does that may be trusted."""
+    try:
+        return access.listening_uid(path)
+    except access.UntrustedError as error:
+        _warn_once(f"not connected to the socket {path}: {error}")
+    except OSError as error:
+        if is_from_script(error):
+            raise
+    return None
+
+
+class Stream:
+    """Sends what the outbox holds and hands on what the daemon says.
+
+    Args:
+        sockets: Where a daemon may listen, in the order to try.
+        hello: Makes the first message of a session.
+        outbox: What to send.
+        on_welcome: Called with each session's Welcome.
+        on_command: Called with each later message, on the stream's thread.
+        faults: Where failures of the callbacks are counted.
+        guard: Receives the descriptors that a session uses.
+    """
+
+    def __init__(
+        self,
+        *,
+        sockets: tuple[str, ...],
+        hello: Callable[[], "session_pb2.ClientMessage"],
+        outbox: "Outbox[session_pb2.ClientMessage]",
+        on_welcome: Callable[["session_pb2.Welcome"], None],
+        on_command: Callable[["session_pb2.DaemonMessage"], None],
+        faults: Faults,
+        guard: DescriptorGuard,
+    ) -> None:
+        self._guard = guard
+        # Descriptors that the session has opened, and what they stand for.
+        self._opened: dict[int, str] = {}
+        self._is_dropped = False
+        self._sockets = sockets
+        self._hello = hello
+        self._outbox = outbox
+        self._on_welcome = on_welcome
+        self._on_command = on_command
+        self._faults = faults
+        self._stopping = Flag()
+        self._is_welcomed = False
+        self._bundles = False
+        self._refused = False
+        self._run_there = ""
+        self._channel: Any = None
+        self._uses_grpc = False
+        self._call: Any = None
+        self._thread = threading.Thread(target=self._run, name="torchperfd-stream", daemon=True)
+        self.connections = 0
+        """Sessions that were opened so far."""
+        self.peer_uid = -1
+        """The user of the daemon that was found last, as the kernel knows it; -1 before the first."""
+
+    def start(self) -> None:
+        """Begin to look for a daemon; loads grpc on the calling thread when one is there already."""
+        if any(map(answers, self._sockets)):
+            load_grpc()
+        self._thread.start()
+
+    @property
+    def native_id(self) -> int:
+        """The kernel's id of its thread; 0 before it runs."""
+        return self._thread.native_id or 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether a daemon has welcomed this process and still listens."""
+        return self._is_welcomed
+
+    @property
+    def session(self) -> int:
+        """The number of the session that goes on, 0 between sessions."""
+        return self.connections if self.connected else 0
+
+    def get_run(self, run: str, timeout: float) -> "control_pb2.GetRunResponse | None":
+        """Ask the daemon for the account of a whole run; None when it does not answer in time."""
+        channel = self._channel
+        if channel is None or not self.connected:
+            return None
+        import grpc
+
+        from torchperfd.v1 import control_pb2, control_pb2_grpc
+
+        try:
+            return control_pb2_grpc.ControlStub(channel).GetRun(
+                control_pb2.GetRunRequest(run=self._run_there or run), timeout=timeout
+            )
+        except grpc.RpcError as error:
+            log.debug("the daemon did not give the run's account: %s", error)
+            return None
+
+    def stop(self, timeout: float) -> None:
+        """End the session after what was already taken from the outbox, within ``timeout`` seconds."""
+        self._stopping.set()
+        self._outbox.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout / 2)
+        call = self._call
+        if call is not None:
+            call.cancel()
+        if self._thread.is_alive():
+            self._thread.join(timeout / 2)
+
+    def abandon_in_child(self) -> None:
+        """Forget the connection without touching it: the caller is a forked child.
+
+        Destroying an inherited channel waits for threads that a child does not have, so one
+        reference is leaked on purpose.
+        """
+        global _is_grpc_inherited
+        _is_grpc_inherited = _is_grpc_inherited or self._uses_grpc
+        for inherited in (self._channel, self._call):
+            if inherited is not None:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
+        self._channel = self._call = None
+
+    def _run(self) -> None:
+        try:
+            self._keep_connected()
+        except Exception as error:  # noqa: BLE001 - a thread of ours may die, training may not
+            self._faults.note("stream", error)
+
+    def _keep_connected(self) -> None:
+        delay = _FIRST_DELAY_S
+        while not self._stopping.is_set():
+            path, uid = next(
+                ((path, uid) for path in self._sockets if (uid := _listening(path)) is not None), ("", -1)
+            )
+            if path:
+                self.peer_uid = uid
+                if not load_grpc():
+                    return
+                before = self.connections
+                goes_on = self._hold_session(path)
+                # All that gRPC had here has been freed with the frame of that call.
+                self._uses_grpc = False
+                if not goes_on:
+                    return
+                if self.connections > before:
+                    delay = _FIRST_DELAY_S
+            # Jitter: a restarted daemon should not meet all its ranks in the same millisecond.
+            pause = _NO_ROOM_S if self._refused else _AFTER_DROP_S if self._is_dropped else delay
+            self._is_dropped = False
+            self._stopping.wait(pause * random.Random().uniform(0.7, 1.0))
+            delay = min(delay * 2, _LONGEST_DELAY_S)
+
+    def _hold_session(self, path: str) -> bool:
+        """Talk to one daemon until the session ends; return whether to try again."""
+        import grpc
+
+        from torchperfd.v1 import session_pb2_grpc
+
+        before = open_descriptors()
+        self._uses_grpc = True
+        channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
+        self._channel = channel
+        session_over = threading.Event()
+        try:
+            call = session_pb2_grpc.SessionStub(channel).Attach(self._messages(session_over))
+            self._call = call
+            for message in call:
+                if message.HasField("welcome"):
+                    self.connections += 1
+                    self._bundles = contract.BUNDLE in message.welcome.features
+                    self._run_there = message.welcome.run
+                    self._refused = False
+                    self._guard_session(before)
+                    self._on_welcome(message.welcome)
+                    self._is_welcomed = True
+                else:
+                    self._obey(message)
+        except grpc.RpcError as error:
+            # The error is the call itself, which holds a connection; frames of its traceback hold it in turn.
+            error.__traceback__ = None
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                log.warning("the daemon at %s refuses this process: %s", path, error.details())
+                return False
+            if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+                self._refuse(path, error.details())
+            log.debug("the session with %s ended: %s", path, error)
+        finally:
+            self._is_welcomed = False
+            session_over.set()
+            self._call = self._channel = None
+            self._guard.release(self._opened)
+            channel.close()
+        return True
+
+    def _guard_session(self, before: Mapping[int, str]) -> None:
+        self._opened = {
+            descriptor: target
+            for descriptor, target in open_descriptors().items()
+            if before.get(descriptor) != target and target.startswith(_GRPC_OPENS)
+        }
+        self._guard.guard(self._opened)
+
+    def drop(self) -> None:
+        """End the session at once, with all that gRPC has in this process; another begins some seconds later.
+
+        Waits a second at most, on the calling thread.
+        """
+        opened = self._opened
+        self._is_dropped = True
+        call = self._call
+        if call is not None:
+            call.cancel()
+        deadline = time.monotonic() + _DROP_BUDGET_S
+        while time.monotonic() < deadline and any(target_of(n) == target for n, target in opened.items()):
+            time.sleep(_DROP_POLL_S)
+
+    def _refuse(self, path: str, why: str | None) -> None:
+        """Say once that a daemon has no room for this process; it is left alone for a while."""
+        if not self._refused:
+            self._refused = True
+            log.warning("the daemon at %s has no room for this process: %s", path, why)
+
+    def _messages(self, session_over: threading.Event) -> Iterator["session_pb2.ClientMessage"]:
+        from torchperfd.v1 import session_pb2
+
+        self._bundles = False
+        yield self._hello()
+        while not session_over.is_set():
+            taken = self._outbox.take(_IDLE_POLL_S, _MOST_IN_A_BUNDLE if self._bundles else 1)
+            if len(taken) > 1:
+                yield session_pb2.ClientMessage(bundle=session_pb2.Bundle(messages=taken))
+            elif taken:
+                yield taken[0]
+            elif self._outbox.closed:
+                return
+
+    def _obey(self, message: "session_pb2.DaemonMessage") -> None:
+        try:
+            self._on_command(message)
+        except Exception as error:  # noqa: BLE001 - one bad command must not end the session
+            self._faults.note("command", error)
+
+
+def load_grpc() -> bool:
+    """Import grpc with fork support off; return False, having said why, where that cannot be.
+
+    Best called on the script's own thread before it imports anything: two threads in the
+    same packages at once may see each other's half-made modules.
+    """
+    if _is_grpc_inherited:
+        _warn_once(
+            "this process was forked from one that was connected to a daemon, and gRPC would end it;"
+            " start it with spawn to stream to the daemon (steps are still timed in this process)"
+        )
+        return False
+    if os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "0").lower() in ("1", "true"):
+        _warn_once(
+            "GRPC_ENABLE_FORK_SUPPORT=1 makes forked DataLoader workers hang; "
+            "unset it to stream to the daemon (steps are still timed in this process)"
+        )
+        return False
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        import grpc  # noqa: F401
+
+        from torchperfd.v1 import control_pb2_grpc, session_pb2_grpc  # noqa: F401
+    except ImportError as error:
+        log.warning("cannot stream to the daemon: %s", error)
+        return False
+    return True
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        log.warning("%s", message)

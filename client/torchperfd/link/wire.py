@@ -1,0 +1,212 @@
+"""Between the client's own types and the messages of the protocol. Imports protobuf."""
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+
+from torchperfd._version import __version__
+from torchperfd.events import NATIVE
+from torchperfd.hook_state import HookState
+from torchperfd.identity import Identity
+from torchperfd.link.flight_recorder import GroupProgress
+from torchperfd.steps.arrivals import Arrivals
+from torchperfd.steps.loader_use import LoaderUse
+from torchperfd.steps.phases import PhaseNames
+from torchperfd.steps.recorder import TRAIN, VALIDATE
+from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.totals import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
+from torchperfd.v1 import contract, session_pb2
+
+
+def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
+    """Return the first message of a session."""
+    return session_pb2.ClientMessage(
+        hello=session_pb2.Hello(
+            api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
+            features=[
+                *contract.FEATURES,
+                contract.NATIVE_HOOKS if NATIVE else contract.REFERENCE_HOOKS,
+            ],
+            client_version=__version__,
+            identity=session_pb2.RankIdentity(
+                run=identity.run,
+                rank=identity.rank,
+                world_size=identity.world_size,
+                local_rank=identity.local_rank,
+                node_rank=identity.node_rank,
+                job_name=identity.job_name,
+                node=identity.node,
+                pid_namespace=identity.pid_namespace,
+                pid=identity.pid,
+                process_start_ticks=identity.process_start_ticks,
+                script=identity.script,
+                torch_version=torch_version,
+                python_version=identity.python_version,
+                slurm_job_id=identity.slurm_job_id,
+                pod_uid=identity.pod_uid,
+            ),
+        )
+    )
+
+
+def step_batch(
+    stretches: Sequence[Stretch], names: PhaseNames, arrivals: Arrivals | None = None
+) -> session_pb2.ClientMessage:
+    """Pack drained steps; phases that never occur in them take no room, nor do arrivals."""
+    batch = session_pb2.StepBatch(
+        count=sum(stretch.count for stretch in stretches),
+        kind=_join(each.kind for each in stretches),
+        start_ns=_join(each.start for each in stretches),
+        duration_ns=_join(each.duration for each in stretches),
+    )
+    for slot in sorted({slot for each in stretches for slot in each.phases}):
+        columns = (each.phases[slot].ns if slot in each.phases else _zeros(each.count) for each in stretches)
+        batch.phases.add(phase=names.name(slot), ns=_join(columns))
+    if arrivals is not None and arrivals.step:
+        batch.arrivals.step = _join([arrivals.step])
+        batch.arrivals.first_ns = _join([arrivals.first_ns])
+        batch.arrivals.last_ns = _join([arrivals.last_ns])
+    return session_pb2.ClientMessage(steps=batch)
+
+
+def collective_report(request_id: int, groups: Sequence[GroupProgress]) -> session_pb2.ClientMessage:
+    """Pack how far each process group is."""
+    report = session_pb2.CollectiveReport(request_id=request_id)
+    for group in groups:
+        report.groups.add(
+            name=group.name,
+            description=group.description,
+            begun=group.begun,
+            number=group.number,
+            call=group.call,
+            sizes=group.sizes,
+        )
+    return session_pb2.ClientMessage(collective_report=report)
+
+
+def account_message(
+    account: Account, names: PhaseNames, recorded: int, dropped: Mapping[str, int]
+) -> session_pb2.ClientMessage:
+    """Pack the totals since attach."""
+    message = session_pb2.Account(
+        recorded_steps=recorded,
+        dropped_steps=dict(dropped),
+        loader_ready=account.ready,
+        flops_per_step=account.flops_per_step,
+        peak_flops=account.peak_flops,
+        overhead_ratio=account.overhead,
+        shed_tiers=account.shed,
+        began_ns=account.began_ns,
+        ended_ns=account.ended_ns,
+    )
+    for kind in (TRAIN, VALIDATE):
+        if account.of(kind).steps:
+            _pack_kind(message.kinds.add(), kind, account.of(kind), names)
+    if account.warmup.steps:
+        _pack_kind(message.warmup, TRAIN, account.warmup, names)
+    # That there was no save is something to tell; an older client says nothing.
+    message.checkpoint.SetInParent()
+    for packed, totals in (
+        (message.checkpoint, account.checkpoint),
+        (message.epoch, account.epoch),
+        (message.train_pass, account.train_pass),
+        (message.validate_pass, account.validate_pass),
+        (message.compiled, account.compiled),
+    ):
+        if totals.calls:
+            _pack_phase(packed, totals)
+    for pauses in account.gc:
+        message.gc.add(calls=pauses.calls, ns=pauses.ns)
+    for hook in account.hooks:
+        message.hooks.add(name=hook.name, reason=hook.reason)
+    if account.loader is not None:
+        message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(account.loader)))
+    if account.cuda is not None:
+        message.cuda.allocated_bytes = account.cuda.allocated
+        message.cuda.reserved_bytes = account.cuda.reserved
+        message.cuda.peak_bytes = account.cuda.peak
+    return session_pb2.ClientMessage(account=message)
+
+
+def read_account(message: session_pb2.Account, names: PhaseNames) -> Account:
+    """Unpack another rank's totals; user phases it names get slots in ``names``."""
+    account = Account(
+        began_ns=message.began_ns,
+        ended_ns=message.ended_ns,
+        checkpoint=_read_phase(message.checkpoint),
+        gc=tuple(GcAccount(pauses.calls, pauses.ns) for pauses in message.gc),
+        compiled=_read_phase(message.compiled),
+        ready=message.loader_ready if message.HasField("loader_ready") else None,
+        epoch=_read_phase(message.epoch),
+        train_pass=_read_phase(message.train_pass),
+        validate_pass=_read_phase(message.validate_pass),
+        flops_per_step=message.flops_per_step if message.HasField("flops_per_step") else None,
+        peak_flops=message.peak_flops if message.HasField("peak_flops") else None,
+        overhead=message.overhead_ratio if message.HasField("overhead_ratio") else None,
+        shed=message.shed_tiers,
+        hooks=tuple(HookState(hook.name, hook.reason) for hook in message.hooks),
+    )
+    if message.HasField("cuda"):
+        cuda = message.cuda
+        account.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
+    if message.HasField("loader"):
+        account.loader = _read_loader(message.loader)
+    for packed in message.kinds:
+        if packed.kind in (TRAIN, VALIDATE):
+            _read_kind(packed, account.of(packed.kind), names)
+    _read_kind(message.warmup, account.warmup, names)
+    return account
+
+
+def _read_loader(packed: session_pb2.LoaderUse) -> LoaderUse:
+    return LoaderUse(**{field.name: value for field, value in packed.ListFields()})
+
+
+def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindAccount, names: PhaseNames) -> None:
+    packed.kind = session_pb2.StepKind.ValueType(kind)
+    packed.steps, packed.step_ns, packed.samples = totals.steps, totals.ns, totals.samples
+    packed.sum_squares_ns2, packed.tokens = totals.squares, totals.tokens
+    packed.micro_batches, packed.skipped = totals.micro_batches, totals.skipped
+    for slot in range(len(names)):
+        if totals.phases[slot].calls:
+            _pack_phase(packed.phases.add(phase=names.name(slot)), totals.phases[slot])
+
+
+def _read_kind(packed: session_pb2.KindAccount, totals: KindAccount, names: PhaseNames) -> None:
+    totals.steps, totals.ns, totals.samples = packed.steps, packed.step_ns, packed.samples
+    totals.squares, totals.tokens = packed.sum_squares_ns2, packed.tokens
+    totals.micro_batches, totals.skipped = packed.micro_batches, packed.skipped
+    for phase in packed.phases:
+        # Names past the last slot share one, so several phases may meet there.
+        own, told = totals.phases[names.slot(phase.phase)], _read_phase(phase)
+        own.calls += told.calls
+        own.ns += told.ns
+        own.squares += told.squares
+        own.device_ns += told.device_ns
+        own.device_calls += told.device_calls
+
+
+def _pack_phase(packed: session_pb2.PhaseAccount, totals: PhaseAccount) -> None:
+    packed.calls, packed.ns, packed.sum_squares_ns2 = totals.calls, totals.ns, totals.squares
+    if totals.device_calls:
+        packed.device_ns, packed.device_calls = totals.device_ns, totals.device_calls
+
+
+def _read_phase(packed: session_pb2.PhaseAccount) -> PhaseAccount:
+    return PhaseAccount(
+        packed.calls, packed.ns, packed.sum_squares_ns2, packed.device_ns, packed.device_calls
+    )
+
+
+def _zeros(steps: int) -> "array[int]":
+    return array("q", bytes(8 * steps))
+
+
+def _join(columns: "Iterable[array[int] | memoryview[int]]") -> bytes:
+    """Return columns, one behind the other, as the protocol has them: little-endian."""
+    if sys.byteorder == "little":
+        return b"".join(columns)
+    joined = array("q", b"".join(columns))
+    joined.byteswap()
+    return joined.tobytes()

@@ -1,0 +1,1 @@
+"""Safety: what keeps our failures out of the script and the script's exceptions whole."""

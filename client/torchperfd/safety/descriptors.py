@@ -1,0 +1,102 @@
+"""Descriptors that must not be closed under our hands: a script may close all that it did not open itself.
+
+gRPC ends the process when one of its descriptors is gone. So ``os.closerange`` and ``os.close`` are watched
+while there are any: what uses them is ended first, and then the script closes what it likes.
+"""
+
+import os
+import posix
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from torchperfd.safety.interrupts import is_from_script
+
+_DIRECTORY: Final = "/proc/self/fd"
+
+
+def open_descriptors() -> dict[int, str]:
+    """Return what each descriptor of this process stands for; empty where the platform does not say."""
+    found = {}
+    try:
+        numbers = os.listdir(_DIRECTORY)  # noqa: PTH208 - pathlib is not worth its import here
+    except OSError:
+        return {}
+    for number in numbers:
+        target = target_of(int(number))
+        if target:
+            found[int(number)] = target
+    return found
+
+
+def target_of(descriptor: int) -> str:
+    """Return what a descriptor stands for, '' where it is closed."""
+    try:
+        return os.readlink(f"{_DIRECTORY}/{descriptor}")  # noqa: PTH115
+    except OSError as error:
+        if is_from_script(error):
+            raise
+        return ""
+
+
+class DescriptorGuard:
+    """Knows descriptors of ours, and has them given up before the script closes one.
+
+    Args:
+        give_up: Ends all that uses them; called on the thread that is about to close one.
+    """
+
+    def __init__(self, give_up: Callable[[], None]) -> None:
+        self._give_up = give_up
+        self._guarded: set[int] = set()
+        self._pid = os.getpid()
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def install(self) -> None:
+        """Watch from now on."""
+        if not self._replaced:
+            close, closerange = os.close, os.closerange
+            for module in (os, posix):
+                self._replace(module, "close", self._watched_close(close))
+                self._replace(module, "closerange", self._watched_closerange(closerange))
+
+    def uninstall(self) -> None:
+        """Watch no longer."""
+        self._guarded = set()
+        while self._replaced:
+            module, name, original, ours = self._replaced.pop()
+            if getattr(module, name) is ours:
+                setattr(module, name, original)
+
+    def guard(self, descriptors: Iterable[int]) -> None:
+        """Take these for ours, besides those that are."""
+        self._guarded = {*self._guarded, *descriptors}
+
+    def release(self, descriptors: Iterable[int]) -> None:
+        """These are ours no longer."""
+        self._guarded = self._guarded - {*descriptors}
+
+    def _replace(self, module: Any, name: str, ours: Any) -> None:
+        self._replaced.append((module, name, getattr(module, name), ours))
+        setattr(module, name, ours)
+
+    def _let_go(self) -> None:
+        self._guarded = set()
+        # A forked child has none of the threads that use them.
+        if os.getpid() == self._pid:
+            self._give_up()
+
+    def _watched_close(self, original: Callable[[int], None]) -> Callable[[int], None]:
+        def close(fd: int) -> None:
+            if fd in self._guarded:
+                self._let_go()
+            original(fd)
+
+        return close
+
+    def _watched_closerange(self, original: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        def closerange(fd_low: int, fd_high: int, /) -> None:
+            if any(fd_low <= descriptor < fd_high for descriptor in self._guarded):
+                self._let_go()
+            original(fd_low, fd_high)
+
+        return closerange

@@ -1,0 +1,78 @@
+"""The package's log, which harms nothing whatever the handlers are that a script has installed.
+
+``logging`` keeps what a handler raises to itself, or lets it out, as the handler decides. Neither may happen
+on the main thread, where a signal handler of the script may be what has raised; nor may a broken handler end
+a thread of ours. So the main thread has another one write, and what comes out there ends there.
+"""
+
+import contextlib
+import logging
+import sys
+import threading
+from typing import Any, Final
+
+from torchperfd.safety.interrupts import is_from_script
+
+_LONGEST_S: Final = 1.0
+"""The main thread waits no longer: it may itself hold the lock of a handler."""
+
+
+class Log:
+    """Writes to one of ``logging``'s loggers; its methods are named like theirs.
+
+    Args:
+        name: The logger's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Write for those who debug this package."""
+        self._write(logging.DEBUG, message, args, exc_info)
+
+    def info(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Write what a user may want to know."""
+        self._write(logging.INFO, message, args, exc_info)
+
+    def warning(self, message: str, *args: object, exc_info: BaseException | None = None) -> None:
+        """Write what a user should know."""
+        self._write(logging.WARNING, message, args, exc_info)
+
+    def exception(self, message: str, *args: object) -> None:
+        """Write an error with the traceback of the exception that is being handled."""
+        self._write(logging.ERROR, message, args, sys.exc_info()[1])
+
+    def _write(self, level: int, message: str, args: tuple[object, ...], error: BaseException | None) -> None:
+        if not self._logger.isEnabledFor(level):
+            return
+        caller = sys._getframe(2)
+        record = self._logger.makeRecord(
+            self._logger.name,
+            level,
+            caller.f_code.co_filename,
+            caller.f_lineno,
+            message,
+            args,
+            None if error is None else (type(error), error, error.__traceback__),
+            caller.f_code.co_name,
+        )
+        if threading.get_ident() != threading.main_thread().ident:
+            self._emit(record)
+            return
+        writing = threading.Thread(target=self._emit, args=(record,), name="torchperfd-log", daemon=True)
+        try:
+            writing.start()
+        except RuntimeError as unable:  # the interpreter is about to end
+            if is_from_script(unable):
+                raise
+            self._emit(record)
+            return
+        writing.join(_LONGEST_S)
+
+    def _emit(self, record: Any) -> None:
+        with contextlib.suppress(BaseException):  # a handler of the script's is broken
+            self._logger.handle(record)
+
+
+log: Final = Log("torchperfd")

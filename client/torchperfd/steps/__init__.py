@@ -1,0 +1,1 @@
+"""Steps: events of the training thread become phases, steps and totals."""

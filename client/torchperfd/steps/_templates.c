@@ -1,0 +1,316 @@
+/* The recorder's work on steps that all go alike, in C; recorder.py says what it is.
+
+   The loop decides in Python what each event of a step means, once. Here that is done over again to
+   the steps after it; to very many of them without the interpreter's lock, which training wants meanwhile. */
+
+#define Py_LIMITED_API 0x030B0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MAX_DEPTH 64
+#define MAX_SLOTS 64
+
+/* Letting the lock go and having it back holds the training thread up once more: two sleeping threads are to be woken
+   up, and on the way there the step after it is late, too. That is worth more than the millisecond that fewer events
+   than these take. */
+#define MANY_EVENTS 65536
+
+enum { DONE, ENTER, EXIT, NAME_GAP, COUNT, CLOSE, ARRIVE }; /* what cycles.py writes, each with an operand */
+enum { INDEX, KIND, START, DURATION, SAMPLES, FIXED }; /* columns; then ns and calls of each phase */
+
+typedef struct {
+    int64_t time;
+    int64_t word;
+} Event;
+
+typedef struct {
+    int64_t last, start, depth;
+    int64_t exclusive[MAX_DEPTH + 1];
+    int64_t stack[MAX_DEPTH + 1];
+} State;
+
+typedef struct {
+    int64_t step, first, last;
+} Arrival;
+
+typedef struct {
+    int64_t ns[MAX_SLOTS], calls[MAX_SLOTS];
+    __int128 squares[MAX_SLOTS];
+    int64_t index, kind, start, duration, samples;
+    __int128 duration_squares; /* of a sum alone */
+} Row;
+
+static void
+charge(Row *row, int64_t phase, int64_t spent)
+{
+    row->ns[phase] += spent;
+    row->calls[phase]++;
+    row->squares[phase] += (__int128)spent * spent;
+}
+
+static void
+charge_gap(State *state, Row *row, int other)
+{
+    int64_t spent = state->exclusive[0], phase = state->stack[0];
+    state->exclusive[0] = 0;
+    if (phase == other)
+        row->ns[phase] += spent;
+    else
+        charge(row, phase, spent);
+}
+
+static void
+enter_phase(State *state, int64_t now, int phase)
+{
+    state->exclusive[state->depth] += now - state->last;
+    state->last = now;
+    state->depth++;
+    state->exclusive[state->depth] = 0;
+    state->stack[state->depth] = phase;
+}
+
+static void
+exit_phase(State *state, Row *row, int64_t now)
+{
+    int64_t spent = state->exclusive[state->depth] + now - state->last, phase = state->stack[state->depth];
+    state->last = now;
+    state->depth--;
+    if (state->stack[state->depth] == phase)
+        state->exclusive[state->depth] += spent;
+    else
+        charge(row, phase, spent);
+}
+
+static void
+arrive(State *state, int64_t now, int64_t ago, int phase)
+{
+    int64_t waited = ago < now - state->last ? ago : now - state->last, depth = state->depth;
+    enter_phase(state, now, phase);
+    state->exclusive[depth] -= waited;
+    state->last = now - waited;
+}
+
+static void
+close_step(State *state, Row *row, int64_t now, int other)
+{
+    state->exclusive[state->depth] += now - state->last;
+    for (int64_t inner = state->depth; inner > 0; inner--) {
+        int64_t spent = state->exclusive[inner];
+        state->exclusive[inner] = 0;
+        if (state->stack[inner - 1] == state->stack[inner])
+            state->exclusive[inner - 1] += spent;
+        else
+            charge(row, state->stack[inner], spent);
+    }
+    charge_gap(state, row, other);
+    row->calls[other] = 1;
+    row->squares[other] = (__int128)row->ns[other] * row->ns[other];
+    state->stack[0] = other;
+}
+
+/* Write a step into its place of every column, add it to the sum of all, and begin anew. */
+static void
+write_step(Row *row, const uint8_t *phases, Py_ssize_t count, int64_t *place, Py_ssize_t stride, Row *sum)
+{
+    place[INDEX * stride] = row->index;
+    place[KIND * stride] = row->kind;
+    place[START * stride] = row->start;
+    place[DURATION * stride] = row->duration;
+    place[SAMPLES * stride] = row->samples;
+    sum->duration += row->duration;
+    sum->samples += row->samples;
+    sum->duration_squares += (__int128)row->duration * row->duration;
+    place += FIXED * stride;
+    for (Py_ssize_t number = 0; number < count; number++) {
+        int slot = phases[number];
+        place[2 * number * stride] = row->ns[slot];
+        place[(2 * number + 1) * stride] = row->calls[slot];
+        sum->ns[slot] += row->ns[slot];
+        sum->calls[slot] += row->calls[slot];
+        sum->squares[slot] += row->squares[slot];
+        row->ns[slot] = row->calls[slot] = 0;
+        row->squares[slot] = 0;
+    }
+    row->samples = 0;
+}
+
+/* Whether what is to be done keeps to the phases and within the stack, ends every event, and closes one step. */
+static int
+is_sound(const uint8_t *deeds, Py_ssize_t size, Py_ssize_t length, const State *state, const uint8_t *phases,
+         Py_ssize_t count, int other)
+{
+    char known[256] = {0};
+    Py_ssize_t events = 0, closes = 0;
+    int64_t depth = state->depth;
+    for (Py_ssize_t number = 0; number < count; number++) {
+        if (phases[number] >= MAX_SLOTS)
+            return 0;
+        known[phases[number]] = 1;
+    }
+    if (other < 0 || other >= MAX_SLOTS || !known[other] || size % 2 || depth < 0 || depth > MAX_DEPTH)
+        return 0;
+    for (int64_t inner = 0; inner <= depth; inner++)
+        if (state->stack[inner] < 0 || state->stack[inner] >= MAX_SLOTS || !known[state->stack[inner]])
+            return 0;
+    for (Py_ssize_t at = 0; at < size; at += 2) {
+        int deed = deeds[at], operand = deeds[at + 1];
+        int enters = deed == ENTER || deed == ARRIVE;
+        if (deed > ARRIVE || ((enters || deed == NAME_GAP) && !known[operand]))
+            return 0;
+        events += deed == DONE;
+        closes += deed == CLOSE;
+        depth += enters - (deed == EXIT);
+        if (depth < 0 || depth > MAX_DEPTH)
+            return 0;
+    }
+    return events == length && closes == 1 && depth == state->depth && size > 0 && deeds[size - 2] == DONE;
+}
+
+/* How many cycles the events begin with; and whether what comes then is the beginning of another. */
+static Py_ssize_t
+count_alike(const Event *events, Py_ssize_t there, const int64_t *words, const int64_t *masks, Py_ssize_t length,
+            int *begun)
+{
+    const Event *event = events, *end = events + there;
+    for (Py_ssize_t cycles = 0;; cycles++)
+        for (Py_ssize_t at = 0; at < length; at++, event++) {
+            *begun = event == end;
+            if (*begun || (event->word & masks[at]) != words[at])
+                return cycles;
+        }
+}
+
+static void
+work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t size, State *state,
+     const uint8_t *phases, Py_ssize_t count, int other, int64_t first, int64_t ahead, int64_t *columns,
+     Py_ssize_t stride, Row *sum, Arrival *arrivals)
+{
+    Row row;
+    Arrival arrival = {0};
+    memset(&row, 0, sizeof(row));
+    for (Py_ssize_t cycle = 0; cycle < cycles; cycle++) {
+        for (Py_ssize_t at = 0; at < size; at += 2) {
+            int operand = deeds[at + 1];
+            int64_t now = events->time, ago;
+            switch (deeds[at]) {
+            case ENTER:
+                enter_phase(state, now, operand);
+                break;
+            case EXIT:
+                exit_phase(state, &row, now);
+                break;
+            case NAME_GAP:
+                charge_gap(state, &row, other);
+                state->stack[0] = operand;
+                break;
+            case COUNT:
+                row.samples += events->word >> 8;
+                break;
+            case CLOSE:
+                close_step(state, &row, now, other);
+                row.index = first + cycle;
+                row.kind = operand;
+                row.start = state->start + ahead;
+                row.duration = now - state->start;
+                write_step(&row, phases, count, columns + cycle, stride, sum);
+                arrival.step = first + cycle;
+                arrivals[cycle] = arrival;
+                arrival = (Arrival){0};
+                state->last = state->start = now;
+                break;
+            case ARRIVE:
+                ago = events->word >> 8;
+                arrival.last = now - ago + ahead;
+                if (arrival.first == 0)
+                    arrival.first = arrival.last;
+                arrive(state, now, ago, operand);
+                break;
+            default:
+                events++;
+            }
+        }
+    }
+}
+
+static PyObject *
+sums(const Row *sum, const uint8_t *phases, Py_ssize_t count)
+{
+    PyObject *all = PyTuple_New(count + 1);
+    if (all == NULL)
+        return NULL;
+    for (Py_ssize_t number = 0; number <= count; number++) {
+        int slot = number < count ? phases[number] : 0;
+        PyObject *one = number < count ? Py_BuildValue("LLd", (long long)sum->ns[slot], (long long)sum->calls[slot],
+                                                       (double)sum->squares[slot])
+                                       : Py_BuildValue("LLd", (long long)sum->duration, (long long)sum->samples,
+                                                       (double)sum->duration_squares);
+        if (one == NULL) {
+            Py_DECREF(all);
+            return NULL;
+        }
+        PyTuple_SetItem(all, number, one);
+    }
+    return all;
+}
+
+static PyObject *
+repeat(PyObject *module, PyObject *args)
+{
+    Py_buffer events, words, masks, deeds, state, phases;
+    int other;
+    long long first, ahead;
+    PyObject *answer = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*iLL", &events, &words, &masks, &deeds, &state, &phases, &other,
+                          &first, &ahead))
+        return NULL;
+    Py_ssize_t length = words.len / (Py_ssize_t)sizeof(int64_t);
+    Py_ssize_t there = events.len / (Py_ssize_t)sizeof(Event);
+    if (length < 1 || masks.len != words.len || state.len != (Py_ssize_t)sizeof(State)
+        || !is_sound(deeds.buf, deeds.len, length, state.buf, phases.buf, phases.len, other)) {
+        PyErr_SetString(PyExc_ValueError, "no cycle of events that can be repeated");
+        goto done;
+    }
+    Py_ssize_t stride = there / length, cycles;
+    PyObject *columns = PyBytes_FromStringAndSize(NULL, stride * (FIXED + 2 * phases.len) * (Py_ssize_t)sizeof(int64_t));
+    PyObject *arrivals = PyBytes_FromStringAndSize(NULL, stride * (Py_ssize_t)sizeof(Arrival));
+    if (columns != NULL && arrivals != NULL) {
+        Row sum;
+        int begun;
+        memset(&sum, 0, sizeof(sum));
+        PyThreadState *thread = there > MANY_EVENTS ? PyEval_SaveThread() : NULL;
+        cycles = count_alike(events.buf, there, words.buf, masks.buf, length, &begun);
+        work(events.buf, cycles, deeds.buf, deeds.len, state.buf, phases.buf, phases.len, other, first, ahead,
+             (int64_t *)PyBytes_AsString(columns), stride, &sum, (Arrival *)PyBytes_AsString(arrivals));
+        if (thread != NULL)
+            PyEval_RestoreThread(thread);
+        PyObject *totals = sums(&sum, phases.buf, phases.len);
+        if (totals != NULL)
+            answer = Py_BuildValue("nOnOOO", cycles, begun ? Py_True : Py_False, stride, columns, totals, arrivals);
+        Py_XDECREF(totals);
+    }
+    Py_XDECREF(columns);
+    Py_XDECREF(arrivals);
+done:
+    PyBuffer_Release(&events);
+    PyBuffer_Release(&words);
+    PyBuffer_Release(&masks);
+    PyBuffer_Release(&deeds);
+    PyBuffer_Release(&state);
+    PyBuffer_Release(&phases);
+    return answer;
+}
+
+static PyMethodDef functions[] = {
+    {"repeat", repeat, METH_VARARGS, "Do to the cycles that are alike what was done to one; see _templates.pyi."},
+    {NULL, NULL, 0, NULL}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_templates", "The recorder's work on steps alike.", -1,
+                                        functions, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC
+PyInit__templates(void)
+{
+    return PyModule_Create(&definition);
+}

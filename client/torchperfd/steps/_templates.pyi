@@ -1,0 +1,40 @@
+"""Types of the C module."""
+
+from array import array
+
+def repeat(
+    events: memoryview,
+    words: array[int],
+    masks: array[int],
+    deeds: bytes,
+    state: array[int],
+    phases: bytes,
+    other: int,
+    first: int,
+    ahead: int,
+    /,
+) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...], bytes]:
+    """Repeat ``deeds`` on the cycles that ``events`` begin with, whose words, masked, are ``words``.
+
+    Args:
+        events: Of a tape, from the first of a cycle on.
+        words: int64 per event of a cycle: what its word is, after masking.
+        masks: int64 per event: which bits of the word count.
+        deeds: Pairs of a deed and its operand, as :mod:`torchperfd.steps.templates` names them.
+        state: The recorder's at the edge: last, start, depth, then exclusive nanoseconds and phase by
+            depth. It is that after the last cycle upon return.
+        phases: Slots of all phases that occur, ``other`` among them.
+        other: The phase of no phase.
+        first: The first step's number within its kind.
+        ahead: Nanoseconds by which the wall clock is ahead of the tape's.
+
+    Returns:
+        How many cycles; whether the events end there or within what begins like another; the places in a
+        column; columns of int64, of which the first places are taken: number, kind, start, duration, samples,
+        then nanoseconds and calls of each phase; sums of nanoseconds, calls and squared nanoseconds of each
+        phase, and at last of duration, samples and squared duration; for as many places three int64: number,
+        and when the step came to its first and to its last collective, Unix nanoseconds, 0 without any.
+
+    Raises:
+        ValueError: What is to be repeated makes no sense.
+    """

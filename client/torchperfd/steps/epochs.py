@@ -1,0 +1,69 @@
+"""Passes over loaders: how long whole loops took, and the epochs that they make up."""
+
+from collections import OrderedDict
+from typing import Final
+
+from torchperfd.steps.totals import PhaseAccount
+
+# Iterators that are drawn from by turns; of a loop that was left early nothing is ever heard again.
+_MOST_AT_ONCE: Final = 8
+
+
+class Passes:
+    """Follows every iterator from its first draw until it is exhausted.
+
+    An epoch lasts from the beginning of a pass that trains to the beginning of the next; the
+    last one ends with its last pass.
+
+    Attributes:
+        epoch: The epochs that have ended.
+        train: The passes with training steps.
+        validate: The passes with validation steps only.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = PhaseAccount()
+        self.train = PhaseAccount()
+        self.validate = PhaseAccount()
+        # By iterator: when the pass began, and the steps there had been until then.
+        self._open: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
+        self._epoch_began = 0
+        self._last_ended = 0
+
+    def draw(self, iterator: int, now: int, trained: int, validated: int) -> None:
+        """An iterator is drawn from; so many training and validation steps have ended so far."""
+        if iterator not in self._open:
+            if len(self._open) >= _MOST_AT_ONCE:
+                self._open.popitem(last=False)
+            self._open[iterator] = (now, trained, validated)
+
+    def exhausted(self, iterator: int, now: int, trained: int, validated: int) -> None:
+        """An iterator has no more batches."""
+        began, trained_before, validated_before = self._open.pop(iterator, (now, trained, validated))
+        if trained > trained_before:
+            _add(self.train, now - began)
+            # A loop around the one whose passes are epochs makes none of its own.
+            if began >= self._epoch_began:
+                self._end_epoch(began)
+                self._epoch_began = began
+        elif validated > validated_before:
+            _add(self.validate, now - began)
+        else:
+            return
+        self._last_ended = max(self._last_ended, now)
+
+    def finish(self) -> None:
+        """The training is over, and with it the last epoch."""
+        self._end_epoch(self._last_ended)
+        self._epoch_began = 0
+        self._open.clear()
+
+    def _end_epoch(self, now: int) -> None:
+        if self._epoch_began:
+            _add(self.epoch, now - self._epoch_began)
+
+
+def _add(account: PhaseAccount, ns: int) -> None:
+    account.calls += 1
+    account.ns += ns
+    account.squares += float(ns) * ns

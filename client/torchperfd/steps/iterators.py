@@ -1,0 +1,66 @@
+"""Iterators over batches: which of them are gone by the time that another loop begins.
+
+A loop that is left early, by ``break`` or by an exception, does not exhaust its loader. Python drops the
+iterator then; what happens between that and the next loop is no step's.
+"""
+
+import sys
+import weakref
+from typing import Any, Final
+
+from torchperfd.events import Tape
+from torchperfd.events import codes as on_tape
+
+_MOST_KNOWN: Final = 8
+
+
+class Iterators:
+    """Knows the iterators that the followed thread draws from.
+
+    Nothing is called when an iterator is dropped: an exception that a signal handler raises there would be
+    lost. They are looked through when a loop begins.
+
+    Args:
+        tape: Where to write.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._known: dict[int, weakref.ref[Any]] = {}
+
+    def begin(self, iterator: Any) -> None:
+        """A loop is about to draw from an iterator, which may be one that was drawn from before."""
+        tape, known = self._tape, self._known
+        if not tape.here():
+            return
+        own = id(iterator)
+        for key, reference in list(known.items()):
+            alive = reference()
+            if alive is None or alive is iterator:
+                del known[key]
+                tape.mark(on_tape.LEFT, key)
+            elif _has_name(alive):
+                tape.mark(on_tape.LEFT, key | on_tape.LEFT_NAMED)
+        tape.mark(on_tape.PASS)
+        try:
+            known[own] = weakref.ref(iterator)
+        except TypeError:
+            return  # a list's, for example: when it is dropped stays unknown
+        if len(known) > _MOST_KNOWN:
+            del known[next(iter(known))]
+
+
+def _has_name(iterator: Any) -> bool:
+    """Return whether a module on the call stack holds it by a name, as no ``for`` loop does.
+
+    The local variables of functions are not asked for: up to Python 3.12 that keeps them alive.
+    """
+    frame, seen = sys._getframe(1), set()
+    while frame is not None:
+        names = frame.f_globals
+        if id(names) not in seen:
+            seen.add(id(names))
+            if any(value is iterator for value in list(names.values())):
+                return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

@@ -1,0 +1,116 @@
+"""Loop state: all that decides what an event of a training loop means."""
+
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from torchperfd.steps.drawn_batches import DrawnBatches
+from torchperfd.steps.recorder import Clock, Recorder
+from torchperfd.steps.step_state import StepState
+
+# What is held: the step before the open one, of which it is not known yet whether it ended there. Nothing; a
+# step that ended unless another optimizer steps; one that ended unless its batch goes on after a forward
+# without gradients; a batch without an optimizer step, whose gradients may yet be used; a draw for
+# evaluation, which may have been made ahead of its forward; or the beginning of a step, in which the loop has
+# turned to something else.
+NOTHING, STEPPED, EVALUATED, PENDING, UNSEEN, BEGUN = range(6)
+HELD: Final = ("nothing", "stepped", "evaluated", "pending", "unseen", "begun")
+"""Names of what can be held, by number."""
+
+UNKNOWN: Final = 0
+"""Number of an optimizer that is not known."""
+
+
+class StepWatcher(Protocol):
+    """Something that must act on the training thread at step edges: a capture."""
+
+    def train_edge(self, next_index: int) -> None:
+        """A training step has ended; ``next_index`` begins now."""
+
+    def validate_edge(self) -> None:
+        """A validation step has ended."""
+
+
+class LoopState:
+    """What is known of one training loop.
+
+    Args:
+        recorder: What times its steps.
+        clock: When the event happened that is being read.
+        present: Monotonic nanoseconds: what time it is.
+
+    Attributes:
+        train_steps: Training steps that have ended.
+        validate_steps: Validation steps that have ended.
+        micro_batches: Batches that went backward in those training steps; at least one each.
+        tokens: Tokens that the script has counted.
+        warmup_tokens: Those of the first training step.
+        backward_calls: Backward passes, whether or not they are part of a step.
+        optimizer_calls: Optimizer steps and calls of a ``GradScaler``.
+        refused: Optimizer steps that a ``GradScaler`` has refused.
+        unused: Batches whose gradients were zeroed before an optimizer used them.
+        ready: Batches that waited in the workers' queue at the newest draw, -1 without workers.
+        has_stepped: Whether an optimizer has ever stepped.
+        watcher: Is called at step edges.
+        held: What is held, one of ``HELD`` by number.
+        held_step: The held step.
+        step: The open step.
+        drawn: Which batches were drawn, and which of them used.
+        first_draw: Whether the newest draw was the step's first.
+        inner_samples: Samples that draws within the newest draw brought.
+        uncounted: Whether the newest batch's samples are unknown.
+        in_backward: An optimizer that stepped within the backward that is at work.
+        draws: Whether the loop draws at all.
+        draws_ahead: Whether it draws ahead of the use.
+        loader_ended: Whether the iterator has ended that it drew from last.
+        explicit: Whether the script says where steps end.
+        closer: The optimizer that steps last in a step.
+        newest_optimizers: Those of the newest step.
+        unstepped: Those that have never stepped.
+        acts: Whether its model acts: it is called without gradients before it ever trained.
+        model_trains: Whether a backward has followed a forward of its model.
+        trains_in_eval_mode: Whether it did in evaluation mode.
+        seen_evaluating: The iterator of whose batches an evaluation was seen.
+        evaluates_unseen: Whether draws are all that is to be seen of an evaluation.
+        iterator: Of the event: the iterator that is asked for a batch.
+        draws_for_evaluation: Of the event: whether the draw looks like one for evaluation.
+        optimizer: Of the event: the optimizer that steps.
+        drew_once: Of the event: whether the iterator that was left gave one batch only.
+    """
+
+    def __init__(
+        self, recorder: Recorder, clock: Clock, present: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.recorder = recorder
+        self.clock = clock
+        self.present = present
+        self.watcher: StepWatcher | None = None
+        self.train_steps = self.validate_steps = self.micro_batches = 0
+        self.tokens = self.warmup_tokens = 0
+        self.backward_calls = self.optimizer_calls = self.refused = self.unused = 0
+        self.ready = -1
+        self.has_stepped = False
+        self.held = NOTHING
+        self.held_step = StepState()
+        self.step = StepState()
+        self.drawn = DrawnBatches()
+        self.first_draw = self.uncounted = False
+        self.inner_samples = 0
+        self.in_backward = UNKNOWN
+        self.draws = self.draws_ahead = self.loader_ended = self.explicit = False
+        self.closer = UNKNOWN
+        self.newest_optimizers: frozenset[int] = frozenset()
+        self.unstepped: set[int] = set()
+        self.acts = self.model_trains = self.trains_in_eval_mode = False
+        self.seen_evaluating = 0
+        self.evaluates_unseen = False
+        self.iterator = 0
+        self.draws_for_evaluation = False
+        self.optimizer = UNKNOWN
+        self.drew_once = False
+
+    @property
+    def skipped(self) -> int:
+        """Optimizer steps that were called off: refused, or their gradients zeroed unused."""
+        # Where no optimizer is ever seen, it steps inside a compiled graph.
+        return self.refused + (self.unused if self.has_stepped else 0)

@@ -1,0 +1,182 @@
+"""What torchperfd costs training, and which detail it gives up to stay within a limit.
+
+The cost of one event is calibrated when the client attaches, and again every ten minutes. The overhead is
+that cost times the number of events, the cost of device marks, and the CPU time of the flusher's thread,
+which needs the interpreter; all of it divided by the time of the steps.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Final
+
+from torchperfd.events import Tape, Timed
+from torchperfd.events import codes as on_tape
+from torchperfd.safety.logs import log
+
+CHECK_EVERY_S: Final = 30.0
+"""Of training time: the overhead is the mean over so much of it."""
+CALIBRATE_EVERY_S: Final = 600.0
+
+DEGRADATIONS: Final = ("device times", "the phases within a step", "everything")
+"""What is given up, one after the other, where the limit is exceeded."""
+
+_LEAST_S: Final = 1.0
+"""Of training time, before which the overhead is unknown."""
+_PAIRS: Final = 32
+_EVICTING_BYTES: Final = 8 * 2**20
+"""More than a second-level cache holds: between two hooks torch runs, and evicts what they need."""
+_MARKS_PER_TIMED: Final = 32
+
+_WITHIN_A_STEP: Final = (on_tape.ZERO, on_tape.FORWARD, on_tape.BACKWARD, on_tape.COLLECTIVE)
+
+
+def event_seconds() -> float:
+    """Measure what writing one event takes, in seconds, with cold caches.
+
+    Takes some 30 ms of CPU time, and lets other threads run after each half millisecond.
+    """
+    tape = Tape(64)
+    timed = Timed(tape, _nothing, on_tape.BACKWARD, on_tape.BACKWARD_END)
+    evicting = bytes(_EVICTING_BYTES)
+    differences = []
+    for _ in range(_PAIRS):
+        differences.append(_cold_ns(timed, evicting) - _cold_ns(_nothing, evicting))
+        tape.skip(len(tape))
+    return max(0.0, statistics.median(differences)) / 2 / 1e9
+
+
+def _cold_ns(call: Callable[[], object], evicting: bytes) -> int:
+    time.sleep(0)  # training may want the interpreter
+    bytearray(evicting)
+    began = time.perf_counter_ns()
+    call()
+    return time.perf_counter_ns() - began
+
+
+class Overhead:
+    """Estimates the client's part of training time.
+
+    Args:
+        tape: What the hooks write on.
+        limit: The part of training time that may be spent on us; None for any.
+        clock: Monotonic seconds.
+        thread_clock: CPU seconds of the thread that calls :meth:`on_flush`.
+        calibrate: Measures what one event takes, in seconds.
+
+    Attributes:
+        limit: The same; may change.
+        degradation_level: How many of ``DEGRADATIONS`` have been given up.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        limit: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        thread_clock: Callable[[], float] = time.thread_time,
+        calibrate: Callable[[], float] = event_seconds,
+    ) -> None:
+        self.limit = limit
+        self.degradation_level = 0
+        self._tape = tape
+        self._clock = clock
+        self._thread_clock = thread_clock
+        self._calibrate = calibrate
+        self._calibrate_at = clock()
+        self._event_seconds: float | None = None
+        self._events = self._counted_events = 0
+        self._marks = self._counted_marks = 0
+        self._timed_marks = self._timed_marks_ns = 0
+        self._thread_seconds = 0.0
+        # Since the last check.
+        self._spent = 0.0
+        self._trained_before = self._trained = 0.0
+        self._checked_ratio: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Our part of training time, 0 to 1; None while it is not known."""
+        trained = self._trained - self._trained_before
+        if self._checked_ratio is None and trained >= _LEAST_S:
+            return self._spent / trained
+        return self._checked_ratio
+
+    def count(self, events: int) -> None:
+        """Add events that hooks have written."""
+        self._events += events
+
+    def timing(self, mark: Callable[[], int]) -> Callable[[], int]:
+        """Return what to call instead of a device's mark, so that its cost is known."""
+
+        def timed() -> int:
+            self._marks += 1
+            if self._marks % _MARKS_PER_TIMED:
+                return mark()
+            began = time.perf_counter_ns()
+            ticket = mark()
+            self._timed_marks_ns += time.perf_counter_ns() - began
+            self._timed_marks += 1
+            return ticket
+
+        return timed
+
+    def on_flush(self, trained_seconds: float) -> None:
+        """Add what was spent since the last call; belongs to the flusher's thread.
+
+        Args:
+            trained_seconds: The time of all steps so far.
+        """
+        if self._clock() >= self._calibrate_at:
+            self._recalibrate()
+        self._add_spent()
+        self._trained = trained_seconds
+        trained = trained_seconds - self._trained_before
+        if trained >= CHECK_EVERY_S:
+            self._checked_ratio = self._spent / trained
+            self._begin_period()
+            self._keep_within(self._checked_ratio)
+
+    def _recalibrate(self) -> None:
+        is_first = self._event_seconds is None
+        self._event_seconds = self._calibrate()
+        self._calibrate_at = self._clock() + CALIBRATE_EVERY_S
+        if is_first:
+            # No step has paid for what was done before it.
+            self._thread_seconds = self._thread_clock()
+
+    def _add_spent(self) -> None:
+        events, marks, thread_seconds = self._events, self._marks, self._thread_clock()
+        mark_seconds = self._timed_marks_ns / self._timed_marks / 1e9 if self._timed_marks else 0.0
+        self._spent += (events - self._counted_events) * (self._event_seconds or 0.0)
+        self._spent += (marks - self._counted_marks) * mark_seconds
+        self._spent += thread_seconds - self._thread_seconds
+        self._counted_events, self._counted_marks, self._thread_seconds = events, marks, thread_seconds
+
+    def _begin_period(self) -> None:
+        self._trained_before, self._spent = self._trained, 0.0
+
+    def _keep_within(self, ratio: float) -> None:
+        """Give up the next detail if we take more than is allowed."""
+        if self.limit is None or ratio <= self.limit or self.degradation_level == len(DEGRADATIONS):
+            return
+        if self.degradation_level == 0 and self._tape.ticket is None:
+            self.degradation_level = 1  # there are no device times
+        given_up = DEGRADATIONS[self.degradation_level]
+        self.degradation_level += 1
+        if self.degradation_level == 1:
+            self._tape.ticket = None
+        elif self.degradation_level == 2:
+            self._tape.muted |= sum(1 << code for code in _WITHIN_A_STEP)
+        else:
+            self._tape.thread = 0
+        log.warning(
+            "torchperfd takes %.2f %% of training time, above max_overhead (%.2f %%): it gives up %s",
+            100 * ratio,
+            100 * self.limit,
+            given_up,
+        )
+
+
+def _nothing() -> None:
+    pass

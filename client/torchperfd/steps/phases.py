@@ -1,0 +1,39 @@
+"""The names of phase slots: the built-in ones, then the user's in order of first use."""
+
+from torchperfd.steps.recorder import PHASE_SLOTS
+from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
+
+
+class PhaseNames:
+    """Hands out slots to user phases; past the limit they share ``other``'s."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = list(PHASES)
+        self._slots: dict[str, int] = {name: slot for slot, name in enumerate(PHASES)}
+        self.overflowed: set[str] = set()
+
+    def slot(self, name: str) -> int:
+        """Return the slot of ``name``, taking a new one when there is room.
+
+        Raises:
+            ValueError: ``name`` is empty, longer than 64 characters, or has control characters.
+        """
+        slot = self._slots.get(name)
+        if slot is not None:
+            return slot
+        if not name or len(name) > 64 or not name.isprintable():
+            raise ValueError(f"a phase name is 1 to 64 printable characters, not {name!r}")
+        if len(self._names) >= PHASE_SLOTS:
+            if len(self.overflowed) < MAX_USER_PHASES:
+                self.overflowed.add(name)
+            return self._slots["other"]
+        self._names.append(name)
+        self._slots[name] = len(self._names) - 1
+        return self._slots[name]
+
+    def name(self, slot: int) -> str:
+        """Return the name of a slot that was handed out."""
+        return self._names[slot]
+
+    def __len__(self) -> int:
+        return len(self._names)

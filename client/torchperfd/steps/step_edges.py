@@ -1,0 +1,226 @@
+"""Edges: what rules do with the open step and with the held one."""
+
+from collections.abc import Callable
+from typing import Final
+
+from torchperfd.steps.loop_state import (
+    BEGUN,
+    EVALUATED,
+    NOTHING,
+    PENDING,
+    STEPPED,
+    UNSEEN,
+    LoopState,
+)
+from torchperfd.steps.recorder import TRAIN, VALIDATE
+from torchperfd.steps.step_state import StepState
+
+Action = Callable[[LoopState], None]
+
+
+def close_train(state: LoopState) -> None:
+    """A training step ends here."""
+    _close_train(state, at_last=False)
+
+
+def close_train_earlier(state: LoopState) -> None:
+    """A training step has ended at its last event; what came since belongs to no step."""
+    _close_train(state, at_last=True)
+
+
+def _close_train(state: LoopState, *, at_last: bool) -> None:
+    recorder, step = state.recorder, state.step
+    unused = state.drawn.end_step(trained=True)
+    if unused:
+        recorder.samples -= unused
+    recorder.close(TRAIN, state.train_steps, at_last=at_last)
+    state.micro_batches += step.count_micro_batches()
+    _count_train_step(state)
+    state.newest_optimizers = frozenset(step.optimizers)
+    state.step = StepState()
+    if state.watcher is not None:
+        state.watcher.train_edge(state.train_steps)
+        # What the watcher did is our time, not the next step's.
+        recorder.skip(state.present())
+
+
+def _count_train_step(state: LoopState) -> None:
+    if not state.train_steps:
+        state.warmup_tokens = state.tokens
+    state.train_steps += 1
+
+
+def close_validate(state: LoopState) -> None:
+    """A validation step ends here."""
+    _close_validate(state, at_last=False)
+
+
+def close_validate_earlier(state: LoopState) -> None:
+    """A validation step has ended at its last event; what came since belongs to no step."""
+    _close_validate(state, at_last=True)
+
+
+def _close_validate(state: LoopState, *, at_last: bool) -> None:
+    recorder = state.recorder
+    if state.held:
+        recorder.separate()
+    _, ahead = state.drawn.use()
+    change = ahead - state.drawn.end_step(trained=False)
+    if change:
+        recorder.samples += change
+    recorder.close(VALIDATE, state.validate_steps, at_last=at_last)
+    state.validate_steps += 1
+    state.step = StepState()
+    if state.watcher is not None:
+        state.watcher.validate_edge()
+        recorder.skip(state.present())
+
+
+def forget(state: LoopState) -> None:
+    """The open step is none; its batches may yet be used."""
+    state.drawn.end_step(trained=False)
+    state.recorder.abandon()
+    state.step = StepState()
+
+
+def hold_stepped(state: LoopState) -> None:
+    """The step ended here unless another optimizer steps."""
+    _hold(state, STEPPED)
+
+
+def hold_evaluated(state: LoopState) -> None:
+    """The step ended here unless its batch goes on after a forward without gradients."""
+    _hold(state, EVALUATED)
+
+
+def hold_pending(state: LoopState) -> None:
+    """The batch has gradients that may yet be used."""
+    _hold(state, PENDING)
+
+
+def hold_pending_earlier(state: LoopState) -> None:
+    """The same, and what came since its last event belongs to no step."""
+    _hold(state, PENDING, at_last=True)
+
+
+def hold_unseen(state: LoopState) -> None:
+    """The draw for evaluation may have been made ahead of its forward."""
+    _hold(state, UNSEEN)
+
+
+def hold_begun(state: LoopState) -> None:
+    """The step has begun, and the loop turns to something else."""
+    _hold(state, BEGUN)
+
+
+def _hold(state: LoopState, kind: int, *, at_last: bool = False) -> None:
+    if state.held:
+        rejoin(state)
+    if kind == UNSEEN:
+        state.drawn.use()
+    if unused := state.drawn.end_step(trained=kind in (STEPPED, EVALUATED, PENDING)):
+        state.recorder.samples -= unused
+    state.recorder.hold(at_last=at_last)
+    state.held = kind
+    state.held_step, state.step = state.step, StepState()
+
+
+def rejoin(state: LoopState) -> None:
+    """The step had not ended where it was held."""
+    state.recorder.rejoin()
+    state.held = NOTHING
+    state.held_step.join(state.step)
+    state.step, state.held_step = state.held_step, StepState()
+
+
+def release(state: LoopState) -> None:
+    """The held step is a training step; what followed is the next one so far."""
+    state.held = NOTHING
+    state.recorder.release(TRAIN, state.train_steps)
+    state.micro_batches += state.held_step.count_micro_batches()
+    state.newest_optimizers = frozenset(state.held_step.optimizers)
+    _count_train_step(state)
+    if state.watcher is not None:
+        state.watcher.train_edge(state.train_steps)
+
+
+def release_validate(state: LoopState) -> None:
+    """The held step is a validation step."""
+    state.held = NOTHING
+    state.recorder.release(VALIDATE, state.validate_steps)
+    state.validate_steps += 1
+    if state.watcher is not None:
+        state.watcher.validate_edge()
+
+
+def discard(state: LoopState) -> None:
+    """What is held belongs to no step."""
+    state.held = NOTHING
+    state.recorder.discard()
+
+
+# What is noted.
+
+
+def note_closer(state: LoopState) -> None:
+    """The optimizer that stepped last in the open step ends steps from now on."""
+    state.closer = state.step.last_optimizer
+
+
+def note_held_closer(state: LoopState) -> None:
+    """The optimizer that stepped last in the held step ends steps from now on."""
+    state.closer = state.held_step.last_optimizer
+
+
+def note_unused(state: LoopState) -> None:
+    """The gradients of a batch went unused."""
+    state.unused += 1
+
+
+def note_unseen(state: LoopState) -> None:
+    """Draws are all that is to be seen of this loop's evaluation."""
+    state.evaluates_unseen = True
+
+
+def note_evaluation(state: LoopState) -> None:
+    """A batch is seen to be evaluated."""
+    state.evaluates_unseen = False
+    state.seen_evaluating = state.drawn.current
+    state.step.evaluated = True
+
+
+def note_evaluated(state: LoopState) -> None:
+    """The open step is an evaluation."""
+    state.step.evaluated = True
+
+
+def note_forward(state: LoopState) -> None:
+    """The open step has a forward with gradients."""
+    state.step.forward = True
+
+
+def note_zeroed(state: LoopState) -> None:
+    """The gradients of the newest backward are zeroed."""
+    state.step.zeroed = True
+
+
+def note_resumed(state: LoopState) -> None:
+    """The open step began before the validation that has ended."""
+    state.step.resumed = True
+
+
+def note_acting(state: LoopState) -> None:
+    """The model acts: there was nothing to evaluate yet."""
+    state.acts = True
+
+
+HELD_AFTER: Final[dict[Action, int]] = {
+    hold_stepped: STEPPED,
+    hold_evaluated: EVALUATED,
+    hold_pending: PENDING,
+    hold_pending_earlier: PENDING,
+    hold_unseen: UNSEEN,
+    hold_begun: BEGUN,
+    **dict.fromkeys((rejoin, release, release_validate, discard), NOTHING),
+}
+"""What is held after an action; others leave it as it was."""

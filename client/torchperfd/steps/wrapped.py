@@ -1,0 +1,58 @@
+"""What :meth:`torchperfd.client.Client.wrap` returns."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+from torchperfd.events import Tape
+from torchperfd.events import codes as on_tape
+
+T = TypeVar("T")
+
+
+class WrappedIterator(Generic[T], Iterator[T]):
+    """Iterates over something that is not a DataLoader, timing each ``next()`` as ``data``.
+
+    A DataLoader inside may be drawn from meanwhile: the batch that comes out here is the one that counts.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[T],
+        tape: Tape,
+        begins: Callable[[object], None],
+        samples_in: Callable[[Any], int],
+    ) -> None:
+        self._iterable = iterable
+        self._iterator: Iterator[T] | None = None
+        self._tape = tape
+        self._begins = begins
+        self._samples_in = samples_in
+
+    def __iter__(self) -> Iterator[T]:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> T:
+        """Return the next batch."""
+        if self._iterator is None:
+            self._iterator = iter(self._iterable)
+            self._begins(self)
+        tape = self._tape
+        here = tape.mark(on_tape.OUTER_DRAW, id(self) | _without_gradients())
+        try:
+            batch = next(self._iterator)
+        except BaseException:
+            if here:
+                tape.mark(on_tape.EXHAUSTED, id(self))
+            raise
+        if here:
+            tape.mark(on_tape.OUTER_DRAWN, self._samples_in(batch))
+        return batch
+
+
+def _without_gradients() -> int:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or torch.is_grad_enabled():
+        return 0
+    return on_tape.DRAW_WITHOUT_GRADIENTS
