@@ -21,14 +21,14 @@ import psutil
 from benchmarks.plain_step import plain_step
 
 import torchperfd
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 
 LIMIT_MB: Final = 2.0
 STEPS_PER_DRAIN: Final = 1000
 SAMPLES: Final = 10
 
 
-def train(tape: Tape, steps: int) -> None:
+def train(tape: EventBuffer, steps: int) -> None:
     """Write steps of six phases each."""
     for _ in range(steps):
         plain_step(tape)

@@ -1,6 +1,6 @@
 """What the hooks write on the tape of one plain training step, event by event."""
 
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.events import codes as on_tape
 
 EVENTS = (
@@ -17,7 +17,7 @@ EVENTS = (
 )
 
 
-def plain_step(tape: Tape) -> None:
+def plain_step(tape: EventBuffer) -> None:
     """Write of a draw, a zeroing of gradients, a forward, a backward and an optimizer step."""
     for code, argument in EVENTS:
         tape.mark(code, argument)

@@ -38,9 +38,9 @@ def cpu_ns(action: Callable[[], object], times: int = STEPS) -> float:
 
 def main() -> int:
     """Measure and print."""
-    kinds: dict[str, Any] = {"in Python": portable.Tape}
+    kinds: dict[str, Any] = {"in Python": portable.EventBuffer}
     if tapes.NATIVE:
-        kinds["in C"] = tapes.Tape
+        kinds["in C"] = tapes.EventBuffer
     measured: dict[str, list[float]] = {"perf_counter_ns, ten times": []}
     room = 1 << ((len(EVENTS) + 1) * STEPS).bit_length()
     replays = {name: Replay(kind(room), STEPS, Faults()) for name, kind in kinds.items()}

@@ -13,10 +13,10 @@ from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.job_capture import JobCapture
 from torchperfd.captures.manager import CaptureManager
+from torchperfd.daemon_session import DaemonSession
 from torchperfd.device.accelerator import Accelerator
-from torchperfd.dialogue import Dialogue
 from torchperfd.errors import CaptureError
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
 from torchperfd.hooks.compilations import Compilations
@@ -26,7 +26,7 @@ from torchperfd.hooks.torch_import import ModuleImport, when_torch_is_imported
 from torchperfd.identity import read_identity
 from torchperfd.link.flusher import Flusher
 from torchperfd.link.outbox import Outbox
-from torchperfd.link.process_counters import Tallies
+from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.link.stream import Stream
 from torchperfd.report import RankReport
 from torchperfd.safety.descriptors import DescriptorGuard
@@ -174,7 +174,7 @@ class Client:
         self._identity = read_identity(run=run, job_name=job)
         self._faults = Faults()
         self._names = PhaseNames()
-        self._tape = Tape(16 if inert else _TAPE_EVENTS, on_tape.TICKET)
+        self._tape = EventBuffer(16 if inert else _TAPE_EVENTS, on_tape.TICKET)
         if inert:
             self._tape.thread = 0
         self._iterators = Iterators(self._tape)
@@ -196,13 +196,13 @@ class Client:
         self._compilations = Compilations()
         self._loader = LoaderSampler()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
-        tallies = Tallies(
+        tallies = ProcessCounters(
             *(self._replay, self._pauses, self._compilations, self._accelerator, self._loader),
             hooks=lambda: self.hooks,
         )
         self._flusher = Flusher(self._replay, self._names, self._outbox, self._faults, tallies)
         self._tape.on_low = self._flusher.wake
-        self._dialogue = Dialogue(
+        self._dialogue = DaemonSession(
             self._identity,
             self._flusher,
             self._stacks,
@@ -612,7 +612,7 @@ class Phase:
 
     __slots__ = ("_slot", "_tape")
 
-    def __init__(self, tape: Tape, slot: int) -> None:
+    def __init__(self, tape: EventBuffer, slot: int) -> None:
         self._tape = tape
         self._slot = slot
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.faults import Faults
 from torchperfd.link.outbox import Outbox
 from torchperfd.safety import memory_file
@@ -58,7 +58,7 @@ class StackReporter:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: EventBuffer,
         replay: Replay,
         names: PhaseNames,
         outbox: "Outbox[session_pb2.ClientMessage]",

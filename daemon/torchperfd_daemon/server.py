@@ -39,7 +39,7 @@ from torchperfd_daemon.fleet import (
     parse_peers,
 )
 from torchperfd_daemon.fleet import listen as listen_to_fleet
-from torchperfd_daemon.goodput import FOLDER, Accountant, Book
+from torchperfd_daemon.goodput import FOLDER, GoodputStore, GoodputTracker
 from torchperfd_daemon.lifetime import Lifetime
 from torchperfd_daemon.listening import listen, own_socket, public_host
 from torchperfd_daemon.metrics import MetricsPage
@@ -133,7 +133,7 @@ class Daemon:
         self._coordinator = Coordinator(self._catalog)
         # Simulated ranks leave no accounts on the disk.
         goodput = None if settings.demo else settings.captures_dir / FOLDER
-        self._accountant = Accountant(self._store, Book(goodput, socket.gethostname()))
+        self._accountant = GoodputTracker(self._store, GoodputStore(goodput, socket.gethostname()))
         self._instance = secrets.token_hex(8)
         self._credentials = CredentialFiles(settings)
         self._interceptor = AuthInterceptor(self._credentials.current)

@@ -11,7 +11,7 @@ from torch import nn
 
 import torchperfd
 from torchperfd.steps.recorder import Recorder
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 
 HOW = (
     "pip install --no-deps torchvision==0.28.0 fastai fastcore fastprogress fastdownload fasttransform "
@@ -192,10 +192,10 @@ def test_medians_are_those_of_fastxtends_profiler(monkeypatch: pytest.MonkeyPatc
         opt_func=partial(SlowOptimizer, cbs=[sgd_step]),
         cbs=[theirs, profiler.SimpleProfilerPostCallback(), TorchperfdCallback()],
     )
-    drained: list[Stretch] = []
+    drained: list[StepBatch] = []
     drain = Recorder.drain
 
-    def keep(recorder: Recorder) -> list[Stretch]:
+    def keep(recorder: Recorder) -> list[StepBatch]:
         stretches = drain(recorder)
         drained.extend(stretches)
         return stretches

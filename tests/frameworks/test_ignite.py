@@ -10,14 +10,14 @@ import torchperfd
 pytest.importorskip("ignite.engine", reason="pip install pytorch-ignite")
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
 
-from torchperfd.integrations.ignite import EngineFollower, attach
+from torchperfd.integrations.ignite import EngineSession, attach
 
 TRAIN, VALIDATE, EPOCHS = 6, 3, 2
 
 
 def fit(
     follow: bool = True, accumulate: int = 1, train: Any = None, epoch_length: int | None = None
-) -> tuple[EngineFollower | None, list[float]]:
+) -> tuple[EngineSession | None, list[float]]:
     net = model()
     optimizer = torch.optim.Adam(net.parameters())
     trainer = create_supervised_trainer(

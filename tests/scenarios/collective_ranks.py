@@ -21,9 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchperfd
-from torchperfd.steps.arrivals import ArrivalBook, Arrivals
+from torchperfd.steps.arrivals import ArrivalRecorder, Arrivals
 from torchperfd.steps.recorder import COLLECTIVE_WAIT, LOSS, Recorder
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 
 LATE_S = 0.03
 STEPS = 8
@@ -126,21 +126,21 @@ class Drained:
     """All that the flusher has taken from the recorder, step by step."""
 
     def __init__(self) -> None:
-        self.stretches: list[Stretch] = []
+        self.stretches: list[StepBatch] = []
         self.arrivals: list[Arrivals] = []
-        drain_steps, drain_arrivals = Recorder.drain, ArrivalBook.drain
+        drain_steps, drain_arrivals = Recorder.drain, ArrivalRecorder.drain
 
-        def steps(recorder: Recorder) -> list[Stretch]:
+        def steps(recorder: Recorder) -> list[StepBatch]:
             drained = drain_steps(recorder)
             self.stretches += drained
             return drained
 
-        def arrivals(book: ArrivalBook) -> Arrivals:
+        def arrivals(book: ArrivalRecorder) -> Arrivals:
             self.arrivals.append(drain_arrivals(book))
             return self.arrivals[-1]
 
         Recorder.drain = steps  # type: ignore[method-assign,assignment]
-        ArrivalBook.drain = arrivals  # type: ignore[method-assign,assignment]
+        ArrivalRecorder.drain = arrivals  # type: ignore[method-assign,assignment]
 
     def clear(self) -> None:
         """Forget all so far."""

@@ -22,7 +22,7 @@ from torchperfd.captures.handle import Capture
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import ARBITER
 from torchperfd.steps.recorder import TRAIN, Recorder
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon import analysis
 
@@ -41,12 +41,12 @@ def unwatched() -> Iterator[None]:
 
 
 @pytest.fixture
-def drained(monkeypatch: pytest.MonkeyPatch) -> list[Stretch]:
+def drained(monkeypatch: pytest.MonkeyPatch) -> list[StepBatch]:
     """All steps that the flusher takes from recorders, before the client attaches."""
-    taken: list[Stretch] = []
+    taken: list[StepBatch] = []
     honest = Recorder.drain
 
-    def drain(recorder: Recorder) -> list[Stretch]:
+    def drain(recorder: Recorder) -> list[StepBatch]:
         stretches = honest(recorder)
         taken.extend(stretches)
         return stretches
@@ -154,7 +154,7 @@ def forever(batches: Any) -> Iterator[Any]:
 
 
 def test_capture_phases_are_the_recorders_and_hold_their_code(
-    drained: list[Stretch], client: torchperfd.Client
+    drained: list[StepBatch], client: torchperfd.Client
 ) -> None:
     model = MarkedModel()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

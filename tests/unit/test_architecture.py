@@ -1,17 +1,19 @@
-"""The drawing of the daemon is the contract, no command loads torch, and the command table is complete."""
+"""The drawings of both packages are the contracts; no command loads torch; the command table is complete."""
 
 import subprocess
 import sys
 import tomllib
 
+import pytest
 from tests.support.node import ROOT
 
 
-def test_architecture_daemon_drawing_is_the_contract() -> None:
+@pytest.mark.parametrize("package", ["client", "daemon"])
+def test_architecture_drawing_is_the_contract(package: str) -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (contract,) = (one for one in contracts if one["name"].startswith("In the daemon"))
+    (contract,) = (one for one in contracts if one["name"].startswith(f"In the {package}"))
     page = (ROOT / "docs" / "architecture.md").read_text()
-    drawing = page.split("## The daemon's rooms")[1].split("```")[1]
+    drawing = page.split(f"## The {package}'s rooms")[1].split("```")[1]
     assert drawing.split("\n")[1:-1] == contract["layers"]
 
 

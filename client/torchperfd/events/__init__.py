@@ -5,12 +5,12 @@ and in Python, for where there was none. Both write the same; the C one costs a 
 """
 
 try:
-    from torchperfd.events._native import Draws, Forward, Steps, Tape, Timed
+    from torchperfd.events._native import Draws, EventBuffer, Forward, Steps, Timed
 
     NATIVE = True
 except ImportError:
-    from torchperfd.events.reference import Draws, Forward, Steps, Tape, Timed  # type: ignore[assignment]
+    from torchperfd.events.reference import Draws, EventBuffer, Forward, Steps, Timed  # type: ignore[assignment]
 
     NATIVE = False
 
-__all__ = ["NATIVE", "Draws", "Forward", "Steps", "Tape", "Timed"]
+__all__ = ["NATIVE", "Draws", "EventBuffer", "Forward", "Steps", "Timed"]

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-class Tape:
+class EventBuffer:
     """Events of one thread, in a ring of fixed size."""
 
     def __init__(self, capacity: int, ticket_code: int = 0) -> None: ...
@@ -29,7 +29,7 @@ class Timed:
 
     original: Callable[..., Any]
     def __init__(
-        self, tape: Tape, original: Callable[..., Any], begin: int, end: int, failed: int = -1
+        self, tape: EventBuffer, original: Callable[..., Any], begin: int, end: int, failed: int = -1
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
@@ -40,7 +40,7 @@ class Draws:
     watching: bool
     def __init__(
         self,
-        tape: Tape,
+        tape: EventBuffer,
         original: Callable[[Any], Any],
         begin: int,
         end: int,
@@ -61,7 +61,7 @@ class Forward:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: EventBuffer,
         module: Any,
         compiled: Callable[..., Any] | None,
         grad_enabled: Callable[[], bool],
@@ -74,6 +74,8 @@ class Forward:
 class Steps:
     """What the hooks around every optimizer step call."""
 
-    def __init__(self, tape: Tape, known: dict[int, weakref.ref[Any]], begin: int, end: int) -> None: ...
+    def __init__(
+        self, tape: EventBuffer, known: dict[int, weakref.ref[Any]], begin: int, end: int
+    ) -> None: ...
     def begin(self, optimizer: object, /) -> bool: ...
     def end(self, optimizer: object, /) -> bool: ...

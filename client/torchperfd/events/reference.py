@@ -21,7 +21,7 @@ from torchperfd.safety.interrupts import is_from_script
 _MAX_PER_EVENT = 2  # the event, and a ticket for it
 
 
-class Tape:
+class EventBuffer:
     """Events of one thread, in a list of at most ``capacity``.
 
     Args:
@@ -166,7 +166,7 @@ class Timed(_Function):
     """
 
     def __init__(
-        self, tape: Tape, original: Callable[..., Any], begin: int, end: int, failed: int = -1
+        self, tape: EventBuffer, original: Callable[..., Any], begin: int, end: int, failed: int = -1
     ) -> None:
         self._tape = tape
         self.original = original
@@ -219,7 +219,7 @@ class Draws(_Function):
 
     def __init__(
         self,
-        tape: Tape,
+        tape: EventBuffer,
         original: Callable[[Any], Any],
         begin: int,
         end: int,
@@ -290,7 +290,7 @@ class Forward:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: EventBuffer,
         module: Any,
         compiled: Callable[..., Any] | None,
         grad_enabled: Callable[[], bool],
@@ -352,7 +352,7 @@ class Steps:
         end: Code of the event after.
     """
 
-    def __init__(self, tape: Tape, known: "dict[int, weakref.ref[Any]]", begin: int, end: int) -> None:
+    def __init__(self, tape: EventBuffer, known: "dict[int, weakref.ref[Any]]", begin: int, end: int) -> None:
         self._tape = tape
         self._known = known
         self._begin = begin

@@ -4,9 +4,9 @@ from torchperfd.hooks.context import HookContext, Models
 from torchperfd.hooks.frames import keep_classes_out_of_graphs, keep_functions_out_of_graphs, skip_code
 from torchperfd.hooks.patches import Patches
 from torchperfd.steps import loop_conditions, loop_rules, step_edges
-from torchperfd.steps.arrivals import ArrivalBook
+from torchperfd.steps.arrivals import ArrivalRecorder
 from torchperfd.steps.drawn_batches import DrawnBatches
-from torchperfd.steps.epochs import Passes
+from torchperfd.steps.epochs import EpochTracker
 from torchperfd.steps.iterators import Iterators
 from torchperfd.steps.loop import Loop
 from torchperfd.steps.loop_rules import Decision
@@ -26,6 +26,6 @@ def install(_context: HookContext) -> None:
     for module in (loop_conditions, loop_rules, step_edges):
         keep_functions_out_of_graphs(module)
     keep_classes_out_of_graphs(
-        *(Loop, LoopState, Decision, Recorder, ArrivalBook, Replay, Passes, Overhead),
+        *(Loop, LoopState, Decision, Recorder, ArrivalRecorder, Replay, EpochTracker, Overhead),
         *(HookContext, Models, Patches, Iterators, DrawnBatches, StepState),
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from torchperfd.events import Tape, Timed
+from torchperfd.events import EventBuffer, Timed
 from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
 from torchperfd.hooks.frames import keep_out_of_graphs
@@ -122,7 +122,9 @@ class HookContext:
 
     __slots__ = ("faults", "handles", "links", "name", "patches", "reason", "replay", "tape")
 
-    def __init__(self, name: str, tape: Tape, replay: Replay, faults: Faults, links: HookLinks) -> None:
+    def __init__(
+        self, name: str, tape: EventBuffer, replay: Replay, faults: Faults, links: HookLinks
+    ) -> None:
         self.name = name
         self.tape = tape
         self.replay = replay

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Final
 
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
 from torchperfd.hooks.compilations import Compilations
@@ -34,7 +34,7 @@ class Hooks:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: EventBuffer,
         replay: Replay,
         faults: Faults,
         sampler: LoaderSampler | None = None,

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.client import Client
-    from torchperfd.events import Tape
+    from torchperfd.events import EventBuffer
 
 # A name from these holds for every rank, and outranks what a framework calls its run.
 _NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "POD_UID")
 
 
-class Follower:
+class IntegrationSession:
     """Attaches the client for a framework's loop, if the script has not, and speaks to it.
 
     Args:
@@ -43,7 +43,7 @@ class Follower:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Frameworks pickle their callbacks: into spawned ranks, into exported models.
-        return Follower, (self._job, self._run)
+        return IntegrationSession, (self._job, self._run)
 
     @property
     def client(self) -> "Client | None":
@@ -51,7 +51,7 @@ class Follower:
         return self._client
 
     @property
-    def tape(self) -> "Tape | None":
+    def tape(self) -> "EventBuffer | None":
         """What to write events on, None where there is nothing to report."""
         client = self._client
         if not self._following or client is None or not client._tape.here():
@@ -142,10 +142,10 @@ def drawn_by_torch(loader: Any) -> bool:
 F = TypeVar("F", bound=Callable[..., None])
 
 
-def quietly(method: F) -> F:
+def suppress_errors(method: F) -> F:
     """Keep failures of a method from the framework: counted, logged once, switched off after ten.
 
-    Its object has the :class:`Follower` as ``follower``.
+    Its object has the :class:`IntegrationSession` as ``follower``.
     """
     place = f"integration {method.__module__.rpartition('.')[2]} {method.__name__}"
 

@@ -11,7 +11,7 @@ import torch
 from fastai.callback.core import Callback
 
 from torchperfd.events import codes as on_tape
-from torchperfd.integrations import Follower, quietly
+from torchperfd.integrations import IntegrationSession, suppress_errors
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
@@ -29,14 +29,14 @@ class TorchperfdCallback(Callback):
     order = 100
 
     def __init__(self, *, job: str | None = None, run: str | None = None) -> None:
-        self.follower = Follower(job, run)
+        self.follower = IntegrationSession(job, run)
 
     @property
     def client(self) -> "Client | None":
         """The client, None before ``fit``."""
         return self.follower.client
 
-    @quietly
+    @suppress_errors
     def before_fit(self) -> None:
         """Attach, unless this is no training: the learning rate finder, or predictions."""
         learner = self.learn
@@ -50,17 +50,17 @@ class TorchperfdCallback(Callback):
         self._time(optimizer, "step", on_tape.OPTIMIZER, on_tape.OPTIMIZER_END)
         self._time(optimizer, "zero_grad", on_tape.ZERO, on_tape.ZERO_END)
 
-    @quietly
+    @suppress_errors
     def after_train(self) -> None:
         """The last step has ended: what an epoch ends with belongs to none."""
         self.follower.between_loops()
 
-    @quietly
+    @suppress_errors
     def after_validate(self) -> None:
         """The last validation step has ended."""
         self.follower.between_loops()
 
-    @quietly
+    @suppress_errors
     def after_fit(self) -> None:
         """Put the optimizer back as it was, flush, and detach if we attached."""
         for name in ("step", "zero_grad"):

@@ -11,7 +11,7 @@ from ignite.engine import Engine, Events
 
 from torchperfd.events import codes as on_tape
 from torchperfd.hooks.batches import samples_in
-from torchperfd.integrations import Follower, drawn_by_torch, quietly
+from torchperfd.integrations import IntegrationSession, drawn_by_torch, suppress_errors
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def attach(
     engine: Engine, model: "nn.Module | None" = None, *, job: str | None = None, run: str | None = None
-) -> "EngineFollower":
+) -> "EngineSession":
     """Follow an engine's runs; do so before other handlers are added, to leave their time out of steps.
 
     Args:
@@ -30,7 +30,7 @@ def attach(
         job: What people call this kind of run; the script's name by default.
         run: The run's name; the launcher's by default.
     """
-    follower = EngineFollower(model, job=job, run=run)
+    follower = EngineSession(model, job=job, run=run)
     for event, handler in (
         (Events.STARTED, follower.started),
         (Events.GET_BATCH_STARTED, follower.draw_begins),
@@ -44,11 +44,11 @@ def attach(
     return follower
 
 
-class EngineFollower:
+class EngineSession:
     """What follows one engine; made by :func:`attach`."""
 
     def __init__(self, model: "nn.Module | None", *, job: str | None, run: str | None) -> None:
-        self.follower = Follower(job, run)
+        self.follower = IntegrationSession(job, run)
         self._model = model
         self._drawing = False
 
@@ -57,33 +57,33 @@ class EngineFollower:
         """The client, None before the engine runs."""
         return self.follower.client
 
-    @quietly
+    @suppress_errors
     def started(self, engine: Engine) -> None:
         """Attach; a step of the engine that runs this one has ended."""
         self.follower.begin(self._model)
         self.follower.between_loops()
 
-    @quietly
+    @suppress_errors
     def draw_begins(self, engine: Engine) -> None:
         """Draw, unless it is a DataLoader that does: the automatic hooks see those."""
         if self.follower.tape is not None and not drawn_by_torch(engine.state.dataloader):
             self._drawing = True
             self.follower.mark(on_tape.OUTER_DRAW)
 
-    @quietly
+    @suppress_errors
     def drawn(self, engine: Engine) -> None:
         """The batch is here; its samples count once."""
         if self._drawing:
             self._drawing = False
             self.follower.mark(on_tape.OUTER_DRAWN, samples_in(engine.state.batch))
 
-    @quietly
+    @suppress_errors
     def epoch_completed(self, engine: Engine) -> None:
         """The last step has ended."""
         self._drawing = False
         self.follower.between_loops()
 
-    @quietly
+    @suppress_errors
     def completed(self, engine: Engine) -> None:
         """Flush, and detach if we attached."""
         self.follower.end()

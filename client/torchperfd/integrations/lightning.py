@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.events import codes as on_tape
 from torchperfd.hooks.batches import samples_in
-from torchperfd.integrations import Follower, drawn_by_torch, quietly
+from torchperfd.integrations import IntegrationSession, drawn_by_torch, suppress_errors
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -59,7 +59,7 @@ class Profiler(pl.profilers.Profiler):
         around: "pl.profilers.Profiler | None" = None,
     ) -> None:
         super().__init__()
-        self.follower = Follower(job, run)
+        self.follower = IntegrationSession(job, run)
         self.draws = False
         """Whether batches come from what the automatic hooks do not see."""
         self._manual = False
@@ -77,7 +77,7 @@ class Profiler(pl.profilers.Profiler):
         super().setup(stage, local_rank, log_dir)
         self.attach(getattr(self, "_lightning_module", None))
 
-    @quietly
+    @suppress_errors
     def attach(self, module: "pl.LightningModule | None") -> None:
         """Attach the client, unless it is."""
         self._actions.clear()
@@ -125,12 +125,12 @@ class Profiler(pl.profilers.Profiler):
             self._end()
         super().teardown(stage)
 
-    @quietly
+    @suppress_errors
     def _end(self) -> None:
         self._trainer = None
         self.follower.end()
 
-    @quietly
+    @suppress_errors
     def _report(self, action_name: str, side: int) -> None:
         if self.follower.tape is None:
             return
@@ -211,7 +211,7 @@ class Callback(pl.Callback):
         self._replaced: pl.profilers.Profiler | None = None
 
     @property
-    def follower(self) -> Follower:
+    def follower(self) -> IntegrationSession:
         """What speaks to the client."""
         return self._profiler.follower
 
@@ -220,7 +220,7 @@ class Callback(pl.Callback):
         """The client, None before ``fit``."""
         return self.follower.client
 
-    @quietly
+    @suppress_errors
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
         """Attach, and listen to what the trainer tells its profiler."""
         if isinstance(trainer.profiler, Profiler):
@@ -232,13 +232,13 @@ class Callback(pl.Callback):
             self._profiler._around = self._replaced
         trainer.profiler = self._profiler
 
-    @quietly
+    @suppress_errors
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count the samples of a batch that no DataLoader drew."""
         if self._profiler.draws:
             self.follower.mark(on_tape.SAMPLES, samples_in(batch))
 
-    @quietly
+    @suppress_errors
     def teardown(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
         """Flush, detach if we attached, and give the trainer its profiler back."""
         if self._replaced is not None:

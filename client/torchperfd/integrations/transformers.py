@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.trainer_callback import TrainerCallback
 
 from torchperfd.events import codes as on_tape
-from torchperfd.integrations import Follower, quietly
+from torchperfd.integrations import IntegrationSession, suppress_errors
 
 if TYPE_CHECKING:
     from torchperfd.client import Client
@@ -24,7 +24,7 @@ class TorchperfdCallback(TrainerCallback):
     """
 
     def __init__(self, *, job: str | None = None, run: str | None = None) -> None:
-        self.follower = Follower(job, run)
+        self.follower = IntegrationSession(job, run)
         self._saving = False
 
     @property
@@ -32,7 +32,7 @@ class TorchperfdCallback(TrainerCallback):
         """The client, None before ``train()``."""
         return self.follower.client
 
-    @quietly
+    @suppress_errors
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Attach."""
         # Older versions fill an unset run_name with the output directory.
@@ -40,40 +40,40 @@ class TorchperfdCallback(TrainerCallback):
         self._saving = False
         self.follower.begin(model, job=type(model).__name__ if model is not None else None, run=named)
 
-    @quietly
+    @suppress_errors
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A save that was announced has not come."""
         self._saved()
 
-    @quietly
+    @suppress_errors
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """What follows is logging, then evaluation, then saving, as far as ``control`` says so."""
         if not control.should_log and not control.should_evaluate:
             self._save_begins(control)
 
-    @quietly
+    @suppress_errors
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Logging is done; evaluation or saving is next."""
         if not control.should_evaluate:
             self._save_begins(control)
 
-    @quietly
+    @suppress_errors
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The evaluation is over, and with it its last step; saving is next."""
         self.follower.between_loops()
         self._save_begins(control)
 
-    @quietly
+    @suppress_errors
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The checkpoint is written."""
         self._saved()
 
-    @quietly
+    @suppress_errors
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The last step has ended: what an epoch ends with belongs to none."""
         self.follower.between_loops()
 
-    @quietly
+    @suppress_errors
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Flush, and detach if we attached."""
         self.follower.end()

@@ -13,13 +13,13 @@ from torchperfd.faults import Faults
 from torchperfd.framework import framework_around
 from torchperfd.link.flush_schedule import FlushState, is_report_due, next_flush
 from torchperfd.link.outbox import Outbox
-from torchperfd.link.process_counters import Tallies
+from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.steps.loader_use import LoaderUse, available_cpus
 from torchperfd.steps.pace import Pace
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import TRAIN
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 from torchperfd.steps.totals import Account
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Flusher:
         names: PhaseNames,
         outbox: "Outbox[session_pb2.ClientMessage]",
         faults: Faults,
-        tallies: Tallies,
+        tallies: ProcessCounters,
     ) -> None:
         self.account = Account()
         self._replay = replay
@@ -73,7 +73,7 @@ class Flusher:
         self._requests: deque[tuple[LockType, bool]] = deque()
         self._is_running = False
         self._stopping = False
-        self._unsent: list[Stretch] = []
+        self._unsent: list[StepBatch] = []
         self._state = 0
         self._steps_say = 0
         self._framework = ""

@@ -11,10 +11,10 @@ from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
 from torchperfd.steps.recorder import DATA
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.totals import Account, GcAccount, PhaseAccount
+from torchperfd.steps.totals import Account, GcTotals, PhaseTotals
 
 
-class Tallies:
+class ProcessCounters:
     """Reads the counters of the loop, the garbage collector, the compiler and the device; no lock.
 
     Args:
@@ -54,10 +54,10 @@ class Tallies:
         loop = self._loop
         account.train.micro_batches = loop.micro_batches
         account.train.skipped = loop.skipped
-        account.checkpoint = PhaseAccount(loop.saves, loop.save_ns, loop.save_squares)
+        account.checkpoint = PhaseTotals(loop.saves, loop.save_ns, loop.save_squares)
         self._count_pauses(account)
         self._compilations.follow()
-        account.compiled = PhaseAccount(self._compilations.calls, self._compilations.ns)
+        account.compiled = PhaseTotals(self._compilations.calls, self._compilations.ns)
         account.ready = loop.ready if loop.ready >= 0 else None
         account.train.tokens, account.warmup.tokens = loop.tokens, loop.warmup_tokens
         passes = self._replay.passes
@@ -89,5 +89,5 @@ class Tallies:
             self._began_ns = account.began_ns - offset
         self._pauses.settle(self._began_ns, account.ended_ns - offset)
         account.gc = tuple(
-            GcAccount(calls, ns) for calls, ns in zip(self._pauses.calls, self._pauses.ns, strict=True)
+            GcTotals(calls, ns) for calls, ns in zip(self._pauses.calls, self._pauses.ns, strict=True)
         )

@@ -14,8 +14,8 @@ from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import TRAIN, VALIDATE
-from torchperfd.steps.step_batch import Stretch
-from torchperfd.steps.totals import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
+from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.totals import Account, CudaMemory, GcTotals, KindTotals, PhaseTotals
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -51,7 +51,7 @@ def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
 
 
 def step_batch(
-    stretches: Sequence[Stretch], names: PhaseNames, arrivals: Arrivals | None = None
+    stretches: Sequence[StepBatch], names: PhaseNames, arrivals: Arrivals | None = None
 ) -> session_pb2.ClientMessage:
     """Pack drained steps; phases that never occur in them take no room, nor do arrivals."""
     batch = session_pb2.StepBatch(
@@ -135,7 +135,7 @@ def read_account(message: session_pb2.Account, names: PhaseNames) -> Account:
         began_ns=message.began_ns,
         ended_ns=message.ended_ns,
         checkpoint=_read_phase(message.checkpoint),
-        gc=tuple(GcAccount(pauses.calls, pauses.ns) for pauses in message.gc),
+        gc=tuple(GcTotals(pauses.calls, pauses.ns) for pauses in message.gc),
         compiled=_read_phase(message.compiled),
         ready=message.loader_ready if message.HasField("loader_ready") else None,
         epoch=_read_phase(message.epoch),
@@ -163,7 +163,7 @@ def _read_loader(packed: session_pb2.LoaderUse) -> LoaderUse:
     return LoaderUse(**{field.name: value for field, value in packed.ListFields()})
 
 
-def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindAccount, names: PhaseNames) -> None:
+def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindTotals, names: PhaseNames) -> None:
     packed.kind = session_pb2.StepKind.ValueType(kind)
     packed.steps, packed.step_ns, packed.samples = totals.steps, totals.ns, totals.samples
     packed.sum_squares_ns2, packed.tokens = totals.squares, totals.tokens
@@ -173,7 +173,7 @@ def _pack_kind(packed: session_pb2.KindAccount, kind: int, totals: KindAccount, 
             _pack_phase(packed.phases.add(phase=names.name(slot)), totals.phases[slot])
 
 
-def _read_kind(packed: session_pb2.KindAccount, totals: KindAccount, names: PhaseNames) -> None:
+def _read_kind(packed: session_pb2.KindAccount, totals: KindTotals, names: PhaseNames) -> None:
     totals.steps, totals.ns, totals.samples = packed.steps, packed.step_ns, packed.samples
     totals.squares, totals.tokens = packed.sum_squares_ns2, packed.tokens
     totals.micro_batches, totals.skipped = packed.micro_batches, packed.skipped
@@ -187,16 +187,14 @@ def _read_kind(packed: session_pb2.KindAccount, totals: KindAccount, names: Phas
         own.device_calls += told.device_calls
 
 
-def _pack_phase(packed: session_pb2.PhaseAccount, totals: PhaseAccount) -> None:
+def _pack_phase(packed: session_pb2.PhaseAccount, totals: PhaseTotals) -> None:
     packed.calls, packed.ns, packed.sum_squares_ns2 = totals.calls, totals.ns, totals.squares
     if totals.device_calls:
         packed.device_ns, packed.device_calls = totals.device_ns, totals.device_calls
 
 
-def _read_phase(packed: session_pb2.PhaseAccount) -> PhaseAccount:
-    return PhaseAccount(
-        packed.calls, packed.ns, packed.sum_squares_ns2, packed.device_ns, packed.device_calls
-    )
+def _read_phase(packed: session_pb2.PhaseAccount) -> PhaseTotals:
+    return PhaseTotals(packed.calls, packed.ns, packed.sum_squares_ns2, packed.device_ns, packed.device_calls)
 
 
 def _zeros(steps: int) -> "array[int]":

@@ -11,7 +11,7 @@ from typing import Any, Final
 from torchperfd import fields
 from torchperfd.fields import Field
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, KindAccount
+from torchperfd.steps.totals import Account, KindTotals
 
 _LABELS: Final = ("run", "rank")
 
@@ -60,7 +60,7 @@ class Exporter:
         if account.overhead is not None:
             yield self._family(fields.OVERHEAD, account.overhead)
 
-    def _phases(self, train: KindAccount) -> Any:
+    def _phases(self, train: KindTotals) -> Any:
         from prometheus_client.core import CounterMetricFamily
 
         phases = CounterMetricFamily(

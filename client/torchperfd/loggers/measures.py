@@ -1,7 +1,7 @@
 """What loggers are sent: the means of the steps between two readings of the account. Pure."""
 
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, KindAccount
+from torchperfd.steps.totals import Account, KindTotals
 
 
 def measures(before: Account, now: Account, names: PhaseNames) -> dict[str, float]:
@@ -18,7 +18,7 @@ def measures(before: Account, now: Account, names: PhaseNames) -> dict[str, floa
     return found
 
 
-def _kind(kind: str, steps: KindAccount, names: PhaseNames) -> dict[str, float]:
+def _kind(kind: str, steps: KindTotals, names: PhaseNames) -> dict[str, float]:
     if steps.steps <= 0:
         return {}
     found = {f"torchperfd/{kind}/step_seconds": steps.mean_seconds}
@@ -37,7 +37,7 @@ def _kind(kind: str, steps: KindAccount, names: PhaseNames) -> dict[str, float]:
     return found
 
 
-def _beside(now: Account, train: KindAccount) -> dict[str, float]:
+def _beside(now: Account, train: KindTotals) -> dict[str, float]:
     found: dict[str, float] = {}
     utilization = now.flops_utilization(train)
     if utilization is not None:

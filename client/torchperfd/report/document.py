@@ -4,7 +4,7 @@ from typing import Any
 
 from torchperfd.report.numbers import between_ns, fit_ns, steady_steps
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, KindAccount, PhaseAccount
+from torchperfd.steps.totals import Account, KindTotals, PhaseTotals
 
 
 def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, A
     }
 
 
-def _kind(kind: KindAccount, names: PhaseNames) -> dict[str, Any]:
+def _kind(kind: KindTotals, names: PhaseNames) -> dict[str, Any]:
     slots = [slot for slot in range(len(names)) if kind.phases[slot].calls]
     slots.sort(key=lambda slot: -kind.phases[slot].ns)
     return {
@@ -68,7 +68,7 @@ def _kind(kind: KindAccount, names: PhaseNames) -> dict[str, Any]:
     }
 
 
-def _times(phase: PhaseAccount) -> dict[str, Any]:
+def _times(phase: PhaseTotals) -> dict[str, Any]:
     return {
         "calls": phase.calls,
         "seconds_total": phase.seconds,
@@ -77,7 +77,7 @@ def _times(phase: PhaseAccount) -> dict[str, Any]:
     }
 
 
-def _on_device(phase: PhaseAccount) -> dict[str, Any] | None:
+def _on_device(phase: PhaseTotals) -> dict[str, Any] | None:
     if not phase.device_calls:
         return None
     return {

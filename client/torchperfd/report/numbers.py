@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, CudaMemory, KindAccount
+from torchperfd.steps.totals import Account, CudaMemory, KindTotals
 
 FIT = "fit"
 EPOCH = "epoch"
@@ -118,7 +118,7 @@ def tabulate(rank: int, account: Account, names: PhaseNames, *, dropped: int) ->
     )
 
 
-def steady_steps(account: Account) -> KindAccount:
+def steady_steps(account: Account) -> KindTotals:
     """Return the training steps that means are made of: those after the first, where it is kept apart."""
     return account.steady() if _apart(account) else account.train
 
@@ -142,7 +142,7 @@ def _apart(account: Account) -> bool:
     return account.train.steps > 1 and account.warmup.steps > 0
 
 
-def _rows(account: Account, train: KindAccount, names: PhaseNames, *, apart: bool) -> Iterator[Row]:
+def _rows(account: Account, train: KindTotals, names: PhaseNames, *, apart: bool) -> Iterator[Row]:
     fit = fit_ns(account)
     if not account.train.steps and not account.validate.steps:
         return
@@ -212,7 +212,7 @@ def _notes(account: Account, *, dropped: int, apart: bool) -> Iterator[str]:
             yield f"hook {hook.name} is off: {hook.reason}; what it measures is missing"
 
 
-def _mean(kind: KindAccount) -> float | None:
+def _mean(kind: KindTotals) -> float | None:
     return kind.mean_seconds if kind.steps else None
 
 

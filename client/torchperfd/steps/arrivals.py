@@ -25,7 +25,7 @@ class Arrivals:
     last_ns: "array[int]"
 
 
-class ArrivalBook:
+class ArrivalRecorder:
     """Writes arrivals down, step by step, as the recorder does times; in bounded memory.
 
     The recorder writes, the flusher drains; who writes meanwhile writes behind what is drained.

@@ -3,13 +3,13 @@
 from collections import OrderedDict
 from typing import Final
 
-from torchperfd.steps.totals import PhaseAccount
+from torchperfd.steps.totals import PhaseTotals
 
 # Iterators that are drawn from by turns; of a loop that was left early nothing is ever heard again.
 _MOST_AT_ONCE: Final = 8
 
 
-class Passes:
+class EpochTracker:
     """Follows every iterator from its first draw until it is exhausted.
 
     An epoch lasts from the beginning of a pass that trains to the beginning of the next; the
@@ -22,9 +22,9 @@ class Passes:
     """
 
     def __init__(self) -> None:
-        self.epoch = PhaseAccount()
-        self.train = PhaseAccount()
-        self.validate = PhaseAccount()
+        self.epoch = PhaseTotals()
+        self.train = PhaseTotals()
+        self.validate = PhaseTotals()
         # By iterator: when the pass began, and the steps there had been until then.
         self._open: OrderedDict[int, tuple[int, int, int]] = OrderedDict()
         self._epoch_began = 0
@@ -63,7 +63,7 @@ class Passes:
             _add(self.epoch, now - self._epoch_began)
 
 
-def _add(account: PhaseAccount, ns: int) -> None:
+def _add(account: PhaseTotals, ns: int) -> None:
     account.calls += 1
     account.ns += ns
     account.squares += float(ns) * ns

@@ -8,7 +8,7 @@ import sys
 import weakref
 from typing import Any, Final
 
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.events import codes as on_tape
 
 _MOST_KNOWN: Final = 8
@@ -24,7 +24,7 @@ class Iterators:
         tape: Where to write.
     """
 
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, tape: EventBuffer) -> None:
         self._tape = tape
         self._known: dict[int, weakref.ref[Any]] = {}
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from torchperfd.events import Tape, Timed
+from torchperfd.events import EventBuffer, Timed
 from torchperfd.events import codes as on_tape
 from torchperfd.safety.logs import log
 
@@ -36,7 +36,7 @@ def event_seconds() -> float:
 
     Takes some 30 ms of CPU time, and lets other threads run after each half millisecond.
     """
-    tape = Tape(64)
+    tape = EventBuffer(64)
     timed = Timed(tape, _nothing, on_tape.BACKWARD, on_tape.BACKWARD_END)
     evicting = bytes(_EVICTING_BYTES)
     differences = []
@@ -71,7 +71,7 @@ class Overhead:
 
     def __init__(
         self,
-        tape: Tape,
+        tape: EventBuffer,
         limit: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         thread_clock: Callable[[], float] = time.thread_time,

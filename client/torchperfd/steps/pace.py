@@ -6,7 +6,7 @@ from statistics import fmean, median
 from typing import Final
 
 from torchperfd.steps.recorder import TRAIN
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 
 _REMEMBERED: Final = 64
 _RARE: Final = 3
@@ -20,7 +20,7 @@ class Pace:
         self._recent: deque[int] = deque(maxlen=_REMEMBERED)
         self._phases: dict[int, deque[int]] = {}
 
-    def fold(self, drained: Iterable[Stretch]) -> None:
+    def fold(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, whatever their kinds."""
         for stretch in drained:
             if stretch.kind[0] != TRAIN:

@@ -13,8 +13,8 @@ from array import array
 from operator import mul
 from typing import Final, Protocol
 
-from torchperfd.steps.arrivals import ArrivalBook
-from torchperfd.steps.step_batch import PhaseColumns, Stretch
+from torchperfd.steps.arrivals import ArrivalRecorder
+from torchperfd.steps.step_batch import PhaseColumns, StepBatch
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 PHASE_SLOTS: Final = len(PHASES) + MAX_USER_PHASES
@@ -120,7 +120,7 @@ class Recorder:
         self.samples = 0
         self.recorded = 0
         self.dropped = 0
-        self.arrivals = ArrivalBook()
+        self.arrivals = ArrivalRecorder()
         """When the steps' collectives were come to."""
         self.device: DeviceClock | None = None
         self.ticket = -1
@@ -140,7 +140,7 @@ class Recorder:
         self._exclusive = [0] * (MAX_DEPTH + 1)
         self._written = 0
         self._read = 0
-        self._taken: list[Stretch] = []
+        self._taken: list[StepBatch] = []
         # Steps that may be written until somebody drains.
         self._bound = capacity
         self.wall_offset = 0
@@ -458,7 +458,7 @@ class Recorder:
         """Return where it stands at an edge: last, start, depth; exclusive ns, phase by depth."""
         return array("q", (self.last, self._start, self.depth, *self._exclusive, *self._stack))
 
-    def stand_at(self, standing: "array[int]", stretch: Stretch) -> None:
+    def stand_at(self, standing: "array[int]", stretch: StepBatch) -> None:
         """Go on from the edge after a stretch, which comes after all that was recorded so far."""
         self.last, self._start, depth = standing[:3]
         self._exclusive[: depth + 1] = standing[3 : 4 + depth]
@@ -504,13 +504,13 @@ class Recorder:
 
     # The draining side.
 
-    def drain(self) -> list[Stretch]:
+    def drain(self) -> list[StepBatch]:
         """Take the finished steps, oldest first."""
         self.make_room()
         taken, self._taken = self._taken, []
         return taken
 
-    def _take(self) -> list[Stretch]:
+    def _take(self) -> list[StepBatch]:
         read, written = self._read, self._written
         rows = [self._ring[number % (self.capacity + 1)] for number in range(read, written)]
         stretches, start = [], 0
@@ -533,7 +533,7 @@ def _follows(row: list[int], following: list[int]) -> bool:
     return index > 0 or kind != TRAIN
 
 
-def _stretch(rows: list[list[int]]) -> Stretch:
+def _stretch(rows: list[list[int]]) -> StepBatch:
     columns = [*zip(*rows, strict=True)]
     duration = columns[_DURATION]
     phases = {}
@@ -548,7 +548,7 @@ def _stretch(rows: list[list[int]]) -> Stretch:
                 total_calls=sum(calls),
                 squares=float(sum(columns[_SQUARES + slot])),
             )
-    return Stretch(
+    return StepBatch(
         index=_column(columns[_INDEX]),
         kind=_column(columns[_KIND]),
         start=_column(columns[_START]),

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from struct import calcsize, iter_unpack, unpack_from
 from typing import Any, Final
 
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps import templates as cycles
-from torchperfd.steps.epochs import Passes
+from torchperfd.steps.epochs import EpochTracker
 from torchperfd.steps.loop import Loop, StepWatcher
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.recorder import BACKWARD, DATA, DeviceClock, Recorder
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 from torchperfd.steps.templates import Cycles, Scribe
 
 _EVENT_BYTES: Final = calcsize(on_tape.EVENT_FORMAT)
@@ -46,8 +46,10 @@ class Replay:
         follower: Called on the training thread after each event that it has read along, unless None.
     """
 
-    def __init__(self, tape: Tape, capacity: int, faults: Faults, overhead: Overhead | None = None) -> None:
-        self.passes = Passes()
+    def __init__(
+        self, tape: EventBuffer, capacity: int, faults: Faults, overhead: Overhead | None = None
+    ) -> None:
+        self.passes = EpochTracker()
         self.overhead = overhead or Overhead(tape)
         self.now = time.perf_counter_ns()
         self.follower: Callable[[], None] | None = None
@@ -113,7 +115,7 @@ class Replay:
         else:
             self.catch_up()
 
-    def drain(self, *, again: bool = False) -> list[Stretch]:
+    def drain(self, *, again: bool = False) -> list[StepBatch]:
         """Catch up, and take all steps that have ended."""
         with self._lock:
             self.catch_up(again=again)

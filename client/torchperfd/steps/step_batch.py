@@ -24,7 +24,7 @@ class PhaseColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StepBatch:
     """Finished steps, at least one. Columns are of int64. The first training step of all is one of its own.
 
     Attributes:

@@ -18,7 +18,7 @@ from torchperfd.events import codes as on_tape
 from torchperfd.steps.arrivals import STEP_BYTES
 from torchperfd.steps.loop import Loop
 from torchperfd.steps.recorder import COLLECTIVE_WAIT, MAX_DEPTH, OTHER, TRAIN, Recorder
-from torchperfd.steps.step_batch import PhaseColumns, Stretch
+from torchperfd.steps.step_batch import PhaseColumns, StepBatch
 
 try:
     from torchperfd.steps import _templates
@@ -191,14 +191,14 @@ class Cycle:
 
     def stretch(
         self, count: int, places: int, columns: bytes, sums: tuple[tuple[int, int, float], ...]
-    ) -> Stretch:
+    ) -> StepBatch:
         """Return so many steps like this one, as C gives them."""
         all_places = memoryview(columns).cast("q")
         index, kind, start, duration, samples, *phases = (
             all_places[at : at + count] for at in range(0, len(all_places), places)
         )
         total_ns, total_samples, squares = sums[-1]
-        return Stretch(
+        return StepBatch(
             index=index,
             kind=kind,
             start=start,

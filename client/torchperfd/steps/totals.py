@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from torchperfd.hook_state import HookState
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.recorder import PHASE_SLOTS, TRAIN, VALIDATE
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 
 
 @dataclass(slots=True)
-class PhaseAccount:
+class PhaseTotals:
     """Totals of one phase.
 
     Attributes:
@@ -48,9 +48,9 @@ class PhaseAccount:
         """Mean time of a call on the device; None where none was timed there."""
         return self.device_ns / self.device_calls / 1e9 if self.device_calls else None
 
-    def minus(self, part: "PhaseAccount") -> "PhaseAccount":
+    def minus(self, part: "PhaseTotals") -> "PhaseTotals":
         """Return what remains without ``part``, which is contained in this."""
-        return PhaseAccount(
+        return PhaseTotals(
             calls=self.calls - part.calls,
             ns=self.ns - part.ns,
             squares=max(0.0, self.squares - part.squares),
@@ -60,7 +60,7 @@ class PhaseAccount:
 
 
 @dataclass(slots=True)
-class KindAccount:
+class KindTotals:
     """Totals of all steps of one kind.
 
     Attributes:
@@ -79,7 +79,7 @@ class KindAccount:
     steps: int = 0
     ns: int = 0
     samples: int = 0
-    phases: list[PhaseAccount] = field(default_factory=lambda: [PhaseAccount() for _ in range(PHASE_SLOTS)])
+    phases: list[PhaseTotals] = field(default_factory=lambda: [PhaseTotals() for _ in range(PHASE_SLOTS)])
     squares: float = 0.0
     micro_batches: int = 0
     skipped: int = 0
@@ -97,14 +97,14 @@ class KindAccount:
             return None
         return _deviation(self.steps, self.ns, self.squares)
 
-    def copy(self) -> "KindAccount":
+    def copy(self) -> "KindTotals":
         """Return these totals as they are now."""
-        phases = [PhaseAccount(p.calls, p.ns, p.squares, p.device_ns, p.device_calls) for p in self.phases]
+        phases = [PhaseTotals(p.calls, p.ns, p.squares, p.device_ns, p.device_calls) for p in self.phases]
         return replace(self, phases=phases)
 
-    def minus(self, part: "KindAccount") -> "KindAccount":
+    def minus(self, part: "KindTotals") -> "KindTotals":
         """Return what remains without ``part``, which is contained in this."""
-        return KindAccount(
+        return KindTotals(
             steps=self.steps - part.steps,
             ns=self.ns - part.ns,
             samples=self.samples - part.samples,
@@ -115,7 +115,7 @@ class KindAccount:
             tokens=self.tokens - part.tokens,
         )
 
-    def fold(self, stretch: Stretch) -> None:
+    def fold(self, stretch: StepBatch) -> None:
         """Add steps of this kind."""
         self.steps += stretch.count
         self.ns += stretch.total_ns
@@ -129,7 +129,7 @@ class KindAccount:
 
 
 @dataclass(slots=True)
-class GcAccount:
+class GcTotals:
     """Collections of one generation of Python's garbage collector."""
 
     calls: int = 0
@@ -178,18 +178,18 @@ class Account:
         hooks: Which hooks are on; empty where that is not known.
     """
 
-    train: KindAccount = field(default_factory=KindAccount)
-    validate: KindAccount = field(default_factory=KindAccount)
-    warmup: KindAccount = field(default_factory=KindAccount)
+    train: KindTotals = field(default_factory=KindTotals)
+    validate: KindTotals = field(default_factory=KindTotals)
+    warmup: KindTotals = field(default_factory=KindTotals)
     began_ns: int = 0
     ended_ns: int = 0
-    checkpoint: PhaseAccount = field(default_factory=PhaseAccount)
-    gc: tuple[GcAccount, ...] = field(default_factory=lambda: tuple(GcAccount() for _ in range(3)))
-    compiled: PhaseAccount = field(default_factory=PhaseAccount)
+    checkpoint: PhaseTotals = field(default_factory=PhaseTotals)
+    gc: tuple[GcTotals, ...] = field(default_factory=lambda: tuple(GcTotals() for _ in range(3)))
+    compiled: PhaseTotals = field(default_factory=PhaseTotals)
     ready: int | None = None
-    epoch: PhaseAccount = field(default_factory=PhaseAccount)
-    train_pass: PhaseAccount = field(default_factory=PhaseAccount)
-    validate_pass: PhaseAccount = field(default_factory=PhaseAccount)
+    epoch: PhaseTotals = field(default_factory=PhaseTotals)
+    train_pass: PhaseTotals = field(default_factory=PhaseTotals)
+    validate_pass: PhaseTotals = field(default_factory=PhaseTotals)
     cuda: CudaMemory | None = None
     flops_per_step: float | None = None
     peak_flops: float | None = None
@@ -198,7 +198,7 @@ class Account:
     loader: LoaderUse | None = None
     hooks: tuple[HookState, ...] = ()
 
-    def fold(self, drained: Iterable[Stretch]) -> None:
+    def fold(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, in the order of time."""
         for stretch in drained:
             self.began_ns = self.began_ns or stretch.start[0]
@@ -222,17 +222,17 @@ class Account:
             validate_pass=replace(self.validate_pass),
         )
 
-    def steady(self) -> KindAccount:
+    def steady(self) -> KindTotals:
         """Return the training steps after the first."""
         return self.train.minus(self.warmup)
 
-    def flops_utilization(self, steps: KindAccount) -> float | None:
+    def flops_utilization(self, steps: KindTotals) -> float | None:
         """Return the part of the device's peak that training steps made use of (MFU); None where unknown."""
         if not self.flops_per_step or not self.peak_flops or steps.steps <= 0 or steps.ns <= 0:
             return None
         return self.flops_per_step * steps.steps / (steps.ns / 1e9) / self.peak_flops
 
-    def of(self, kind: int) -> KindAccount:
+    def of(self, kind: int) -> KindTotals:
         """Return the totals of ``TRAIN`` or ``VALIDATE`` steps."""
         if kind == TRAIN:
             return self.train

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.events import codes as on_tape
 
 T = TypeVar("T")
@@ -19,7 +19,7 @@ class WrappedIterator(Generic[T], Iterator[T]):
     def __init__(
         self,
         iterable: Iterable[T],
-        tape: Tape,
+        tape: EventBuffer,
         begins: Callable[[object], None],
         samples_in: Callable[[Any], int],
     ) -> None:

@@ -8,11 +8,11 @@ from torchperfd_daemon.captures.counts import CaptureCounts
 from torchperfd_daemon.captures.destination import Destination
 from torchperfd_daemon.captures.index import Listed, Listing, Query
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureRecord, CaptureState, RankFacts, RankTrace
+from torchperfd_daemon.captures.rank_attempts import Participant
 from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.captures.retention import Quota
 from torchperfd_daemon.captures.retention_worker import RetentionCounts, RetentionWorker
 from torchperfd_daemon.captures.schedule import When
-from torchperfd_daemon.captures.turns import Participant
 from torchperfd_daemon.captures.uploader import UploadCounts, Uploader
 
 __all__ = [

@@ -7,8 +7,16 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
+from torchperfd_daemon.captures.rank_attempts import (
+    NO_ANSWER,
+    Ack,
+    Participant,
+    RankAttempt,
+    Result,
+    Turns,
+    failure,
+)
 from torchperfd_daemon.captures.schedule import When, agree
-from torchperfd_daemon.captures.turns import NO_ANSWER, Ack, Participant, Result, Turn, Turns, failure
 from torchperfd_daemon.errors import TorchperfdError
 
 _PREPARE_TIMEOUT_S: Final = 20.0
@@ -56,7 +64,7 @@ class Attempt:
         self._all = turns
         self._max_bytes = max_bytes
         self._save = save
-        self._turns: list[Turn] = []
+        self._turns: list[RankAttempt] = []
         self.refusal = ""
         """Why no steps could be agreed on."""
         self.timed_out = False
@@ -96,7 +104,7 @@ class Attempt:
         steps = {turn.trace.rank: turn.participant.steps_seen for turn in self._turns}
         return Progress(self._record, self._folder, self.timed_out, steps)
 
-    def _commit(self, ready: list[Turn], when: When) -> bool:
+    def _commit(self, ready: list[RankAttempt], when: When) -> bool:
         """Tell the ready ranks which steps; return whether there are any."""
         record = self._record
         if record.cancelled_by:
@@ -122,7 +130,7 @@ class Attempt:
         self._save(record)
         return True
 
-    async def _results(self, ready: list[Turn], deadline: float) -> AsyncIterator[Progress]:
+    async def _results(self, ready: list[RankAttempt], deadline: float) -> AsyncIterator[Progress]:
         """Wait for the outcomes, telling how far the ranks are."""
         loop = asyncio.get_running_loop()
         told = self.progress().next_steps
@@ -137,7 +145,7 @@ class Attempt:
                 told = progress.next_steps
                 yield progress
 
-    def _conclude(self, ready: list[Turn]) -> None:
+    def _conclude(self, ready: list[RankAttempt]) -> None:
         """Give those up that are overdue, and note what has become of all."""
         for turn in ready:
             if not turn.result.done():
@@ -147,7 +155,7 @@ class Attempt:
         self._read_results(ready)
         self.wrong_moment = any(turn.result.result().retry for turn in ready)
 
-    def _read_results(self, ready: list[Turn]) -> None:
+    def _read_results(self, ready: list[RankAttempt]) -> None:
         for turn in ready:
             turn.read_result(self._record.step_range or (0, 0))
 

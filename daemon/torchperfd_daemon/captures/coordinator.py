@@ -29,8 +29,8 @@ from torchperfd_daemon.captures.manifest import (
     overall_state,
 )
 from torchperfd_daemon.captures.queue import Place, RunQueue
+from torchperfd_daemon.captures.rank_attempts import Ack, Participant, Result, Turns, apply, failure
 from torchperfd_daemon.captures.schedule import SOON, When
-from torchperfd_daemon.captures.turns import Ack, Participant, Result, Turns, apply, failure
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 log = logging.getLogger("torchperfd.captures")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from torchperfd_daemon.captures.turns import Ack
+from torchperfd_daemon.captures.rank_attempts import Ack
 from torchperfd_daemon.errors import TorchperfdError
 
 MOST_STEPS: Final = 1000

@@ -17,8 +17,8 @@ import grpc
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Coordinator
-from torchperfd_daemon.captures.absent import answer_later
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
+from torchperfd_daemon.captures.missing import answer_later
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.address import Address
 from torchperfd_daemon.fleet.clock import ClockOffset, Exchange

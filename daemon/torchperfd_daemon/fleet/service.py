@@ -13,10 +13,10 @@ from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.fanout import PeerError
-from torchperfd_daemon.fleet.share import Share
+from torchperfd_daemon.fleet.remote_capture import RemoteCapture
 from torchperfd_daemon.fleet.view import INSTANCE_KEY
 from torchperfd_daemon.service import SessionService, translate, translate_stacks
-from torchperfd_daemon.service.survey import Held, survey
+from torchperfd_daemon.service.survey import PublishedVerdict, survey
 from torchperfd_daemon.store import Store
 
 _LONGEST_STACKS_S: Final = 600.0
@@ -44,7 +44,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         catalog: Catalog,
         instance: str,
         node: str,
-        verdict: Held = lambda _: None,
+        verdict: PublishedVerdict = lambda _: None,
     ) -> None:
         self._store = store
         self._sessions = sessions
@@ -101,7 +101,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         except PeerError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         await context.write(fleet_pb2.TakeReport(here=self._here()))
-        share = Share(self._ranks_of, self._coordinator, self._catalog)
+        share = RemoteCapture(self._ranks_of, self._coordinator, self._catalog)
         sender = asyncio.create_task(_send_all(share, context))
         problem = ""
         try:
@@ -131,7 +131,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         )
 
 
-async def _send_all(share: Share, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+async def _send_all(share: RemoteCapture, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
     # The other side may be gone; then the call ends as well.
     with contextlib.suppress(grpc.aio.BaseError):
         while (report := await share.outgoing.get()) is not None:

@@ -4,7 +4,7 @@ import math
 
 from torchperfd.v1 import contract, control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.captures.manifest import RankFacts
-from torchperfd_daemon.captures.turns import Ack, Result
+from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet.fanout import PeerError, Unreachable
 from torchperfd_daemon.service import translate

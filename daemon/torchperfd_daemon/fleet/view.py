@@ -10,7 +10,7 @@ from typing import Final, Protocol, TypeVar
 from torchperfd._version import __version__
 from torchperfd.v1 import control_pb2, fleet_pb2, fleet_pb2_grpc
 from torchperfd_daemon.captures import Coordinator, Participant
-from torchperfd_daemon.captures.absent import whole_job
+from torchperfd_daemon.captures.missing import whole_job
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.address import Address
@@ -19,7 +19,7 @@ from torchperfd_daemon.fleet.peers import Peers
 from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
 from torchperfd_daemon.fleet.surveys import each_once, judge_all
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.service.others import Gathered, MayCommand
+from torchperfd_daemon.service.peer_directory import MayCommand, RankSelection
 
 log = logging.getLogger("torchperfd.fleet")
 
@@ -196,7 +196,7 @@ class FleetView:
         own: Callable[[], dict[str, list[Participant]]],
         may: MayCommand,
         job: str = "",
-    ) -> AsyncIterator[Gathered]:
+    ) -> AsyncIterator[RankSelection]:
         """Hold on to ranks of a run on all nodes, for one capture.
 
         Args:
@@ -239,7 +239,7 @@ class FleetView:
                     raise _no_run(run, answers.unreachable, job)
                 if carrying:
                     pinging = asyncio.create_task(keep_pinging(carrying))
-                yield Gathered(
+                yield RankSelection(
                     run,
                     self._chosen(run, ranks, found, answers.unreachable),
                     {rank: each.facts.node for rank, each in found.items() if isinstance(each, RemoteRank)},

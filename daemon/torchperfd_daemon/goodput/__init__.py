@@ -1,18 +1,18 @@
 """Goodput: what every rank-second of a run went to, across restarts."""
 
-from torchperfd_daemon.goodput.accountant import Accountant
-from torchperfd_daemon.goodput.book import FOLDER, Book
-from torchperfd_daemon.goodput.ledger import Bucket, Claims, RankLedger
+from torchperfd_daemon.goodput.store import FOLDER, GoodputStore
 from torchperfd_daemon.goodput.summary import RankGoodput, RunGoodput, by_run
+from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals
+from torchperfd_daemon.goodput.tracker import GoodputTracker
 
 __all__ = [
     "FOLDER",
-    "Accountant",
-    "Book",
     "Bucket",
     "Claims",
+    "GoodputStore",
+    "GoodputTotals",
+    "GoodputTracker",
     "RankGoodput",
-    "RankLedger",
     "RunGoodput",
     "by_run",
 ]

@@ -23,7 +23,7 @@ class Clocks:
     monotonic: Callable[[], float] = time.monotonic
 
 
-class LedgerClock:
+class GoodputClock:
     """Time since boot, moved so that it was the wall clock's when the ledger first ran on this boot.
 
     Args:

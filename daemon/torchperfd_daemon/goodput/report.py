@@ -5,8 +5,8 @@ from datetime import datetime, tzinfo
 from typing import Any, Final, TextIO
 
 from torchperfd.durations import duration
-from torchperfd_daemon.goodput.ledger import Bucket
 from torchperfd_daemon.goodput.summary import RankGoodput, RunGoodput
+from torchperfd_daemon.goodput.totals import Bucket
 
 SCHEMA: Final = "torchperfd.goodput/1"
 

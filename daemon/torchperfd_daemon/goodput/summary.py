@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchperfd_daemon.goodput.ledger import Bucket
+from torchperfd_daemon.goodput.totals import Bucket
 
 
 @dataclass(frozen=True, slots=True)

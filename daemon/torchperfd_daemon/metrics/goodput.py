@@ -10,7 +10,7 @@ class GoodputMetrics:
     """A metrics source over the ledgers.
 
     Args:
-        seconds: Returns rank-seconds by run and bucket, such as are settled; see ``Accountant``.
+        seconds: Returns rank-seconds by run and bucket, such as are settled; see ``GoodputTracker``.
     """
 
     def __init__(self, seconds: Callable[[], Mapping[str, Mapping[Bucket, float]]]) -> None:

@@ -12,8 +12,8 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.observer.hang import find_culprit
+from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.run_watch import RunWatch
-from torchperfd_daemon.observer.surroundings import GpuState, Storage, Surroundings, survey
 from torchperfd_daemon.stacks import Outcome, RankStacks
 from torchperfd_daemon.store import Rank, RankIdentity, Store
 
@@ -93,7 +93,7 @@ class Observer:
         """Look at everything once; return the runs that stand still and whose stacks are due."""
         now, wall = self._clock(), self._wall()
         runs = self._store.runs()
-        around = survey(self._families(), self._gpus(), self._storage) if runs else Surroundings()
+        around = survey(self._families(), self._gpus(), self._storage) if runs else NodeContext()
         self._storage = around.storage if runs else None
         known, self._runs = self._runs, {}
         due = []
@@ -160,7 +160,7 @@ class Observer:
         """Return each run's ranks that the others wait for, with the seconds per step they are late by."""
         return {run: dict(watch.lateness.seconds) for run, watch in self._runs.items()}
 
-    def _gpu(self, rank: Rank, around: Surroundings) -> GpuState:
+    def _gpu(self, rank: Rank, around: NodeContext) -> GpuState:
         return around.gpus.get(self._gpu_of(rank.identity), _NO_GPU) if around.gpus else _NO_GPU
 
     def _is_due(self, run: str, watch: RunWatch, now: float) -> bool:

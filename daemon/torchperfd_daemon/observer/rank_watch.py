@@ -19,7 +19,7 @@ from torchperfd_daemon.diagnosis.detect import (
 )
 from torchperfd_daemon.diagnosis.detect.growth import LEAST_SHARE, theil_sen
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
-from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
+from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
 
 Float64 = npt.NDArray[np.float64]
@@ -85,9 +85,7 @@ class RankWatch:
         self._grows_by = self._grows_for = 0.0
         self._room: float | None = None
 
-    def look(
-        self, now: float, wall: float, around: Surroundings, gpu: GpuState, ours: frozenset[int]
-    ) -> None:
+    def look(self, now: float, wall: float, around: NodeContext, gpu: GpuState, ours: frozenset[int]) -> None:
         """Take note of the steps since the last look.
 
         Args:
@@ -186,7 +184,7 @@ class RankWatch:
             self._stall.progress(now - min(_LATEST_NEWS_S, max(0.0, late)))
         self._stall.enter(_DOING[rank.state], now)
 
-    def _follow_memory(self, now: float, around: Surroundings) -> None:
+    def _follow_memory(self, now: float, around: NodeContext) -> None:
         key = self.rank.identity.run, self.rank.identity.rank
         resident = around.resident.get(key)
         if resident is None:
@@ -216,7 +214,7 @@ class RankWatch:
         slope = theil_sen(rows[:, _AT], rows[:, _RESIDENT])
         return (slope.per_second, seconds) if slope.low > 0 else (0.0, 0.0)
 
-    def _note(self, now: float, around: Surroundings, gpu: GpuState) -> None:
+    def _note(self, now: float, around: NodeContext, gpu: GpuState) -> None:
         totals = self.rank.totals
         phases = totals.train.phases
         if len(phases) != len(self._names):

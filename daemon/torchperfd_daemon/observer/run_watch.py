@@ -10,11 +10,11 @@ from torchperfd_daemon.diagnosis.detect import Doing, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
 from torchperfd_daemon.diagnosis.unseen import limit_to_seen
 from torchperfd_daemon.observer.hang import lasting
-from torchperfd_daemon.observer.held import Held
 from torchperfd_daemon.observer.lateness import Lateness, find_lateness
+from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.slowdown import Slowdown, SlowdownTracker
-from torchperfd_daemon.observer.surroundings import GpuState, Surroundings
+from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 from torchperfd_daemon.store import Rank, State
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
@@ -41,7 +41,7 @@ class RunWatch:
         self._times = StepTimes()
         self._speed = SlowdownTracker(self._times)
         self._step_seconds = 0.0
-        self._held = Held()
+        self._held = VerdictDebouncer()
         self._hang: Verdict | None = None
         self._worst: dict[Cause, Verdict] = {}
 
@@ -71,7 +71,7 @@ class RunWatch:
         return self._hang
 
     def look(
-        self, ranks: Iterable[Rank], now: float, wall: float, around: Surroundings, gpu_of: GpuOf
+        self, ranks: Iterable[Rank], now: float, wall: float, around: NodeContext, gpu_of: GpuOf
     ) -> bool:
         """Take note of what the ranks have done; return whether the first verdict is another one now.
 

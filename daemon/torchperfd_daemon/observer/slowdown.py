@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.diagnosis.detect import Onset, OnsetDetector, StepTimes
+from torchperfd_daemon.observer.periodicity import PeriodicityTracker
 from torchperfd_daemon.observer.rank_watch import RankWatch
-from torchperfd_daemon.observer.rhythm import Rhythm
 from torchperfd_daemon.store import HISTORY_STEPS, Rank
 
 NEW_NORMAL_S: Final = 600.0
@@ -58,7 +58,7 @@ class SlowdownTracker:
         self.slowdown: Slowdown | None = None
         self.since = -np.inf
         """Monotonic seconds at which the present regime began."""
-        self.rhythm = Rhythm()
+        self.rhythm = PeriodicityTracker()
         self._times = times
         self._onsets = OnsetDetector()
         self._leader: Rank | None = None
@@ -80,7 +80,7 @@ class SlowdownTracker:
         if leader is not self._leader:
             self._leader, self._seen = leader, leader.history.seen
             self._marks.clear()
-            self.rhythm = Rhythm()
+            self.rhythm = PeriodicityTracker()
         made = leader.history.seen - self._seen
         self._seen += made
         if not made:

@@ -10,13 +10,13 @@ import grpc
 from torchperfd._version import __version__
 from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, session_pb2
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
-from torchperfd_daemon.captures.absent import whole_job
+from torchperfd_daemon.captures.missing import whole_job
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.service import download, live, translate, translate_goodput, translate_stacks
-from torchperfd_daemon.service.others import Others
+from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.permissions import Permissions, Rights
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.service.stack_requests import choose
@@ -49,7 +49,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         coordinator: Coordinator,
         catalog: Catalog,
         node: Node,
-        others: Others,
+        others: PeerDirectory,
         families: Callable[[], Iterable[Family]] = tuple,
         goodput: Callable[[str], Awaitable[list[RunGoodput]]] | None = None,
         verdict: Callable[[str], Verdict | None] = lambda _: None,

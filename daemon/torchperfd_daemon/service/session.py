@@ -17,8 +17,8 @@ from torchperfd_daemon.log_limiter import LogLimiter
 from torchperfd_daemon.rpc.callers import Caller, CallerDirectory, UserLimit, has_ended, is_process
 from torchperfd_daemon.rpc.request_guard import MOST_BUNDLED, Unreadable
 from torchperfd_daemon.service import translate, translate_account, translate_stacks
-from torchperfd_daemon.service.order_desk import OrderDesk
-from torchperfd_daemon.service.others import Others
+from torchperfd_daemon.service.command_handler import CommandHandler
+from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.rank_session import Session
 from torchperfd_daemon.service.stack_requests import StackRequests
 from torchperfd_daemon.stacks import RankStacks
@@ -41,7 +41,7 @@ class Node:
     captures_dir: Path
 
 
-class Meeting(Protocol):
+class PeerExchange(Protocol):
     """Who hears from ranks of their jobs' other daemons."""
 
     @property
@@ -79,8 +79,8 @@ class SessionService(session_pb2_grpc.SessionServicer):
         coordinator: Coordinator,
         node: Node,
         on_change: Callable[[], None],
-        others: Others | None = None,
-        meeting: Meeting | None = None,
+        others: PeerDirectory | None = None,
+        meeting: PeerExchange | None = None,
         callers: CallerDirectory | None = None,
         limit: UserLimit | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._on_change = on_change
         self._meeting = meeting
         self._sessions: dict[Rank, Session] = {}
-        self._orders = OrderDesk(coordinator, self.of_run, others)
+        self._orders = CommandHandler(coordinator, self.of_run, others)
         self.stacks = StackRequests()
         """Asks the ranks where they are."""
 

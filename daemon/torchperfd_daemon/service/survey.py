@@ -15,7 +15,7 @@ from torchperfd_daemon.worker_cost import THIS_MACHINE
 PRESENT_S: Final = 10.0
 """Where nobody says how many steps, those of so many seconds: what a verdict is on."""
 
-Held = Callable[[str], Verdict | None]
+PublishedVerdict = Callable[[str], Verdict | None]
 """Tells the verdict that holds on a run; None before one does."""
 
 
@@ -29,7 +29,9 @@ def ranks_of(store: Store, run: str, job: str) -> list[Rank]:
     ]
 
 
-def survey(store: Store, held: Held, request: fleet_pb2.NodeSurveyRequest) -> fleet_pb2.NodeSurvey:
+def survey(
+    store: Store, held: PublishedVerdict, request: fleet_pb2.NodeSurveyRequest
+) -> fleet_pb2.NodeSurvey:
     """Return what is known of the ranks asked for; that there is none is no error."""
     ranks = ranks_of(store, request.run, request.job)
     told = fleet_pb2.NodeSurvey(ranks=[blocks(rank, request.newest) for rank in ranks])
@@ -38,7 +40,7 @@ def survey(store: Store, held: Held, request: fleet_pb2.NodeSurveyRequest) -> fl
     return told
 
 
-def verdicts(ranks: Sequence[Rank], held: Held) -> list[control_pb2.Verdict]:
+def verdicts(ranks: Sequence[Rank], held: PublishedVerdict) -> list[control_pb2.Verdict]:
     """Return the verdict on each run that the ranks are of, by name."""
     runs: dict[str, list[Rank]] = {}
     for rank in ranks:
@@ -46,7 +48,7 @@ def verdicts(ranks: Sequence[Rank], held: Held) -> list[control_pb2.Verdict]:
     return [translate.verdict_message(verdict_on(run, runs[run], held)) for run in sorted(runs)]
 
 
-def verdict_on(run: str, ranks: Sequence[Rank], held: Held) -> Verdict:
+def verdict_on(run: str, ranks: Sequence[Rank], held: PublishedVerdict) -> Verdict:
     """Return the verdict that holds on a run; before one does, that on its mean step."""
     return held(run) or diagnose(run, [_whole_profile(rank) for rank in ranks], THIS_MACHINE.get)
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
+from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.captures.schedule import MOST_STEPS
-from torchperfd_daemon.captures.turns import Ack, Result
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.errors import UsageError

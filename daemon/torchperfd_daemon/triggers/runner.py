@@ -16,8 +16,8 @@ from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store import Rank, Store
 from torchperfd_daemon.triggers.actions import Actions, timeout_of
 from torchperfd_daemon.triggers.conditions import Finding, condition_of
-from torchperfd_daemon.triggers.desk import Desk, Result, TriggerCounts
 from torchperfd_daemon.triggers.glance import SETTLE_S, Meter, Turns
+from torchperfd_daemon.triggers.quota import Result, TriggerCounts, TriggerQuota
 from torchperfd_daemon.triggers.rules import Action, Plan, Rule, When
 from torchperfd_daemon.triggers.scene import FindingsOf, Scene
 
@@ -111,7 +111,7 @@ class Runner:
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
-        self._desk = Desk(plan, clock, wall, counts)
+        self._desk = TriggerQuota(plan, clock, wall, counts)
         self._watches = [_Watch(rule) for rule in plan.rules]
         self._turns = [Turns(schedule, clock()) for schedule in plan.schedules]
         self._tasks = set[asyncio.Task[None]]()

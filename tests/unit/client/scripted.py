@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from torchperfd.steps.loop import Loop
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import TRAIN, VALIDATE, Recorder
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 from torchperfd.v1.contract import MAX_USER_PHASES
 
 WALL_AHEAD = 1_700_000_000_000_000_000
@@ -49,7 +49,7 @@ class Step:
     start: int = field(default=0, compare=False)
 
 
-def unpack(drained: Iterable[Stretch], names: PhaseNames = NAMES) -> list[Step]:
+def unpack(drained: Iterable[StepBatch], names: PhaseNames = NAMES) -> list[Step]:
     """Return drained steps one by one, without the phases that did not occur."""
     return [
         Step(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.scripted import NAMES, WALL_AHEAD, Clock, unpack
 
-from torchperfd.steps.arrivals import ArrivalBook, Arrivals
+from torchperfd.steps.arrivals import ArrivalRecorder, Arrivals
 from torchperfd.steps.recorder import BACKWARD, OTHER, TRAIN, VALIDATE, Recorder
 
 
@@ -17,7 +17,7 @@ def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:
 
 @given(st.lists(st.sampled_from(["arrive", "close", "forget", "drain", "hold"]), max_size=60), st.data())
 def test_what_is_told_is_what_was_written(deeds: list[str], data: st.DataObject) -> None:
-    book, told, expected = ArrivalBook(), [], []
+    book, told, expected = ArrivalRecorder(), [], []
     step = 0
     # By hand: the arrivals of the open step and of a held one, None for none held.
     current: list[int] = []
@@ -61,7 +61,7 @@ def test_what_is_told_is_what_was_written(deeds: list[str], data: st.DataObject)
 
 
 def test_what_nobody_drains_is_bounded() -> None:
-    book = ArrivalBook()
+    book = ArrivalRecorder()
     for step in range(10_000):
         book.arrive(step + 1)
         book.close(step)

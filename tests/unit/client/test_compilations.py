@@ -10,7 +10,7 @@ import pytest
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.link.wire import account_message, read_account
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, PhaseAccount
+from torchperfd.steps.totals import Account, PhaseTotals
 
 MODULE = "torch._dynamo.callback"
 Callbacks = list[Callable[..., None]]
@@ -93,7 +93,7 @@ print(compilations.calls, compilations.ns > 0)
 
 
 def test_the_account_carries_them() -> None:
-    account, names = Account(compiled=PhaseAccount(4, 9_000)), PhaseNames()
+    account, names = Account(compiled=PhaseTotals(4, 9_000)), PhaseNames()
     packed = account_message(account, names, 0, {}).account
-    assert read_account(packed, names).compiled == PhaseAccount(4, 9_000)
+    assert read_account(packed, names).compiled == PhaseTotals(4, 9_000)
     assert not account_message(Account(), names, 0, {}).account.HasField("compiled")

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
 import torchperfd
-from torchperfd.events import Forward, Tape
+from torchperfd.events import EventBuffer, Forward
 from torchperfd.faults import Faults
 from torchperfd.hooks import forward, models
 from torchperfd.hooks.batches import samples_in
@@ -393,7 +393,7 @@ def test_roots_are_the_parentless_modules_of_an_optimizer() -> None:
 
 
 def make_roots() -> RootModels:
-    tape, faults = Tape(16), Faults()
+    tape, faults = EventBuffer(16), Faults()
     links = HookLinks(Iterators(tape), LoaderSampler(), Compilations())
     replay = Replay(tape, 4, faults)
     forward.install(HookContext("forward", tape, replay, faults, links))

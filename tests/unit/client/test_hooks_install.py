@@ -10,7 +10,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import dataloader
 
 import torchperfd
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.faults import Faults
 from torchperfd.hooks import Hooks
 from torchperfd.hooks.patches import Patches
@@ -190,7 +190,7 @@ def test_a_torch_that_lacks_a_place_loses_that_phase_only(
 
 def test_silenced_hooks_pass_through_and_can_still_be_taken_off() -> None:
     before = patched_attributes()
-    tape, faults = Tape(64), Faults()
+    tape, faults = EventBuffer(64), Faults()
     hooks = Hooks(tape, Replay(tape, 16, faults), faults)
     hooks.install()
     try:

@@ -15,7 +15,7 @@ from torchperfd.loggers.sender import Sender
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import DATA, FORWARD
-from torchperfd.steps.totals import Account, CudaMemory, KindAccount
+from torchperfd.steps.totals import Account, CudaMemory, KindTotals
 
 MS = 10**6
 
@@ -47,13 +47,13 @@ class Keeper:
 def account(steps: int, *, first_ms: int = 0, validations: int = 0) -> Account:
     """Return steps of 10 ms and 32 samples, a fifth of it data, after a first one that took longer."""
 
-    def kind(steps: int, extra_ms: int = 0) -> KindAccount:
-        made = KindAccount(steps=steps, ns=(10 * steps + extra_ms) * MS, samples=32 * steps)
+    def kind(steps: int, extra_ms: int = 0) -> KindTotals:
+        made = KindTotals(steps=steps, ns=(10 * steps + extra_ms) * MS, samples=32 * steps)
         made.phases[DATA].calls, made.phases[DATA].ns = steps, 2 * steps * MS
         made.phases[FORWARD].calls, made.phases[FORWARD].ns = steps, (8 * steps + extra_ms) * MS
         return made
 
-    warmup = kind(1, first_ms) if steps else KindAccount()
+    warmup = kind(1, first_ms) if steps else KindTotals()
     return Account(kind(steps, first_ms), kind(validations), warmup)
 
 

@@ -8,7 +8,7 @@ import torch
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.events import codes as on_tape
 from torchperfd.steps.overhead import CALIBRATE_EVERY_S, CHECK_EVERY_S, DEGRADATIONS, Overhead, event_seconds
 
@@ -19,7 +19,7 @@ class Training:
     def __init__(
         self, *, event_us: float = 1.0, events: int = 0, flusher: float = 0.0, limit: float | None = None
     ) -> None:
-        self.tape = Tape(16)
+        self.tape = EventBuffer(16)
         self.seconds = 0.0
         self.calibrations = 0
         self.event_us = event_us

@@ -5,10 +5,10 @@ from tests.unit.client.scripted import Clock
 
 from torchperfd.steps.pace import Pace
 from torchperfd.steps.recorder import DATA, TRAIN, VALIDATE, Recorder
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 
 
-def drained(*steps: tuple[int, int]) -> list[Stretch]:
+def drained(*steps: tuple[int, int]) -> list[StepBatch]:
     """Steps of a kind and a duration each."""
     clock = Clock()
     recorder = Recorder(clock, capacity=1000)

@@ -18,7 +18,7 @@ from torchperfd.captures.capture import CaptureOptions, CaptureOutcome, CaptureS
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.pause import PauseEstimate
 from torchperfd.errors import CaptureError
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
 from torchperfd.hooks.profiler import ARBITER
@@ -57,7 +57,7 @@ class Prepared:
     """A capture of a loop of its own, and how it ended."""
 
     def __init__(self, directory: Path) -> None:
-        self.replay = Replay(Tape(1024, on_tape.TICKET), 64, Faults())
+        self.replay = Replay(EventBuffer(1024, on_tape.TICKET), 64, Faults())
         self.outcomes: list[CaptureOutcome] = []
         self.pauses = PauseEstimate()
         self.capture = RankCapture(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.client.scripted import unpack
 
-from torchperfd.events import Tape
+from torchperfd.events import EventBuffer
 from torchperfd.events import codes as on_tape
 from torchperfd.faults import Faults
 from torchperfd.steps.loop import Loop
@@ -22,12 +22,12 @@ PLAIN = (
 )
 
 
-def make(events: int = 1024, steps: int = 64) -> tuple[Tape, Replay]:
-    tape = Tape(events, on_tape.TICKET)
+def make(events: int = 1024, steps: int = 64) -> tuple[EventBuffer, Replay]:
+    tape = EventBuffer(events, on_tape.TICKET)
     return tape, Replay(tape, steps, Faults())
 
 
-def write(tape: Tape, *events: tuple[int, int]) -> None:
+def write(tape: EventBuffer, *events: tuple[int, int]) -> None:
     for code, argument in events:
         tape.write(code, argument)
 

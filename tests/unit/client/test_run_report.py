@@ -17,15 +17,15 @@ from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate, size
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import DATA, FORWARD, OTHER
-from torchperfd.steps.totals import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
+from torchperfd.steps.totals import Account, CudaMemory, GcTotals, KindTotals, PhaseTotals
 
 MS = 10**6
 
 
-def phase(calls: int, ns: int, of_each: list[float] | None = None) -> PhaseAccount:
+def phase(calls: int, ns: int, of_each: list[float] | None = None) -> PhaseTotals:
     """Return a phase whose calls took the given times, over and over; all the same by default."""
     times = of_each or [ns / calls]
-    return PhaseAccount(calls, ns, calls * sum(each * each for each in times) / len(times))
+    return PhaseTotals(calls, ns, calls * sum(each * each for each in times) / len(times))
 
 
 @pytest.fixture
@@ -33,18 +33,18 @@ def report() -> RankReport:
     """A training step of 5 s, one hundred of 10 ms, two of validation, and half a second between."""
     names = PhaseNames()
     augment = names.slot("augment <b>|*all*| the images, slowly")
-    train = KindAccount(steps=101, ns=6000 * MS, samples=3232)
+    train = KindTotals(steps=101, ns=6000 * MS, samples=3232)
     train.phases[DATA] = phase(101, 1300 * MS)
     train.phases[DATA].squares = (1000.0 * MS) ** 2 + 50 * (2.0 * MS) ** 2 + 50 * (4.0 * MS) ** 2
-    train.phases[FORWARD] = PhaseAccount(202, 4500 * MS, 2 * (2000.0 * MS) ** 2 + 200 * (2.5 * MS) ** 2)
+    train.phases[FORWARD] = PhaseTotals(202, 4500 * MS, 2 * (2000.0 * MS) ** 2 + 200 * (2.5 * MS) ** 2)
     train.phases[augment] = phase(1, 199_999_500)
     train.phases[OTHER] = phase(101, 505)
     train.phases[OTHER].ns = 500
     train.squares = (5000.0 * MS) ** 2 + 50 * (8.0 * MS) ** 2 + 50 * (12.0 * MS) ** 2
-    warmup = KindAccount(steps=1, ns=5000 * MS, samples=32, squares=(5000.0 * MS) ** 2)
+    warmup = KindTotals(steps=1, ns=5000 * MS, samples=32, squares=(5000.0 * MS) ** 2)
     warmup.phases[DATA] = phase(1, 1000 * MS)
     warmup.phases[FORWARD] = phase(2, 4000 * MS)
-    validate = KindAccount(steps=2, ns=3 * MS, squares=2 * (1.5 * MS) ** 2)
+    validate = KindTotals(steps=2, ns=3 * MS, squares=2 * (1.5 * MS) ** 2)
     validate.phases[FORWARD] = phase(2, 3 * MS)
     return RankReport(3, Account(train, validate, warmup, began_ns=1000, ended_ns=1000 + 6503 * MS), names)
 
@@ -61,7 +61,7 @@ def full(report: RankReport) -> RankReport:
     account.train_pass = phase(2, 6400 * MS, [980.0 * MS, 5420.0 * MS])
     account.validate_pass = phase(1, 50 * MS)
     account.checkpoint = phase(2, 250 * MS)
-    account.gc = (GcAccount(40, 5 * MS), GcAccount(4, 10 * MS), GcAccount(1, 100 * MS))
+    account.gc = (GcTotals(40, 5 * MS), GcTotals(4, 10 * MS), GcTotals(1, 100 * MS))
     account.ready = 2
     account.cuda = CudaMemory(allocated=5 * 2**30, reserved=6 * 2**30, peak=5_888_802_816)
     account.flops_per_step, account.peak_flops = 2e12, 989e12
@@ -191,7 +191,7 @@ def test_what_is_not_known_is_not_told(report: RankReport) -> None:
 
 def test_pauses_are_told_from_a_hundredth_of_the_fit_on(report: RankReport) -> None:
     for ms, told in ((65, False), (66, True)):
-        report.account.gc = (GcAccount(1, MS), GcAccount(1, (ms - 1) * MS))
+        report.account.gc = (GcTotals(1, MS), GcTotals(1, (ms - 1) * MS))
         text = RankReport(0, report.account, report.names).to_text()
         assert (f"garbage collector: {ms} ms" in text) == told
 
@@ -205,7 +205,7 @@ def test_detail_that_was_shed_is_told_even_before_its_cost_is_known(report: Rank
 def test_where_only_totals_are_known_the_table_says_so() -> None:
     """Another rank's, whose client is older than ours."""
     account = Account()
-    account.train = KindAccount(steps=4, ns=8 * MS)
+    account.train = KindTotals(steps=4, ns=8 * MS)
     account.train.phases[FORWARD] = phase(4, 8 * MS)
     report = RankReport(1, account, PhaseNames())
     assert [row.action for row in report.table.rows] == ["fit", "train", "forward"]
@@ -216,7 +216,7 @@ def test_where_only_totals_are_known_the_table_says_so() -> None:
 
 def test_a_single_step_is_not_taken_away_from_itself() -> None:
     account = Account()
-    account.train = KindAccount(steps=1, ns=8 * MS)
+    account.train = KindTotals(steps=1, ns=8 * MS)
     account.train.phases[FORWARD] = phase(1, 8 * MS)
     account.warmup = account.train.copy()
     table = RankReport(1, account, PhaseNames()).table
@@ -226,7 +226,7 @@ def test_a_single_step_is_not_taken_away_from_itself() -> None:
 
 def test_only_validation_is_a_report_too() -> None:
     account = Account()
-    account.validate = KindAccount(steps=2, ns=8 * MS)
+    account.validate = KindTotals(steps=2, ns=8 * MS)
     account.validate.phases[FORWARD] = phase(2, 8 * MS)
     report = RankReport(0, account, PhaseNames())
     assert report.to_text().startswith("rank 0 · validate · 2 steps\n")

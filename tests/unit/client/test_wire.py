@@ -18,8 +18,8 @@ from torchperfd.link import wire
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
-from torchperfd.steps.step_batch import Stretch
-from torchperfd.steps.totals import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
+from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.totals import Account, CudaMemory, GcTotals, KindTotals, PhaseTotals
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account
 
@@ -61,7 +61,7 @@ _STEPS = st.lists(
 )
 
 
-def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> list[Stretch]:
+def record(steps: list[tuple[int, int, dict[int, list[int]]]]) -> list[StepBatch]:
     clock = Clock()
     recorder = Recorder(clock, capacity=max(1, len(steps)))
     recorder.wall_offset = WALL_AHEAD
@@ -134,9 +134,9 @@ _COUNT = st.integers(0, 2**40)
 _CALLS = st.integers(1, 2**40)
 _SQUARES = st.floats(0, 1e30)
 _PHASE = (
-    st.just(PhaseAccount())
-    | st.builds(PhaseAccount, _CALLS, _COUNT, _SQUARES)
-    | st.builds(PhaseAccount, _CALLS, _COUNT, _SQUARES, _COUNT, _CALLS)
+    st.just(PhaseTotals())
+    | st.builds(PhaseTotals, _CALLS, _COUNT, _SQUARES)
+    | st.builds(PhaseTotals, _CALLS, _COUNT, _SQUARES, _COUNT, _CALLS)
 )
 _QUANTITY = st.none() | st.floats(0, 1e18)
 
@@ -150,8 +150,8 @@ _LOADER = st.builds(
 )
 
 
-def _kind(kind_steps: int, phase: PhaseAccount, counts: tuple[int, int, int]) -> KindAccount:
-    made = KindAccount(steps=kind_steps, ns=5, squares=25.0)
+def _kind(kind_steps: int, phase: PhaseTotals, counts: tuple[int, int, int]) -> KindTotals:
+    made = KindTotals(steps=kind_steps, ns=5, squares=25.0)
     made.micro_batches, made.skipped, made.tokens = counts
     if phase.calls:
         made.phases[DATA] = phase
@@ -171,7 +171,7 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         began_ns=_COUNT,
         ended_ns=_COUNT,
         checkpoint=_PHASE,
-        gc=st.tuples(*[st.builds(GcAccount, _COUNT, _COUNT)] * 3) | st.just(()),
+        gc=st.tuples(*[st.builds(GcTotals, _COUNT, _COUNT)] * 3) | st.just(()),
         ready=st.none() | st.integers(0, 2**31),
         epoch=_PHASE,
         train_pass=_PHASE,
@@ -196,10 +196,10 @@ def test_no_field_of_the_account_stays_at_home() -> None:
     """Each is told by one of the messages' own, under whatever name."""
     for ours, theirs in (
         (Account, session_pb2.Account),
-        (KindAccount, session_pb2.KindAccount),
-        (PhaseAccount, session_pb2.PhaseAccount),
+        (KindTotals, session_pb2.KindAccount),
+        (PhaseTotals, session_pb2.PhaseAccount),
         (CudaMemory, session_pb2.CudaMemory),
-        (GcAccount, session_pb2.GcAccount),
+        (GcTotals, session_pb2.GcAccount),
         (LoaderUse, session_pb2.LoaderUse),
     ):
         beside = {
@@ -217,8 +217,8 @@ def test_an_older_client_tells_what_it_knows_and_the_rest_stays_unknown() -> Non
     kind = message.kinds.add(kind=session_pb2.STEP_KIND_TRAIN, steps=4, step_ns=40, samples=8)
     kind.phases.add(phase="data", calls=4, ns=40, sum_squares_ns2=400.0)
     for told in (wire.read_account(message, all_names()), told_by_the_daemon(message)):
-        expected = Account(train=KindAccount(steps=4, ns=40, samples=8), gc=())
-        expected.train.phases[DATA] = PhaseAccount(4, 40, 400.0)
+        expected = Account(train=KindTotals(steps=4, ns=40, samples=8), gc=())
+        expected.train.phases[DATA] = PhaseTotals(4, 40, 400.0)
         assert told == expected
     theirs = translate_account.totals(message)
     unknown = (theirs.checkpoint, theirs.loader_ready, theirs.cuda, theirs.overhead, theirs.flops_per_step)
@@ -227,7 +227,7 @@ def test_an_older_client_tells_what_it_knows_and_the_rest_stays_unknown() -> Non
 
 
 def test_an_older_daemon_reads_what_it_knows() -> None:
-    account = Account(train=_kind(4, PhaseAccount(4, 5, 25.0, 6, 4), (8, 1, 99)), warmup=KindAccount(steps=1))
+    account = Account(train=_kind(4, PhaseTotals(4, 5, 25.0, 6, 4), (8, 1, 99)), warmup=KindTotals(steps=1))
     account.cuda, account.overhead, account.ready = CudaMemory(1, 2, 3), 0.01, 0
     new = wire.account_message(account, all_names(), 4, {"ring": 1})
     old = older_message().FromString(new.SerializeToString()).account
@@ -239,7 +239,7 @@ def test_an_older_daemon_reads_what_it_knows() -> None:
 
 def older_message() -> Any:
     """Return ``ClientMessage`` of the first release, whose accounts had fewer fields."""
-    first_release = {"Account": 3, "KindAccount": 5, "PhaseAccount": 4}
+    first_release = {"Account": 3, "KindTotals": 5, "PhaseTotals": 4}
     file = descriptor_pb2.FileDescriptorProto()
     session_pb2.DESCRIPTOR.CopyToProto(file)
     for message in file.message_type:

@@ -13,7 +13,7 @@ import grpc
 
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant, RankFacts
 from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.captures.turns import Ack, Result, failure
+from torchperfd_daemon.captures.rank_attempts import Ack, Result, failure
 from torchperfd_daemon.fleet import (
     Address,
     AuthInterceptor,

@@ -11,13 +11,13 @@ from torchperfd.link import wire
 from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import TRAIN
-from torchperfd.steps.step_batch import Stretch
+from torchperfd.steps.step_batch import StepBatch
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Arrival, ArrivalColumns, ArrivalHistory, RankIdentity, Store
 
 INDEX, KIND, START, DURATION, SAMPLES = (memoryview(array("q", [value])) for value in (7, TRAIN, 1000, 50, 0))
-STEP = Stretch(INDEX, KIND, START, DURATION, SAMPLES, {}, total_ns=50, squares=2500.0, total_samples=0)
+STEP = StepBatch(INDEX, KIND, START, DURATION, SAMPLES, {}, total_ns=50, squares=2500.0, total_samples=0)
 
 
 def columns(steps: list[int]) -> ArrivalColumns:

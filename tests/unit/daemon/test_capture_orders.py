@@ -10,7 +10,7 @@ from tests.unit.daemon.test_coordinator import FIVE, CapturingNode, Rank, done, 
 
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, When
 from torchperfd_daemon.captures.manifest import decode
-from torchperfd_daemon.captures.turns import Result
+from torchperfd_daemon.captures.rank_attempts import Result
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 

@@ -21,8 +21,8 @@ from torchperfd_daemon.captures import (
     folder,
     manifest,
 )
+from torchperfd_daemon.captures.rank_attempts import Result
 from torchperfd_daemon.captures.retention import Kept, plan
-from torchperfd_daemon.captures.turns import Result
 from torchperfd_daemon.errors import TorchperfdError
 
 SERVICE, ALICE, MALLORY = 61_184, 61_185, 61_186

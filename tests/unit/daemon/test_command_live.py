@@ -15,7 +15,7 @@ from tests.support.served import Served, serving_from_a_thread
 from torchperfd_daemon import cli
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, CaptureState
-from torchperfd_daemon.captures.turns import Ack, Result
+from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service.rank_session import Session

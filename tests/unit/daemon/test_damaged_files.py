@@ -19,8 +19,8 @@ from torchperfd_daemon.captures.index_database import FILE, FOLDER
 from torchperfd_daemon.commands.captures import command
 from torchperfd_daemon.documents import DamagedError, decode
 from torchperfd_daemon.errors import TorchperfdError
-from torchperfd_daemon.goodput.book import Book, packed
-from torchperfd_daemon.goodput.ledger import RankLedger
+from torchperfd_daemon.goodput.store import GoodputStore, packed
+from torchperfd_daemon.goodput.totals import GoodputTotals
 
 DEEP = b"[" * 100_000
 BAD_BYTES = {
@@ -80,11 +80,11 @@ def test_manifest_any_bytes_decode_or_are_damaged(document: bytes) -> None:
             read(document)
 
 
-@given(mutated(packed(RankLedger.begin("p", 1))))
+@given(mutated(packed(GoodputTotals.begin("p", 1))))
 @settings(deadline=None)
 def test_ledger_any_bytes_decode_or_are_damaged(document: bytes) -> None:
     try:
-        found = decode(document, RankLedger)
+        found = decode(document, GoodputTotals)
     except DamagedError:
         return
     assert found.starts < 2**31
@@ -143,8 +143,8 @@ def test_goodput_damaged_file_is_set_aside(tmp_path: Path, damage: str) -> None:
         path.write_bytes(BAD_BYTES[damage])
     else:
         ODD_FILES[damage](path)
-    book = Book(path.parent)
-    book.save({("bert", 0): packed(RankLedger.begin("p", 1))}, BASE_NS)
+    book = GoodputStore(path.parent)
+    book.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
     assert list(book.load("bert")) == [("bert", 0)]
     book.close()
 
@@ -157,15 +157,15 @@ BASE_NS = int(BASE * 1e9)
     [
         ("bert", "one", BASE_NS, "{}"),
         ("bert", -1, BASE_NS, "{}"),
-        ("bert", 2**40, BASE_NS, packed(RankLedger.begin("p", 1)).decode()),
+        ("bert", 2**40, BASE_NS, packed(GoodputTotals.begin("p", 1)).decode()),
         ("bert", 1, BASE_NS, b"\xff\xfe"),
         ("bert", 1, BASE_NS, DEEP.decode()),
         (b"bert", 1, BASE_NS, "{}"),
     ],
 )
 def test_goodput_damaged_row_costs_only_itself(tmp_path: Path, row: tuple[object, ...]) -> None:
-    book = Book(tmp_path / ".goodput")
-    book.save({("bert", 0): packed(RankLedger.begin("p", 1))}, BASE_NS)
+    book = GoodputStore(tmp_path / ".goodput")
+    book.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
     book.close()
     database = sqlite3.connect(tmp_path / ".goodput" / "node.sqlite")
     with database:
@@ -179,9 +179,9 @@ def test_goodput_damaged_row_costs_only_itself(tmp_path: Path, row: tuple[object
 @pytest.mark.parametrize("offset", ["soon", 2**63 - 1, -(2**63), 1.5, b"\xff"])
 @pytest.mark.parametrize("column", ["clock", "ledger"])
 def test_goodput_damaged_time_is_set_aside(tmp_path: Path, offset: object, column: str) -> None:
-    book = Book(tmp_path / ".goodput")
+    book = GoodputStore(tmp_path / ".goodput")
     assert book.clock_offset("boot", 5, BASE_NS) == BASE_NS - 5
-    book.save({("bert", 0): packed(RankLedger.begin("p", 1))}, BASE_NS)
+    book.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
     book.close()
     database = sqlite3.connect(tmp_path / ".goodput" / "node.sqlite")
     with database:
@@ -193,7 +193,7 @@ def test_goodput_damaged_time_is_set_aside(tmp_path: Path, offset: object, colum
     database.close()
     if offset != -(2**63) or column == "clock":
         assert book.clock_offset("boot", 5, BASE_NS) == BASE_NS - 5
-    book.save({("bert", 0): packed(RankLedger.begin("p", 1))}, BASE_NS)
+    book.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
     assert list(book.load("bert")) == [("bert", 0)]
     book.close()
 

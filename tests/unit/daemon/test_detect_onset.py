@@ -9,9 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from torchperfd_daemon.diagnosis.detect.debounce import (
+    LEAST_SECONDS,
+    LONGEST_SECONDS,
+    MEMORY_STEPS,
+    DebounceWindow,
+)
 from torchperfd_daemon.diagnosis.detect.noise import LENGTHS, BlockNoise
 from torchperfd_daemon.diagnosis.detect.onset import CONFIRM_STEPS, Onset, OnsetDetector
-from torchperfd_daemon.diagnosis.detect.patience import LEAST_SECONDS, LONGEST_SECONDS, MEMORY_STEPS, Patience
 
 Float64 = npt.NDArray[np.float64]
 
@@ -95,7 +100,7 @@ def test_a_pace_that_goes_to_and_fro_is_told_seldom(slow: int, fast: int) -> Non
 
 
 def test_an_episode_is_forgotten() -> None:
-    patience = Patience()
+    patience = DebounceWindow()
     patience.learn(1000, 0.1)
     assert patience.asked(1020, 0.2) == pytest.approx(2 * 20 * 0.2)
     assert patience.seconds(1020) == LEAST_SECONDS
@@ -105,7 +110,7 @@ def test_an_episode_is_forgotten() -> None:
 
 
 def test_what_lasts_ten_seconds_is_no_episode() -> None:
-    patience = Patience()
+    patience = DebounceWindow()
     patience.learn(1000, 0.1)
     assert patience.asked(1049, 0.2) == LONGEST_SECONDS
     patience.learn(1051, 0.2)

@@ -24,7 +24,7 @@ from torchperfd.v1 import contract, fleet_pb2, fleet_pb2_grpc, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.fleet import Address, FleetView
-from torchperfd_daemon.service.order_desk import OrderDesk
+from torchperfd_daemon.service.command_handler import CommandHandler
 
 ID = "20260101-000000-abcdef"
 
@@ -253,7 +253,7 @@ def test_the_script_of_rank_0_captures_the_ranks_of_other_nodes(tmp_path: Path) 
         node = await start_node(tmp_path, [1, 2], 4)
         async with asking(tmp_path, [node.address]) as (view, coordinator):
             zero = PlayedRank(0, 4, coordinator)
-            desk = OrderDesk(coordinator, lambda run: [zero] if run == RUN else [], view)
+            desk = CommandHandler(coordinator, lambda run: [zero] if run == RUN else [], view)
             told: asyncio.Queue[session_pb2.CaptureOrderResult] = asyncio.Queue()
             options = session_pb2.CaptureOptions(steps=3)
             order = session_pb2.CaptureOrder(order_id=7, options=options, timeout_seconds=30)

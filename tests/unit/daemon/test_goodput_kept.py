@@ -16,11 +16,19 @@ from tests.support.served import Served, play
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.goodput import Accountant, Book, Bucket, RankGoodput, RankLedger, RunGoodput, by_run
-from torchperfd_daemon.goodput.book import packed
+from torchperfd_daemon.goodput import (
+    Bucket,
+    GoodputStore,
+    GoodputTotals,
+    GoodputTracker,
+    RankGoodput,
+    RunGoodput,
+    by_run,
+)
 from torchperfd_daemon.goodput.clock import Clocks
 from torchperfd_daemon.goodput.exits import Exit, exit_of
 from torchperfd_daemon.goodput.report import render_text, to_dict
+from torchperfd_daemon.goodput.store import packed
 from torchperfd_daemon.metrics.goodput import GoodputMetrics
 from torchperfd_daemon.service import translate_goodput
 from torchperfd_daemon.store import (
@@ -56,8 +64,8 @@ class Machine:
             unix_ns=lambda: int((BOOTED + self.uptime + self.wall_error) * S),
             monotonic=lambda: self.uptime,
         )
-        self.book = Book(self.folder, "node-a")
-        self.accountant = Accountant(self.store, self.book, clocks, self.boot, exits=lambda *_: None)
+        self.book = GoodputStore(self.folder, "node-a")
+        self.accountant = GoodputTracker(self.store, self.book, clocks, self.boot, exits=lambda *_: None)
 
     def join(self, pid: int = 1, rank: int = 0) -> Rank:
         """Have a process join that has started two seconds ago."""
@@ -257,12 +265,12 @@ def test_the_end_of_a_real_process_is_seen() -> None:
 
 
 def test_rows_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
-    book = Book(tmp_path, "n", most_rows=3)
+    book = GoodputStore(tmp_path, "n", most_rows=3)
     for number in range(5):
-        book.save({(f"run-{number}", 0): packed(RankLedger.begin("a", number))}, number * S)
+        book.save({(f"run-{number}", 0): packed(GoodputTotals.begin("a", number))}, number * S)
     assert sorted(run for run, _ in book.newest(10)) == ["run-2", "run-3", "run-4"]
     assert list(book.newest(1)) == [("run-4", 0)]
-    book.save({("late", 0): packed(RankLedger.begin("a", 0))}, 91 * 86_400 * S)
+    book.save({("late", 0): packed(GoodputTotals.begin("a", 0))}, 91 * 86_400 * S)
     assert list(book.newest(10)) == [("late", 0)]
     book.close()
 
@@ -271,23 +279,23 @@ def test_a_damaged_book_is_set_aside_and_a_missing_one_is_only_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "n.sqlite").write_bytes(b"no database" * 500)
-    book = Book(tmp_path, "n")
-    book.save({("run", 0): packed(RankLedger.begin("a", 1))}, S)
+    book = GoodputStore(tmp_path, "n")
+    book.save({("run", 0): packed(GoodputTotals.begin("a", 1))}, S)
     assert list(book.load("run")) == [("run", 0)]
     book.close()
     assert (tmp_path / "n.damaged").exists()
     caplog.clear()
-    blocked = Book(tmp_path / "n.sqlite" / "below", "n")
+    blocked = GoodputStore(tmp_path / "n.sqlite" / "below", "n")
     with caplog.at_level(logging.WARNING):
-        blocked.save({("run", 0): packed(RankLedger.begin("a", 1))}, S)
+        blocked.save({("run", 0): packed(GoodputTotals.begin("a", 1))}, S)
         assert blocked.load("run") == {}
     assert len(caplog.records) == 1
 
 
 def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    book = Book(tmp_path, "n")
-    book.save({("run", 0): packed(RankLedger.begin("a", 1))}, S)
+    book = GoodputStore(tmp_path, "n")
+    book.save({("run", 0): packed(GoodputTotals.begin("a", 1))}, S)
     assert book.load("run") == {}
     assert list(tmp_path.iterdir()) == []
 

@@ -64,7 +64,7 @@ from torchperfd_daemon.store import (
     Store,
     Totals,
 )
-from torchperfd_daemon.triggers.desk import Result
+from torchperfd_daemon.triggers.quota import Result
 
 FORBIDDEN_LABELS = {"job", "instance", "pod", "namespace", "container", "pid"}
 

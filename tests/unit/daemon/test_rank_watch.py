@@ -11,8 +11,8 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import StepTimes
+from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.rank_watch import LEAST_LOOKS, WINDOW_LOOKS, RankWatch
-from torchperfd_daemon.observer.surroundings import GpuState, Storage, Surroundings, survey
 from torchperfd_daemon.store import (
     GcTotal,
     KindTotal,
@@ -25,7 +25,7 @@ from torchperfd_daemon.store import (
 )
 
 KEY = ("r", 0)
-NOTHING = Surroundings()
+NOTHING = NodeContext()
 
 
 class Looked:
@@ -45,7 +45,7 @@ class Looked:
         self,
         steps: list[dict[str, int]],
         gc_ns: int = 0,
-        around: Surroundings = NOTHING,
+        around: NodeContext = NOTHING,
         gpu: GpuState = GpuState(),  # noqa: B008 - it cannot change
         checkpoint: PhaseTotal | None = None,
         compiled: PhaseTotal | None = None,
@@ -115,7 +115,7 @@ def test_what_the_kernel_counts_is_spread_over_the_steps() -> None:
     looked = Looked()
     full = [{"data": 10**8, "forward": 4 * 10**8}] * 2
     for second in range(12):
-        around = Surroundings(
+        around = NodeContext(
             {KEY: 0.3 * second},
             {KEY: 0.4 * second},
             {KEY: 0.1 * second},
@@ -216,7 +216,7 @@ def test_a_survey_takes_what_matters_of_all_samples() -> None:
     gpu.put("gpu_throttle_seconds", 900.0, "sw_power_cap")
     gpu.put("gpu_clock_hertz", 1e9, "sm")
     found = survey([delay, exchange, pressure, Family("other", "", "gauge")], [gpu, GpuReading("1", "")])
-    assert found == Surroundings(
+    assert found == NodeContext(
         {KEY: 2.5}, {KEY: 1.25}, {}, Storage(7.0), gpus={"GPU-1": GpuState(4.0, 1e9, None, frozenset({77}))}
     )
 
@@ -307,7 +307,7 @@ def grown(pace: float, seconds: int, wobble: float = 0.0) -> RankEvidence:
     for second in range(10 + seconds):
         bytes_held = 1e9 + pace * max(0, second - 10) + wobble * (second % 2)
         looked.look(
-            [{"forward": 10**8}] * 4, around=Surroundings(resident={KEY: bytes_held}, available_bytes=4e9)
+            [{"forward": 10**8}] * 4, around=NodeContext(resident={KEY: bytes_held}, available_bytes=4e9)
         )
     return looked.evidence()
 

@@ -14,7 +14,7 @@ from tests.support.served import GIVE_UP_S
 
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Participant, Query, RankFacts
 from torchperfd_daemon.captures.manifest import CaptureOptions
-from torchperfd_daemon.captures.turns import Ack, Result
+from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.commands._every import repeat
 from torchperfd_daemon.config.trigger_tables import read_plan
 from torchperfd_daemon.errors import (
@@ -39,9 +39,9 @@ from torchperfd_daemon.store import (
     Totals,
 )
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
-from torchperfd_daemon.triggers import desk as trigger_desk
-from torchperfd_daemon.triggers.desk import Desk
+from torchperfd_daemon.triggers import quota as trigger_desk
 from torchperfd_daemon.triggers.glance import Meter, Turns
+from torchperfd_daemon.triggers.quota import TriggerQuota
 from torchperfd_daemon.triggers.rules import Rule, Schedule, When
 from torchperfd_daemon.triggers.runner import with_a_peer
 
@@ -375,8 +375,8 @@ class TestDesk:
     def clock(self) -> Clock:
         return Clock()
 
-    def desk(self, clock: Clock, per_day: int = 50) -> Desk:
-        return Desk(Plan(rules=(self.RULE,), per_day=per_day), clock.monotonic, clock.wall)
+    def desk(self, clock: Clock, per_day: int = 50) -> TriggerQuota:
+        return TriggerQuota(Plan(rules=(self.RULE,), per_day=per_day), clock.monotonic, clock.wall)
 
     def test_a_run_has_its_own_cooldown(self, clock: Clock) -> None:
         desk = self.desk(clock)
@@ -413,7 +413,7 @@ class TestDesk:
 
     def test_what_was_done_yesterday_counts_for_the_cooldown_only(self, clock: Clock) -> None:
         rule = Rule("r", When.STALL, cooldown_seconds=DAY, per_day=1)
-        desk = Desk(Plan(rules=(rule,)), clock.monotonic, clock.wall)
+        desk = TriggerQuota(Plan(rules=(rule,)), clock.monotonic, clock.wall)
         desk.remember(rule, "a", NOON - 13 * 3600)
         assert [desk.admit(rule, "a"), desk.admit(rule, "b")] == [trigger_desk.Result.COOLDOWN, None]
 

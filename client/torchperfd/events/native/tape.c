@@ -296,5 +296,5 @@ static PyType_Slot tape_slots[] = {
     {Py_mp_length, tape_length},
     {0, NULL}};
 
-PyType_Spec tape_spec = {"torchperfd.events._native.Tape", sizeof(Tape), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+PyType_Spec tape_spec = {"torchperfd.events._native.EventBuffer", sizeof(Tape), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
                          tape_slots};

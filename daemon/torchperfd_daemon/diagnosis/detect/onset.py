@@ -12,14 +12,14 @@ from array import array
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd_daemon.diagnosis.detect.debounce import DebounceWindow
 from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
 from torchperfd_daemon.diagnosis.detect.noise import BlockNoise
-from torchperfd_daemon.diagnosis.detect.patience import Patience
 
 CHANGES: Final = (0.1, 0.35, 1.0)
 """The changes that there are sums for. What lies between is found by its neighbours."""
 CONFIRM_STEPS: Final = 18
-"""No change is told before it has lasted this many steps, and as long as :class:`Patience` asks."""
+"""No change is told before it has lasted this many steps, and as long as :class:`DebounceWindow` asks."""
 LEARNING_STEPS: Final = 64
 """So many steps make a first reference. Later ones join it when this old, if nothing has come of them."""
 REFERENCE_STEPS: Final = 256
@@ -70,7 +70,7 @@ class OnsetDetector:
         self._seen = 0
         self._logs = array("d", bytes(8 * _RING))
         self._sums = tuple(_Sums(math.log1p(change)) for change in CHANGES)
-        self._patience = Patience()
+        self._patience = DebounceWindow()
         self._begin(0)
 
     @property

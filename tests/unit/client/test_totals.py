@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock
 
 from torchperfd.steps.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
-from torchperfd.steps.step_batch import Stretch
-from torchperfd.steps.totals import Account, CudaMemory, GcAccount, KindAccount, PhaseAccount
+from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.totals import Account, CudaMemory, GcTotals, KindTotals, PhaseTotals
 
 
-def record(steps: list[tuple[int, int, dict[int, int]]], before: int = 0) -> list[Stretch]:
+def record(steps: list[tuple[int, int, dict[int, int]]], before: int = 0) -> list[StepBatch]:
     """Return drained steps of (kind, samples, nanoseconds by phase), after so many of each kind."""
     clock = Clock()
     recorder = Recorder(clock, capacity=64)
@@ -46,10 +46,10 @@ def test_kinds_are_kept_apart_however_they_are_mixed() -> None:
     )
     assert (account.train.steps, account.train.ns, account.train.samples) == (3, 1011, 12)
     assert (account.validate.steps, account.validate.ns, account.validate.samples) == (3, 110_100, 24)
-    assert account.train.phases[DATA] == PhaseAccount(3, 1011, 1.0 + 100 + 10**6)
-    assert account.validate.phases[DATA] == PhaseAccount(2, 10_100, 10.0**4 + 10**8)
-    assert account.validate.phases[FORWARD] == PhaseAccount(1, 100_000, 10.0**10)
-    assert account.train.phases[FORWARD] == PhaseAccount()
+    assert account.train.phases[DATA] == PhaseTotals(3, 1011, 1.0 + 100 + 10**6)
+    assert account.validate.phases[DATA] == PhaseTotals(2, 10_100, 10.0**4 + 10**8)
+    assert account.validate.phases[FORWARD] == PhaseTotals(1, 100_000, 10.0**10)
+    assert account.train.phases[FORWARD] == PhaseTotals()
 
 
 def test_folding_nothing_changes_nothing() -> None:
@@ -64,11 +64,11 @@ def test_the_first_training_step_is_also_kept_by_itself() -> None:
     account.fold(record([(TRAIN, 4, {FORWARD: 10}), (TRAIN, 4, {FORWARD: 30}), (TRAIN, 4, {})], before=1))
     assert (account.train.steps, account.train.ns, account.train.samples) == (4, 1045, 16)
     assert (account.warmup.steps, account.warmup.ns, account.warmup.samples) == (1, 1005, 4)
-    assert account.warmup.phases[FORWARD] == PhaseAccount(1, 1000, 1e6)
+    assert account.warmup.phases[FORWARD] == PhaseTotals(1, 1000, 1e6)
     steady = account.steady()
     assert (steady.steps, steady.ns, steady.samples, steady.squares) == (3, 40, 12, 1000.0)
-    assert steady.phases[FORWARD] == PhaseAccount(2, 40, 1000.0)
-    assert steady.phases[DATA] == PhaseAccount()
+    assert steady.phases[FORWARD] == PhaseTotals(2, 40, 1000.0)
+    assert steady.phases[DATA] == PhaseTotals()
     assert sum(phase.ns for phase in steady.phases) == steady.ns
 
 
@@ -76,8 +76,8 @@ def test_steps_deviate_from_their_mean_if_that_was_kept() -> None:
     account = Account()
     account.fold(record([(VALIDATE, 0, {DATA: ns}) for ns in (2, 4, 4, 10)]))
     assert account.validate.std_seconds == pytest.approx(3e-9)
-    assert KindAccount().std_seconds is None
-    assert KindAccount(steps=2, ns=10).std_seconds is None
+    assert KindTotals().std_seconds is None
+    assert KindTotals(steps=2, ns=10).std_seconds is None
 
 
 def test_the_fit_goes_from_the_first_step_to_the_last_with_all_that_lies_between() -> None:
@@ -106,41 +106,41 @@ def test_a_copy_does_not_change_with_the_account() -> None:
 
 
 def test_a_copy_shares_nothing_that_may_change() -> None:
-    account = Account(epoch=PhaseAccount(1, 5, 25.0), cuda=CudaMemory(1, 2, 3), overhead=0.01, shed=1)
+    account = Account(epoch=PhaseTotals(1, 5, 25.0), cuda=CudaMemory(1, 2, 3), overhead=0.01, shed=1)
     copy = account.copy()
     assert copy == account
     for phase in (account.epoch, account.train_pass, account.validate_pass, account.checkpoint):
         phase.calls += 1
     account.gc[2].calls += 1
     assert (copy.epoch, copy.train_pass, copy.validate_pass) == (
-        PhaseAccount(1, 5, 25.0),
-        PhaseAccount(),
-        PhaseAccount(),
+        PhaseTotals(1, 5, 25.0),
+        PhaseTotals(),
+        PhaseTotals(),
     )
-    assert (copy.checkpoint, copy.gc) == (PhaseAccount(), (GcAccount(), GcAccount(), GcAccount()))
+    assert (copy.checkpoint, copy.gc) == (PhaseTotals(), (GcTotals(), GcTotals(), GcTotals()))
 
 
 def test_what_remains_is_less_in_everything() -> None:
-    whole = KindAccount(steps=3, ns=60, samples=9, squares=1400.0, micro_batches=6, skipped=1, tokens=300)
-    whole.phases[DATA] = PhaseAccount(3, 60, 1400.0, 30, 2)
-    part = KindAccount(steps=1, ns=10, samples=3, squares=100.0, micro_batches=2, tokens=100)
-    part.phases[DATA] = PhaseAccount(1, 10, 100.0, 20, 1)
+    whole = KindTotals(steps=3, ns=60, samples=9, squares=1400.0, micro_batches=6, skipped=1, tokens=300)
+    whole.phases[DATA] = PhaseTotals(3, 60, 1400.0, 30, 2)
+    part = KindTotals(steps=1, ns=10, samples=3, squares=100.0, micro_batches=2, tokens=100)
+    part.phases[DATA] = PhaseTotals(1, 10, 100.0, 20, 1)
     rest = whole.minus(part)
-    expected = KindAccount(2, 50, 6, squares=1300.0, micro_batches=4, skipped=1, tokens=200)
-    expected.phases[DATA] = PhaseAccount(2, 50, 1300.0, 10, 1)
+    expected = KindTotals(2, 50, 6, squares=1300.0, micro_batches=4, skipped=1, tokens=200)
+    expected.phases[DATA] = PhaseTotals(2, 50, 1300.0, 10, 1)
     assert rest == expected
 
 
 def test_time_on_the_device_is_a_mean_of_the_calls_timed_there() -> None:
-    assert PhaseAccount(9, 1, 1.0, device_ns=30, device_calls=2).device_mean_seconds == pytest.approx(15e-9)
-    assert PhaseAccount(9, 1, 1.0).device_mean_seconds is None
+    assert PhaseTotals(9, 1, 1.0, device_ns=30, device_calls=2).device_mean_seconds == pytest.approx(15e-9)
+    assert PhaseTotals(9, 1, 1.0).device_mean_seconds is None
 
 
 def test_the_peak_is_used_as_far_as_the_steps_go() -> None:
     account = Account(flops_per_step=4e12, peak_flops=1e15)
-    steps = KindAccount(steps=10, ns=100_000_000)
+    steps = KindTotals(steps=10, ns=100_000_000)
     assert account.flops_utilization(steps) == pytest.approx(0.4)
-    assert account.flops_utilization(KindAccount()) is None
+    assert account.flops_utilization(KindTotals()) is None
     assert Account(flops_per_step=4e12).flops_utilization(steps) is None
     assert Account(peak_flops=1e15).flops_utilization(steps) is None
 
@@ -154,19 +154,19 @@ def test_of_finds_the_kind_or_says_that_there_is_none() -> None:
 
 
 def test_mean_and_deviation_are_those_of_the_calls() -> None:
-    phase = PhaseAccount(calls=4, ns=20, squares=float(2 * 2 + 4 * 4 + 4 * 4 + 10 * 10))
+    phase = PhaseTotals(calls=4, ns=20, squares=float(2 * 2 + 4 * 4 + 4 * 4 + 10 * 10))
     assert phase.mean_seconds == pytest.approx(5e-9)
     assert phase.std_seconds == pytest.approx(3e-9)
     assert phase.seconds == pytest.approx(20e-9)
 
 
 def test_a_phase_that_never_was_has_zeros() -> None:
-    assert (PhaseAccount().mean_seconds, PhaseAccount().std_seconds) == (0.0, 0.0)
+    assert (PhaseTotals().mean_seconds, PhaseTotals().std_seconds) == (0.0, 0.0)
 
 
 def test_rounding_never_takes_the_root_of_a_negative_variance() -> None:
     ns = 3_333_333_333
-    assert PhaseAccount(calls=3, ns=3 * ns, squares=3 * float(ns) ** 2 * (1 - 1e-15)).std_seconds == 0.0
+    assert PhaseTotals(calls=3, ns=3 * ns, squares=3 * float(ns) ** 2 * (1 - 1e-15)).std_seconds == 0.0
 
 
 _STEPS = st.lists(
@@ -211,5 +211,5 @@ def test_a_phase_open_across_an_edge_is_in_the_account_even_before_it_ends() -> 
         recorder.close(TRAIN, index)
     account = Account()
     account.fold(recorder.drain())
-    assert account.train.phases[PHASE_SLOTS - 1] == PhaseAccount(3, 30, 300.0)
+    assert account.train.phases[PHASE_SLOTS - 1] == PhaseTotals(3, 30, 300.0)
     assert account.train.ns == 30

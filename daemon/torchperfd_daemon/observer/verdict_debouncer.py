@@ -22,7 +22,7 @@ class _Claim:
     held: bool = False
 
 
-class Held:
+class VerdictDebouncer:
     """The verdicts on one run, from look to look. Two are the same if cause and rank are."""
 
     def __init__(self) -> None:

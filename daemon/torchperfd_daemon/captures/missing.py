@@ -7,14 +7,14 @@ from typing import Final
 
 from torchperfd_daemon.captures.coordinator import Coordinator
 from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
-from torchperfd_daemon.captures.turns import Ack, Participant
+from torchperfd_daemon.captures.rank_attempts import Ack, Participant
 from torchperfd_daemon.errors import NoSuchTargetError
 
 _MOST_RANKS: Final = 100_000
 _MOST_NAMED: Final = 20
 
 
-class AbsentRank:
+class MissingRank:
     """A rank of the run that nobody has: it fails by name instead of being left out."""
 
     def __init__(self, rank: int, facts: RankFacts, reason: str, coordinator: Coordinator) -> None:
@@ -58,7 +58,7 @@ def whole_job(
             f"run {run} has no rank {', '.join(map(str, beyond[:_MOST_NAMED]))}", f"it has {world} ranks"
         )
     missing = RankFacts(job_name=facts.job_name, world_size=facts.world_size)
-    return [found.get(rank) or AbsentRank(rank, missing, reason, coordinator) for rank in ranks]
+    return [found.get(rank) or MissingRank(rank, missing, reason, coordinator) for rank in ranks]
 
 
 def answer_later(coordinator: Coordinator, capture_id: str, rank: int, reason: str) -> None:

@@ -86,7 +86,7 @@ class Storage:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class NodeContext:
     """Counters in seconds since any time, and bytes; a rank that nothing is known of is absent.
 
     Attributes:
@@ -120,7 +120,7 @@ class Surroundings:
 
 def survey(
     families: Iterable[Family], gpus: Sequence[GpuReading], last: Storage | None = None
-) -> Surroundings:
+) -> NodeContext:
     """Return what matters of the collectors' newest samples.
 
     Args:
@@ -150,7 +150,7 @@ def survey(
             available = family.samples[0][1]
     nothing = dict.fromkeys(ranks["resident"] | read, 0.0)
     storage = Storage(pressure.get("io", 0.0), busy, moved, read, nothing)
-    return Surroundings(
+    return NodeContext(
         ranks["queued"],
         ranks["exchange_queued"],
         ranks["throttled"],

@@ -76,7 +76,7 @@ class Claims:
 
 
 @dataclass(slots=True)
-class RankLedger:
+class GoodputTotals:
     """One rank of one run, through all its processes.
 
     Attributes:
@@ -110,7 +110,7 @@ class RankLedger:
     settled: dict[Bucket, int] = field(default_factory=dict)
 
     @classmethod
-    def begin(cls, process: str, started_ns: int) -> "RankLedger":
+    def begin(cls, process: str, started_ns: int) -> "GoodputTotals":
         """Open the ledger of a rank whose first process started then."""
         return cls(process, started_ns, started_ns, started_ns, started_ns)
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer.rhythm import Rhythm
+from torchperfd_daemon.observer.periodicity import PeriodicityTracker
 from torchperfd_daemon.store import StepColumns
 
 Float64 = npt.NDArray[np.float64]
@@ -42,7 +42,7 @@ def steps(count: int, period: int = 0, longer: float = 0.0, slower: float = 0.0)
     [(4, "every 4th step"), (11, "every 11th step"), (3, "every 3rd step")],
 )
 def test_long_steps_at_a_period_are_told_with_their_phase(period: int, words: str) -> None:
-    rhythm = Rhythm()
+    rhythm = PeriodicityTracker()
     rhythm.observe(steps(400, period, 0.04))
     assert re.fullmatch(
         rf"{words} takes (39\.\d|40|40\.\d) ms longer, most of it in data", rhythm.remark(NONE)
@@ -53,13 +53,13 @@ def test_long_steps_at_a_period_are_told_with_their_phase(period: int, words: st
 
 def test_rare_long_steps_and_even_ones_are_not_told() -> None:
     for made in (steps(400), steps(400, 100, 0.04)):
-        rhythm = Rhythm()
+        rhythm = PeriodicityTracker()
         rhythm.observe(made)
         assert rhythm.remark(NONE) == ""
 
 
 def test_a_run_that_becomes_slower_bit_by_bit_is_told_of() -> None:
-    rhythm = Rhythm()
+    rhythm = PeriodicityTracker()
     made = steps(6400, slower=0.12)
     rhythm.observe(made)
     verdict = rhythm.slower_than_ever("a run")
@@ -72,6 +72,6 @@ def test_a_run_that_becomes_slower_bit_by_bit_is_told_of() -> None:
 
 @pytest.mark.parametrize("count", [64, 900, 6400])
 def test_a_run_as_ever_is_not(count: int) -> None:
-    rhythm = Rhythm()
+    rhythm = PeriodicityTracker()
     rhythm.observe(steps(count))
     assert rhythm.slower_than_ever("r") is None

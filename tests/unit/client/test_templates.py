@@ -20,8 +20,8 @@ from torchperfd.steps import templates as cycles
 from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.recorder import MAX_DEPTH, OTHER, PHASE_SLOTS
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.step_batch import Stretch
-from torchperfd.steps.totals import Account, KindAccount
+from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.totals import Account, KindTotals
 
 if cycles.AVAILABLE or os.environ.get("CI"):
     from torchperfd.steps import _templates as _cycles
@@ -63,7 +63,7 @@ class ReadyTape:
 class Read:
     """What a replay has made of a tape."""
 
-    stretches: list[Stretch]
+    stretches: list[StepBatch]
     state: dict[str, Any]
     told: int
     arrivals: Arrivals
@@ -85,7 +85,7 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
 
     reader._handlers = [counted(handler) for handler in reader._handlers]
     clock = SimpleNamespace(time_ns=lambda: 5_000, perf_counter_ns=lambda: 3_000, sleep=lambda _: None)
-    stretches: list[Stretch] = []
+    stretches: list[StepBatch] = []
     with mock.patch.object(replay, "time", clock), mock.patch.object(cycles, "AVAILABLE", at_once):
         for turn in turns:
             tape.there += turn
@@ -149,7 +149,7 @@ def check_whole(steps: list[Step]) -> None:
         over[step.kind] = step.start + step.duration
 
 
-def check_sums(stretches: list[Stretch], expected: list[Stretch]) -> None:
+def check_sums(stretches: list[StepBatch], expected: list[StepBatch]) -> None:
     """Check that they add up to the same, however they are cut."""
     account, other = Account(), Account()
     account.fold(stretches)
@@ -166,7 +166,7 @@ def check_sums(stretches: list[Stretch], expected: list[Stretch]) -> None:
     assert account == other
 
 
-def kinds(account: Account) -> list[KindAccount]:
+def kinds(account: Account) -> list[KindTotals]:
     return [account.train, account.validate, account.warmup]
 
 

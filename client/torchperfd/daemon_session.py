@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
 
-class Dialogue:
+class DaemonSession:
     """Greets the daemon, does what it asks for, and says goodbye.
 
     Args:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer.held import LOOKS, Held
+from torchperfd_daemon.observer.verdict_debouncer import LOOKS, VerdictDebouncer
 
 
 def verdict(cause: Cause, cost: float = 0.0, rank: int | None = None) -> Verdict:
@@ -18,7 +18,7 @@ NONE = verdict(Cause.NONE)
 
 
 def played(looks: Sequence[Sequence[Verdict]]) -> list[Verdict | None]:
-    held = Held()
+    held = VerdictDebouncer()
     first = []
     for found in looks:
         held.update(found)
@@ -80,7 +80,7 @@ found = st.lists(
 def test_what_is_told_was_found_three_times_in_a_row_and_missed_less_since(
     looks: list[list[Verdict]],
 ) -> None:
-    held = Held()
+    held = VerdictDebouncer()
     for number, look in enumerate(looks, start=1):
         before = held.first
         changed = held.update(look)

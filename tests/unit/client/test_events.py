@@ -55,7 +55,7 @@ def test_where_there_is_a_compiler_the_tape_is_compiled() -> None:
 
 @both
 def test_what_is_marked_is_read_once_and_in_order(kind: Any) -> None:
-    tape = kind.Tape(16)
+    tape = kind.EventBuffer(16)
     assert tape.mark(3, 42)
     assert tape.mark(5)
     tape.write(7, -1)
@@ -68,7 +68,7 @@ def test_what_is_marked_is_read_once_and_in_order(kind: Any) -> None:
 
 @both
 def test_other_threads_may_write_but_not_mark(kind: Any) -> None:
-    tape = kind.Tape(16)
+    tape = kind.EventBuffer(16)
     said: list[bool] = []
 
     def work() -> None:
@@ -86,7 +86,7 @@ def test_other_threads_may_write_but_not_mark(kind: Any) -> None:
 
 @both
 def test_another_thread_can_be_followed(kind: Any) -> None:
-    tape = kind.Tape(16)
+    tape = kind.EventBuffer(16)
     assert tape.thread == threading.get_ident()
     said: list[object] = []
     there, told = threading.Event(), threading.Event()
@@ -111,7 +111,7 @@ def test_another_thread_can_be_followed(kind: Any) -> None:
 
 @both
 def test_listeners_come_and_go(kind: Any) -> None:
-    tape = kind.Tape(16, 9)
+    tape = kind.EventBuffer(16, 9)
     heard: list[int] = []
 
     def listen() -> None:
@@ -134,12 +134,12 @@ def test_listeners_come_and_go(kind: Any) -> None:
 @pytest.mark.parametrize("arguments", [(), (1, 2, 3), ("1",), (1, "2")])
 def test_what_is_no_event_is_refused(kind: Any, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError):
-        kind.Tape(16).mark(*arguments)
+        kind.EventBuffer(16).mark(*arguments)
 
 
 @both
 def test_a_full_tape_asks_for_room_and_counts_what_finds_none(kind: Any) -> None:
-    tape = kind.Tape(8)
+    tape = kind.EventBuffer(8)
     for code in range(20):
         tape.write(code)
     kept = len(tape)
@@ -156,7 +156,7 @@ def test_a_full_tape_asks_for_room_and_counts_what_finds_none(kind: Any) -> None
 
 @both
 def test_what_is_not_skipped_stays(kind: Any) -> None:
-    tape = kind.Tape(8)
+    tape = kind.EventBuffer(8)
     for round_ in range(9):
         for code in (1, 2, 3):
             tape.write(code, round_)
@@ -173,7 +173,7 @@ def test_what_is_not_skipped_stays(kind: Any) -> None:
 @both
 @pytest.mark.parametrize(("capacity", "events"), [(4096, 3000), (131_072, 100_000)])
 def test_many_events_are_the_same_as_few(kind: Any, capacity: int, events: int) -> None:
-    tape = kind.Tape(capacity)
+    tape = kind.EventBuffer(capacity)
     for number in range(events):
         tape.write(number % 30, number)
     assert written(tape) == [(number % 30, number) for number in range(events)]
@@ -181,7 +181,7 @@ def test_many_events_are_the_same_as_few(kind: Any, capacity: int, events: int) 
 
 @both
 def test_a_tape_that_is_half_full_says_so_once_until_it_is_read(kind: Any) -> None:
-    tape = kind.Tape(64)
+    tape = kind.EventBuffer(64)
     calls: list[int] = []
     tape.on_low = lambda: calls.append(len(tape))
     for _ in range(2):
@@ -200,7 +200,7 @@ def test_a_tape_that_is_half_full_says_so_once_until_it_is_read(kind: Any) -> No
 def test_a_ring_reads_around_its_end() -> None:
     if native is None:
         pytest.skip("only the compiled tape is a ring")
-    tape = native.Tape(8)
+    tape = native.EventBuffer(8)
     for start in range(40):
         for code in range(start % 5 + 1):
             tape.write(code, start)
@@ -209,7 +209,7 @@ def test_a_ring_reads_around_its_end() -> None:
 
 @both
 def test_a_ticket_goes_ahead_of_every_event(kind: Any) -> None:
-    tape = kind.Tape(16, 29)
+    tape = kind.EventBuffer(16, 29)
     numbers = iter([5, -1])
 
     def ticket() -> int:
@@ -226,7 +226,7 @@ def test_a_ticket_goes_ahead_of_every_event(kind: Any) -> None:
 
 @both
 def test_a_listener_hears_of_every_event_and_its_failures_stay_with_us(kind: Any) -> None:
-    tape = kind.Tape(16)
+    tape = kind.EventBuffer(16)
     heard: list[int] = []
 
     def listener() -> None:
@@ -248,7 +248,7 @@ def test_a_listener_hears_of_every_event_and_its_failures_stay_with_us(kind: Any
 def test_what_a_signal_handler_raises_in_a_listener_is_the_programs(
     kind: Any, when: int, signal: type[BaseException]
 ) -> None:
-    tape = kind.Tape(16)
+    tape = kind.EventBuffer(16)
     calls: list[None] = []
 
     def listener() -> None:
@@ -284,7 +284,7 @@ def hosted(kind: Any, tape: Any) -> type[Owner]:
 
 @both
 def test_a_timed_method_is_called_as_it_was_and_looks_like_itself(kind: Any) -> None:
-    tape = kind.Tape(64)
+    tape = kind.EventBuffer(64)
     owner = hosted(kind, tape)()
     assert owner.method(1, two=2) == ((1,), {"two": 2})
     assert type(owner).method(owner, 3) == ((3,), {})
@@ -300,7 +300,7 @@ def test_a_timed_method_is_called_as_it_was_and_looks_like_itself(kind: Any) -> 
 
 @both
 def test_a_timed_function_is_pickled_and_copied_by_name(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed = functools.update_wrapper(kind.Timed(kind.Tape(16), hosted, 1, 2), hosted)
+    timed = functools.update_wrapper(kind.Timed(kind.EventBuffer(16), hosted, 1, 2), hosted)
     with pytest.raises(pickle.PicklingError):  # as any function that is not where its name says
         pickle.dumps(timed)
     monkeypatch.setattr(sys.modules[__name__], "hosted", timed)
@@ -310,7 +310,7 @@ def test_a_timed_function_is_pickled_and_copied_by_name(kind: Any, monkeypatch: 
 
 @both
 def test_nobody_is_timed_who_is_muted_silenced_or_elsewhere(kind: Any) -> None:
-    tape = kind.Tape(16)
+    tape = kind.EventBuffer(16)
     timed = kind.Timed(tape, lambda: "result", 1, 2)
     tape.muted = 1 << 1
     assert timed() == "result"
@@ -329,7 +329,7 @@ def test_nobody_is_timed_who_is_muted_silenced_or_elsewhere(kind: Any) -> None:
 
 @both
 def test_a_call_in_which_we_are_silenced_has_no_end(kind: Any) -> None:
-    tape = kind.Tape(16)
+    tape = kind.EventBuffer(16)
 
     def silence() -> None:
         tape.thread = 0
@@ -396,7 +396,7 @@ def drawing(
 
 @both
 def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = kind.Tape(256)
+    tape = kind.EventBuffer(256)
     _, told = drawing(kind, tape, monkeypatch)
     batches: list[Any] = [
         torch.ones(7, 3),
@@ -426,7 +426,7 @@ def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.Mo
 
 @both
 def test_draws_say_whether_the_loop_evaluates(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape, models = kind.Tape(64), [nn.Linear(2, 1), nn.Linear(2, 1)]
+    tape, models = kind.EventBuffer(64), [nn.Linear(2, 1), nn.Linear(2, 1)]
     references = [weakref.ref(model) for model in models]
     drawing(kind, tape, monkeypatch, models=references)
     iterator = Batches([1] * 6)
@@ -457,7 +457,7 @@ def test_a_hostile_batch_is_handed_on(kind: Any, monkeypatch: pytest.MonkeyPatch
         def shape(self) -> Any:
             raise RuntimeError("look away")
 
-    tape = kind.Tape(64)
+    tape = kind.EventBuffer(64)
     drawing(kind, tape, monkeypatch)
     batch = Hostile()
     iterator = Batches([batch])
@@ -467,7 +467,7 @@ def test_a_hostile_batch_is_handed_on(kind: Any, monkeypatch: pytest.MonkeyPatch
 
 @both
 def test_a_draw_that_fails_fails_as_before(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = kind.Tape(64)
+    tape = kind.EventBuffer(64)
     _, told = drawing(kind, tape, monkeypatch)
     error = OSError("disk")
     with pytest.raises(OSError, match="disk") as caught:
@@ -479,7 +479,7 @@ def test_a_draw_that_fails_fails_as_before(kind: Any, monkeypatch: pytest.Monkey
 
 @both
 def test_unusual_draws_are_announced(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = kind.Tape(64)
+    tape = kind.EventBuffer(64)
     announced: list[Any] = []
 
     def ahead(iterator: Any) -> bool:
@@ -512,7 +512,7 @@ def timed_forward(kind: Any, tape: Any, module: nn.Module, compiled: Any = None)
 
 @both
 def test_a_forward_tells_training_from_evaluation(kind: Any) -> None:
-    tape = kind.Tape(64)
+    tape = kind.EventBuffer(64)
     module = nn.Linear(2, 1)
     expected = module(torch.ones(1, 2))
     timed_forward(kind, tape, module)
@@ -543,7 +543,7 @@ def test_a_forward_leaves_no_trace_in_copies_and_pickles(kind: Any) -> None:
             return dict(vars(self))
 
     module = Stubborn(2, 1)
-    timed_forward(kind, kind.Tape(64), module)
+    timed_forward(kind, kind.EventBuffer(64), module)
     assert vars(copy.deepcopy(module))["_compiled_call_impl"] is None
     assert pickle.loads(pickle.dumps(vars(module)["_compiled_call_impl"])) is None
     twin = copy.deepcopy(module)
@@ -555,7 +555,7 @@ def test_a_forward_leaves_no_trace_in_copies_and_pickles(kind: Any) -> None:
 @both
 def test_a_forward_does_not_keep_its_module_alive(kind: Any) -> None:
     module = nn.Linear(2, 1)
-    forward = timed_forward(kind, kind.Tape(64), module)
+    forward = timed_forward(kind, kind.EventBuffer(64), module)
     gone = weakref.ref(module)
     gc.disable()
     try:
@@ -569,7 +569,7 @@ def test_a_forward_does_not_keep_its_module_alive(kind: Any) -> None:
 
 @both
 def test_a_forward_calls_what_was_in_its_place(kind: Any) -> None:
-    tape = kind.Tape(64)
+    tape = kind.EventBuffer(64)
     module = nn.Linear(1, 1).eval()
     forward = timed_forward(kind, tape, module, lambda *args, **kwargs: (args, kwargs))
     assert forward(1, a=2) == ((1,), {"a": 2})
@@ -594,7 +594,7 @@ def test_a_forward_calls_what_its_class_has_by_now(kind: Any, monkeypatch: pytes
             return "other"
 
     module: Any = Module()
-    timed_forward(kind, kind.Tape(64), module)
+    timed_forward(kind, kind.EventBuffer(64), module)
     assert [module(1), module(2)] == [1, 2]
     monkeypatch.setattr(Base, "_call_impl", lambda _module, number: -number)
     assert [module(1), module(2)] == [-1, -2]
@@ -616,7 +616,7 @@ def test_steps_of_known_optimizers_are_written_and_others_left_to_the_caller(kin
     class Optimizer:
         pass
 
-    tape, one, other = kind.Tape(64), Optimizer(), Optimizer()
+    tape, one, other = kind.EventBuffer(64), Optimizer(), Optimizer()
     known: dict[int, weakref.ref[Any]] = {id(one): weakref.ref(one), id(other): weakref.ref(one)}
     steps = kind.Steps(tape, known, 1, 2)
     assert steps.begin(one)
@@ -651,7 +651,7 @@ ACTIONS = st.lists(
 
 def play(kind: ModuleType, actions: list[tuple[str, Any, Any]]) -> list[Any]:
     """Return all that can be told from outside."""
-    tape: Any = kind.Tape(1024)
+    tape: Any = kind.EventBuffer(1024)
     me = tape.thread
     seen: list[Any] = []
 
@@ -692,7 +692,7 @@ def test_the_compiled_half_loses_no_reference() -> None:
     class Optimizer:
         pass
 
-    tape, optimizer, module = native.Tape(64, 29), Optimizer(), nn.Linear(2, 1)
+    tape, optimizer, module = native.EventBuffer(64, 29), Optimizer(), nn.Linear(2, 1)
     forward = timed_forward(native, tape, module)
     steps = native.Steps(tape, {id(optimizer): weakref.ref(optimizer)}, 1, 2)
     result = object()

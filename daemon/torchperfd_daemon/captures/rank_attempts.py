@@ -66,7 +66,7 @@ class Participant(Protocol):
         """Tell it to give up."""
 
 
-class Turn:
+class RankAttempt:
     """One rank's part in one attempt. Both futures end, whatever becomes of the rank."""
 
     def __init__(self, participant: Participant, trace: RankTrace) -> None:
@@ -116,26 +116,28 @@ class Turns:
     """The turns that are being waited for."""
 
     def __init__(self) -> None:
-        self._turns: dict[tuple[str, int], Turn] = {}
+        self._turns: dict[tuple[str, int], RankAttempt] = {}
 
-    def begin(self, capture_id: str, participants: list[Participant], traces: list[RankTrace]) -> list[Turn]:
+    def begin(
+        self, capture_id: str, participants: list[Participant], traces: list[RankTrace]
+    ) -> list[RankAttempt]:
         """Return a fresh turn of each participant."""
-        turns = [Turn(*pair) for pair in zip(participants, traces, strict=True)]
+        turns = [RankAttempt(*pair) for pair in zip(participants, traces, strict=True)]
         for turn in turns:
             turn.trace.state, turn.trace.reason = CaptureState.PREPARING, ""
             self._turns[capture_id, turn.trace.rank] = turn
         return turns
 
-    def end(self, capture_id: str, turns: Iterable[Turn]) -> None:
+    def end(self, capture_id: str, turns: Iterable[RankAttempt]) -> None:
         """Wait for these no more."""
         for turn in turns:
             self._turns.pop((capture_id, turn.trace.rank), None)
 
-    def of(self, capture_id: str) -> list[Turn]:
+    def of(self, capture_id: str) -> list[RankAttempt]:
         """Return the turns of one capture."""
         return [turn for (name, _), turn in self._turns.items() if name == capture_id]
 
-    def find(self, capture_id: str, rank: int) -> Turn | None:
+    def find(self, capture_id: str, rank: int) -> RankAttempt | None:
         """Return one rank's turn; None when nobody waits for it."""
         return self._turns.get((capture_id, rank))
 

@@ -10,7 +10,7 @@ from torchperfd_daemon.captures import Participant
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class RankSelection:
     """Ranks of one run, wherever they are.
 
     Attributes:
@@ -30,7 +30,7 @@ MayCommand = Callable[[int | None], bool]
 """Tells whether the caller may command the processes of a user; None is a user that is not known."""
 
 
-class Others(Protocol):
+class PeerDirectory(Protocol):
     """Asks the other nodes. Each method raises TorchperfdError when it is not known which there are."""
 
     @property
@@ -81,7 +81,7 @@ class Others(Protocol):
         own: Callable[[], dict[str, list[Participant]]],
         may: MayCommand,
         job: str = "",
-    ) -> AbstractAsyncContextManager[Gathered]:
+    ) -> AbstractAsyncContextManager[RankSelection]:
         """Hold on to ranks of a run on all nodes, for one capture.
 
         Args:

@@ -13,7 +13,7 @@ LEAST_SHARE: Final = 0.05
 """Long steps that cost less of all steps are not told."""
 
 
-class Rhythm:
+class PeriodicityTracker:
     """Follows the steps of one rank, which speaks for its run. Memory of fixed size."""
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ from torchperfd_daemon.captures.manifest import (
     first_reason,
     overall_state,
 )
+from torchperfd_daemon.captures.rank_attempts import Ack, RankAttempt, Turns, failure
 from torchperfd_daemon.captures.schedule import MOST_STEPS
-from torchperfd_daemon.captures.turns import Ack, Turn, Turns, failure
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.service import translate
@@ -38,7 +38,7 @@ _LAST_STEP: Final = 2**62
 _GONE: Final = "the daemon that conducts the capture has gone"
 
 
-class Share:
+class RemoteCapture:
     """One node's part in one capture.
 
     Args:
@@ -63,7 +63,7 @@ class Share:
         self._record: CaptureRecord | None = None
         self._folder = Path()
         self._arriving = Turns()
-        self._turns: dict[int, Turn] = {}
+        self._turns: dict[int, RankAttempt] = {}
         self._tellers: dict[int, asyncio.Task[None]] = {}
         # Where nodes share a captures directory, the conductor's manifest is there and is enough.
         self._is_shared = False
@@ -221,7 +221,7 @@ class Share:
             )
         )
 
-    async def _tell(self, record: CaptureRecord, turn: Turn) -> None:
+    async def _tell(self, record: CaptureRecord, turn: RankAttempt) -> None:
         """Pass a rank's answer on, and its outcome."""
         rank = turn.trace.rank
         # Shielded: who gives up listening must not take the answer with it.

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.goodput import Bucket, Claims, RankLedger
-from torchperfd_daemon.goodput.book import packed
+from torchperfd_daemon.goodput import Bucket, Claims, GoodputTotals
+from torchperfd_daemon.goodput.store import packed
 from torchperfd_daemon.store import State
 
 S = 1_000_000_000
@@ -18,7 +18,7 @@ T = 1_700_000_000 * S
 class Process:
     """A training process that tells a ledger what it does, as it does it; in whole seconds."""
 
-    def __init__(self, ledger: RankLedger, now: int) -> None:
+    def __init__(self, ledger: GoodputTotals, now: int) -> None:
         self.ledger = ledger
         self.now = now
         self.claims = Claims()
@@ -58,13 +58,13 @@ class Process:
 
 def started(process: str = "a") -> Process:
     """A first process that has taken five seconds to start, and one for a first step."""
-    one = Process(RankLedger.begin(process, T), T)
+    one = Process(GoodputTotals.begin(process, T), T)
     one.lives(5, State.STARTING)
     one.works(1)
     return one
 
 
-def seconds(ledger: RankLedger) -> dict[str, float]:
+def seconds(ledger: GoodputTotals) -> dict[str, float]:
     """Return the buckets that are not empty, which must sum to the time covered."""
     assert sum(ledger.buckets().values()) == ledger.until_ns - ledger.first_ns
     return {bucket.value: ns / S for bucket, ns in ledger.buckets().items() if ns}
@@ -198,7 +198,7 @@ def test_a_process_that_started_before_the_last_one_ended_leaves_no_gap() -> Non
 def test_a_daemon_that_was_away_hears_all_of_it_afterwards() -> None:
     one = started()
     one.works(2, steps=2)
-    restored = msgspec.json.decode(packed(one.ledger), type=RankLedger)
+    restored = msgspec.json.decode(packed(one.ledger), type=GoodputTotals)
     assert restored == one.ledger
     one.ledger = restored
     one.claim(100, 100, data_wait=40)
@@ -246,7 +246,7 @@ events = st.one_of(
 def test_whatever_is_told_buckets_sum_to_the_time_covered_and_settled_time_only_grows(
     told: list[tuple[object, ...]], first: int
 ) -> None:
-    ledger = RankLedger.begin("a", first)
+    ledger = GoodputTotals.begin("a", first)
     before = dict(ledger.settled)
     for kind, *values in told:
         match kind, values:
@@ -259,7 +259,7 @@ def test_whatever_is_told_buckets_sum_to_the_time_covered_and_settled_time_only_
             case "end", [int(at)]:
                 ledger.end(at)
             case _:
-                ledger = msgspec.json.decode(packed(ledger), type=RankLedger)
+                ledger = msgspec.json.decode(packed(ledger), type=GoodputTotals)
         buckets = ledger.buckets()
         assert set(buckets) == set(Bucket)
         assert min(buckets.values()) >= 0
@@ -275,7 +275,7 @@ def test_what_is_reported_in_order_is_what_a_second_by_second_count_finds(
     blocks: list[tuple[int, int, bool, int]],
 ) -> None:
     """Steps of so many seconds, some of them in data; now and then the process is killed and started."""
-    ledger = RankLedger.begin("0", T)
+    ledger = GoodputTotals.begin("0", T)
     expected = dict.fromkeys(Bucket, 0)
     one, lives = Process(ledger, T), 1
     for length, data, killed, gap in blocks:

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from torchperfd_daemon import documents
-from torchperfd_daemon.goodput.ledger import RankLedger
+from torchperfd_daemon.goodput.totals import GoodputTotals
 
 log = logging.getLogger("torchperfd.goodput")
 
@@ -42,7 +42,7 @@ RankKey = tuple[str, int]
 T = TypeVar("T")
 
 
-class Book:
+class GoodputStore:
     """Keeps ledgers. For several threads, one at a time.
 
     Args:
@@ -77,11 +77,11 @@ class Book:
 
         return self._try(ask, unix_ns - boottime_ns)
 
-    def load(self, run: str) -> dict[RankKey, RankLedger]:
+    def load(self, run: str) -> dict[RankKey, GoodputTotals]:
         """Return the ledgers of a run; damaged ones are left out."""
         return self._try(lambda database: dict(_read(database, "run = ?", run)), {})
 
-    def newest(self, runs: int) -> dict[RankKey, RankLedger]:
+    def newest(self, runs: int) -> dict[RankKey, GoodputTotals]:
         """Return the ledgers of so many runs, those that were active last."""
         where = "run IN (SELECT run FROM ledgers GROUP BY run ORDER BY MAX(until_ns) DESC LIMIT ?)"
         return self._try(lambda database: dict(_read(database, where, runs)), {})
@@ -177,19 +177,21 @@ class Book:
                 connection.close()
 
 
-def packed(ledger: RankLedger) -> bytes:
+def packed(ledger: GoodputTotals) -> bytes:
     """Return a ledger as the book keeps it."""
     return msgspec.json.encode(ledger)
 
 
-def _read(database: sqlite3.Connection, where: str, value: str | int) -> Iterator[tuple[RankKey, RankLedger]]:
+def _read(
+    database: sqlite3.Connection, where: str, value: str | int
+) -> Iterator[tuple[RankKey, GoodputTotals]]:
     rows: Iterable[tuple[object, object, Any]] = database.execute(
         f"SELECT run, rank, document FROM ledgers WHERE {where}", (value,)
     )
     for run, rank, document in rows:
         if isinstance(run, str) and isinstance(rank, int) and 0 <= rank <= _MOST_RANK:
             with suppress(documents.DamagedError):
-                yield (run, rank), documents.decode(document, RankLedger)
+                yield (run, rank), documents.decode(document, GoodputTotals)
 
 
 def _text(raw: bytes) -> str:

@@ -19,7 +19,7 @@ MEMORY_STEPS: Final = 100_000
 _LONGER: Final = 2.0
 
 
-class Patience:
+class DebounceWindow:
     """The seconds that the next change must last, learnt from the changes told."""
 
     __slots__ = ("_learnt", "_since", "_until")

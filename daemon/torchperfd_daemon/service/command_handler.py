@@ -9,12 +9,12 @@ from typing import Final
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.captures import Coordinator, Participant
-from torchperfd_daemon.captures.absent import whole_job
 from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.missing import whole_job
 from torchperfd_daemon.captures.schedule import MOST_STEPS
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.service.others import Gathered, Others
+from torchperfd_daemon.service.peer_directory import PeerDirectory, RankSelection
 
 log = logging.getLogger("torchperfd.orders")
 
@@ -32,7 +32,7 @@ class _Order:
     unwanted: bool = False
 
 
-class OrderDesk:
+class CommandHandler:
     """Has orders conducted and tells who ordered how far they are.
 
     Args:
@@ -45,7 +45,7 @@ class OrderDesk:
         self,
         coordinator: Coordinator,
         of_run: Callable[[str], Sequence[Participant]],
-        others: Others | None = None,
+        others: PeerDirectory | None = None,
     ) -> None:
         self._coordinator = coordinator
         self._of_run = of_run
@@ -116,9 +116,9 @@ class OrderDesk:
             del self._orders[key]
 
     @asynccontextmanager
-    async def _gathered(self, run: str, ranks: Sequence[int]) -> AsyncIterator[Gathered]:
+    async def _gathered(self, run: str, ranks: Sequence[int]) -> AsyncIterator[RankSelection]:
         if self._others is None:
-            yield Gathered(run, self._participants(run, ranks), {}, [])
+            yield RankSelection(run, self._participants(run, ranks), {}, [])
             return
         users = {each.facts.uid for each in self._of_run(run)}
         async with self._others.gather(

@@ -23,7 +23,7 @@ TriggerCounts = dict[tuple[str, Result], int]
 """Triggers by name and result."""
 
 
-class Desk:
+class TriggerQuota:
     """Cooldowns and daily budgets. A day begins at midnight UTC.
 
     Args:

@@ -3,31 +3,31 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.steps.epochs import Passes
-from torchperfd.steps.totals import PhaseAccount
+from torchperfd.steps.epochs import EpochTracker
+from torchperfd.steps.totals import PhaseTotals
 
 TRAIN, VALIDATE = 1, 2
 
 
 def test_two_epochs_with_validation() -> None:
-    passes = Passes()
+    passes = EpochTracker()
     for epoch, began in enumerate((100, 1100)):
         passes.draw(TRAIN, began, 5 * epoch, 3 * epoch)
         passes.draw(TRAIN, began + 50, 5 * epoch + 1, 3 * epoch)
         passes.exhausted(TRAIN, began + 500, 5 * epoch + 5, 3 * epoch)
         passes.draw(VALIDATE, began + 600, 5 * epoch + 5, 3 * epoch)
         passes.exhausted(VALIDATE, began + 700, 5 * epoch + 5, 3 * epoch + 3)
-    assert passes.train == PhaseAccount(2, 1000, 2 * 500.0**2)
-    assert passes.validate == PhaseAccount(2, 200, 2 * 100.0**2)
-    assert passes.epoch == PhaseAccount(1, 1000, 1000.0**2)  # the second has not ended
+    assert passes.train == PhaseTotals(2, 1000, 2 * 500.0**2)
+    assert passes.validate == PhaseTotals(2, 200, 2 * 100.0**2)
+    assert passes.epoch == PhaseTotals(1, 1000, 1000.0**2)  # the second has not ended
     passes.finish()
-    assert passes.epoch == PhaseAccount(2, 1700, 1000.0**2 + 700.0**2)
+    assert passes.epoch == PhaseTotals(2, 1700, 1000.0**2 + 700.0**2)
     passes.finish()
     assert passes.epoch.calls == 2
 
 
 def test_validation_in_the_middle_of_a_training_pass() -> None:
-    passes = Passes()
+    passes = EpochTracker()
     passes.draw(TRAIN, 0, 0, 0)
     passes.draw(VALIDATE, 40, 4, 0)
     passes.exhausted(VALIDATE, 60, 4, 2)
@@ -38,7 +38,7 @@ def test_validation_in_the_middle_of_a_training_pass() -> None:
 
 
 def test_a_loader_that_only_prepares_is_no_pass() -> None:
-    passes = Passes()
+    passes = EpochTracker()
     passes.draw(1, 0, 0, 0)
     passes.exhausted(1, 10, 0, 0)
     passes.exhausted(2, 20, 0, 0)  # never drawn from as far as we know
@@ -47,16 +47,16 @@ def test_a_loader_that_only_prepares_is_no_pass() -> None:
 
 
 def test_loops_that_are_left_early_are_forgotten() -> None:
-    passes = Passes()
+    passes = EpochTracker()
     for iterator in range(1000):
         passes.draw(iterator, iterator, iterator, 0)
     assert len(passes._open) <= 8
     passes.exhausted(999, 2000, 1001, 0)
-    assert passes.train == PhaseAccount(1, 2000 - 999, float(2000 - 999) ** 2)
+    assert passes.train == PhaseTotals(1, 2000 - 999, float(2000 - 999) ** 2)
 
 
 def test_a_loop_around_others_makes_no_epoch_of_its_own() -> None:
-    passes = Passes()
+    passes = EpochTracker()
     passes.draw(1, 0, 0, 0)
     for number in range(3):
         passes.draw(2 + number, 100 + 100 * number, number, 0)
@@ -75,7 +75,7 @@ def test_a_loop_around_others_makes_no_epoch_of_its_own() -> None:
 def test_whatever_is_drawn_times_are_never_negative(
     draws: list[tuple[int, bool, int, int, int]],
 ) -> None:
-    passes, now, trained, validated = Passes(), 1, 0, 0
+    passes, now, trained, validated = EpochTracker(), 1, 0, 0
     for iterator, exhausted, ns, trains, validates in draws:
         now, trained, validated = now + ns, trained + trains, validated + validates
         (passes.exhausted if exhausted else passes.draw)(iterator, now, trained, validated)

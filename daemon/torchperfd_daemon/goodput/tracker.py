@@ -8,11 +8,11 @@ from typing import Final
 
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.goodput.book import Book, RankKey, packed
-from torchperfd_daemon.goodput.clock import Clocks, LedgerClock, boot_id
+from torchperfd_daemon.goodput.clock import Clocks, GoodputClock, boot_id
 from torchperfd_daemon.goodput.exits import Exit, exit_of
-from torchperfd_daemon.goodput.ledger import Bucket, Claims, RankLedger
+from torchperfd_daemon.goodput.store import GoodputStore, RankKey, packed
 from torchperfd_daemon.goodput.summary import RankGoodput, RunGoodput, by_run
+from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals
 from torchperfd_daemon.store import KindTotal, Rank, RankIdentity, State, Store, Totals
 
 log = logging.getLogger("torchperfd.goodput")
@@ -39,7 +39,7 @@ class _Followed:
     told: Totals
 
 
-class Accountant:
+class GoodputTracker:
     """Feeds ledgers from the store. All but :meth:`settled_seconds` is of one loop.
 
     Args:
@@ -53,7 +53,7 @@ class Accountant:
     def __init__(
         self,
         store: Store,
-        book: Book,
+        book: GoodputStore,
         clocks: Clocks | None = None,
         boot: str | None = None,
         exits: ExitOf = exit_of,
@@ -63,9 +63,9 @@ class Accountant:
         self._clocks = clocks or Clocks()
         self._boot = boot_id() if boot is None else boot
         self._exits = exits
-        self._clock: LedgerClock | None = None
+        self._clock: GoodputClock | None = None
         self._followed: dict[RankKey, _Followed] = {}
-        self._ledgers: dict[RankKey, RankLedger] = {}
+        self._ledgers: dict[RankKey, GoodputTotals] = {}
         self._unsaved: set[RankKey] = set()
         # Runs of which a rank does what the others may have to wait for.
         self._paused: set[str] = set()
@@ -160,7 +160,7 @@ class Accountant:
         process = _process(identity)
         ledger = self._ledgers.get(key)
         if ledger is None:
-            self._ledgers[key] = RankLedger.begin(process, started)
+            self._ledgers[key] = GoodputTotals.begin(process, started)
         else:
             ledger.start(process, started, now)
         pid = identity.pid if rank.is_process_known else 0
@@ -204,14 +204,14 @@ class Accountant:
 
     # The book.
 
-    def _time(self) -> LedgerClock:
+    def _time(self) -> GoodputClock:
         if self._clock is None:
             clocks = self._clocks
             offset = self._book.clock_offset(self._boot, clocks.boottime_ns(), clocks.unix_ns())
-            self._clock = LedgerClock(offset, clocks)
+            self._clock = GoodputClock(offset, clocks)
         return self._clock
 
-    def _load(self, run: str) -> dict[RankKey, RankLedger]:
+    def _load(self, run: str) -> dict[RankKey, GoodputTotals]:
         self._time()
         return self._book.load(run)
 
@@ -220,7 +220,7 @@ class Accountant:
         self._unsaved.clear()
         return documents
 
-    def _rank(self, key: RankKey, ledger: RankLedger) -> RankGoodput:
+    def _rank(self, key: RankKey, ledger: GoodputTotals) -> RankGoodput:
         followed = self._followed.get(key)
         return RankGoodput(
             rank=key[1],
