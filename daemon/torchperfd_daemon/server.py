@@ -133,7 +133,7 @@ class Daemon:
         self._coordinator = Coordinator(self._catalog)
         # Simulated ranks leave no accounts on the disk.
         goodput = None if settings.demo else settings.captures_dir / FOLDER
-        self._accountant = GoodputTracker(self._store, GoodputStore(goodput, socket.gethostname()))
+        self._goodput = GoodputTracker(self._store, GoodputStore(goodput, socket.gethostname()))
         self._instance = secrets.token_hex(8)
         self._credentials = CredentialFiles(settings)
         self._interceptor = AuthInterceptor(self._credentials.current)
@@ -232,8 +232,8 @@ class Daemon:
         self, stack: contextlib.AsyncExitStack, samplers: NodeSamplers, sessions: SessionService
     ) -> _Observed:
         """Account for goodput, and build what watches the runs and the page that shows them."""
-        stack.callback(self._accountant.close)
-        _run_in_background(stack, self._accountant.run())
+        stack.callback(self._goodput.close)
+        _run_in_background(stack, self._goodput.run())
         owners = samplers.owners
         observer = Observer(
             self._store,
@@ -258,7 +258,7 @@ class Daemon:
         )
         workers = [
             self._retention.health,
-            self._accountant.health,
+            self._goodput.health,
             observer.health,
             samplers.health,
             *([triggers.health] if triggers.has_work else []),
@@ -274,7 +274,7 @@ class Daemon:
                 OwnMetrics(self._store, self._coordinator.counts, self._retention.counts),
                 BackgroundMetrics(workers),
                 TriggerMetrics(self._triggers),
-                GoodputMetrics(self._accountant.settled_seconds),
+                GoodputMetrics(self._goodput.settled_seconds),
                 *([UploadMetrics(self._uploader.counts)] if self._uploader else []),
                 *([FleetMetrics(lambda: self._interceptor.refused_calls)] if self._fleet_address else []),
                 *([AnalysisMetrics(self._store, self._analyst.counts)] if self._analyst else []),
@@ -307,7 +307,7 @@ class Daemon:
             self._catalog,
             clients.node,
             clients.fleet,
-            goodput=self._accountant.report,
+            goodput=self._goodput.report,
             verdict=observer.verdict,
             families=samplers.families,
             permissions=Permissions(clients.callers, self._admin_group),

@@ -1,4 +1,4 @@
-"""The ledger's clock: it goes on through steps of the wall clock and restarts of the daemon."""
+"""The clock of goodput: it stays continuous when the wall clock is set or the daemon restarts."""
 
 import os
 import time
@@ -24,11 +24,11 @@ class Clocks:
 
 
 class GoodputClock:
-    """Time since boot, moved so that it was the wall clock's when the ledger first ran on this boot.
+    """Time since boot plus an offset, so that it equals the wall clock at the first use on this boot.
 
     Args:
-        offset_ns: What is added to the time since boot.
-        clocks: The node's.
+        offset_ns: Added to the time since boot.
+        clocks: The clocks of the node.
     """
 
     def __init__(self, offset_ns: int, clocks: Clocks) -> None:
@@ -36,24 +36,24 @@ class GoodputClock:
         self._clocks = clocks
 
     def now(self) -> int:
-        """Return the time."""
+        """Return the time in nanoseconds."""
         return self._clocks.boottime_ns() + self._offset_ns
 
     def of_unix(self, unix_ns: int) -> int:
-        """Return when it was so late by the wall clock, which may have been set since."""
+        """Convert a time of the wall clock, which may have been set since then."""
         return self.now() - (self._clocks.unix_ns() - unix_ns)
 
     def of_monotonic(self, seconds: float) -> int:
-        """Return when it was so late by the monotonic clock."""
+        """Convert a time of the monotonic clock."""
         return self.now() - int((self._clocks.monotonic() - seconds) * 1e9)
 
     def of_ticks(self, ticks: int) -> int:
-        """Return when it was so many clock ticks since boot, as procfs tells when a process started."""
+        """Convert clock ticks since boot, the unit of a process's start time in procfs."""
         return self._offset_ns + ticks * 1_000_000_000 // _TICKS_PER_SECOND
 
 
 def boot_id(proc: Path = Path("/proc")) -> str:
-    """Return what tells this boot of the node from others; empty where the kernel does not say."""
+    """Return the kernel's id of this boot; empty if it is not readable."""
     try:
         return (proc / "sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""When a process of this node ended, to the millisecond, whoever its parent is."""
+"""When a process of this node ended, to the millisecond; it need not be a child of this one."""
 
 import asyncio
 import os
@@ -12,11 +12,11 @@ class Exit:
     """Waits for one process to end, on the running loop.
 
     Args:
-        fd: Refers to the process; closed with this.
-        clock: Tells the time.
+        fd: A pidfd of the process; :meth:`close` closes it.
+        clock: Returns the time in nanoseconds.
 
     Attributes:
-        at_ns: When it ended, by that clock; None while it runs.
+        at_ns: When the process ended, by that clock; None while it runs.
     """
 
     def __init__(self, fd: int, clock: Callable[[], int]) -> None:
@@ -27,7 +27,7 @@ class Exit:
         self._loop.add_reader(fd, self._ended)
 
     def close(self) -> None:
-        """Wait no longer."""
+        """Stop waiting and close the descriptor."""
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -39,14 +39,14 @@ class Exit:
 
 
 def exit_of(process: RankProcess, clock: Callable[[], int], proc: Path = Path("/proc")) -> Exit | None:
-    """Wait for a rank's process to end; None where that is not to be seen from here, or it has ended."""
+    """Start waiting for a rank's process to end; None if it has ended or cannot be observed from here."""
     if process.pid <= 0:
         return None
     try:
         fd = os.pidfd_open(process.pid)
     except OSError:
         return None
-    # Asked only now: by then the descriptor holds on to whatever process had the id.
+    # Checked after opening: from then on the descriptor refers to one process, even if its id is reused.
     if not is_here(proc, process):
         os.close(fd)
         return None

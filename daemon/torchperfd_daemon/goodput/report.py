@@ -1,4 +1,4 @@
-"""Goodput for people and programs: the text and the JSON of one result."""
+"""Renders goodput as text and as JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, tzinfo
@@ -25,12 +25,12 @@ _LABEL_WIDTH: Final = 20
 
 
 def to_dict(runs: Sequence[RunGoodput]) -> dict[str, Any]:
-    """Return the JSON document."""
+    """Return the document of schema :data:`SCHEMA`."""
     return {"schema": SCHEMA, "runs": [_run_dict(run) for run in runs]}
 
 
 def render_text(runs: Sequence[RunGoodput], out: TextIO, zone: tzinfo | None = None) -> None:
-    """Write the tables, one per run; dates are of a time zone, by default the local one."""
+    """Write one table per run; dates are in the given time zone, by default the local one."""
     for number, run in enumerate(runs):
         if number:
             out.write("\n")

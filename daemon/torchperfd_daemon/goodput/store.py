@@ -1,7 +1,7 @@
-"""The book: the ledgers of this node's ranks in SQLite, one row per run and rank; it outlives the daemon.
+"""Stores the goodput totals of this node's ranks in SQLite, so that they survive the daemon.
 
-It is never in the way: where the file cannot be had or written, the log says so once, and what is in memory
-goes on.
+The table has one row per run and rank. If the file cannot be opened or written, one warning is logged and
+the totals stay in memory.
 """
 
 import logging
@@ -43,12 +43,12 @@ T = TypeVar("T")
 
 
 class GoodputStore:
-    """Keeps ledgers. For several threads, one at a time.
+    """Reads and writes goodput totals. Thread-safe.
 
     Args:
-        folder: Where its file belongs, made when it is first needed; None keeps everything in memory.
-        node: Name of the node; each has a file of its own, since nodes may share a home.
-        most_rows: Beyond, the ledgers that are oldest go.
+        folder: Folder of the database file, created on first use; None keeps everything in memory.
+        node: Name of the node. Each node has its own file, since nodes may share a home directory.
+        most_rows: The oldest rows beyond this number are deleted.
     """
 
     def __init__(self, folder: Path | None, node: str = "", most_rows: int = _MOST_ROWS) -> None:
@@ -57,44 +57,51 @@ class GoodputStore:
         self._most_rows = most_rows
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._complained = False
+        self._has_warned = False
 
     def clock_offset(self, boot_id: str, boottime_ns: int, unix_ns: int) -> int:
-        """Return what to add to the time since boot, one number per boot; ledgers then lie in the past."""
+        """Return the offset to add to the time since boot, which stays the same until the next boot.
 
-        def ask(database: sqlite3.Connection) -> int:
+        It is at least so large that all stored totals lie in the past.
+        """
+
+        def read_or_create(database: sqlite3.Connection) -> int:
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 row = database.execute("SELECT boot_id, offset_ns FROM clock").fetchone()
                 latest_ns = unix_ns + _MOST_AGE_NS
                 if row is not None and row[0] == boot_id and boot_id:
-                    return _whole(row[1], latest_ns)
+                    return _checked_time(row[1], latest_ns)
                 (newest_ns,) = database.execute("SELECT COALESCE(MAX(until_ns), 0) FROM ledgers").fetchone()
-                offset_ns = max(unix_ns, _whole(newest_ns, latest_ns)) - boottime_ns
+                offset_ns = max(unix_ns, _checked_time(newest_ns, latest_ns)) - boottime_ns
                 database.execute("DELETE FROM clock")
                 database.execute("INSERT INTO clock VALUES (?, ?)", (boot_id, offset_ns))
                 return offset_ns
 
-        return self._try(ask, unix_ns - boottime_ns)
+        return self._try(read_or_create, unix_ns - boottime_ns)
 
     def load(self, run: str) -> dict[RankKey, GoodputTotals]:
-        """Return the ledgers of a run; damaged ones are left out."""
+        """Return the totals of a run's ranks, without damaged rows."""
         return self._try(lambda database: dict(_read(database, "run = ?", run)), {})
 
     def newest(self, runs: int) -> dict[RankKey, GoodputTotals]:
-        """Return the ledgers of so many runs, those that were active last."""
+        """Return the totals of the runs that were active last.
+
+        Args:
+            runs: The largest number of runs.
+        """
         where = "run IN (SELECT run FROM ledgers GROUP BY run ORDER BY MAX(until_ns) DESC LIMIT ?)"
         return self._try(lambda database: dict(_read(database, where, runs)), {})
 
-    def save(self, ledgers: Mapping[RankKey, bytes], now_ns: int) -> None:
-        """Keep ledgers as :func:`packed`, and let go of what is too old or too many."""
+    def save(self, documents: Mapping[RankKey, bytes], now_ns: int) -> None:
+        """Write totals that :func:`packed` encoded, and delete rows that are too old or too many."""
 
         def write(database: sqlite3.Connection) -> None:
             with database:
                 database.execute("BEGIN IMMEDIATE")
                 database.executemany(
                     "INSERT OR REPLACE INTO ledgers VALUES (?, ?, ?, ?)",
-                    [(*key, now_ns, document.decode()) for key, document in ledgers.items()],
+                    [(*key, now_ns, document.decode()) for key, document in documents.items()],
                 )
                 database.execute("DELETE FROM ledgers WHERE until_ns < ?", (now_ns - _MOST_AGE_NS,))
                 (rows,) = database.execute("SELECT COUNT(*) FROM ledgers").fetchone()
@@ -107,7 +114,7 @@ class GoodputStore:
         self._try(write, None)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database file."""
         with self._lock:
             self._close()
 
@@ -117,7 +124,7 @@ class GoodputStore:
                 try:
                     return action(self._database())
                 except (sqlite3.Error, OSError, OverflowError) as error:
-                    self._complain(error)
+                    self._warn_once(error)
                     self._close()
                     if not isinstance(error, sqlite3.DatabaseError) or isinstance(
                         error, sqlite3.OperationalError
@@ -136,10 +143,10 @@ class GoodputStore:
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
             )
-            # Text that is no UTF-8 costs its own row only.
+            # Invalid UTF-8 then damages only its own row.
             self._connection.text_factory = _text
             self._connection.execute("PRAGMA journal_mode = WAL")
-            # A daemon that is killed loses nothing; a node that loses power, the last seconds.
+            # A killed daemon loses nothing; a power failure of the node loses the last seconds.
             self._connection.execute("PRAGMA synchronous = NORMAL")
             self._prepare(self._connection)
         return self._connection
@@ -152,10 +159,10 @@ class GoodputStore:
                 for statement in _SCHEMA:
                     database.execute(statement)
             elif version != _VERSION:
-                raise sqlite3.DatabaseError(f"it is of version {version}")
+                raise sqlite3.DatabaseError(f"the database has version {version}, not {_VERSION}")
 
     def _set_aside(self) -> None:
-        """Move a file out of the way that is damaged or of another version."""
+        """Rename a file that is damaged or of another version to ``.damaged``."""
         if self._folder is None:
             return
         path = self._folder / self._file
@@ -165,10 +172,10 @@ class GoodputStore:
             with suppress(OSError):
                 path.with_name(path.name + end).unlink()
 
-    def _complain(self, error: Exception) -> None:
-        if not self._complained:
-            self._complained = True
-            log.warning("goodput is not kept beyond this daemon: %s", error)
+    def _warn_once(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("goodput is kept in memory only and is lost when the daemon stops: %s", error)
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -177,9 +184,9 @@ class GoodputStore:
                 connection.close()
 
 
-def packed(ledger: GoodputTotals) -> bytes:
-    """Return a ledger as the book keeps it."""
-    return msgspec.json.encode(ledger)
+def packed(totals: GoodputTotals) -> bytes:
+    """Encode totals for :meth:`GoodputStore.save`."""
+    return msgspec.json.encode(totals)
 
 
 def _read(
@@ -198,28 +205,28 @@ def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
 
 
-def _whole(value: object, most: int) -> int:
-    """Return a number of the database.
+def _checked_time(value: object, most: int) -> int:
+    """Return a time from the database if it is plausible.
 
     Raises:
-        sqlite3.DatabaseError: It is none, or beyond what the clock can have shown.
+        sqlite3.DatabaseError: It is not a number, or its absolute value exceeds ``most``.
     """
     if not isinstance(value, int) or abs(value) > most:
-        raise sqlite3.DatabaseError(f"it has a time of {value!r:.40}")
+        raise sqlite3.DatabaseError(f"the database has an impossible time, {value!r:.40}")
     return value
 
 
 def _private(folder: Path) -> Path:
-    """Return the folder, made if need be.
+    """Return the folder, after creating it if necessary.
 
     Raises:
-        OSError: It cannot be had, or others could have put something there.
+        OSError: It cannot be created, or other users can write to it.
     """
-    # One by one: the mode is the last one's only.
+    # Two calls, since the mode applies to the last folder only.
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or shared:
-        raise PermissionError(f"{folder} is not this user's alone")
+        raise PermissionError(f"{folder} must be a folder that only this user can write to")
     return folder

@@ -1,4 +1,4 @@
-"""What a run's time went to, as numbers: the one result that text, JSON and metrics show."""
+"""The goodput of runs and ranks as numbers, from which text, JSON and metrics are made."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ class RankGoodput:
 
     Attributes:
         since_unix_seconds: When its first process started.
-        until_unix_seconds: Up to when its time is accounted for.
-        starts: Processes that it had.
-        gpus: That it uses; 0 where none is known.
-        running: Whether it is here now.
-        seconds: By bucket; they sum to what lies between ``since`` and ``until``.
+        until_unix_seconds: The end of the covered time.
+        starts: The number of its processes.
+        gpus: The number of its GPUs; 0 if none is known.
+        running: Whether its process is alive.
+        seconds: By bucket; their sum is the time from ``since`` to ``until``.
     """
 
     rank: int
@@ -29,12 +29,12 @@ class RankGoodput:
 
     @property
     def total_seconds(self) -> float:
-        """All its time."""
+        """The sum over all buckets."""
         return sum(self.seconds.values())
 
     @property
     def ratio(self) -> float:
-        """The part of it that was productive; 0 of no time."""
+        """The productive share of the time; 0 if there is no time."""
         return _ratio(self.seconds)
 
 
@@ -52,17 +52,17 @@ class RunGoodput:
 
     @property
     def total_seconds(self) -> float:
-        """All rank-seconds."""
+        """The sum over all ranks and buckets."""
         return sum(rank.total_seconds for rank in self.ranks)
 
     @property
     def ratio(self) -> float:
-        """The goodput: the part of all rank-seconds that was productive; 0 of no time."""
+        """The goodput: the productive share of all rank-seconds; 0 if there are none."""
         return _ratio(self.seconds)
 
     @property
     def gpu_hours(self) -> dict[Bucket, float] | None:
-        """GPU hours by bucket; None where no rank is known to use one."""
+        """GPU hours by bucket; None if no rank is known to use a GPU."""
         if not any(rank.gpus for rank in self.ranks):
             return None
         return {
@@ -76,17 +76,17 @@ class RunGoodput:
 
     @property
     def until_unix_seconds(self) -> float:
-        """Up to when the time of any of its ranks is accounted for."""
+        """The latest time that is covered for any rank."""
         return max(rank.until_unix_seconds for rank in self.ranks)
 
     @property
     def restarts(self) -> int:
-        """How often the rank was started again that was so most often."""
+        """The largest number of restarts of any rank."""
         return max(rank.starts for rank in self.ranks) - 1
 
 
 def by_run(ranks: Iterable[tuple[str, RankGoodput]]) -> list[RunGoodput]:
-    """Return runs with their ranks in order, the run that was active last first."""
+    """Group ranks by run, in the order of rank, starting with the run that was active last."""
     runs: dict[str, list[RankGoodput]] = {}
     for run, rank in ranks:
         runs.setdefault(run, []).append(rank)

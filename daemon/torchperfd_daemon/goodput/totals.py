@@ -1,10 +1,10 @@
-"""The ledger of one rank: every nanosecond of it in exactly one bucket. Pure: told what happened, it adds up.
+"""The goodput totals of one rank: every nanosecond of its time is in exactly one bucket. Pure, without I/O.
 
-Time is settled in order. Up to the *frontier* all of it is in buckets for good; from there on to the last
-sign of life it is open, and belongs for now to what the rank says it is doing. A report of the process moves
-the frontier on. So the buckets sum to the covered time whatever is reported, and never shrink.
+Time is settled in order. Time before the *frontier* is in its final bucket. Time from the frontier to the
+latest observation is open: it counts for the bucket of the rank's present state until a report of the
+process moves the frontier. So the buckets always sum to the covered time, and never shrink.
 
-All times are nanoseconds of one clock that the caller chooses, and that ought not to go back.
+All times are nanoseconds of one clock that the caller chooses, and that should not go back.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +16,12 @@ import msgspec
 from torchperfd_daemon.diagnosis.detect.stall import limit_seconds
 from torchperfd_daemon.store import State
 
-# Bounded, as the messages that show it are.
+# Bounded by the int32 fields of the messages that carry it.
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class Bucket(Enum):
-    """What a rank's time went to."""
+    """A use of a rank's time."""
 
     START_UP = "start_up"
     PRODUCTIVE = "productive"
@@ -45,13 +45,13 @@ _OPEN: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a process says its loop's time went to, since the loop began; nanoseconds that do not overlap.
+    """The time that a process reports since its loop began, in nanoseconds that do not overlap.
 
     Attributes:
-        loop: Tells the loops of one process apart.
-        steps: Training steps.
-        step_ns: Their time.
-        warmup_ns: That of the first of them.
+        loop: An id that distinguishes the loops of one process.
+        steps: The number of training steps.
+        step_ns: The time of all steps.
+        warmup_ns: The time of the first step.
     """
 
     loop: int = 0
@@ -77,20 +77,20 @@ class Claims:
 
 @dataclass(slots=True)
 class GoodputTotals:
-    """One rank of one run, through all its processes.
+    """One rank of one run, over all its processes.
 
     Attributes:
-        process: The newest one.
-        first_ns: When the first one started.
-        frontier_ns: Up to here all time is settled.
-        seen_ns: The newest process's last sign of life.
-        progress_ns: Since when nothing has been heard of progress.
-        starts: How many processes there were.
-        gpus: That the rank uses, as far as is known.
-        state: What the rank is doing.
-        before: What it did before that.
-        told: The newest claims.
-        longest_ns: The longest training step that was no stall, the first of a process left out.
+        process: The id of the newest process.
+        first_ns: When the first process started.
+        frontier_ns: All time before this is settled.
+        seen_ns: When the newest process was last observed alive.
+        progress_ns: When it last made progress, as far as reported.
+        starts: The number of processes so far.
+        gpus: The number of GPUs that the rank uses; 0 if unknown.
+        state: The present state.
+        before: The state before the present one.
+        told: The newest claims of the process.
+        longest_ns: The longest training step that was not a stall, without the first step of each process.
         stalled: Whether the time since the last progress is settled as a stall.
         settled: Nanoseconds by bucket, up to the frontier.
     """
@@ -111,38 +111,38 @@ class GoodputTotals:
 
     @classmethod
     def begin(cls, process: str, started_ns: int) -> "GoodputTotals":
-        """Open the ledger of a rank whose first process started then."""
+        """Return the totals of a rank whose first process started at ``started_ns``."""
         return cls(process, started_ns, started_ns, started_ns, started_ns)
 
     @property
     def present(self) -> Bucket:
-        """The bucket that open time belongs to."""
+        """The bucket of the open time."""
         return Bucket.STALL if self.stalled and self.state is State.TRAINING else _OPEN[self.state]
 
     @property
     def until_ns(self) -> int:
-        """Up to when time is covered; :meth:`buckets` sum to what lies between ``first_ns`` and this."""
+        """The end of the covered time; :meth:`buckets` sum to the time from ``first_ns`` to this."""
         return max(self.frontier_ns, self.seen_ns)
 
     @property
     def limit_ns(self) -> int:
-        """How long a rank that trains may make no progress before it counts as stalled."""
-        # The totals of a process hold no single steps: the longest mean stands for what steps usually take.
+        """The longest time without progress during training that is not a stall."""
+        # The process reports sums, not single steps: the longest mean replaces the usual step time.
         return int(limit_seconds((self.longest_ns or self.told.warmup_ns) / 1e9) * 1e9)
 
     def buckets(self) -> dict[Bucket, int]:
-        """Return all covered time by bucket; what is open is in that of the present state."""
+        """Return all covered time by bucket, with the open time in the bucket of the present state."""
         found = {bucket: self.settled.get(bucket, 0) for bucket in Bucket}
         found[self.present] += self.until_ns - self.frontier_ns
         return found
 
     def start(self, process: str, started_ns: int, now_ns: int) -> None:
-        """Take a process that has joined as this rank: the known one that is back, or the next.
+        """Record that a process connected as this rank: the known one again, or a new one.
 
         The time between two processes is the restart gap.
         """
         if process == self.process:
-            # Of what it did while nobody listened nothing is known but what it will tell.
+            # Its next report says how it spent the time during which it was not connected.
             self.before = self.state
             self.progress_ns = max(self.frontier_ns, now_ns)
             self.stalled = False
@@ -156,15 +156,15 @@ class GoodputTotals:
         self.stalled = False
         self.progress_ns = self.seen_ns = self.frontier_ns
 
-    def tell(self, now_ns: int, claims: Claims, began_ns: int, ended_ns: int) -> None:
-        """Take the newest claims of the process.
+    def add_claims(self, now_ns: int, claims: Claims, began_ns: int, ended_ns: int) -> None:
+        """Add the newest claims of the process.
 
-        What lies before its loop is start-up. Between its steps and saves lies the script's own work, which
-        counts as productive, or a stall where it is as long as one.
+        The time before its loop is start-up. The time between its steps and checkpoints is the script's own
+        work: it is productive, or a stall if it is longer than :attr:`limit_ns`.
 
         Args:
-            now_ns: The process had this to say no later.
-            claims: All of them, not those since the last time.
+            now_ns: When the claims arrived.
+            claims: The sums since the loop began, not since the last call.
             began_ns: When its first step began.
             ended_ns: When its newest step ended.
         """
@@ -191,16 +191,16 @@ class GoodputTotals:
         self.stalled = False
 
     def watch(self, now_ns: int, state: State, *, excused: bool = False) -> None:
-        """Take that the process lives and what it does; one that trains without a step for long has stalled.
+        """Record that the process is alive and its state, and whether it has stalled.
 
         Args:
-            now_ns: When that was so.
-            state: What it does.
-            excused: It may be waiting for another rank that validates or saves: no stall up to now.
+            now_ns: When this was observed.
+            state: The state of the rank.
+            excused: Another rank validates or saves, so waiting until now is not a stall.
         """
         now_ns = max(now_ns, self.seen_ns)
         self.seen_ns = now_ns
-        # Whoever has connected again says a moment later what it does; nobody starts twice.
+        # A process that connects again reports its state a moment later; until then STARTING is wrong.
         if state is not self.state and state is not State.STARTING:
             self.before, self.state = self.state, state
             self.progress_ns = max(self.frontier_ns, now_ns)
@@ -217,18 +217,18 @@ class GoodputTotals:
             self._settle(Bucket.STALL, now_ns)
 
     def end(self, at_ns: int) -> None:
-        """Settle what is open: the process was gone by then."""
+        """Settle the open time, since the process ended at ``at_ns``."""
         self._settle(self.present, at_ns)
         self.seen_ns = self.frontier_ns
 
     def _settle(self, bucket: Bucket, until_ns: int) -> None:
-        """Move the frontier on; never back."""
+        """Move the frontier forward to ``until_ns``, and add the time in between to a bucket."""
         if until_ns > self.frontier_ns:
             self.settled[bucket] = self.settled.get(bucket, 0) + until_ns - self.frontier_ns
             self.frontier_ns = until_ns
 
     def _learn(self, claims: Claims) -> None:
-        """Keep the longest step; of several that were reported at once only the mean is known."""
+        """Update the longest step; of several steps in one report only the mean is known."""
         steps, ns = claims.steps - self.told.steps, claims.step_ns - self.told.step_ns
         if not self.told.steps:
             steps, ns = steps - 1, ns - claims.warmup_ns
@@ -237,10 +237,10 @@ class GoodputTotals:
 
 
 def _within(amounts: dict[Bucket, int], room_ns: int) -> dict[Bucket, int]:
-    """Cut amounts, the largest first, so that they sum to no more than there is room for.
+    """Reduce amounts, the largest first, until their sum is at most ``room_ns``.
 
-    Claims exceed it where part of their time is settled already: most often a step that hung, of which the
-    stall is known before the step is. The phase that hung is the largest.
+    Claims exceed the room if part of their time is settled already. The usual reason is a step that hung: the
+    stall is known before the step ends. The phase that hung is the largest.
     """
     cut = dict(amounts)
     excess_ns = sum(cut.values()) - room_ns

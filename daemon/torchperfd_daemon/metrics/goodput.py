@@ -7,7 +7,7 @@ from torchperfd_daemon.goodput import Bucket
 
 
 class GoodputMetrics:
-    """A metrics source over the ledgers.
+    """A metrics source over the goodput totals.
 
     Args:
         seconds: Returns rank-seconds by run and bucket, such as are settled; see ``GoodputTracker``.

@@ -143,10 +143,10 @@ def test_goodput_damaged_file_is_set_aside(tmp_path: Path, damage: str) -> None:
         path.write_bytes(BAD_BYTES[damage])
     else:
         ODD_FILES[damage](path)
-    book = GoodputStore(path.parent)
-    book.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
-    assert list(book.load("bert")) == [("bert", 0)]
-    book.close()
+    saved = GoodputStore(path.parent)
+    saved.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
+    assert list(saved.load("bert")) == [("bert", 0)]
+    saved.close()
 
 
 BASE_NS = int(BASE * 1e9)
@@ -164,25 +164,25 @@ BASE_NS = int(BASE * 1e9)
     ],
 )
 def test_goodput_damaged_row_costs_only_itself(tmp_path: Path, row: tuple[object, ...]) -> None:
-    book = GoodputStore(tmp_path / ".goodput")
-    book.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
-    book.close()
+    saved = GoodputStore(tmp_path / ".goodput")
+    saved.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
+    saved.close()
     database = sqlite3.connect(tmp_path / ".goodput" / "node.sqlite")
     with database:
         database.execute("INSERT INTO ledgers VALUES (?, ?, ?, ?)", row)
     database.close()
-    assert list(book.load("bert")) == [("bert", 0)]
-    assert list(book.newest(100)) == [("bert", 0)]
-    book.close()
+    assert list(saved.load("bert")) == [("bert", 0)]
+    assert list(saved.newest(100)) == [("bert", 0)]
+    saved.close()
 
 
 @pytest.mark.parametrize("offset", ["soon", 2**63 - 1, -(2**63), 1.5, b"\xff"])
 @pytest.mark.parametrize("column", ["clock", "ledger"])
 def test_goodput_damaged_time_is_set_aside(tmp_path: Path, offset: object, column: str) -> None:
-    book = GoodputStore(tmp_path / ".goodput")
-    assert book.clock_offset("boot", 5, BASE_NS) == BASE_NS - 5
-    book.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
-    book.close()
+    saved = GoodputStore(tmp_path / ".goodput")
+    assert saved.clock_offset("boot", 5, BASE_NS) == BASE_NS - 5
+    saved.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
+    saved.close()
     database = sqlite3.connect(tmp_path / ".goodput" / "node.sqlite")
     with database:
         if column == "clock":
@@ -192,10 +192,10 @@ def test_goodput_damaged_time_is_set_aside(tmp_path: Path, offset: object, colum
             database.execute("DELETE FROM clock")
     database.close()
     if offset != -(2**63) or column == "clock":
-        assert book.clock_offset("boot", 5, BASE_NS) == BASE_NS - 5
-    book.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
-    assert list(book.load("bert")) == [("bert", 0)]
-    book.close()
+        assert saved.clock_offset("boot", 5, BASE_NS) == BASE_NS - 5
+    saved.save({("bert", 0): packed(GoodputTotals.begin("p", 1))}, BASE_NS)
+    assert list(saved.load("bert")) == [("bert", 0)]
+    saved.close()
 
 
 @pytest.mark.parametrize("error", [ValueError("any"), RecursionError(), TorchperfdError("full")])

@@ -1,4 +1,4 @@
-"""Goodput of a node: what the accountant takes from the store, what is kept, and what is shown of it."""
+"""Goodput of a node: what the tracker reads from the store, saves and shows."""
 
 import asyncio
 import io
@@ -47,7 +47,7 @@ BOOTED = 1_700_000_000.0
 
 
 class Machine:
-    """A node whose clocks a test moves, with a store, a book on its disk, and a daemon that can be killed."""
+    """A node whose clocks a test moves, with a store, a database on disk, and a daemon that can be killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,8 +64,8 @@ class Machine:
             unix_ns=lambda: int((BOOTED + self.uptime + self.wall_error) * S),
             monotonic=lambda: self.uptime,
         )
-        self.book = GoodputStore(self.folder, "node-a")
-        self.accountant = GoodputTracker(self.store, self.book, clocks, self.boot, exits=lambda *_: None)
+        self.saved = GoodputStore(self.folder, "node-a")
+        self.tracker = GoodputTracker(self.store, self.saved, clocks, self.boot, exits=lambda *_: None)
 
     def join(self, pid: int = 1, rank: int = 0) -> Rank:
         """Have a process join that has started two seconds ago."""
@@ -94,22 +94,22 @@ class Machine:
                 cuda=CudaMemory(1, 1, 1),
             )
             rank.state = State.TRAINING
-            self.look()
+            self.sample()
 
-    def look(self, seconds: int = 0) -> None:
-        """Have the accountant look, after so many seconds with a look each."""
+    def sample(self, seconds: int = 0) -> None:
+        """Sample once, after as many seconds with a sample each."""
         for _ in range(seconds):
             self.uptime += 1
-            asyncio.run(self.accountant.look())
-        asyncio.run(self.accountant.look())
+            asyncio.run(self.tracker.sample())
+        asyncio.run(self.tracker.sample())
 
     def save(self) -> None:
-        """Have the accountant save."""
-        asyncio.run(self.accountant.save())
+        """Have the tracker save."""
+        asyncio.run(self.tracker.save())
 
     def run(self, name: str = "bert") -> RunGoodput:
         """Return what is known of a run."""
-        (found,) = asyncio.run(self.accountant.report(name))
+        (found,) = asyncio.run(self.tracker.report(name))
         return found
 
     def seconds(self) -> dict[str, float]:
@@ -125,12 +125,12 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_a_run_is_followed_through_a_kill_and_a_new_process(machine: Machine) -> None:
     rank = machine.join(pid=1)
-    machine.look(3)
+    machine.sample(3)
     machine.train(rank, 10)
     machine.store.leave(rank)
     machine.uptime += 20
     machine.join(pid=2)
-    machine.look(1)
+    machine.sample(1)
     assert machine.seconds() == {"start_up": 8, "productive": 5, "data_wait": 5, "restart_gap": 18}
     run = machine.run()
     assert (run.restarts, run.ranks[0].gpus, run.ranks[0].running) == (1, 1, True)
@@ -153,7 +153,7 @@ def test_a_daemon_that_was_killed_knows_all_of_it_again(machine: Machine) -> Non
         train=KindTotal(steps=20, ns=20 * S, phases={"data": PhaseTotal(20, 10 * S)}),
         ended_ns=int((BOOTED + machine.uptime) * S),
     )
-    machine.look()
+    machine.sample()
     assert machine.seconds() == {"start_up": 2, "productive": 10, "data_wait": 10}
     assert machine.run().restarts == 0
 
@@ -163,15 +163,15 @@ def test_a_run_that_resumes_after_the_daemon_has_left_goes_on_with_its_ledger(ma
     machine.train(rank, 4)
     rank.state = State.FINISHED
     machine.store.leave(rank)
-    machine.look(1)
-    machine.accountant.close()
+    machine.sample(1)
+    machine.tracker.close()
     machine.uptime += 95
     machine.daemon()
     assert machine.seconds() == {"start_up": 2, "productive": 2, "data_wait": 2}
     machine.join(pid=2)
-    machine.look()
+    machine.sample()
     assert machine.seconds() == {"start_up": 4, "productive": 2, "data_wait": 2, "restart_gap": 94}
-    counted = machine.accountant.settled_seconds()["bert"]
+    counted = machine.tracker.settled_seconds()["bert"]
     assert counted[Bucket.RESTART_GAP] == 94
 
 
@@ -182,30 +182,30 @@ def test_a_clock_that_is_set_changes_no_sum(machine: Machine, error: float) -> N
     machine.wall_error = error
     machine.train(rank, 10)
     machine.store.leave(rank)
-    machine.look(1)
-    machine.accountant.close()
+    machine.sample(1)
+    machine.tracker.close()
     machine.daemon()
     machine.uptime += 9
     machine.join(pid=2)
-    machine.look()
+    machine.sample()
     assert machine.seconds() == {"start_up": 4, "productive": 10, "data_wait": 10, "restart_gap": 8}
 
 
 def test_after_a_reboot_with_the_clock_back_time_does_not_run_backwards(machine: Machine) -> None:
     rank = machine.join()
     machine.train(rank, 10)
-    machine.accountant.close()
+    machine.tracker.close()
     machine.boot, machine.uptime, machine.wall_error = "two", 30.0, -9999.0
     machine.daemon()
     machine.join(pid=2)
-    machine.look()
+    machine.sample()
     seconds = machine.seconds()
     assert {name: seconds[name] for name in ("productive", "data_wait")} == {"productive": 5, "data_wait": 5}
     assert sum(seconds.values()) == pytest.approx(12, abs=2)
 
 
 def test_a_process_whose_end_is_seen_ends_there_and_its_last_words_count(tmp_path: Path) -> None:
-    """The last report arrives after the last look."""
+    """The last report arrives after the last sample."""
 
     async def scenario() -> dict[Bucket, float]:
         exits = []
@@ -223,9 +223,9 @@ def test_a_process_whose_end_is_seen_ends_there_and_its_last_words_count(tmp_pat
             return exits[-1]
 
         machine = Machine(tmp_path)
-        machine.accountant._exits = watched
+        machine.tracker._exits = watched
         rank = machine.join()
-        await machine.accountant.look()
+        await machine.tracker.sample()
         machine.uptime += 3
         rank.totals = Totals(
             train=KindTotal(steps=3, ns=2 * S),
@@ -237,7 +237,7 @@ def test_a_process_whose_end_is_seen_ends_there_and_its_last_words_count(tmp_pat
         exits[0].at_ns = int((BOOTED + machine.uptime) * S)
         machine.uptime += 5
         # Nobody has looked since: whoever hears that it has ended hears all of it.
-        (run,) = await machine.accountant.report("bert")
+        (run,) = await machine.tracker.report("bert")
         assert not run.ranks[0].running
         return run.seconds
 
@@ -265,24 +265,24 @@ def test_the_end_of_a_real_process_is_seen() -> None:
 
 
 def test_rows_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
-    book = GoodputStore(tmp_path, "n", most_rows=3)
+    saved = GoodputStore(tmp_path, "n", most_rows=3)
     for number in range(5):
-        book.save({(f"run-{number}", 0): packed(GoodputTotals.begin("a", number))}, number * S)
-    assert sorted(run for run, _ in book.newest(10)) == ["run-2", "run-3", "run-4"]
-    assert list(book.newest(1)) == [("run-4", 0)]
-    book.save({("late", 0): packed(GoodputTotals.begin("a", 0))}, 91 * 86_400 * S)
-    assert list(book.newest(10)) == [("late", 0)]
-    book.close()
+        saved.save({(f"run-{number}", 0): packed(GoodputTotals.begin("a", number))}, number * S)
+    assert sorted(run for run, _ in saved.newest(10)) == ["run-2", "run-3", "run-4"]
+    assert list(saved.newest(1)) == [("run-4", 0)]
+    saved.save({("late", 0): packed(GoodputTotals.begin("a", 0))}, 91 * 86_400 * S)
+    assert list(saved.newest(10)) == [("late", 0)]
+    saved.close()
 
 
 def test_a_damaged_book_is_set_aside_and_a_missing_one_is_only_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "n.sqlite").write_bytes(b"no database" * 500)
-    book = GoodputStore(tmp_path, "n")
-    book.save({("run", 0): packed(GoodputTotals.begin("a", 1))}, S)
-    assert list(book.load("run")) == [("run", 0)]
-    book.close()
+    saved = GoodputStore(tmp_path, "n")
+    saved.save({("run", 0): packed(GoodputTotals.begin("a", 1))}, S)
+    assert list(saved.load("run")) == [("run", 0)]
+    saved.close()
     assert (tmp_path / "n.damaged").exists()
     caplog.clear()
     blocked = GoodputStore(tmp_path / "n.sqlite" / "below", "n")
@@ -294,9 +294,9 @@ def test_a_damaged_book_is_set_aside_and_a_missing_one_is_only_said(
 
 def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    book = GoodputStore(tmp_path, "n")
-    book.save({("run", 0): packed(GoodputTotals.begin("a", 1))}, S)
-    assert book.load("run") == {}
+    saved = GoodputStore(tmp_path, "n")
+    saved.save({("run", 0): packed(GoodputTotals.begin("a", 1))}, S)
+    assert saved.load("run") == {}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -340,16 +340,16 @@ def test_the_document_and_the_messages_say_the_same() -> None:
 def test_counters_are_of_runs_that_are_here(machine: Machine) -> None:
     rank = machine.join()
     machine.train(rank, 4)
-    (family,) = GoodputMetrics(machine.accountant.settled_seconds).families()
+    (family,) = GoodputMetrics(machine.tracker.settled_seconds).families()
     assert len(family.samples) == len(Bucket)
     assert dict(family.samples)["bert", "productive"] == 2
     machine.store.leave(rank)
-    machine.look(1)
+    machine.sample(1)
     machine.uptime += 100
     machine.store.forget_departed()
-    machine.look()
+    machine.sample()
     machine.save()
-    (family,) = GoodputMetrics(machine.accountant.settled_seconds).families()
+    (family,) = GoodputMetrics(machine.tracker.settled_seconds).families()
     assert family.samples == []
 
 

@@ -1,4 +1,4 @@
-"""The ledger of a rank: exact sums whatever is told, and each second in the bucket that it belongs to."""
+"""The goodput totals of a rank: sums stay exact for any report, and each second is in its bucket."""
 
 from dataclasses import replace
 
@@ -16,10 +16,10 @@ T = 1_700_000_000 * S
 
 
 class Process:
-    """A training process that tells a ledger what it does, as it does it; in whole seconds."""
+    """A training process that reports its states and claims to goodput totals, in whole seconds."""
 
-    def __init__(self, ledger: GoodputTotals, now: int) -> None:
-        self.ledger = ledger
+    def __init__(self, goodput: GoodputTotals, now: int) -> None:
+        self.goodput = goodput
         self.now = now
         self.claims = Claims()
         self.ended = 0
@@ -28,7 +28,7 @@ class Process:
         """Let seconds pass in which it tells nothing but its state."""
         for _ in range(seconds):
             self.now += S
-            self.ledger.watch(self.now, state, excused=excused)
+            self.goodput.watch(self.now, state, excused=excused)
 
     def works(self, seconds: int, *, steps: int = 1, idle: int = 0, **waits: int) -> None:
         """Make steps in so many seconds after idle ones; parts are waits, the rest is productive."""
@@ -52,8 +52,8 @@ class Process:
 
     def report(self) -> None:
         """Tell all that was done."""
-        self.ledger.tell(self.now, self.claims, self.claims.loop, self.ended)
-        self.ledger.watch(self.now, State.TRAINING)
+        self.goodput.add_claims(self.now, self.claims, self.claims.loop, self.ended)
+        self.goodput.watch(self.now, State.TRAINING)
 
 
 def started(process: str = "a") -> Process:
@@ -64,10 +64,10 @@ def started(process: str = "a") -> Process:
     return one
 
 
-def seconds(ledger: GoodputTotals) -> dict[str, float]:
+def seconds(goodput: GoodputTotals) -> dict[str, float]:
     """Return the buckets that are not empty, which must sum to the time covered."""
-    assert sum(ledger.buckets().values()) == ledger.until_ns - ledger.first_ns
-    return {bucket.value: ns / S for bucket, ns in ledger.buckets().items() if ns}
+    assert sum(goodput.buckets().values()) == goodput.until_ns - goodput.first_ns
+    return {bucket.value: ns / S for bucket, ns in goodput.buckets().items() if ns}
 
 
 def test_what_a_process_claims_goes_where_it_says() -> None:
@@ -76,7 +76,7 @@ def test_what_a_process_claims_goes_where_it_says() -> None:
     one.claim(4, validation=4)
     one.now += 4 * S
     one.report()
-    assert seconds(one.ledger) == {
+    assert seconds(one.goodput) == {
         "start_up": 5,
         "productive": 5,
         "data_wait": 2,
@@ -90,7 +90,7 @@ def test_between_steps_the_script_works_unless_it_is_for_as_long_as_a_stall() ->
     one = started()
     one.works(1, idle=9)
     one.works(1, idle=11)
-    assert seconds(one.ledger) == {"start_up": 5, "productive": 12, "stall": 11}
+    assert seconds(one.goodput) == {"start_up": 5, "productive": 12, "stall": 11}
 
 
 def test_open_time_belongs_to_what_the_rank_does_now() -> None:
@@ -101,9 +101,9 @@ def test_open_time_belongs_to_what_the_rank_does_now() -> None:
     ):
         one = started()
         one.lives(60, state)
-        assert seconds(one.ledger) == {"start_up": 5, "productive": 1, bucket: 60}
-        one.ledger.end(one.now + S)
-        assert seconds(one.ledger) == {"start_up": 5, "productive": 1, bucket: 61}
+        assert seconds(one.goodput) == {"start_up": 5, "productive": 1, bucket: 60}
+        one.goodput.end(one.now + S)
+        assert seconds(one.goodput) == {"start_up": 5, "productive": 1, bucket: 61}
 
 
 def test_a_save_that_is_reported_with_the_next_steps_is_no_stall() -> None:
@@ -115,31 +115,31 @@ def test_a_save_that_is_reported_with_the_next_steps_is_no_stall() -> None:
     one.claim(2, 2)
     one.ended = one.now
     one.report()
-    assert seconds(one.ledger) == {"start_up": 5, "productive": 3, "checkpoint": 60}
+    assert seconds(one.goodput) == {"start_up": 5, "productive": 3, "checkpoint": 60}
 
 
 def test_a_hang_is_a_stall_as_it_goes_on_and_stays_one_when_the_step_ends_after_all() -> None:
     one = started()
     one.lives(10, State.TRAINING)
-    assert "stall" not in seconds(one.ledger)
+    assert "stall" not in seconds(one.goodput)
     one.lives(20, State.TRAINING)
-    assert seconds(one.ledger) == {"start_up": 5, "productive": 1, "stall": 30}
+    assert seconds(one.goodput) == {"start_up": 5, "productive": 1, "stall": 30}
     one.claim(31, 1, communication_wait=30)
     one.now += S
     one.ended = one.now
     one.report()
-    assert seconds(one.ledger) == {"start_up": 5, "productive": 2, "stall": 30}
+    assert seconds(one.goodput) == {"start_up": 5, "productive": 2, "stall": 30}
     one.works(2, steps=2)
-    assert seconds(one.ledger) == {"start_up": 5, "productive": 4, "stall": 30}
+    assert seconds(one.goodput) == {"start_up": 5, "productive": 4, "stall": 30}
     # What hung is not taken for usual.
-    assert one.ledger.limit_ns == 10 * S
+    assert one.goodput.limit_ns == 10 * S
 
 
 def test_a_rank_that_hung_and_was_killed_had_stalled() -> None:
     one = started()
     one.lives(30, State.TRAINING)
-    one.ledger.end(one.now + S)
-    assert seconds(one.ledger) == {"start_up": 5, "productive": 1, "stall": 31}
+    one.goodput.end(one.now + S)
+    assert seconds(one.goodput) == {"start_up": 5, "productive": 1, "stall": 31}
 
 
 def test_long_steps_are_no_stalls() -> None:
@@ -147,60 +147,60 @@ def test_long_steps_are_no_stalls() -> None:
     for _ in range(3):
         one.works(10)
     one.lives(79, State.TRAINING)
-    assert "stall" not in seconds(one.ledger)
+    assert "stall" not in seconds(one.goodput)
     one.lives(2, State.TRAINING)
-    assert seconds(one.ledger)["stall"] == 81
+    assert seconds(one.goodput)["stall"] == 81
 
 
 def test_ranks_that_wait_for_one_that_saves_do_not_stall() -> None:
     one = started()
     one.lives(60, State.TRAINING, excused=True)
     one.lives(5, State.TRAINING)
-    assert "stall" not in seconds(one.ledger)
+    assert "stall" not in seconds(one.goodput)
     one.lives(10, State.TRAINING)
-    assert seconds(one.ledger)["stall"] == 75
+    assert seconds(one.goodput)["stall"] == 75
 
 
 def test_a_hang_after_a_save_does_not_take_the_save() -> None:
     one = started()
     one.lives(60, State.CHECKPOINTING)
     one.lives(12, State.TRAINING)
-    assert seconds(one.ledger) == {"start_up": 5, "productive": 1, "checkpoint": 61, "stall": 11}
+    assert seconds(one.goodput) == {"start_up": 5, "productive": 1, "checkpoint": 61, "stall": 11}
 
 
 def test_the_time_to_the_next_process_is_the_restart_gap() -> None:
     one = started()
     one.lives(1, State.TRAINING)
-    one.ledger.end(one.now)
-    two = Process(one.ledger, one.now + 20 * S)
-    two.ledger.start("b", two.now, two.now + 3 * S)
+    one.goodput.end(one.now)
+    two = Process(one.goodput, one.now + 20 * S)
+    two.goodput.start("b", two.now, two.now + 3 * S)
     two.lives(4, State.STARTING)
     two.works(2)
-    assert seconds(two.ledger) == {"start_up": 9, "productive": 4, "restart_gap": 20}
-    assert two.ledger.starts == 2
+    assert seconds(two.goodput) == {"start_up": 9, "productive": 4, "restart_gap": 20}
+    assert two.goodput.starts == 2
 
 
 def test_a_process_nobody_saw_end_was_alive_until_its_last_sign() -> None:
     one = started()
     one.lives(3, State.TRAINING)
-    one.ledger.start("b", one.now + 7 * S, one.now + 9 * S)
-    assert seconds(one.ledger) == {"start_up": 5, "productive": 4, "restart_gap": 7}
+    one.goodput.start("b", one.now + 7 * S, one.now + 9 * S)
+    assert seconds(one.goodput) == {"start_up": 5, "productive": 4, "restart_gap": 7}
 
 
 def test_a_process_that_started_before_the_last_one_ended_leaves_no_gap() -> None:
     one = started()
-    one.ledger.start("b", T, one.now)
-    two = Process(one.ledger, one.now)
+    one.goodput.start("b", T, one.now)
+    two = Process(one.goodput, one.now)
     two.lives(2, State.STARTING)
-    assert seconds(two.ledger) == {"start_up": 7, "productive": 1}
+    assert seconds(two.goodput) == {"start_up": 7, "productive": 1}
 
 
 def test_a_daemon_that_was_away_hears_all_of_it_afterwards() -> None:
     one = started()
     one.works(2, steps=2)
-    restored = msgspec.json.decode(packed(one.ledger), type=GoodputTotals)
-    assert restored == one.ledger
-    one.ledger = restored
+    restored = msgspec.json.decode(packed(one.goodput), type=GoodputTotals)
+    assert restored == one.goodput
+    one.goodput = restored
     one.claim(100, 100, data_wait=40)
     one.now += 100 * S
     one.ended = one.now
@@ -214,20 +214,20 @@ def test_a_daemon_that_was_away_hears_all_of_it_afterwards() -> None:
 def test_a_second_loop_of_one_process_starts_up_again() -> None:
     one = started()
     one.lives(3, State.FINISHED)
-    again = Process(one.ledger, one.now + S)
+    again = Process(one.goodput, one.now + S)
     again.works(2)
-    assert seconds(one.ledger) == {"start_up": 9, "productive": 3}
+    assert seconds(one.goodput) == {"start_up": 9, "productive": 3}
 
 
 @pytest.mark.parametrize("off_s", [-3600, 3600])
 def test_reports_of_a_clock_that_was_set_leave_the_sums_true(off_s: int) -> None:
     one = started()
-    ledger = one.ledger
+    goodput = one.goodput
     one.claim(5, 5, data_wait=2)
     one.now += 5 * S
-    ledger.tell(one.now, one.claims, one.claims.loop, one.now + off_s * S)
-    ledger.watch(one.now, State.TRAINING)
-    assert seconds(ledger) == {"start_up": 5, "productive": 4, "data_wait": 2}
+    goodput.add_claims(one.now, one.claims, one.claims.loop, one.now + off_s * S)
+    goodput.watch(one.now, State.TRAINING)
+    assert seconds(goodput) == {"start_up": 5, "productive": 4, "data_wait": 2}
 
 
 times = st.integers(-(2**40), 2**62)
@@ -235,7 +235,7 @@ amounts = st.one_of(st.integers(0, 100 * S), st.integers(0, 2**64))
 said = st.builds(Claims, *([amounts] * 9))
 events = st.one_of(
     st.tuples(st.just("watch"), times, st.sampled_from(State), st.booleans()),
-    st.tuples(st.just("tell"), times, said, times, times),
+    st.tuples(st.just("add_claims"), times, said, times, times),
     st.tuples(st.just("start"), st.sampled_from("ab"), times, times),
     st.tuples(st.just("end"), times),
     st.tuples(st.just("restore")),
@@ -246,26 +246,26 @@ events = st.one_of(
 def test_whatever_is_told_buckets_sum_to_the_time_covered_and_settled_time_only_grows(
     told: list[tuple[object, ...]], first: int
 ) -> None:
-    ledger = GoodputTotals.begin("a", first)
-    before = dict(ledger.settled)
+    goodput = GoodputTotals.begin("a", first)
+    before = dict(goodput.settled)
     for kind, *values in told:
         match kind, values:
             case "watch", [int(now), State() as state, bool(excused)]:
-                ledger.watch(now, state, excused=excused)
-            case "tell", [int(now), Claims() as claims, int(began), int(ended)]:
-                ledger.tell(now, claims, began, ended)
+                goodput.watch(now, state, excused=excused)
+            case "add_claims", [int(now), Claims() as claims, int(began), int(ended)]:
+                goodput.add_claims(now, claims, began, ended)
             case "start", [str(process), int(at), int(now)]:
-                ledger.start(process, at, now)
+                goodput.start(process, at, now)
             case "end", [int(at)]:
-                ledger.end(at)
+                goodput.end(at)
             case _:
-                ledger = msgspec.json.decode(packed(ledger), type=GoodputTotals)
-        buckets = ledger.buckets()
+                goodput = msgspec.json.decode(packed(goodput), type=GoodputTotals)
+        buckets = goodput.buckets()
         assert set(buckets) == set(Bucket)
         assert min(buckets.values()) >= 0
-        assert sum(buckets.values()) == ledger.until_ns - first
-        assert all(ledger.settled[bucket] >= ns for bucket, ns in before.items())
-        before = dict(ledger.settled)
+        assert sum(buckets.values()) == goodput.until_ns - first
+        assert all(goodput.settled[bucket] >= ns for bucket, ns in before.items())
+        before = dict(goodput.settled)
 
 
 @given(
@@ -275,21 +275,21 @@ def test_what_is_reported_in_order_is_what_a_second_by_second_count_finds(
     blocks: list[tuple[int, int, bool, int]],
 ) -> None:
     """Steps of so many seconds, some of them in data; now and then the process is killed and started."""
-    ledger = GoodputTotals.begin("0", T)
+    goodput = GoodputTotals.begin("0", T)
     expected = dict.fromkeys(Bucket, 0)
-    one, lives = Process(ledger, T), 1
+    one, lives = Process(goodput, T), 1
     for length, data, killed, gap in blocks:
         data = min(data, length)
         one.works(length, data_wait=data)
         expected[Bucket.PRODUCTIVE] += length - data
         expected[Bucket.DATA_WAIT] += data
         if killed:
-            ledger.end(one.now)
-            one = Process(ledger, one.now + gap * S)
-            ledger.start(str(lives), one.now, one.now)
+            goodput.end(one.now)
+            one = Process(goodput, one.now + gap * S)
+            goodput.start(str(lives), one.now, one.now)
             lives += 1
             one.lives(2, State.STARTING)
             expected[Bucket.RESTART_GAP] += gap
             expected[Bucket.START_UP] += 2
-    assert {bucket: ns / S for bucket, ns in ledger.buckets().items()} == expected
-    assert ledger.starts == lives
+    assert {bucket: ns / S for bucket, ns in goodput.buckets().items()} == expected
+    assert goodput.starts == lives
