@@ -223,7 +223,7 @@ def test_a_daemon_killed_in_the_middle_costs_no_trace_and_no_truth(
         # As it will be listed once the capture's time is up.
         later = Catalog(node.captures, wall=lambda: time.time() + 300).get(found.name)
         assert later.state is CaptureState.PARTIAL
-        assert later.reason == "rank 1: nothing was heard of it; the daemon ended in the middle"
+        assert later.reason == "rank 1: no report from this rank; the daemon ended during the capture"
         assert later.ranks[0].state is CaptureState.COMPLETE
     # The next one captures all that are left; a rank that is missing makes it partial.
     eventually(lambda: len(pair.steps()) == survivors, 30, node.log)

@@ -40,5 +40,5 @@ def test_a_daemon_begins_no_capture_on_a_disk_that_is_nearly_full(node: Node) ->
         done = node.command("capture", "--steps", "2")
         assert process.poll() is None
     assert done.returncode == 1
-    assert "have to stay free; make room with `torchperfd captures rm --older-than 7d`" in done.stderr
+    assert "must stay free; make room with `torchperfd captures rm --older-than 7d`" in done.stderr
     assert list(node.captures.glob("2*")) == []

@@ -126,7 +126,7 @@ def test_a_name_that_two_users_give_is_two_runs(node: Shared) -> None:
         with node.running(sys.executable, "-m", "torchperfd", "capture", "--run", "baseline", "--steps", "1"):
             assert line(ada, "hear") == "prepare_capture"
     log = node.log()
-    assert log.count(f"that of pid {bob.pid} is named baseline@{BOB} here") == 1
+    assert log.count(f"the run of pid {bob.pid} is named baseline@{BOB} on this node") == 1
 
 
 def test_a_stranger_may_look_and_not_touch(node: Shared) -> None:
@@ -284,7 +284,7 @@ def test_a_false_process_id_shows_nothing_of_that_process(node: Shared) -> None:
         assert "as_user" not in words
         page = node.get("/metrics")[1]
         assert not re.search(r'torchperfd_process_\w+\{[^}]*run="lie"', page)
-    assert f"says that it is process {ada.pid}" in node.log()
+    assert f"claims to be process {ada.pid}" in node.log()
 
 
 def test_the_limits_are_options_of_serve() -> None:

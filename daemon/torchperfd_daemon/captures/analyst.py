@@ -1,8 +1,8 @@
-"""The analyst: has every capture analysed once it has ended, by a process of its own.
+"""Analyses every capture after it has ended, in a separate process.
 
 A trace of 50 MB takes the analyser half a second of a core and 150 MB: too much for a daemon that shares
-its node with a training. So ``torchperfd analyze`` does it, as the least of processes, one capture at a
-time; the daemon waits, stores what it says, and reads a few numbers out of that.
+its node with a training. So ``torchperfd analyze`` does it, at idle priority, one capture at a
+time; the daemon waits, stores its output, and reads a few numbers from it.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ from torchperfd_daemon.errors import TorchperfdError
 log = logging.getLogger("torchperfd.captures")
 
 TIMEOUT_S: Final = 1800.0
-"""How long an analysis may take; on a busy node the least of processes gets little done."""
+"""Timeout of an analysis; on a busy node a process at idle priority makes little progress."""
 
 _TRACE: Final = re.compile(r"rank\d{1,9}\.json(?:\.gz)?")
 _MOST_WAITING: Final = 64
 _MOST_RUNS: Final = 64
-_WORDS_BYTES: Final = 4096
+_ERROR_BYTES: Final = 4096
 # What `analyze` returns when it could read some ranks' traces and not others.
 _OK, _PARTIAL = 0, 5
 
@@ -66,10 +66,10 @@ class RankShares:
 
 @dataclass(slots=True)
 class AnalysisCounts:
-    """What analyses have come to since the daemon started; read by the metrics page.
+    """Results of analyses since the daemon started; read by the metrics page.
 
     Attributes:
-        results: How many ended how; ``dropped`` are those for which too many others waited.
+        results: Number of analyses by result; ``dropped`` are those that the full queue did not accept.
         newest: By run, the newest capture's ranks that used a device; of the runs analysed last.
         last_success_unix_seconds: When one was last stored; 0 for never.
     """
@@ -116,7 +116,7 @@ class Analyst:
         threading.Thread(target=self._run, name="torchperfd-analyst", daemon=True).start()
 
     def stop(self) -> None:
-        """Analyse nothing more, and end what is under way."""
+        """Stop analysing, and end the analysis in progress."""
         with self._lock:
             self._stopped.set()
             if self._process is not None:
@@ -143,12 +143,12 @@ class Analyst:
         capture_id = record.capture_id
         path = self._catalog.folder(capture_id)
         for name in _traces(record):
-            # Anybody may have put something else in its place: a pipe, say, that never ends. And
-            # what is one user's alone must not be told to all.
+            # Any user may have put something else in its place, such as a pipe that never ends. And a
+            # file that only one user may read must not be shown to all.
             self._catalog.open_public(capture_id, name).close()
         try:
             if self._catalog.lacking():
-                raise TorchperfdError("the disk is full but for what has to stay free")
+                raise TorchperfdError("the disk is full except for the space that must stay free")
             with folder.opened(path) as held:
                 self._store(held, path, record.run)
         except OSError as error:
@@ -195,9 +195,9 @@ class Analyst:
         """Run the command to its end, with its output in a file.
 
         Raises:
-            TorchperfdError: It failed or took too long; with its last words.
+            TorchperfdError: It failed or took too long; the text is the last line of its errors.
         """
-        with tempfile.TemporaryFile() as words:
+        with tempfile.TemporaryFile() as errors:
             with self._lock:
                 if self._stopped.is_set():
                     raise TorchperfdError("the daemon is stopping")
@@ -205,23 +205,23 @@ class Analyst:
                     self._command(path),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
-                    stderr=words,
+                    stderr=errors,
                     start_new_session=True,
                 )
             try:
                 code = process.wait(self._timeout)
             except subprocess.TimeoutExpired:
-                raise TorchperfdError(f"it took more than {self._timeout:,.0f} s") from None
+                raise TorchperfdError(f"the analysis took more than {self._timeout:,.0f} s") from None
             finally:
                 with self._lock:
                     _kill(process)
                     self._process = None
                 process.wait()
             if code not in (_OK, _PARTIAL):
-                raise TorchperfdError(_last_line(words) or f"the analyser ended with {code}")
+                raise TorchperfdError(_last_line(errors) or f"the analyser ended with {code}")
 
     def _remember(self, run: str, shares: tuple[RankShares, ...]) -> None:
-        # Made anew: whoever reads the counts on another thread goes on with what it has.
+        # Replaced, not changed: a reader on another thread keeps a consistent copy.
         others = deque(
             ((name, kept) for name, kept in self.counts.newest.items() if name != run), _MOST_RUNS - 1
         )
@@ -287,8 +287,8 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _last_line(words: IO[bytes]) -> str:
-    size = words.seek(0, os.SEEK_END)
-    words.seek(max(0, size - _WORDS_BYTES))
-    lines = words.read().decode(errors="replace").strip().splitlines() or [""]
+def _last_line(errors: IO[bytes]) -> str:
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - _ERROR_BYTES))
+    lines = errors.read().decode(errors="replace").strip().splitlines() or [""]
     return "".join(letter for letter in lines[-1] if letter.isprintable()).removeprefix("torchperfd: ")

@@ -1,6 +1,6 @@
 """The captures directory: one folder per capture, readable and kept without a running daemon.
 
-The folders are the truth. What lists them quickly is the index beside them.
+The folders are authoritative. The index beside them makes listings fast.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Catalog:
 
     Args:
         directory: Made when first needed.
-        quota: What a new capture has to keep to; the RetentionWorker enforces the rest of it.
+        quota: Limits for a new capture; the RetentionWorker enforces the rest of the quota.
         wall: Unix seconds.
     """
 
@@ -43,7 +43,7 @@ class Catalog:
         self.quota = quota or Quota()
         self.wall = wall
         self.on_ended: Callable[[CaptureRecord], None] | None = None
-        """Told of each capture that has ended, when its manifest is written."""
+        """Called for each capture that has ended, when its manifest is written."""
 
     def folder(self, capture_id: str) -> Path:
         """Return where a capture lives, whether or not it exists.
@@ -67,7 +67,7 @@ class Catalog:
             try:
                 self._refuse_a_full_disk()
             except FileNotFoundError:
-                # A service's directory is there already, open to all; what we make is its owner's alone.
+                # A service's directory exists already, open to all; a directory made here is private.
                 self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._refuse_a_full_disk()
             path.mkdir()
@@ -95,15 +95,15 @@ class Catalog:
                 folder.write(held, manifest.FILE_NAME, record.encode())
         except OSError as error:
             raise TorchperfdError(
-                f"cannot write the manifest in {path}: {error.strerror}", "look at its disk and permissions"
+                f"cannot write the manifest in {path}: {error.strerror}", "check its disk and permissions"
             ) from error
         if record.state.ended and self.on_ended is not None:
             self.on_ended(record)
 
     def enforce_cap(self, record: CaptureRecord) -> None:
-        """Delete the traces that are larger than a capture's may be, and let their ranks have failed.
+        """Delete the traces that exceed a capture's limit, and mark their ranks as failed.
 
-        Each rank has an equal share of ``Quota.capture_bytes``: what one takes costs no other its trace.
+        Each rank has an equal share of ``Quota.capture_bytes``, so a large trace affects only its own rank.
         """
         share = self.quota.capture_bytes // max(1, len(record.ranks))
         if not self.quota.capture_bytes or all(trace.bytes <= share for trace in record.ranks):
@@ -116,7 +116,7 @@ class Catalog:
         for trace in record.ranks:
             if trace.bytes > share:
                 trace.reason = (
-                    f"the trace has {trace.bytes:,} bytes, {share:,} are allowed;"
+                    f"the trace has {trace.bytes:,} bytes, but {share:,} are allowed;"
                     " capture fewer steps or raise --captures-max-bytes-each"
                 )
                 trace.state, trace.file, trace.bytes, trace.sha256 = CaptureState.FAILED, "", 0, ""
@@ -169,7 +169,7 @@ class Catalog:
         """
         self.get(capture_id)
         for name in sorted(path.name for path in self.folder(capture_id).iterdir()):
-            # Other users can write there: what is no plain file could lead to one that is the caller's alone.
+            # Other users can write there: a link could lead to a private file of the caller.
             with contextlib.suppress(NoSuchTargetError), self.open(capture_id, name) as file:
                 yield name, file
 
@@ -178,7 +178,7 @@ class Catalog:
 
         Raises:
             NoSuchTargetError: There is no such capture, or it has no such file.
-            TorchperfdError: The file is not for everybody to read.
+            TorchperfdError: The file is not readable by all users.
         """
         file = self.open(capture_id, name)
         try:
@@ -200,7 +200,7 @@ class Catalog:
                 folder.write(held, RECEIPT, receipt.encode())
         except OSError as error:
             raise TorchperfdError(
-                f"cannot note the upload of {capture_id} in its folder: {error.strerror}",
+                f"cannot record the upload of {capture_id} in its folder: {error.strerror}",
                 "upload it as its owner",
             ) from error
         self.reread(capture_id)
@@ -237,7 +237,7 @@ class Catalog:
         return content
 
     def pin(self, capture_id: str) -> None:
-        """Keep a capture from being removed, by the quota and by hand.
+        """Protect a capture from removal, by the quota and by commands.
 
         Raises:
             NoSuchTargetError: There is none of this name.
@@ -260,11 +260,11 @@ class Catalog:
             )
 
     def unpin(self, capture_id: str) -> None:
-        """Let a capture go the way of all captures again.
+        """Remove a capture's protection.
 
         Raises:
             NoSuchTargetError: There is none of this name.
-            TorchperfdError: The pin cannot be taken away.
+            TorchperfdError: The pin cannot be removed.
         """
         self.get(capture_id)
         try:
@@ -272,12 +272,12 @@ class Catalog:
                 os.unlink(folder.PIN, dir_fd=held)
         except OSError as error:
             raise TorchperfdError(
-                f"cannot unpin {capture_id}: {error.strerror}", "unpin it as who pinned it"
+                f"cannot unpin {capture_id}: {error.strerror}", "unpin it as the user that pinned it"
             ) from error
         self.reread(capture_id)
 
     def check_removable(self, capture_id: str) -> Found:
-        """Return a capture's folder as it is, if nothing speaks against removing it.
+        """Return the content of a capture's folder, if it may be removed.
 
         Raises:
             NoSuchTargetError: There is none of this name.
@@ -295,7 +295,7 @@ class Catalog:
         return found
 
     def remove(self, capture_id: str) -> None:
-        """Delete a capture and its traces; for whoever lists captures it is gone at once.
+        """Delete a capture and its traces; listings no longer show it at once.
 
         Raises:
             NoSuchTargetError: There is none of this name.
@@ -303,7 +303,7 @@ class Catalog:
         """
         path = self.folder(capture_id)
         self.check_removable(capture_id)
-        # A name that is no capture's: else a listing might see half of it, and take it for another's.
+        # Renamed to a name that no capture has, so that a listing never sees half of it.
         trash = self.directory / f"{_REMOVED}{secrets.token_hex(8)}"
         try:
             path.rename(trash)
@@ -320,7 +320,7 @@ class Catalog:
             raise _undeletable(path, error) from error
 
     def purge_trash(self) -> None:
-        """Delete what was left of captures whose deletion was interrupted."""
+        """Delete the remains of captures whose deletion was interrupted."""
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             for entry in entries:
                 if entry.name.startswith(_REMOVED):
@@ -330,7 +330,7 @@ class Catalog:
         return NoSuchTargetError(f"no capture {capture_id} in {self.directory}", _LISTED)
 
     def lacking(self) -> int:
-        """Return how many bytes the disk has fewer free than have to stay free.
+        """Return how many bytes of free disk space are missing.
 
         Raises:
             OSError: The directory is not there.
@@ -346,12 +346,12 @@ class Catalog:
         if free < self.quota.free_bytes:
             raise DiskFullError(
                 f"only {free / 2**20:,.0f} MiB are free on the disk of {self.directory},"
-                f" and {self.quota.free_bytes / 2**20:,.0f} MiB have to stay free",
+                f" and {self.quota.free_bytes / 2**20:,.0f} MiB must stay free",
                 "make room with `torchperfd captures rm --older-than 7d`, or choose another --captures-dir",
             )
 
     def reread(self, capture_id: str) -> None:
-        """Have listings know what a capture's folder holds now."""
+        """Update a capture's entry in the index."""
         with Index(self.directory, self.wall) as index:
             index.refresh(also=(capture_id,))
 

@@ -1,8 +1,8 @@
-"""The agreement: all chosen ranks profile the same training steps, or it is said who did not.
+"""Agreement on steps: all chosen ranks profile the same training steps; ranks that did not are named.
 
-Prepare, acknowledge, commit. Each rank does its slow preparations and says how far it
-is; then one start step, safely ahead of the farthest rank, is committed to all. There is
-no barrier: a rank that is late or gone costs itself only, and is named.
+Prepare, acknowledge, commit. Each rank does its slow preparations and reports its step. Then one
+start step, safely ahead of the farthest rank, is committed to all. There is no barrier: a rank
+that is late or has left delays no other rank, and is named.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from torchperfd_daemon.captures.manifest import (
     first_reason,
     overall_state,
 )
-from torchperfd_daemon.captures.queue import Place, RunQueue
-from torchperfd_daemon.captures.rank_attempts import Ack, Participant, Result, Turns, apply, failure
+from torchperfd_daemon.captures.queue import QueueEntry, RunQueue
+from torchperfd_daemon.captures.rank_attempts import Ack, Participant, PendingAttempts, Result, apply, failure
 from torchperfd_daemon.captures.schedule import SOON, When
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
@@ -37,9 +37,9 @@ log = logging.getLogger("torchperfd.captures")
 
 _ATTEMPTS: Final = 3
 _CANCEL_GRACE_S: Final = 5.0
-"""How long the ranks have to say what has become of them once a capture is cancelled."""
+"""How long the ranks have to report their outcome after a capture is cancelled."""
 _SLACK_S: Final = 10.0
-"""How long after its deadline a capture may still be at it."""
+"""How long after its deadline a capture may still be in progress."""
 
 
 class Coordinator:
@@ -53,9 +53,9 @@ class Coordinator:
     def __init__(self, catalog: Catalog, wall: Callable[[], float] = time.time) -> None:
         self._catalog = catalog
         self._wall = wall
-        self._turns = Turns()
+        self._pending = PendingAttempts()
         self._queue = RunQueue()
-        self._live: dict[str, tuple[CaptureRecord, Place]] = {}
+        self._live: dict[str, tuple[CaptureRecord, QueueEntry]] = {}
         self.counts = CaptureCounts()
 
     async def capture(
@@ -77,7 +77,7 @@ class Coordinator:
             participants: The ranks.
             options: What to record.
             timeout: Seconds for all of it, from its start.
-            trigger: What asks for it, as the manifest shall say.
+            trigger: What requested it, for the manifest.
             when: Which steps.
             queue: Wait for a capture in progress; it begins once that has ended.
             choose_again: Returns the participants after such a wait: they may have changed.
@@ -85,7 +85,7 @@ class Coordinator:
         Raises:
             TorchperfdError: Another capture of this run is in progress, or nothing can be written.
         """
-        place = self._queue.enter(run, wait=queue)
+        entry = self._queue.enter(run, wait=queue)
         now = self._wall()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
         record = CaptureRecord(
@@ -100,13 +100,13 @@ class Coordinator:
             daemon_version=__version__,
         )
         folder = self._catalog.folder(record.capture_id)
-        self._live[record.capture_id] = record, place
+        self._live[record.capture_id] = record, entry
         self.counts.active += 1
         try:
-            if not place.first:
+            if not entry.is_first:
                 record.state = CaptureState.QUEUED
                 yield Progress(record, folder)
-                await place.wait()
+                await entry.wait()
                 if choose_again is not None and not record.cancelled_by:
                     participants = choose_again()
                     record.ranks = _traces(participants)
@@ -124,7 +124,7 @@ class Coordinator:
             self.counts.count(record, self._wall())
             self.counts.active -= 1
             del self._live[record.capture_id]
-            self._queue.leave(place)
+            self._queue.leave(entry)
 
     def users(self, capture_id: str) -> set[int]:
         """Return the users of the ranks of a capture that is queued or in progress, as far as known.
@@ -135,29 +135,29 @@ class Coordinator:
         record, _ = self._find_live(capture_id)
         return record.users
 
-    def cancel(self, capture_id: str, who: str = "command") -> None:
-        """Give a capture up that is queued or in progress; whoever asked for it is told its end.
+    def cancel(self, capture_id: str, cancelled_by: str = "command") -> None:
+        """Cancel a capture that is queued or in progress; its caller receives the outcome.
 
         Raises:
             NoSuchTargetError: There is none of this name, or it has ended.
         """
-        record, place = self._find_live(capture_id)
+        record, entry = self._find_live(capture_id)
         if record.cancelled_by or record.state.ended:
             return
-        record.cancelled_by = who
-        place.move()
-        for turn in self._turns.of(capture_id):
-            if turn.result.done():
+        record.cancelled_by = cancelled_by
+        entry.wake()
+        for rank_attempt in self._pending.of(capture_id):
+            if rank_attempt.result.done():
                 continue
-            turn.participant.cancel(capture_id, record.cancellation)
+            rank_attempt.participant.cancel(capture_id, record.cancellation)
             if record.state is CaptureState.PREPARING:
-                turn.settle(failure(record.cancellation))
+                rank_attempt.settle(failure(record.cancellation))
             else:
-                # It may just have written its trace: what becomes of it is the rank's to say.
+                # The rank may just have written its trace, so it still reports its own outcome.
                 loop = asyncio.get_running_loop()
-                loop.call_later(_CANCEL_GRACE_S, turn.settle, failure(record.cancellation))
+                loop.call_later(_CANCEL_GRACE_S, rank_attempt.settle, failure(record.cancellation))
 
-    def _find_live(self, capture_id: str) -> tuple[CaptureRecord, Place]:
+    def _find_live(self, capture_id: str) -> tuple[CaptureRecord, QueueEntry]:
         if capture_id not in self._live:
             raise NoSuchTargetError(
                 f"no capture {capture_id[:80]!r} is queued or in progress",
@@ -166,37 +166,37 @@ class Coordinator:
         return self._live[capture_id]
 
     @contextlib.contextmanager
-    def taking_part(self, run: str) -> Iterator[Turns]:
-        """Make room for a capture that another node conducts; yields where the ranks' answers arrive.
+    def reserve_run(self, run: str) -> Iterator[PendingAttempts]:
+        """Reserve a run for a capture that another node conducts; yield the attempts that await answers.
 
         Raises:
             TorchperfdError: A capture of this run is in progress here.
         """
-        place = self._queue.enter(run, wait=False)
+        entry = self._queue.enter(run, wait=False)
         self.counts.active += 1
         try:
-            yield self._turns
+            yield self._pending
         finally:
             self.counts.active -= 1
-            self._queue.leave(place)
+            self._queue.leave(entry)
 
     def on_ack(self, capture_id: str, rank: int, ack: Ack) -> None:
         """A rank has answered prepare."""
-        turn = self._turns.find(capture_id, rank)
-        if turn is not None and not turn.ack.done():
-            turn.ack.set_result(ack)
+        rank_attempt = self._pending.find(capture_id, rank)
+        if rank_attempt is not None and not rank_attempt.ack.done():
+            rank_attempt.ack.set_result(ack)
 
     def on_result(self, capture_id: str, rank: int, result: Result) -> None:
         """A rank's capture has ended."""
-        turn = self._turns.find(capture_id, rank)
-        if turn is not None:
-            turn.settle(result)
+        rank_attempt = self._pending.find(capture_id, rank)
+        if rank_attempt is not None:
+            rank_attempt.settle(result)
         elif capture_id not in self._live:
             self._close(capture_id)
 
     def on_departure(self, participant: Participant, reason: str) -> None:
-        """A rank has gone: whatever it took part in will not come."""
-        self._turns.depart(participant, reason)
+        """Fail the attempts of a rank that has left."""
+        self._pending.depart(participant, reason)
 
     def adopt(
         self,
@@ -237,7 +237,7 @@ class Coordinator:
         except OSError:
             made_by = None
         if made_by is not None and owner not in (None, made_by):
-            log.warning("capture %s is not user %s's, but user %s's", capture_id, owner, made_by)
+            log.warning("capture %s belongs to user %s, not to user %s", capture_id, made_by, owner)
         elif folder.is_dir() and not (folder / FILE_NAME).exists():
             self._save(record)
         self.counts.count(record, self._wall())
@@ -250,7 +250,7 @@ class Coordinator:
         when: When,
         timeout: float,
     ) -> AsyncIterator[Progress]:
-        """Attempt it until it succeeds, at least in part, or another attempt is of no use."""
+        """Make attempts until one succeeds, at least in part, or another attempt would not help."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         share = self._catalog.quota.capture_bytes // max(1, len(participants))
@@ -258,20 +258,20 @@ class Coordinator:
         left = _ATTEMPTS if when.at_step is None else 1
         while left:
             left -= 1
-            attempt = Attempt(record, folder, self._turns, share, self._save)
-            async for progress in attempt.play(participants, when, deadline):
+            attempt = Attempt(record, folder, self._pending, share, self._save)
+            async for progress in attempt.run(participants, when, deadline):
                 yield progress
             self._catalog.enforce_cap(record)
             self._end(record, attempt.refusal)
             failed = record.state is CaptureState.FAILED and not record.cancelled_by
             if not (failed and attempt.wrong_moment and loop.time() < deadline):
                 break
-        # Before it is told: who asked may go away upon hearing it.
+        # Saved before it is yielded: the caller may leave when it receives the last change.
         self._save(record)
         yield attempt.progress()
 
     def _end(self, record: CaptureRecord, refusal: str = "") -> None:
-        """Note what the capture has come to; ``refusal`` is why no rank could take part."""
+        """Record the capture's outcome; ``refusal`` is why no rank could take part."""
         record.state = overall_state(record.ranks)
         record.reason = refusal or first_reason(record.ranks)
         if record.cancelled_by:
@@ -283,17 +283,17 @@ class Coordinator:
         record.ended_at = self._wall()
 
     def _abandon(self, record: CaptureRecord, participants: list[Participant]) -> None:
-        """Whoever asked has gone away before the end."""
+        """End a capture whose caller has left."""
         record.cancelled_by = record.cancelled_by or "caller"
         for participant in participants:
             participant.cancel(record.capture_id, record.cancellation)
-        self._turns.end(record.capture_id, self._turns.of(record.capture_id))
+        self._pending.end(record.capture_id, self._pending.of(record.capture_id))
         self._end(record)
         if self._catalog.folder(record.capture_id).is_dir():
             self._save(record)
 
     def _close(self, capture_id: str) -> None:
-        """Write the end of a capture that a daemon before this one began, once its ranks have ended."""
+        """Write the outcome of a capture that an earlier daemon began, once its ranks have ended."""
         with contextlib.suppress(TorchperfdError):
             found = self._catalog.found(capture_id)
             if found is None or found.closed or found.record is None or not found.record.state.ended:

@@ -1,4 +1,4 @@
-"""What captures have come to."""
+"""Counts of captures by outcome."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 
 @dataclass(slots=True)
 class CaptureCounts:
-    """What captures have come to since the daemon started; read by the metrics page."""
+    """Counts of captures since the daemon started; read by the metrics page."""
 
     requests: dict[tuple[str, str], int] = field(default_factory=dict)
     bytes: int = 0

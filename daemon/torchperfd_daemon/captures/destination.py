@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 _SCHEMES: Final = ("s3", "gs", "az", "file")
-_WRITE_IT: Final = "write it like s3://bucket/prefix, gs://bucket, az://container or file:///mnt/share"
+_URL_FORMS: Final = "write it like s3://bucket/prefix, gs://bucket, az://container or file:///mnt/share"
 _PATH: Final = re.compile(r"[^\x00-\x1f\x7f\\?#]{0,512}")
 
 # A part in flight is in memory: two files at once with two parts each are 20 MiB, and as much is being read.
@@ -26,7 +26,7 @@ _PART_BYTES: Final = 5 * 2**20
 _PARTS_AT_ONCE: Final = 2
 _MOST_PARTS: Final = 9000  # of the 10,000 that S3 takes
 _SHA256: Final = "sha256"
-# What stays is for the next look to try again.
+# Other errors are retried at the next scan.
 _RETRIES: Final = 2
 _RETRY_FOR: Final = timedelta(seconds=20)
 _REQUEST_TIMEOUT: Final = "120s"
@@ -87,25 +87,25 @@ class Destination:
                     retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_FOR},
                 )
             except (obstore.exceptions.BaseError, ValueError, OSError) as error:
-                raise UsageError(f"cannot upload to {self.url}: {_cause(error)}", _WRITE_IT) from error
+                raise UsageError(f"cannot upload to {self.url}: {_cause(error)}", _URL_FORMS) from error
 
     def check_apart(self, directory: Path) -> None:
-        """Refuse to upload captures to where they are.
+        """Refuse a destination within the captures directory.
 
         Raises:
             UsageError: The destination is within the captures directory, or is it.
         """
         if self._path is not None and self._path.resolve().is_relative_to(directory.resolve()):
-            raise UsageError(f"{self.url} is in the captures directory", "upload to another place")
+            raise UsageError(f"{self.url} is in the captures directory", "upload to another directory")
 
     async def put(self, key: str, file: BinaryIO, size: int, sha256: str) -> int:
-        """Upload a file unless it is there already, and see that it is there then.
+        """Upload a file unless the destination has it already, and verify it afterwards.
 
         Args:
             key: Below the prefix.
             file: Open for reading.
             size: Bytes that it has to have.
-            sha256: What it has to be, in hexadecimal digits. Nothing is left of what is not.
+            sha256: Its expected SHA-256, in hexadecimal digits. A file that differs is not kept.
 
         Returns:
             Bytes that were sent.
@@ -117,7 +117,7 @@ class Destination:
         import obstore
 
         if file.seek(0, os.SEEK_END) != size:
-            raise ChangedError(f"{key} has another size than its manifest says")
+            raise ChangedError(f"{key} does not have the size in its manifest")
         file.seek(0)
         store = await self._opened()
         with self._translating(key):
@@ -141,7 +141,7 @@ class Destination:
                 )
             if not await self._holds(store, key, size, sha256):
                 raise UploadError(
-                    f"{self.url} holds something else as {key} than was sent", "look at the store"
+                    f"{self.url} holds another content as {key} than was sent", "check the store"
                 )
         return size
 
@@ -149,9 +149,9 @@ class Destination:
         if self._path is None:
             assert self._store is not None
             return self._store
-        # Each time anew, and never made: a share that is not mounted is a directory of this disk.
+        # Opened each time and never created: an unmounted share is a directory of the local disk.
         if not await asyncio.to_thread(self._path.is_dir):
-            raise UploadError(f"{self._path} is not there", "mount or make it")
+            raise UploadError(f"{self._path} does not exist", "mount or create it")
         return self._local(prefix=self._path)
 
     async def _holds(self, store: "ObjectStore", key: str, size: int, sha256: str) -> bool:
@@ -185,21 +185,21 @@ class Destination:
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError, PermissionError) as error:
             raise UploadError(
                 f"{self.url} refuses {key}: {_cause(error)}",
-                "look at the credentials in the daemon's environment, and what they are allowed",
+                "check the credentials in the daemon's environment, and their permissions",
             ) from error
         except FileNotFoundError as error:
             raise UploadError(
-                f"{self.url} has no place for {key}: {_cause(error)}",
-                "make the bucket, or correct --captures-upload",
+                f"{self.url} has no bucket or directory for {key}: {_cause(error)}",
+                "create the bucket, or correct --captures-upload",
             ) from error
         except (exceptions.BaseError, OSError, ValueError) as error:
             raise UploadError(
-                f"{self.url} did not take {key}: {_cause(error)}", "see that it can be reached from this node"
+                f"{self.url} did not take {key}: {_cause(error)}", "check that this node can reach it"
             ) from error
 
 
 async def _pieces(key: str, file: BinaryIO, sha256: str, size: int) -> AsyncIterator[bytes]:
-    """Yield a file in pieces of a size; fail at its end if it is another than was said."""
+    """Yield a file in pieces of a size; fail at its end if its SHA-256 differs."""
     digest = hashlib.sha256()
 
     def read() -> bytes:
@@ -210,7 +210,7 @@ async def _pieces(key: str, file: BinaryIO, sha256: str, size: int) -> AsyncIter
     while piece := await asyncio.to_thread(read):
         yield piece
     if digest.hexdigest() != sha256:
-        raise ChangedError(f"{key} has another SHA-256 than its manifest says")
+        raise ChangedError(f"{key} does not have the SHA-256 in its manifest")
 
 
 def _split(url: str) -> SplitResult:
@@ -223,19 +223,19 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         host = parts.hostname or ""
     except ValueError as error:
-        raise UsageError(f"{url[:80]!r} is no URL: {error}", _WRITE_IT) from error
+        raise UsageError(f"{url[:80]!r} is no URL: {error}", _URL_FORMS) from error
     # Python drops control characters from a URL where others do not.
     if parts.scheme not in _SCHEMES or not url.startswith(f"{parts.scheme}://") or not url.isprintable():
-        raise UsageError(f"{url[:80]!r} is no place to upload to", _WRITE_IT)
+        raise UsageError(f"{url[:80]!r} is not a URL to upload to", _URL_FORMS)
     if "@" in parts.netloc or parts.query or parts.fragment:
         # It is logged and shown, and credentials are neither.
         raise UsageError(
-            f"the {parts.scheme} URL to upload to has more than a place in it",
-            f"{_WRITE_IT}, and give credentials by the environment",
+            f"the {parts.scheme} URL to upload to has more than a bucket and a prefix",
+            f"{_URL_FORMS}, and set credentials in the environment",
         )
     is_place = host in ("", "localhost") and parts.path.strip("/") if parts.scheme == "file" else host
     if not is_place or not _PATH.fullmatch(parts.path) or ".." in parts.path.split("/"):
-        raise UsageError(f"{url[:80]!r} names no bucket or directory", _WRITE_IT)
+        raise UsageError(f"{url[:80]!r} names no bucket or directory", _URL_FORMS)
     return parts
 
 
@@ -243,7 +243,7 @@ def _allow_http(environment: Mapping[str, str]) -> bool:
     """Return whether to speak plain HTTP to the S3 endpoint that the environment names.
 
     Raises:
-        UsageError: It is beyond what is private, and nobody has said that this is meant.
+        UsageError: The endpoint is public, and AWS_ALLOW_HTTP does not allow plain HTTP.
     """
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL", "")
     if not endpoint.lower().startswith("http://"):
@@ -265,8 +265,8 @@ def _is_private(host: str) -> bool:
 
 
 def _cause(error: Exception) -> str:
-    """Return what an error of obstore's says, without the pages that it adds to it."""
+    """Return the cause in an error of obstore's, without the long debug output that follows it."""
     text = str(error).partition("\n\nDebug source")[0]
     message = _MESSAGE.search(text)
-    words = message[1] if message else text.rpartition(" - ")[2]
-    return "".join(each if each.isprintable() else " " for each in words)[:200].strip(" :")
+    cause = message[1] if message else text.rpartition(" - ")[2]
+    return "".join(each if each.isprintable() else " " for each in cause)[:200].strip(" :")

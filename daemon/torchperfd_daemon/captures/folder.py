@@ -1,4 +1,4 @@
-"""One capture's folder: its names, and how it is read although everybody may write there.
+"""One capture's folder: its names, and how it is read safely although all users may write there.
 
 The training processes of all users write into a capture's folder, so it is open to them
 like /tmp, sticky bit included. Whatever lies in there is therefore hostile until read: a link
@@ -47,7 +47,7 @@ _OWN_ID: Final = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{6}")
 _FILE: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 _RANK_MANIFEST: Final = re.compile(r"rank\d{1,9}\.manifest\.json")
 _MOST_MANIFEST_BYTES: Final = 1024 * 1024
-_GIVEN_UP: Final = "it was never finished"
+_NEVER_FINISHED: Final = "it was never finished"
 _WORTH_UPLOADING: Final = (CaptureState.COMPLETE, CaptureState.PARTIAL)
 _BLOCK_BYTES: Final = 512  # the unit of st_blocks, whatever the file system's own is
 
@@ -57,12 +57,12 @@ _Json: TypeAlias = bytes
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a folder was found to hold.
+    """A folder's content.
 
     Attributes:
         record: The capture; None when the folder holds none.
         bytes: What its files take on the disk.
-        pinned: It must be kept.
+        pinned: It must not be removed.
         closed: Its daemon has written that it ended; nothing is added any more.
         changed_ns: When the folder last changed, Unix time in nanoseconds.
         document: The manifest as JSON: the daemon's file, else what the ranks' come to.
@@ -82,7 +82,7 @@ class Found:
     managed: bool = True
 
     def in_progress(self, now: float) -> bool:
-        """Return whether somebody may still be writing, at Unix time ``now``."""
+        """Return whether a process may still be writing, at Unix time ``now``."""
         return not self.closed and now < self.changed_ns / 1e9 + UNFINISHED_S
 
 
@@ -129,7 +129,7 @@ def open_file(folder: int, name: str) -> int:
     Raises:
         OSError: It cannot be read, or is something else.
     """
-    # Non-blocking, since opening a pipe that nobody writes to would wait forever.
+    # Non-blocking, since opening a pipe without a writer would wait forever.
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(name, flags, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -158,15 +158,15 @@ def write(folder: int, name: str, content: bytes) -> None:
 
 
 def check_public(status: os.stat_result, name: str) -> None:
-    """Refuse what the daemon may read and others may not, before it is sent to anybody.
+    """Refuse a file that the daemon may read and other users may not, before it is sent.
 
     Raises:
-        TorchperfdError: The file is somebody else's alone, or has a second name elsewhere.
+        TorchperfdError: Only its owner may read the file, or it has a second name elsewhere.
     """
     if status.st_nlink > 1:
-        raise TorchperfdError(f"{name} is linked to from elsewhere", "copy it as its owner")
+        raise TorchperfdError(f"{name} has another hard link", "copy it as its owner")
     if status.st_uid != os.geteuid() and not status.st_mode & stat.S_IROTH:
-        raise TorchperfdError(f"{name} is its owner's alone", "copy it as its owner, or `chmod o+r` it")
+        raise TorchperfdError(f"only its owner may read {name}", "copy it as its owner, or `chmod o+r` it")
 
 
 def read(path: Path, now: float) -> Found | None:
@@ -176,12 +176,12 @@ def read(path: Path, now: float) -> Found | None:
             status = os.fstat(folder)
             changed_ns = status.st_mtime_ns
             files = _measure(folder)
-            keepers = _keepers(path.parent)
+            trusted = _trusted_users(path.parent)
             # What another user than these has put there is no manifest.
-            writers = keepers | {status.st_uid}
+            writers = trusted | {status.st_uid}
             record, closed, document = _record(folder, path.name, files, writers, now, changed_ns)
-            by_keeper = files.get(manifest.FILE_NAME, _File(-1)).uid in keepers
-            owner = _owner(record, files, status.st_uid, keepers)
+            by_trusted = files.get(manifest.FILE_NAME, _File(-1)).uid in trusted
+            owner = _owner(record, files, status.st_uid, trusted)
             pinned = PIN in files and files[PIN].uid in writers | {owner}
             found = Found(
                 record,
@@ -191,22 +191,22 @@ def read(path: Path, now: float) -> Found | None:
                 changed_ns,
                 document,
                 owner=owner,
-                managed=by_keeper or status.st_uid in keepers,
+                managed=by_trusted or status.st_uid in trusted,
             )
             if record is None or record.state not in _WORTH_UPLOADING or found.in_progress(now):
                 return found
-            if not (by_keeper or (not closed and _by_ranks_of(keepers, files))):
+            if not (by_trusted or (not closed and _by_ranks_of(trusted, files))):
                 return found
             upload = Upload.PENDING
             if receipt.FILE_NAME in files:
-                upload = _uploaded(folder, keepers, hashlib.sha256(document).hexdigest())
+                upload = _uploaded(folder, trusted, hashlib.sha256(document).hexdigest())
             return replace(found, upload=upload)
     except OSError:
         return None
 
 
-def _keepers(directory: Path) -> frozenset[int]:
-    """Return the users that keep a captures directory: root, who reads it here, and its owner."""
+def _trusted_users(directory: Path) -> frozenset[int]:
+    """Return the trusted users of a captures directory: root, this process's user, and its owner."""
     return frozenset({0, os.geteuid(), directory.stat().st_uid})
 
 
@@ -223,12 +223,12 @@ def _measure(folder: int) -> "dict[str, _File]":
 
 
 def _owner(
-    record: CaptureRecord | None, files: "dict[str, _File]", folder_uid: int, keepers: frozenset[int]
+    record: CaptureRecord | None, files: "dict[str, _File]", folder_uid: int, trusted: frozenset[int]
 ) -> int:
-    """Return the user whose bytes a capture's are: whoever made most of its traces."""
-    if folder_uid not in keepers or record is None:
+    """Return the user that a capture's bytes count for: the owner of most of its traces."""
+    if folder_uid not in trusted or record is None:
         return folder_uid
-    # Only what the manifest names: anybody can add files of their own.
+    # Only files that the manifest names: any user can add others.
     taken: dict[int, int] = {}
     for trace in record.ranks:
         file = files.get(trace.file)
@@ -243,9 +243,9 @@ def _size(record: CaptureRecord | None, files: "dict[str, _File]", users: frozen
     return sum(file.bytes for name, file in files.items() if name in named or file.uid in users)
 
 
-def _by_ranks_of(keepers: frozenset[int], files: "dict[str, _File]") -> bool:
+def _by_ranks_of(trusted: frozenset[int], files: "dict[str, _File]") -> bool:
     """Return whether all that the ranks have written of themselves is of users that keep the directory."""
-    return all(file.uid in keepers for name, file in files.items() if _RANK_MANIFEST.fullmatch(name))
+    return all(file.uid in trusted for name, file in files.items() if _RANK_MANIFEST.fullmatch(name))
 
 
 def _record(
@@ -261,31 +261,31 @@ def _record(
     with contextlib.suppress(OSError, DamagedError):
         document, status = _content(folder, manifest.FILE_NAME)
         if status.st_uid not in writers:
-            raise DamagedError("it is another user's")
+            raise DamagedError("it belongs to another user")
         record = manifest.decode(document)
         record.capture_id = capture_id
         if record.state.ended:
             return record, True, document
         # Its daemon is at it, or has died.
-        record.hear([found for found, _ in _rank_manifests(folder, names)], now)
+        record.add_rank_manifests([found for found, _ in _rank_manifests(folder, names)], now)
         if given_up and not record.state.ended:
-            record.state, record.reason = CaptureState.FAILED, _GIVEN_UP
+            record.state, record.reason = CaptureState.FAILED, _NEVER_FINISHED
         return record, False, record.encode()
     by_ranks = _from_rank_manifests(folder, capture_id, names)
     made_up = by_ranks or _unfinished(capture_id, given_up=given_up)
     return made_up, False, made_up.encode() if made_up else b""
 
 
-def _uploaded(folder: int, keepers: frozenset[int], manifest_sha256: str) -> Upload:
-    """Return what the receipt in a folder says of a manifest.
+def _uploaded(folder: int, trusted: frozenset[int], manifest_sha256: str) -> Upload:
+    """Return the upload state that the receipt in a folder has for a manifest.
 
-    Anybody can write there, and what is uploaded may be removed: only a receipt of those who keep the
-    captures directory counts.
+    Any user can write there, and uploaded captures may be removed: so only a receipt of a trusted user
+    counts.
     """
     with contextlib.suppress(OSError, DamagedError):
         content, status = _content(folder, receipt.FILE_NAME)
         found = receipt.decode(content)
-        if status.st_uid in keepers and found.manifest_sha256 == manifest_sha256:
+        if status.st_uid in trusted and found.manifest_sha256 == manifest_sha256:
             return found.upload
     return Upload.PENDING
 
@@ -350,5 +350,5 @@ def _unfinished(capture_id: str, *, given_up: bool) -> CaptureRecord | None:
         trigger="command",
         requested_at=max(0.0, float(asked_at)),
         state=CaptureState.FAILED if given_up else CaptureState.PREPARING,
-        reason=_GIVEN_UP if given_up else "",
+        reason=_NEVER_FINISHED if given_up else "",
     )

@@ -1,8 +1,8 @@
 """The index of the captures directory: SQLite beside the folders, so that a listing reads no manifests.
 
-The folders are the truth. The index is made again when it is missing, damaged or of another version;
-where it lags behind them only what changed is read. Who may not write it works on a copy in memory,
-made of the file or, if need be, of the manifests.
+The folders are authoritative. The index is rebuilt when it is missing, damaged or of another version;
+where it lags behind them, only changes are read. A process that may not write it uses a copy in memory,
+made from the file or, if that fails, from the manifests.
 """
 
 import os
@@ -119,7 +119,7 @@ class Index:
         return self._database.run(ask)
 
     def kept(self) -> list[Kept]:
-        """Return all captures that the directory's daemon made, as the plan of what has to go wants them."""
+        """Return all captures that the directory's daemon made, as input of the retention plan."""
         return self._database.run(
             lambda: [
                 Kept(capture_id, requested_at, size, bool(protected), bool(unconfirmed), owner)

@@ -1,4 +1,4 @@
-"""The index's SQLite file: opened, made again when it is damaged, or copied where it may not be written."""
+"""The index's SQLite file: opened, rebuilt when it is damaged, or copied where it may not be written."""
 
 import os
 import sqlite3
@@ -27,14 +27,14 @@ _SCHEMA: Final = (
     "CREATE INDEX by_run ON captures (run, requested_at)",
     "CREATE INDEX to_upload ON captures (requested_at, id) WHERE upload = 'pending'",
     "CREATE INDEX to_watch ON captures (id) WHERE open_until > 0 OR changed_ns = 0",
-    # Apart, so that a look over all captures reads no documents.
+    # A separate table, so that a scan over all captures reads no documents.
     "CREATE TABLE documents (id TEXT PRIMARY KEY, document BLOB NOT NULL)",
     "CREATE TABLE scanned (stamp TEXT NOT NULL)",
     "INSERT INTO scanned VALUES ('')",
     f"PRAGMA user_version = {_VERSION}",
 )
 _BUSY_S: Final = 5.0
-# Errors that say nothing about the file's health.
+# Errors that do not mean that the file is damaged.
 _CIRCUMSTANCES: Final = (
     "SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_CANTOPEN", "SQLITE_PERM",
 )  # fmt: skip
@@ -42,7 +42,7 @@ _CIRCUMSTANCES: Final = (
 T = TypeVar("T")
 
 
-class _Way(IntEnum):
+class _Mode(IntEnum):
     """How the index is held, from the best way to the one that always works."""
 
     OWN = 0
@@ -51,7 +51,7 @@ class _Way(IntEnum):
 
 
 class IndexDatabase:
-    """A database that may be anything when it is opened. Not for several threads.
+    """A database file that may be damaged when it is opened. Not thread-safe.
 
     Args:
         directory: The captures directory.
@@ -63,26 +63,26 @@ class IndexDatabase:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / FOLDER / FILE
-        self._way = _Way.OWN
+        self._mode = _Mode.OWN
         self._connection: sqlite3.Connection | None = None
-        self._mended = False
+        self._rebuilt = False
         self.is_current = False
 
     def run(self, action: Callable[[], T]) -> T:
-        """Act on the index; a file that is damaged or out of reach costs time, never the answer."""
+        """Run an action on the index; with a damaged or unreachable file it takes longer, but never fails."""
         while True:
             try:
                 return action()
             except (sqlite3.Error, ValueError) as error:
                 self.close()
                 self.is_current = False
-                if self._way is _Way.MANIFESTS:
+                if self._mode is _Mode.MANIFESTS:
                     raise
-                if self._way is _Way.OWN and not self._mended and not _is_circumstance(error):
-                    self._mended = True
+                if self._mode is _Mode.OWN and not self._rebuilt and not _is_circumstance(error):
+                    self._rebuilt = True
                     self._discard()
                 else:
-                    self._way = _Way(self._way + 1)
+                    self._mode = _Mode(self._mode + 1)
 
     def close(self) -> None:
         """Close the file; the next use opens it again."""
@@ -103,9 +103,9 @@ class IndexDatabase:
             sqlite3.Error: It cannot be used; ``run`` then finds another way.
         """
         if self._connection is None:
-            if self._way is _Way.OWN and not self._is_ours():
-                self._way = _Way.COPY
-            if self._way is _Way.OWN:
+            if self._mode is _Mode.OWN and not self._is_ours():
+                self._mode = _Mode.COPY
+            if self._mode is _Mode.OWN:
                 documents.check_database(self._path)
                 self._connection = sqlite3.connect(self._path, timeout=_BUSY_S, isolation_level=None)
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -113,7 +113,7 @@ class IndexDatabase:
             else:
                 # A table's worth of memory at most, and its owner's file stays as it is.
                 self._connection = sqlite3.connect(":memory:", isolation_level=None)
-                if self._way is _Way.COPY:
+                if self._mode is _Mode.COPY:
                     self._copy(self._connection)
             self._prepare(self._connection)
         return self._connection
@@ -121,7 +121,7 @@ class IndexDatabase:
     def _is_ours(self) -> bool:
         """Return whether we may write the index; its folder is made in a directory of our own.
 
-        In a directory that is open to all, anybody could have put a folder of that name there.
+        In a directory that is open to all, any user could have created a folder of that name.
         """
         try:
             owner = self._directory.stat().st_uid
@@ -143,11 +143,11 @@ class IndexDatabase:
             status = self._path.parent.lstat()
             owners = (0, os.geteuid(), self._directory.stat().st_uid)
             if not _is_private(status) or status.st_uid not in owners:
-                raise sqlite3.OperationalError("the index could be anybody's")
+                raise sqlite3.OperationalError("other users may have written the index")
             documents.check_database(self._path)
             before = self._path.stat()
             log = self._path.with_name(f"{self._path.name}-wal")
-            # With nobody at it there is no log, and none can be made where we may not write.
+            # While no process has it open there is no log, and none can be created without write access.
             immutable = not log.exists()
             mode = "immutable=1" if immutable else "mode=ro"
             uri = f"file:{urllib.parse.quote(str(self._path))}?{mode}"

@@ -1,4 +1,4 @@
-"""The manifest of a capture: what was asked, what came of it, rank by rank."""
+"""The manifest of a capture: its request, and its outcome per rank."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,9 +12,9 @@ from torchperfd_daemon.text import clean_fields
 SCHEMA: Final = "torchperfd.capture/1"
 FILE_NAME: Final = "manifest.json"
 LATEST: Final = 1e11
-"""Unix time beyond which a date is taken for nonsense: calendars overflow."""
+"""Unix time beyond which a date is treated as invalid: calendars overflow."""
 
-_NOT_HEARD: Final = "nothing was heard of it; the daemon ended in the middle"
+_NO_REPORT: Final = "no report from this rank; the daemon ended during the capture"
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -185,7 +185,7 @@ class CaptureRecord:
         daemon_version: Of the daemon that conducted it; empty when none did.
         ends_by: When it will have ended at the latest, whatever happens; 0 when unknown.
         ended_at: When it ended; 0 before.
-        cancelled_by: ``command``, ``script``, or ``caller`` who went away; empty when nobody did.
+        cancelled_by: ``command``, ``script``, or ``caller`` that left; empty when it was not cancelled.
     """
 
     capture_id: str
@@ -207,7 +207,7 @@ class CaptureRecord:
 
     @property
     def cancellation(self) -> str:
-        """What is said of a capture that was cancelled."""
+        """The reason of a cancelled capture."""
         return "cancelled" if self.cancelled_by == "caller" else f"cancelled by {self.cancelled_by}"
 
     @property
@@ -215,25 +215,25 @@ class CaptureRecord:
         """Users of its ranks' processes, as far as known."""
         return {rank.uid for rank in self.ranks if rank.uid is not None}
 
-    def hear(self, manifests: "list[RankManifest]", now: float) -> None:
-        """Bring up to date a capture whose daemon has died in the middle, by what its ranks wrote.
+    def add_rank_manifests(self, manifests: "list[RankManifest]", now: float) -> None:
+        """Update a capture whose daemon died during it, from its ranks' own manifests.
 
         Args:
-            manifests: The ranks' own; each counts for a rank of which nothing is known yet.
-            now: Unix seconds. A rank that says nothing until the capture must have ended has failed.
+            manifests: The ranks' own; each counts for a rank without an outcome.
+            now: Unix seconds. A rank without a manifest has failed once the capture must have ended.
         """
-        told = {each.rank: each for each in manifests}
+        by_rank = {each.rank: each for each in manifests}
         for position, trace in enumerate(self.ranks):
             if trace.state.ended:
                 continue
-            if trace.rank in told:
-                self.ranks[position] = told[trace.rank].trace()
+            if trace.rank in by_rank:
+                self.ranks[position] = by_rank[trace.rank].trace()
                 self.ranks[position].clock_offset_ns = trace.clock_offset_ns
                 self.ranks[position].uid = trace.uid
-                if self.step_range is None and told[trace.rank].state is CaptureState.COMPLETE:
-                    self.step_range = told[trace.rank].step_range
+                if self.step_range is None and by_rank[trace.rank].state is CaptureState.COMPLETE:
+                    self.step_range = by_rank[trace.rank].step_range
             elif self.ends_by and now > self.ends_by:
-                trace.state, trace.reason = CaptureState.FAILED, _NOT_HEARD
+                trace.state, trace.reason = CaptureState.FAILED, _NO_REPORT
         if self.ranks and all(trace.state.ended for trace in self.ranks):
             self.state = overall_state(self.ranks)
             self.reason = first_reason(self.ranks)
@@ -266,7 +266,7 @@ def decode_rank(document: bytes) -> RankManifest:
 
 
 def overall_state(ranks: list[RankTrace]) -> CaptureState:
-    """Return what a capture has come to, once all its ranks have ended."""
+    """Return a capture's state, once all its ranks have ended."""
     complete = sum(rank.state is CaptureState.COMPLETE for rank in ranks)
     if complete == len(ranks) and ranks:
         return CaptureState.COMPLETE
@@ -274,7 +274,7 @@ def overall_state(ranks: list[RankTrace]) -> CaptureState:
 
 
 def first_reason(ranks: list[RankTrace]) -> str:
-    """Return why a capture is not complete: the first failing rank's words, and how many failed."""
+    """Return why a capture is not complete: the first failed rank's reason, and how many failed."""
     failed = [rank for rank in ranks if rank.state is CaptureState.FAILED]
     if not failed:
         return ""

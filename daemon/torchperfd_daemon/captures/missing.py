@@ -1,4 +1,4 @@
-"""Ranks that cannot take part in a capture, and say why."""
+"""Ranks that cannot take part in a capture, with the reason."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ _MOST_NAMED: Final = 20
 
 
 class MissingRank:
-    """A rank of the run that nobody has: it fails by name instead of being left out."""
+    """A rank of the run that was not found: it fails by name instead of being left out."""
 
     def __init__(self, rank: int, facts: RankFacts, reason: str, coordinator: Coordinator) -> None:
         self.rank = rank
@@ -25,14 +25,14 @@ class MissingRank:
         self._coordinator = coordinator
 
     def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
-        """Say why there is no such rank."""
+        """Fail with the reason."""
         answer_later(self._coordinator, capture_id, self.rank, self._reason)
 
     def commit(self, capture_id: str, start_step: int, steps: int) -> None:
-        """Do nothing: it never is ready."""
+        """Do nothing: the rank is never ready."""
 
     def cancel(self, capture_id: str, reason: str) -> None:
-        """Do nothing: it never was ready."""
+        """Do nothing: the rank was never ready."""
 
 
 def whole_job(

@@ -1,4 +1,4 @@
-"""The queue: captures of one run take turns, in the order they were asked for."""
+"""The queue: captures of one run happen one after another, in the order of their requests."""
 
 import asyncio
 from collections import deque
@@ -13,38 +13,38 @@ class BusyError(TorchperfdError):
     """A capture of this run is in progress."""
 
 
-class Place:
-    """A place in the queue of a run."""
+class QueueEntry:
+    """A capture's entry in the queue of a run."""
 
     def __init__(self, run: str) -> None:
         self.run = run
-        self._moved = asyncio.Event()
+        self._woken = asyncio.Event()
 
     @property
-    def first(self) -> bool:
-        """Whether it need not wait, or no longer."""
-        return self._moved.is_set()
+    def is_first(self) -> bool:
+        """Whether it need not wait, or no longer has to."""
+        return self._woken.is_set()
 
     async def wait(self) -> None:
-        """Wait until it is this one's turn, or it was given up."""
-        await self._moved.wait()
+        """Wait until this entry is the first, or was cancelled."""
+        await self._woken.wait()
 
-    def move(self) -> None:
-        """Wake up whoever waits."""
-        self._moved.set()
+    def wake(self) -> None:
+        """Wake up the task that waits for this entry."""
+        self._woken.set()
 
 
 class RunQueue:
-    """Whose turn it is, run by run."""
+    """One queue per run."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, deque[Place]] = {}
+        self._lines: dict[str, deque[QueueEntry]] = {}
 
-    def enter(self, run: str, *, wait: bool) -> Place:
-        """Return a place at the end of a run's queue; to be left in any case.
+    def enter(self, run: str, *, wait: bool) -> QueueEntry:
+        """Return an entry at the end of a run's queue; pass it to :meth:`leave` in any case.
 
         Raises:
-            BusyError: Somebody is there, and the caller would not wait.
+            BusyError: The queue is not empty, and the caller would not wait.
             TorchperfdError: Too many wait already.
         """
         line = self._lines.get(run, ())
@@ -57,20 +57,20 @@ class RunQueue:
                 f"{_LONGEST} captures of run {run} are queued already",
                 "cancel some with `torchperfd captures cancel ID`",
             )
-        place = Place(run)
+        entry = QueueEntry(run)
         line = self._lines.setdefault(run, deque())
-        line.append(place)
-        line[0].move()
-        return place
+        line.append(entry)
+        line[0].wake()
+        return entry
 
-    def leave(self, place: Place) -> None:
-        """Let the next one have its turn, if it was this one's."""
-        line = self._lines[place.run]
-        line.remove(place)
+    def leave(self, entry: QueueEntry) -> None:
+        """Remove an entry; if it was the first, wake the next."""
+        line = self._lines[entry.run]
+        line.remove(entry)
         if line:
-            line[0].move()
+            line[0].wake()
         else:
-            del self._lines[place.run]
+            del self._lines[entry.run]
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))

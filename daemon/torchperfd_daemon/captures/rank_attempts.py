@@ -1,4 +1,4 @@
-"""Turns: one rank's part in one attempt at a capture, from prepare to its outcome."""
+"""One rank's part in one attempt at a capture, from prepare to its outcome."""
 
 import asyncio
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ NO_ANSWER: Final = "did not answer; the process may be stopped or overloaded"
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A rank's answer to prepare: ready or why not, and how far it is.
+    """A rank's answer to prepare: whether it is ready, else why not, and its step.
 
     ``pause_seconds_per_step`` is how long training will pause for each captured step; 0 if unknown.
     """
@@ -27,7 +27,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A rank's outcome; ``steps`` is how many it believes were agreed on, 0 when it does not say."""
+    """A rank's outcome; ``steps`` is how many it believes were agreed on, 0 when it does not report that."""
 
     ok: bool
     reason: str
@@ -60,10 +60,10 @@ class Participant(Protocol):
         """Ask it to get ready; a trace of more than ``max_bytes`` is not kept, 0 is no limit."""
 
     def commit(self, capture_id: str, start_step: int, steps: int) -> None:
-        """Tell it when, and how long."""
+        """Send the first step, and the number of steps."""
 
     def cancel(self, capture_id: str, reason: str) -> None:
-        """Tell it to give up."""
+        """Ask it to cancel."""
 
 
 class RankAttempt:
@@ -78,14 +78,14 @@ class RankAttempt:
         self.steps_at_start = participant.steps_seen
 
     def settle(self, result: Result) -> None:
-        """Take the outcome, unless there is one; a rank that has not acknowledged will not."""
+        """Set the outcome, unless there is one; a missing acknowledgement is set to the same failure."""
         if not self.ack.done():
             self.ack.set_result(Ack(False, result.reason, 0, 0.0))
         if not self.result.done():
             self.result.set_result(result)
 
     def read_ack(self) -> bool:
-        """Return whether the rank is ready; note in its trace why not."""
+        """Return whether the rank is ready; if not, record the reason in its trace."""
         if self.ack.done() and self.ack.result().ready:
             return True
         self.trace.state = CaptureState.FAILED
@@ -93,10 +93,10 @@ class RankAttempt:
         return False
 
     def read_result(self, agreed: tuple[int, int]) -> None:
-        """Note the outcome, if there is one yet, in the trace."""
+        """Record the outcome, if there is one yet, in the trace."""
         if not self.result.done():
             return
-        # Of another node's clock more is known by now than when its rank was asked.
+        # The offset of another node's clock is more accurate now than at the request.
         self.trace.clock_offset_ns = self.participant.facts.clock_offset_ns
         result = self.result.result()
         found = (result.start_step, result.start_step + result.steps)
@@ -112,43 +112,43 @@ class RankAttempt:
         return "makes no training steps, so there is nothing to capture"
 
 
-class Turns:
-    """The turns that are being waited for."""
+class PendingAttempts:
+    """The attempts whose answers are awaited."""
 
     def __init__(self) -> None:
-        self._turns: dict[tuple[str, int], RankAttempt] = {}
+        self._attempts: dict[tuple[str, int], RankAttempt] = {}
 
     def begin(
         self, capture_id: str, participants: list[Participant], traces: list[RankTrace]
     ) -> list[RankAttempt]:
-        """Return a fresh turn of each participant."""
-        turns = [RankAttempt(*pair) for pair in zip(participants, traces, strict=True)]
-        for turn in turns:
-            turn.trace.state, turn.trace.reason = CaptureState.PREPARING, ""
-            self._turns[capture_id, turn.trace.rank] = turn
-        return turns
+        """Return a new attempt for each participant."""
+        attempts = [RankAttempt(*pair) for pair in zip(participants, traces, strict=True)]
+        for attempt in attempts:
+            attempt.trace.state, attempt.trace.reason = CaptureState.PREPARING, ""
+            self._attempts[capture_id, attempt.trace.rank] = attempt
+        return attempts
 
-    def end(self, capture_id: str, turns: Iterable[RankAttempt]) -> None:
-        """Wait for these no more."""
-        for turn in turns:
-            self._turns.pop((capture_id, turn.trace.rank), None)
+    def end(self, capture_id: str, attempts: Iterable[RankAttempt]) -> None:
+        """Stop waiting for these."""
+        for attempt in attempts:
+            self._attempts.pop((capture_id, attempt.trace.rank), None)
 
     def of(self, capture_id: str) -> list[RankAttempt]:
-        """Return the turns of one capture."""
-        return [turn for (name, _), turn in self._turns.items() if name == capture_id]
+        """Return the attempts of one capture."""
+        return [attempt for (name, _), attempt in self._attempts.items() if name == capture_id]
 
     def find(self, capture_id: str, rank: int) -> RankAttempt | None:
-        """Return one rank's turn; None when nobody waits for it."""
-        return self._turns.get((capture_id, rank))
+        """Return one rank's attempt; None when none is awaited."""
+        return self._attempts.get((capture_id, rank))
 
     def depart(self, participant: Participant, reason: str) -> None:
-        """A rank has gone: whatever it took part in will not come."""
-        for turn in list(self._turns.values()):
-            if turn.participant is participant:
-                turn.settle(failure(reason))
+        """Fail the attempts of a rank that has left."""
+        for attempt in list(self._attempts.values()):
+            if attempt.participant is participant:
+                attempt.settle(failure(reason))
 
     def __len__(self) -> int:
-        return len(self._turns)
+        return len(self._attempts)
 
 
 def failure(reason: str) -> Result:
@@ -157,7 +157,7 @@ def failure(reason: str) -> Result:
 
 
 def apply(trace: RankTrace, result: Result) -> None:
-    """Note an outcome."""
+    """Record an outcome in a trace."""
     trace.state = CaptureState.COMPLETE if result.ok else CaptureState.FAILED
     trace.reason = result.reason
     trace.file, trace.bytes, trace.sha256 = result.file, result.bytes, result.sha256

@@ -1,4 +1,4 @@
-"""Retention: which captures have to go so that the directory keeps within its quota. Pure."""
+"""Retention: which captures to remove so that the directory stays within its quota. Pure."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,9 +13,9 @@ class Quota:
     Attributes:
         bytes: On the disk, all captures together.
         age_seconds: Since a capture was asked for.
-        count: How many captures.
+        count: Number of captures.
         capture_bytes: Of the traces of one capture; each of its ranks has an equal share of it.
-        free_bytes: To be left free on the disk; no capture is begun with less.
+        free_bytes: Bytes that must stay free on the disk; no capture begins with less.
     """
 
     bytes: int = 0
@@ -32,7 +32,7 @@ class Reason(Enum):
     COUNT = "count"
     BYTES = "bytes"
     RESERVE = "reserve"
-    """Of the disk: it went although it had not been uploaded."""
+    """The disk was too full: the capture was removed although it had not been uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Kept:
         requested_at: Unix seconds.
         bytes: On the disk.
         protected: It is pinned or in progress.
-        unconfirmed: It is to be uploaded, and has not been.
+        unconfirmed: Its upload is pending.
         owner: The user whose bytes these are.
     """
 
@@ -58,7 +58,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """A capture that has to go, and why."""
+    """A capture to remove, and why."""
 
     capture_id: str
     reason: Reason
@@ -67,18 +67,18 @@ class Removal:
 def plan(kept: Iterable[Kept], quota: Quota, now: float, lacking: int = 0) -> list[Removal]:
     """Return what to remove, oldest first, and no more than the quota asks for.
 
-    What is protected counts towards the quota like all else, but is never chosen. So afterwards
-    the quota holds, unless only protected captures are left. What is unconfirmed goes last, and only
-    as long as the disk lacks room: the quota alone removes none of it.
+    Protected captures count towards the quota, but are never chosen. So afterwards the quota holds,
+    unless only protected captures are left. Unconfirmed captures are removed last, and only while the
+    disk lacks space: the quota alone removes none of them.
 
-    Every user has an equal share of the quota; what one leaves unused, the others may use. A capture goes
-    only while its owner holds more than that. So one user's captures, pinned ones too, cost no other a share.
+    Every user has an equal share of the quota, plus what other users leave unused. A capture is removed only
+    while its owner exceeds that. So one user's captures, pinned ones too, never displace another user's.
 
     Args:
         kept: All captures that there are.
         quota: The limits.
         now: Unix seconds.
-        lacking: Bytes that the disk has too few free.
+        lacking: Bytes of free disk space that are missing.
     """
     by_age = sorted(kept, key=lambda each: (each.requested_at, each.capture_id))
     free = [each for each in by_age if not each.protected]
@@ -135,7 +135,7 @@ def _share(uses: list[int], limit: int) -> int:
 
 
 def _reason(each: Kept, total: _Usage, own: _Usage, quota: Quota, share: Quota, now: float) -> Reason | None:
-    """Return why a capture has to go, of what there is in all and what its owner has."""
+    """Return why a capture must be removed, given the usage in total and that of its owner."""
     if quota.age_seconds and now - each.requested_at > quota.age_seconds:
         return Reason.AGE
     if quota.count and total.count > quota.count and own.count > share.count:

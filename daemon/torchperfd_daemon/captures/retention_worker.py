@@ -16,13 +16,13 @@ from torchperfd_daemon.errors import TorchperfdError
 log = logging.getLogger("torchperfd.captures")
 
 _INTERVAL_S: Final = 60.0
-# Changes within folders that had long ended are looked for once an hour: that asks after every folder.
+# Changes within folders of ended captures are searched for once an hour: that reads every folder.
 _THOROUGH_EVERY: Final = 60
 
 
 @dataclass(slots=True)
 class RetentionCounts:
-    """What the directory holds, and what was removed since the daemon started; read by the metrics page."""
+    """Usage of the directory, and removals since the daemon started; read by the metrics page."""
 
     captures: int = 0
     bytes: int = 0
@@ -51,11 +51,11 @@ class RetentionWorker:
         threading.Thread(target=self._run, name="torchperfd-retention", daemon=True).start()
 
     def stop(self) -> None:
-        """Start no further pass; one in progress may end with the process without harm."""
+        """Start no further pass; the process may exit safely during one."""
         self._stop.set()
 
     def enforce(self) -> None:
-        """Remove what is beyond the quota, and count what is left.
+        """Remove captures beyond the quota, and count the rest.
 
         Raises:
             TorchperfdError: The directory cannot be read.
@@ -83,7 +83,7 @@ class RetentionWorker:
                 expected = isinstance(error, (TorchperfdError, OSError, sqlite3.Error))
                 if self.health.failed() or expected:
                     trace = None if expected else error
-                    log.warning("captures are not held to their quota: %s", error, exc_info=trace)
+                    log.warning("the quota of captures is not enforced: %s", error, exc_info=trace)
             if self._stop.wait(_INTERVAL_S):
                 return
 
@@ -96,7 +96,7 @@ class RetentionWorker:
         )
 
     def _remove(self, index: Index) -> None:
-        """Remove by plan, and plan anew where a folder cannot go: then the next oldest has to."""
+        """Remove by plan; where a folder cannot be removed, plan again, so that the next oldest is."""
         kept_back: set[str] = set()
         while True:
             kept = [
@@ -116,7 +116,7 @@ class RetentionWorker:
             kept_back |= stayed
 
     def _remove_one(self, removal: Removal) -> bool:
-        """Remove a capture if its folder, not only the index, says that it may go."""
+        """Remove a capture if its folder, not only the index, allows it."""
         capture_id = removal.capture_id
         try:
             found = self._catalog.found(capture_id)

@@ -1,4 +1,4 @@
-"""The schedule: from how far the ranks are to the steps that all of them capture."""
+"""The schedule: chooses the steps to capture from the ranks' progress."""
 
 import math
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def agree(when: When, acks: Mapping[int, Ack], steps: int) -> tuple[int, int]:
     if when.duration_seconds:
         means = [ack.step_seconds for ack in acks.values() if ack.step_seconds > 0]
         if not means:
-            raise TorchperfdError("no step has ended yet, so nobody knows how long one takes", "use --steps")
+            raise TorchperfdError("no step has ended yet, so the length of a step is unknown", "use --steps")
         steps = min(MOST_STEPS, max(1, round(when.duration_seconds * len(means) / sum(means))))
     return start, start + steps
 

@@ -1,4 +1,4 @@
-"""The upload of one capture: its traces, and last its manifest, so that what has one is whole."""
+"""Uploads one capture: its traces, and last its manifest, so that an upload with a manifest is complete."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ _PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ES
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """What has come of an upload: the receipt, not noted yet, and the bytes that had to be sent."""
+    """Result of an upload: the receipt, not yet written, and the number of bytes sent."""
 
     receipt: Receipt
     bytes: int
@@ -32,7 +32,7 @@ async def upload(catalog: Catalog, destination: Destination, capture_id: str) ->
     """Upload a capture that has ended; files that are there already are not sent again.
 
     Its keys are its id and the names in its manifest. A capture whose files are not what its
-    manifest says is refused: no later try would find them better.
+    manifest says is refused: a retry would not help.
 
     Raises:
         NoSuchTargetError: There is no such capture.
@@ -73,18 +73,18 @@ def _traces(found: Found) -> list[RankTrace]:
     traces = {trace.file: trace for trace in found.record.ranks if trace.file}
     for name in traces:
         if not folder.is_file_name(name) or name == FILE_NAME:
-            raise ChangedError(f"{name[:80]!r} is no name of a trace")
+            raise ChangedError(f"{name[:80]!r} is not the name of a trace")
     return list(traces.values())
 
 
 async def _send_traces(
     catalog: Catalog, destination: Destination, capture_id: str, traces: list[RankTrace]
 ) -> int:
-    """Upload traces, some at a time; the first that cannot be ends it all. Return the bytes sent."""
-    turn = asyncio.Semaphore(_FILES_AT_ONCE)
+    """Upload traces, some at a time; the first error ends the upload. Return the bytes sent."""
+    slots = asyncio.Semaphore(_FILES_AT_ONCE)
 
     async def send(trace: RankTrace) -> int:
-        async with turn:
+        async with slots:
             file = await asyncio.to_thread(_opened, catalog, capture_id, trace.file)
             with file:
                 return await destination.put(f"{capture_id}/{trace.file}", file, trace.bytes, trace.sha256)

@@ -1,4 +1,4 @@
-"""The uploader: every capture that has ended is uploaded, whatever the destination does meanwhile."""
+"""Uploads every capture that has ended, with retries while the destination fails."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from torchperfd_daemon.errors import TorchperfdError
 
 log = logging.getLogger("torchperfd.captures")
 
-LOOK_S: Final = 10.0
+SCAN_S: Final = 10.0
 FIRST_DELAY_S: Final = 2.0
 LONGEST_DELAY_S: Final = 900.0
 _JITTER: Final = 0.5
@@ -27,7 +27,7 @@ _JITTER: Final = 0.5
 
 @dataclass(slots=True)
 class UploadCounts:
-    """What uploads have come to since the daemon started; read by the metrics page."""
+    """Counts of uploads since the daemon started; read by the metrics page."""
 
     results: dict[str, int] = field(default_factory=lambda: {"uploaded": 0, "failed": 0, "refused": 0})
     bytes: int = 0
@@ -36,15 +36,15 @@ class UploadCounts:
 
 
 class Uploader:
-    """Uploads captures one by one, oldest first; a destination that fails is asked less and less often.
+    """Uploads captures one by one, oldest first, with exponential backoff while the destination fails.
 
-    What is to be done is read from the folders, so a daemon that was killed goes on where it was.
+    Pending uploads are read from the folders, so a restarted daemon continues where it stopped.
 
     Args:
         catalog: The captures directory.
         destination: Where they go.
         clock: Monotonic seconds.
-        chance: A number in [0, 1) at random: many daemons shall not ask again at the same moment.
+        chance: Returns a random number in [0, 1), so that many daemons do not retry at the same moment.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Uploader:
         self._delay = 0.0
         self._not_before = 0.0
         self._failed: dict[str, int] = {}
-        self._unnoted: set[str] = set()
+        self._unrecorded: set[str] = set()
         self.counts = UploadCounts()
         self.health = WorkerHealth("uploads")
 
@@ -74,39 +74,39 @@ class Uploader:
         """Upload until cancelled."""
         while True:
             try:
-                pause = await self.turn()
+                pause = await self.upload_pending()
                 self.health.succeeded(self._catalog.wall())
             except (TorchperfdError, OSError, sqlite3.Error) as error:
                 self.health.failed()
                 log.warning("captures are not uploaded: %s", error)
-                pause = LOOK_S
+                pause = SCAN_S
             except Exception:
                 self.health.failed()
-                log.exception("captures are not uploaded, by a bug of ours or of obstore's")
+                log.exception("captures are not uploaded: a bug of torchperfd or of obstore")
                 pause = LONGEST_DELAY_S
             await asyncio.sleep(pause)
 
-    async def turn(self) -> float:
-        """Upload what is to be uploaded now; return after how many seconds to look again.
+    async def upload_pending(self) -> float:
+        """Upload the pending captures; return the seconds until the next scan.
 
         Raises:
             TorchperfdError: The captures directory cannot be read.
         """
-        waiting = await asyncio.to_thread(self._look)
+        waiting = await asyncio.to_thread(self._find_pending)
         self.counts.pending = len(waiting)
         self._failed = {each: self._failed[each] for each in waiting if each in self._failed}
-        # Last what has failed most: one that the destination never takes keeps no other waiting.
+        # Fewest failures first: a capture that the destination never takes does not delay the others.
         for capture_id in sorted(waiting, key=lambda each: self._failed.get(each, 0)):
             if self._clock() < self._not_before:
                 break
             if await self._upload(capture_id):
                 self.counts.pending -= 1
-        return min(LOOK_S, max(FIRST_DELAY_S / 2, self._not_before - self._clock()))
+        return min(SCAN_S, max(FIRST_DELAY_S / 2, self._not_before - self._clock()))
 
-    def _look(self) -> list[str]:
+    def _find_pending(self) -> list[str]:
         with Index(self._catalog.directory, self._catalog.wall) as index:
             index.refresh()
-            return [each for each in index.to_upload() if each not in self._unnoted]
+            return [each for each in index.to_upload() if each not in self._unrecorded]
 
     async def _upload(self, capture_id: str) -> bool:
         """Upload one capture; return whether it need not be tried again."""
@@ -116,23 +116,23 @@ class Uploader:
             self._back_off(capture_id, error)
             return False
         except TorchperfdError:
-            # It has gone, or is no longer what was looked at: the next look sees it as it is.
+            # It was removed or has changed: the next scan reads its new state.
             return True
         self._delay = 0.0
         try:
             await asyncio.to_thread(self._catalog.note_upload, capture_id, done.receipt)
         except TorchperfdError as error:
-            # So the next daemon uploads it once more, and finds that it is there.
-            self._unnoted.add(capture_id)
+            # The next daemon uploads it again, and finds the files in place.
+            self._unrecorded.add(capture_id)
             log.warning("%s", error)
-        # Not earlier: until its receipt is written it counts as pending, and never as both.
+        # Counted last: until its receipt is written it counts as pending, and never as both.
         self._count(capture_id, done)
         return True
 
     def _count(self, capture_id: str, done: Uploaded) -> None:
         if done.receipt.upload is Upload.REFUSED:
             self.counts.results["refused"] += 1
-            log.warning("capture %s is not uploaded, now or later: %s", capture_id, done.receipt.reason)
+            log.warning("capture %s is not uploaded and not retried: %s", capture_id, done.receipt.reason)
             return
         self.counts.results["uploaded"] += 1
         self.counts.bytes += done.bytes

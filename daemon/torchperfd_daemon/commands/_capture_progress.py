@@ -27,7 +27,7 @@ def watched(messages: Iterable[control_pb2.CaptureProgress]) -> Iterator[control
         return
     lines = Lines()
     for message in messages:
-        lines.tell(message)
+        lines.show(message)
         yield message
 
 
@@ -35,13 +35,13 @@ class Lines:
     """One line for each change of a capture's state."""
 
     def __init__(self) -> None:
-        self._told: dict[tuple[str, str], int] = {}
+        self._shown: dict[tuple[str, str], int] = {}
 
-    def tell(self, message: control_pb2.CaptureProgress) -> None:
+    def show(self, message: control_pb2.CaptureProgress) -> None:
         """Print what is new."""
         key = (message.run, message.capture_id)
-        if self._told.get(key) != message.state:
-            self._told[key] = message.state
+        if self._shown.get(key) != message.state:
+            self._shown[key] = message.state
             for line in _lines(message):
                 click.echo(line, err=True)
 
@@ -113,7 +113,7 @@ def _on_terminal(
     table = Table()
     with Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True) as live:
         for message in messages:
-            table.tell(message)
+            table.show(message)
             live.update(table.render(), refresh=True)
             yield message
 
@@ -125,7 +125,7 @@ class Table:
         self._captures: dict[tuple[str, str], control_pb2.CaptureProgress] = {}
         self._first_seen: dict[tuple[str, int], int] = {}
 
-    def tell(self, message: control_pb2.CaptureProgress) -> None:
+    def show(self, message: control_pb2.CaptureProgress) -> None:
         """Take note of a change."""
         self._captures[message.run, message.capture_id] = message
         if message.state != control_pb2.CAPTURE_STATE_ARMED:
@@ -144,8 +144,8 @@ class Table:
         from rich.text import Text
 
         agreed = f", {steps_of(message)}" if message.state == control_pb2.CAPTURE_STATE_ARMED else ""
-        words = f"capture {message.capture_id} of run {message.run}: {state_of(message)}{agreed}"
-        yield Text(words, no_wrap=True, overflow="ellipsis")
+        title = f"capture {message.capture_id} of run {message.run}: {state_of(message)}{agreed}"
+        yield Text(title, no_wrap=True, overflow="ellipsis")
         # Whoever has failed is looked for first.
         ranks = sorted(message.ranks, key=lambda rank: (not rank.reason, rank.rank))
         names = [f"  rank {rank.rank}" for rank in ranks[:_MOST_RANKS]]

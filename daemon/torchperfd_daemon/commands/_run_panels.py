@@ -112,9 +112,9 @@ def panels(
     parts = [drawn(index, shapes[index]) for index in sorted(shapes)]
     if len(shapes) < len(runs):
         hidden = [verdicts.get(run.run) for index, run in enumerate(runs) if index not in shapes]
-        ill = sum(not _is_well(verdict) for verdict in hidden)
-        words = f" {_table.count(len(hidden), 'more run')}, {ill or 'none'} of them with a verdict"
-        parts.append(Text(words, style="dim", no_wrap=True, overflow="ellipsis"))
+        unhealthy = sum(not _is_well(verdict) for verdict in hidden)
+        text = f" {_table.count(len(hidden), 'more run')}, {unhealthy or 'none'} of them with a verdict"
+        parts.append(Text(text, style="dim", no_wrap=True, overflow="ellipsis"))
     return Panels(parts, complete)
 
 
@@ -214,10 +214,10 @@ def _rank(rank: RankView, by_phase: Mapping[str, str], longest: float) -> list[R
 def _verdict(verdict: control_pb2.Verdict | None) -> RenderableType:
     if verdict is None:
         return Text("? no verdict yet", style="green")
-    well = _is_well(verdict)
-    mark = "✓ " if verdict.cause == _HEALTHY else "? " if well else "✗ "
-    words = Text.assemble((mark, "green" if well else "red"), (verdict.summary, "" if well else "bold"))
-    return words.append(_share(verdict), style="red")
+    is_well = _is_well(verdict)
+    mark = "✓ " if verdict.cause == _HEALTHY else "? " if is_well else "✗ "
+    text = Text.assemble((mark, "green" if is_well else "red"), (verdict.summary, "" if is_well else "bold"))
+    return text.append(_share(verdict), style="red")
 
 
 def _other(verdict: control_pb2.Verdict) -> RenderableType:

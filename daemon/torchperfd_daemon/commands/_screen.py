@@ -38,7 +38,7 @@ class Frame:
     view: NodeView
     runs: Sequence[RunView]
     verdicts: Mapping[str, control_pb2.Verdict] = field(default_factory=dict)
-    trouble: str = ""
+    problem: str = ""
     nodes: int = 0
 
 
@@ -62,8 +62,8 @@ class _Drawn:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         frame = self._frame
         head: list[RenderableType] = [_head(frame)]
-        if frame.trouble:
-            head.append(Text(f"! {frame.trouble}", style="bold red"))
+        if frame.problem:
+            head.append(Text(f"! {frame.problem}", style="bold red"))
         yield from head
         node = _node(frame.view)
         if not frame.runs:

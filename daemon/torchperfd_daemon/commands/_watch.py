@@ -34,27 +34,27 @@ def show(frame: Callable[[], tuple[str, str]], *, watch: bool, as_json: bool) ->
     """
     if not watch:
         text, missing = frame()
-        _tell(text)
+        _print(text)
         if missing:
             raise PartialResultError(missing)
         return
-    redraw = not as_json and sys.stdout.isatty()
+    on_terminal = not as_json and sys.stdout.isatty()
     try:
         while True:
             text, missing = frame()
-            if redraw:
+            if on_terminal:
                 click.echo(_HOME_AND_CLEAR, nl=False)
-            _tell(text)
+            _print(text)
             if missing:
                 click.echo(missing, err=True)
-            if not redraw and not as_json:
+            if not on_terminal and not as_json:
                 click.echo()
             time.sleep(_EVERY_S)
     except KeyboardInterrupt:
         return
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     if text:
         click.echo(text)
     else:

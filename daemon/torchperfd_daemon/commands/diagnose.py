@@ -32,8 +32,11 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
         def frame() -> tuple[str, str]:
             answer = scope.verdicts(daemon)
             if as_json:
-                told = {"verdicts": [verdict_dict(each) for each in answer.verdicts], **fleet_dict(answer)}
-                return json.dumps({"schema": "torchperfd.diagnosis/1", **told}), missing(answer)
+                document = {
+                    "verdicts": [verdict_dict(each) for each in answer.verdicts],
+                    **fleet_dict(answer),
+                }
+                return json.dumps({"schema": "torchperfd.diagnosis/1", **document}), missing(answer)
             return "\n\n".join(map(text, answer.verdicts)), missing(answer)
 
         show(frame, watch=watch, as_json=as_json)

@@ -37,8 +37,8 @@ def command(
             answer = scope.steps(daemon, last)
             runs = _view.runs(answer.ranks)
             if as_json:
-                told = {"runs": [_view.run_dict(each) for each in runs], **fleet_dict(answer)}
-                return json.dumps({"schema": "torchperfd.ranks/1", **told}), missing(answer)
+                document = {"runs": [_view.run_dict(each) for each in runs], **fleet_dict(answer)}
+                return json.dumps({"schema": "torchperfd.ranks/1", **document}), missing(answer)
             tables = [text(each, fleet=bool(answer.nodes)) for each in runs]
             return "\n\n".join(tables), missing(answer)
 

@@ -43,9 +43,9 @@ def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) 
         if as_json:
             click.echo(json.dumps(_document(frame)))
         else:
-            console.print(draw(replace(frame, trouble="")))
-        if frame.trouble:
-            raise PartialResultError(frame.trouble)
+            console.print(draw(replace(frame, problem="")))
+        if frame.problem:
+            raise PartialResultError(frame.problem)
         return
     try:
         with Keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -65,8 +65,8 @@ def _follow(frame: Frame, scope: Scope, socket: str | None, keys: Keys, live: Li
                     if keys.quit_within(_EVERY_S):
                         return
         except TorchperfdError as error:
-            troubled = replace(frame, trouble=str(error), clock=_clock())
-            live.update(draw(troubled, live.console.height), refresh=True)
+            stale = replace(frame, problem=str(error), clock=_clock())
+            live.update(draw(stale, live.console.height), refresh=True)
             if keys.quit_within(_EVERY_S):
                 return
 
@@ -84,7 +84,7 @@ def _ask(daemon: Any, scope: Scope) -> Frame:
         runs=_view.runs(steps.ranks),
         verdicts={each.run: each for each in judged.verdicts},
         nodes=len(steps.nodes),
-        trouble=missing(steps) or missing(judged),
+        problem=missing(steps) or missing(judged),
     )
 
 

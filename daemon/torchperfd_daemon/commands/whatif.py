@@ -47,7 +47,7 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
         name: _replayed(_view.present(ranks), since.get(name, 0)) for name, ranks in sorted(by_run.items())
     }
     worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
-    told = {name: each for name, each in replays.items() if each is not None}
+    predictions = {name: each for name, each in replays.items() if each is not None}
     if as_json:
         click.echo(
             json.dumps(
@@ -59,28 +59,28 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
                             "since_step": since.get(name),
                             "hang": hangs.get(name),
                         }
-                        for name, each in told.items()
+                        for name, each in predictions.items()
                     ],
                 }
             )
         )
-    elif told:
+    elif predictions:
         click.echo(
             "\n\n".join(
                 text(name, worlds[name], each, since.get(name), hangs.get(name, ""))
-                for name, each in told.items()
+                for name, each in predictions.items()
             )
         )
     elif not replays:
         click.echo(NO_RUNS, err=True)
-    if short := sorted(replays.keys() - told.keys()):
+    if short := sorted(replays.keys() - predictions.keys()):
         raise PartialResultError(
             f"the ranks of {', '.join(short)} have fewer than {LEAST_STEPS} training steps in common",
             "ask again when they have made more",
         )
 
 
-def text(run: str, world_size: int, told: Replay, since: int | None = None, hang: str = "") -> str:
+def text(run: str, world_size: int, predictions: Replay, since: int | None = None, hang: str = "") -> str:
     """Return a run's predictions as a table, the greatest gain first.
 
     Args:
@@ -92,36 +92,38 @@ def text(run: str, world_size: int, told: Replay, since: int | None = None, hang
     """
     slower = f" since step {since}" if since is not None else ""
     title = (
-        f"run {run}: a step takes {duration(told.step_seconds)}{slower}, {told.steps} steps replayed"
-        f" (the replay says {duration(told.replayed_seconds)})"
+        f"run {run}: a step takes {duration(predictions.step_seconds)}{slower},"
+        f" {predictions.steps} steps replayed"
+        f" (the replay says {duration(predictions.replayed_seconds)})"
     )
     if hang:
         title = (
             f"run {run} hangs, so that no step is made; what follows is about those before\n{hang}\n{title}"
         )
     remarks = []
-    if told.ranks > 1 and not told.synchronous:
+    if predictions.ranks > 1 and not predictions.synchronous:
         remarks.append("no rank waits for another in a collective that is seen: each is replayed alone")
-    if told.ranks < world_size:
+    if predictions.ranks < world_size:
         remarks.append(
-            f"{told.ranks} of {world_size} ranks are on this node; a wait for the others counts as exchange"
+            f"{predictions.ranks} of {world_size} ranks are on this node;"
+            " a wait for the others counts as exchange"
         )
-    if not told.answers:
+    if not predictions.answers:
         return "\n".join([title, "nothing that can be taken out of a step would make it shorter", *remarks])
     rows = [
         [
-            f"  of it, {words(each)}" if each.is_part else words(each),
+            f"  of it, {describe(each)}" if each.is_part else describe(each),
             duration(each.step_seconds),
             duration(each.gain_seconds),
             f"{each.speedup:.2f}x",
         ]
-        for each in told.answers
+        for each in predictions.answers
     ]
     table = _table.lines(["WITHOUT", "STEP", "GAIN", "SPEED-UP"], rows, left=("WITHOUT",))
     return "\n".join([title, *table, *remarks])
 
 
-def words(answer: WhatIf) -> str:
+def describe(answer: WhatIf) -> str:
     """Return what is removed, for people."""
     if answer.removed is Removed.RANK_EXCESS:
         return f"what rank {answer.rank} needs more than its peers, most of it in {answer.phase}"
@@ -166,15 +168,15 @@ def _pauses(message: control_pb2.RankSteps) -> list[Pauses]:
     ]
 
 
-def _dict(run: str, world_size: int, told: Replay) -> dict[str, Any]:
+def _dict(run: str, world_size: int, predictions: Replay) -> dict[str, Any]:
     return {
         "run": run,
-        "ranks": told.ranks,
+        "ranks": predictions.ranks,
         "world_size": world_size,
-        "steps": told.steps,
-        "synchronous": told.synchronous,
-        "step_seconds": told.step_seconds,
-        "replayed_seconds": told.replayed_seconds,
+        "steps": predictions.steps,
+        "synchronous": predictions.synchronous,
+        "step_seconds": predictions.step_seconds,
+        "replayed_seconds": predictions.replayed_seconds,
         "answers": [
             {
                 **asdict(each),
@@ -182,6 +184,6 @@ def _dict(run: str, world_size: int, told: Replay) -> dict[str, Any]:
                 "phase": each.phase or None,
                 "speedup": each.speedup,
             }
-            for each in told.answers
+            for each in predictions.answers
         ],
     }

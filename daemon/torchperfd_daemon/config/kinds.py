@@ -264,17 +264,17 @@ class Switch(Kind):
 class Choice(Kind):
     """One of some words."""
 
-    words: tuple[str, ...]
+    choices: tuple[str, ...]
 
     @property
     def metavar(self) -> str:  # type: ignore[override]
         """All of them."""
-        return f"[{'|'.join(self.words)}]"
+        return f"[{'|'.join(self.choices)}]"
 
     def _read(self, value: object, base: Path) -> str:
-        if not isinstance(value, str) or value not in self.words:
-            near = difflib.get_close_matches(value[:80], self.words, 1) if isinstance(value, str) else []
-            remedy = f"did you mean {near[0]}?" if near else f"use {' or '.join(self.words)}"
+        if not isinstance(value, str) or value not in self.choices:
+            near = difflib.get_close_matches(value[:80], self.choices, 1) if isinstance(value, str) else []
+            remedy = f"did you mean {near[0]}?" if near else f"use {' or '.join(self.choices)}"
             raise BadValueError(f"{shown(value)} is none of the choices", remedy)
         return value
 

@@ -98,10 +98,10 @@ class FanOut:
             # Channels keep the certificates that they were made with.
             self._tls, wanted = newest, set()
         await self._forget(self._channels.keys() - wanted - self._held.keys())
-        turns = asyncio.Semaphore(self._most_at_once)
+        slots = asyncio.Semaphore(self._most_at_once)
 
         async def one(address: Address) -> Answer | Unreachable:
-            async with turns:
+            async with slots:
                 try:
                     return await asyncio.wait_for(question(address, self._stub(address)), seconds)
                 except TimeoutError:
@@ -111,14 +111,14 @@ class FanOut:
                 except PeerError as error:
                     return Unreachable(address, str(error))
 
-        told = await asyncio.gather(*map(one, addresses))
+        answers = await asyncio.gather(*map(one, addresses))
         return Answers(
             {
                 address: answer
-                for address, answer in zip(addresses, told, strict=True)
+                for address, answer in zip(addresses, answers, strict=True)
                 if not isinstance(answer, Unreachable)
             },
-            tuple(answer for answer in told if isinstance(answer, Unreachable)),
+            tuple(answer for answer in answers if isinstance(answer, Unreachable)),
         )
 
     @contextlib.contextmanager

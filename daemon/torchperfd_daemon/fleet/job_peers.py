@@ -9,7 +9,7 @@ from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.fleet.address import Address, parse_address
 from torchperfd_daemon.fleet.credentials import Credentials
 
-_MOST_TOLD: Final = 10_000
+_MOST_PER_RANK: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +21,27 @@ class JobPeers:
     """
 
     address: Address
-    _told: "weakref.WeakKeyDictionary[Any, tuple[Address, ...]]" = field(
+    _by_rank: "weakref.WeakKeyDictionary[Any, tuple[Address, ...]]" = field(
         default_factory=weakref.WeakKeyDictionary, compare=False
     )
 
-    def hear(self, rank: object, addresses: Sequence[str]) -> None:
+    def on_addresses(self, rank: object, addresses: Sequence[str]) -> None:
         """Take what a rank has heard, in place of what it said before.
 
         Raises:
             UsageError: These are no addresses, or too many.
         """
-        if len(addresses) > _MOST_TOLD:
-            raise UsageError(f"a rank has told of more than {_MOST_TOLD:,} daemons")
-        self._told[rank] = tuple(map(parse_address, addresses))
+        if len(addresses) > _MOST_PER_RANK:
+            raise UsageError(f"a rank has told of more than {_MOST_PER_RANK:,} daemons")
+        self._by_rank[rank] = tuple(map(parse_address, addresses))
 
     def forget(self, rank: object) -> None:
         """Do without what a rank has told: it trains no more."""
-        self._told.pop(rank, None)
+        self._by_rank.pop(rank, None)
 
     async def read(self) -> list[Address]:
         """Return the addresses that any rank has told, each once."""
-        return list(dict.fromkeys(address for told in self._told.values() for address in told))
+        return list(dict.fromkeys(address for addresses in self._by_rank.values() for address in addresses))
 
 
 def check_trust(credentials: Credentials) -> None:

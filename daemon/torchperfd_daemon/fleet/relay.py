@@ -30,7 +30,7 @@ _QUICK_S: Final = 0.05
 _SLOW_S: Final = 1.0
 _BETWEEN_PINGS_S: Final = 0.002
 _SILENCE_S: Final = 10.0
-_GOODBYE_S: Final = 6.0
+_CLOSE_S: Final = 6.0
 """A peer waits up to five seconds for ranks that are still writing when it is told to end."""
 
 
@@ -122,7 +122,7 @@ class Relay:
             return
         self._orders.put_nowait(None)
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait(self._tasks, timeout=_GOODBYE_S)
+            await asyncio.wait(self._tasks, timeout=_CLOSE_S)
         self._call.cancel()
         for task in self._tasks:
             task.cancel()
@@ -215,8 +215,8 @@ class RemoteRank:
 
 async def keep_pinging(relays: list[Relay]) -> None:
     """Ping all until cancelled, often at first so that their clocks are known soon, never many at once."""
-    for turn in itertools.count():
-        seconds = _QUICK_S if turn < _QUICK_ROUNDS else _SLOW_S
+    for count in itertools.count():
+        seconds = _QUICK_S if count < _QUICK_ROUNDS else _SLOW_S
         for relay in relays:
             relay.ping()
             await asyncio.sleep(max(seconds / len(relays), _BETWEEN_PINGS_S))

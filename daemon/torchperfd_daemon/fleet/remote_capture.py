@@ -23,7 +23,7 @@ from torchperfd_daemon.captures.manifest import (
     first_reason,
     overall_state,
 )
-from torchperfd_daemon.captures.rank_attempts import Ack, RankAttempt, Turns, failure
+from torchperfd_daemon.captures.rank_attempts import Ack, PendingAttempts, RankAttempt, failure
 from torchperfd_daemon.captures.schedule import MOST_STEPS
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet import translate as fleet_translate
@@ -62,9 +62,9 @@ class RemoteCapture:
         self._claim = contextlib.ExitStack()
         self._record: CaptureRecord | None = None
         self._folder = Path()
-        self._arriving = Turns()
-        self._turns: dict[int, RankAttempt] = {}
-        self._tellers: dict[int, asyncio.Task[None]] = {}
+        self._pending = PendingAttempts()
+        self._attempts: dict[int, RankAttempt] = {}
+        self._reporters: dict[int, asyncio.Task[None]] = {}
         # Where nodes share a captures directory, the conductor's manifest is there and is enough.
         self._is_shared = False
         self.outgoing: asyncio.Queue[fleet_pb2.TakeReport | None] = asyncio.Queue()
@@ -98,12 +98,12 @@ class RemoteCapture:
         try:
             await self._give_up(record)
         finally:
-            for task in self._tellers.values():
+            for task in self._reporters.values():
                 task.cancel()
-            for turn in self._turns.values():
-                turn.settle(failure(_GONE))
-                turn.read_result(record.step_range or (0, 0))
-            self._arriving.end(record.capture_id, self._turns.values())
+            for attempt in self._attempts.values():
+                attempt.settle(failure(_GONE))
+                attempt.read_result(record.step_range or (0, 0))
+            self._pending.end(record.capture_id, self._attempts.values())
             self._catalog.enforce_cap(record)
             record.state = overall_state(record.ranks)
             record.reason = first_reason(record.ranks)
@@ -138,12 +138,12 @@ class RemoteCapture:
             trace = RankTrace.of(rank, participant.facts)
             record.ranks.append(trace)
             record.ranks.sort(key=lambda each: each.rank)
-        (turn,) = self._arriving.begin(capture_id, [participant], [trace])
-        self._turns[rank] = turn
-        earlier = self._tellers.pop(rank, None)
+        (attempt,) = self._pending.begin(capture_id, [participant], [trace])
+        self._attempts[rank] = attempt
+        earlier = self._reporters.pop(rank, None)
         if earlier is not None:
             earlier.cancel()
-        self._tellers[rank] = asyncio.create_task(self._tell(record, turn))
+        self._reporters[rank] = asyncio.create_task(self._report(record, attempt))
         ranks_here = max(1, len(self._ranks_of(record.run)))
         share = self._catalog.quota.capture_bytes // ranks_here
         caps = [cap for cap in (order.prepare.max_bytes, share) if cap]
@@ -165,7 +165,7 @@ class RemoteCapture:
         if found is not None and (found.record is None or found.closed or found.record.run != order.run):
             raise UsageError(f"there is a capture {capture_id} already")
         with contextlib.ExitStack() as claim:
-            self._arriving = claim.enter_context(self._coordinator.taking_part(order.run))
+            self._pending = claim.enter_context(self._coordinator.reserve_run(order.run))
             if found is None:
                 self._catalog.create(capture_id)
             self._claim = claim.pop_all()
@@ -183,27 +183,27 @@ class RemoteCapture:
         )
 
     def _commit(self, order: fleet_pb2.TakeCommit) -> None:
-        turn, record = self._turns.get(order.rank), self._record
-        if turn is None or record is None:
+        attempt, record = self._attempts.get(order.rank), self._record
+        if attempt is None or record is None:
             return
         steps = order.commit.steps or record.options.steps
         if not (1 <= steps <= MOST_STEPS and order.commit.start_step <= _LAST_STEP):
             raise UsageError(f"steps must be 1 to {MOST_STEPS}")
         start = order.commit.start_step
-        turn.trace.state = record.state = CaptureState.ARMED
+        attempt.trace.state = record.state = CaptureState.ARMED
         if record.step_range != (start, start + steps):
             record.step_range = (start, start + steps)
             self._save(record)
-        turn.participant.commit(record.capture_id, start, steps)
+        attempt.participant.commit(record.capture_id, start, steps)
 
     def _cancel(self, order: fleet_pb2.TakeCancel) -> None:
-        turn, record = self._turns.get(order.rank), self._record
-        if turn is None or record is None or turn.result.done():
+        attempt, record = self._attempts.get(order.rank), self._record
+        if attempt is None or record is None or attempt.result.done():
             return
         reason = fleet_translate.line(order.cancel.reason)
-        turn.participant.cancel(record.capture_id, reason)
-        if turn.trace.state is CaptureState.PREPARING:
-            turn.settle(failure(reason))
+        attempt.participant.cancel(record.capture_id, reason)
+        if attempt.trace.state is CaptureState.PREPARING:
+            attempt.settle(failure(reason))
 
     def _pong(self, ping: fleet_pb2.TakePing) -> None:
         now = time.time_ns()
@@ -221,27 +221,27 @@ class RemoteCapture:
             )
         )
 
-    async def _tell(self, record: CaptureRecord, turn: RankAttempt) -> None:
+    async def _report(self, record: CaptureRecord, attempt: RankAttempt) -> None:
         """Pass a rank's answer on, and its outcome."""
-        rank = turn.trace.rank
+        rank = attempt.trace.rank
         # Shielded: who gives up listening must not take the answer with it.
-        ack = await asyncio.shield(turn.ack)
+        ack = await asyncio.shield(attempt.ack)
         self._put(fleet_translate.ack_report(record.capture_id, rank, ack))
-        if not turn.read_ack():
+        if not attempt.read_ack():
             return
-        result = await asyncio.shield(turn.result)
-        turn.read_result(record.step_range or (0, 0))
+        result = await asyncio.shield(attempt.result)
+        attempt.read_result(record.step_range or (0, 0))
         self._put(fleet_translate.result_report(record.capture_id, rank, result))
 
     async def _give_up(self, record: CaptureRecord) -> None:
         """Cancel the ranks that have not ended; one that is writing its trace may still say how that went."""
         waiting: list[asyncio.Future[object]] = []
-        for turn in self._turns.values():
-            if turn.result.done() or (turn.ack.done() and not turn.ack.result().ready):
+        for attempt in self._attempts.values():
+            if attempt.result.done() or (attempt.ack.done() and not attempt.ack.result().ready):
                 continue
-            turn.participant.cancel(record.capture_id, _GONE)
-            if turn.trace.state is CaptureState.ARMED:
-                waiting.append(turn.result)  # type: ignore[arg-type] # a future of anything
+            attempt.participant.cancel(record.capture_id, _GONE)
+            if attempt.trace.state is CaptureState.ARMED:
+                waiting.append(attempt.result)  # type: ignore[arg-type] # a future of anything
         if waiting:
             await asyncio.wait(waiting, timeout=_GRACE_S)
 

@@ -20,7 +20,7 @@ from torchperfd_daemon.service.survey import PublishedVerdict, survey
 from torchperfd_daemon.store import Store
 
 _LONGEST_STACKS_S: Final = 600.0
-_LAST_WORDS_S: Final = 1.0
+_FLUSH_S: Final = 1.0
 
 
 class FleetService(fleet_pb2_grpc.FleetServicer):
@@ -64,10 +64,10 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.NodeSurveyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.NodeSurvey:
         """Tell of the steps of the ranks on this node, and of this node's verdicts if asked for."""
-        told = survey(self._store, self._verdict, request)
-        told.api.CopyFrom(fleet_translate.api_message())
-        told.version, told.instance, told.node = __version__, self._instance, self._node
-        return told
+        answer = survey(self._store, self._verdict, request)
+        answer.api.CopyFrom(fleet_translate.api_message())
+        answer.version, answer.instance, answer.node = __version__, self._instance, self._node
+        return answer
 
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -83,8 +83,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         asked = request.timeout_seconds
         seconds = asked if 0 < asked <= _LONGEST_STACKS_S else _LONGEST_STACKS_S
         users = {rank.identity.rank: rank.process.uid for rank in ranks}
-        async for told in self._sessions.stacks_of(ranks, seconds):
-            yield translate_stacks.rank_stacks_message(request.run, users[told.rank], told)
+        async for answer in self._sessions.stacks_of(ranks, seconds):
+            yield translate_stacks.rank_stacks_message(request.run, users[answer.rank], answer)
 
     async def Take(  # type: ignore[override]  # noqa: N802 - it writes instead of yielding
         self,
@@ -101,18 +101,18 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         except PeerError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         await context.write(fleet_pb2.TakeReport(here=self._here()))
-        share = RemoteCapture(self._ranks_of, self._coordinator, self._catalog)
-        sender = asyncio.create_task(_send_all(share, context))
+        capture = RemoteCapture(self._ranks_of, self._coordinator, self._catalog)
+        sender = asyncio.create_task(_send_all(capture, context))
         problem = ""
         try:
             async for order in request_iterator:
-                share.receive(order)
+                capture.receive(order)
         except TorchperfdError as error:
             problem = str(error)
         finally:
-            await share.end()
+            await capture.end()
             # Not cancelled as long as it writes: gRPC would then never send how the call ended.
-            await asyncio.wait((sender,), timeout=_LAST_WORDS_S)
+            await asyncio.wait((sender,), timeout=_FLUSH_S)
             sender.cancel()
         if problem:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
@@ -131,8 +131,8 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         )
 
 
-async def _send_all(share: RemoteCapture, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
+async def _send_all(capture: RemoteCapture, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
     # The other side may be gone; then the call ends as well.
     with contextlib.suppress(grpc.aio.BaseError):
-        while (report := await share.outgoing.get()) is not None:
+        while (report := await capture.outgoing.get()) is not None:
             await context.write(report)

@@ -11,7 +11,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis import RankProfile
 from torchperfd_daemon.metrics.cap import SeriesCap
 from torchperfd_daemon.metrics.page import PREFIX
-from torchperfd_daemon.ownership import Owners, as_told
+from torchperfd_daemon.ownership import Owners, from_identity
 from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store, Totals
 
 _RANK = ("run", "rank")
@@ -27,7 +27,7 @@ class TrainingMetrics:
         cap: Says of which ranks there is room; of all without one.
     """
 
-    def __init__(self, store: Store, owners: Owners = as_told, cap: SeriesCap | None = None) -> None:
+    def __init__(self, store: Store, owners: Owners = from_identity, cap: SeriesCap | None = None) -> None:
         self._store = store
         self._owners = owners
         self._cap = cap

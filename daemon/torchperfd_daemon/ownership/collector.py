@@ -10,7 +10,7 @@ from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
 from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, is_here
 from torchperfd_daemon.ownership.kubernetes import PodResources, pod_of_cgroup
-from torchperfd_daemon.ownership.owner import Owner, as_told
+from torchperfd_daemon.ownership.owner import Owner, from_identity
 from torchperfd_daemon.ownership.slurm import gpus_of_environment, job_of_cgroup
 from torchperfd_daemon.store import RankIdentity
 from torchperfd_daemon.text import one_line
@@ -89,14 +89,14 @@ class OwnershipCollector:
 
     def of(self, identity: RankIdentity) -> Owner:
         """Return whose a rank is: what it told itself, and what its process shows."""
-        told = as_told(identity)
+        declared = from_identity(identity)
         seen = self._owners.get(
-            (identity.run, identity.rank, identity.pid, identity.process_start_ticks), told
+            (identity.run, identity.rank, identity.pid, identity.process_start_ticks), declared
         )
         return replace(
             seen,
-            slurm_job_id=told.slurm_job_id or seen.slurm_job_id,
-            pod_uid=told.pod_uid or seen.pod_uid,
+            slurm_job_id=declared.slurm_job_id or seen.slurm_job_id,
+            pod_uid=declared.pod_uid or seen.pod_uid,
         )
 
     def sample(self) -> Sequence[Family]:

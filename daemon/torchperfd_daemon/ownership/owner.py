@@ -27,6 +27,6 @@ Owners = Callable[[RankIdentity], Owner]
 """Tells whose a rank is."""
 
 
-def as_told(identity: RankIdentity) -> Owner:
+def from_identity(identity: RankIdentity) -> Owner:
     """Return what the rank itself has told."""
     return Owner(slurm_job_id=identity.slurm_job_id, pod_uid=identity.pod_uid)

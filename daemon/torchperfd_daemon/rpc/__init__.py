@@ -1,1 +1,1 @@
-"""The daemon's gRPC side: who connects, which requests are refused, and the server on the socket."""
+"""The daemon's gRPC server: identification of callers, checks of requests, and the socket."""

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection to the daemon's socket, as the kernel says."""
+"""Identifies the processes that connect to the daemon's socket, from the kernel's information."""
 
 import logging
 import os
@@ -41,11 +41,11 @@ class Caller:
 
 
 UNKNOWN: Final = Caller()
-"""The caller of whom the kernel said nothing."""
+"""A caller that the kernel does not identify."""
 
 
 class UserLimit:
-    """Counts what users have open, and says when it is too much.
+    """Counts open connections or sessions per user, and limits them.
 
     Args:
         noun: What is counted, for messages.
@@ -76,14 +76,14 @@ class UserLimit:
 
 
 class HasPeer(Protocol):
-    """A call, as far as it says from which connection it came; gRPC's contexts are such."""
+    """A call that names its connection; gRPC's contexts do."""
 
     def peer(self) -> str:
         """Return the name of the connection."""
 
 
 class CallerDirectory:
-    """Knows the caller at each connection, and how many connections each user has.
+    """The caller at each connection, and the number of connections of each user.
 
     Args:
         most_per_user: Connections of one user at the same time.
@@ -95,14 +95,14 @@ class CallerDirectory:
         self._callers: dict[str, Caller] = {}
 
     def find(self, call: "HasPeer | Any") -> Caller:
-        """Return who makes a call."""
+        """Return the caller of a method."""
         return self._callers.get(str(call.peer()), UNKNOWN)
 
     def admit(self, name: str, caller: Caller) -> str:
-        """Take note of a connection; return why it is refused, empty when it is not.
+        """Register a connection; return why it is refused, empty when it is not.
 
         Args:
-            name: As :meth:`HasPeer.peer` will say.
+            name: Its name in :meth:`HasPeer.peer`.
             caller: At its other end.
         """
         refused = self._limit.admit(caller.uid)
@@ -118,14 +118,14 @@ class CallerDirectory:
 
 
 def read_caller(connection: socket.socket, proc: Path = Path("/proc")) -> Caller:
-    """Return who has connected to a unix socket.
+    """Return the process that has connected to a unix socket.
 
     Args:
         connection: The accepted end.
         proc: Root of procfs.
 
     Raises:
-        OSError: The kernel does not say.
+        OSError: The kernel does not identify it.
     """
     size = struct.calcsize(_CREDENTIALS)
     pid, uid, gid = struct.unpack(
@@ -134,7 +134,7 @@ def read_caller(connection: socket.socket, proc: Path = Path("/proc")) -> Caller
     try:
         blob = connection.getsockopt(socket.SOL_SOCKET, _PEER_GROUPS, _MOST_GROUP_BYTES)
     except OSError:
-        # In too many groups, or an old kernel: then its first group has to do.
+        # In too many groups, or an old kernel: then only its first group is known.
         blob = b""
     groups = struct.unpack(f"={len(blob) // 4}I", blob)
     return Caller(
@@ -163,15 +163,15 @@ def has_ended(caller: Caller, proc: Path = Path("/proc")) -> bool:
 def is_process(
     caller: Caller, pid: int, pid_namespace: int, start_ticks: int, proc: Path = Path("/proc")
 ) -> bool:
-    """Return whether what a caller says about its process is not contradicted by the kernel.
+    """Return whether the kernel's information is consistent with a caller's claim about its process.
 
-    In another pid namespace than the daemon's a process has another id, and nothing here goes by that.
+    In another pid namespace than the daemon's a process has another id, which is not compared.
 
     Args:
-        caller: Who says so.
-        pid: As it says, like the two below.
-        pid_namespace: See above; 0 when it could not tell.
-        start_ticks: See above; 0 when it could not tell.
+        caller: The caller.
+        pid: As it claims, like the two below.
+        pid_namespace: See above; 0 when it is unknown to the process.
+        start_ticks: See above; 0 when it is unknown to the process.
         proc: Root of procfs.
     """
     try:
@@ -190,7 +190,7 @@ def _start_ticks(proc: Path, pid: int) -> int:
 
 
 def _overflow_uid(proc: Path) -> int:
-    """Return the id that stands for all users without one in this user namespace; -1 where all have one."""
+    """Return the overflow id of users without one in this user namespace; -1 where all have one."""
     try:
         if read(f"{proc}/self/uid_map").split() == ["0", "0", _EVERY_ID]:
             return -1

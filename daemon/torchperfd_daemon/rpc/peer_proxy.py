@@ -1,8 +1,8 @@
-"""The proxy at the daemon's socket: it asks the kernel who connects, which gRPC does not.
+"""The proxy at the daemon's socket: it identifies the connecting process, which gRPC does not.
 
-gRPC for Python listens by itself and never says who is at the other end of a unix socket. So gRPC
+gRPC for Python does not expose the process at the other end of a unix socket. So gRPC
 listens on a private socket, and each connection to the public one is passed on to it, by a socket
-bound to a fresh name. gRPC gives that name as the peer of each call, and the caller is known by it.
+bound to a unique name. gRPC reports that name as the peer of each call, which identifies the caller.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ log = logging.getLogger("torchperfd.access")
 
 _CHUNK: Final = 1 << 16
 _SILENCE_S: Final = 10.0
-"""A connection on which nothing is said for so long at its beginning is closed."""
+"""A new connection that sends nothing for so long is closed."""
 
 
 class PeerProxy:
-    """Passes connections on to gRPC, and knows who has made each.
+    """Passes connections on to gRPC, and registers the caller of each.
 
     Args:
         listener: The public socket, bound.
         private: Path of the socket that gRPC listens on.
-        callers: Where callers are noted.
+        callers: Where callers are registered.
     """
 
     def __init__(self, listener: socket.socket, private: str, callers: CallerDirectory) -> None:
@@ -89,7 +89,7 @@ class _End(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         if self.other is not None and self.other.transport is not None:
-            # What it still has to send is sent first.
+            # Pending data is sent first.
             self.other.transport.close()
 
 
@@ -108,7 +108,7 @@ class _Inner(_End):
 
 
 class _Connection(_End):
-    """The end at a client; its other end is made once the client has said something."""
+    """The end at a client; its other end is connected once the client has sent something."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Connection(_End):
         try:
             caller = read_caller(transport.get_extra_info("socket"))
         except OSError as error:
-            self._refuse(f"the kernel does not say who connects: {error.strerror}")
+            self._refuse(f"the kernel does not identify the connecting process: {error.strerror}")
             return
         refused = self._callers.admit(peer_name(self._name), caller)
         if refused:
@@ -144,7 +144,7 @@ class _Connection(_End):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._connecting is None and self.transport is not None:
-            # Most that ask whether a daemon answers say nothing: they cost gRPC nothing.
+            # Most probes of the socket send nothing, so that gRPC never sees them.
             first = bytes(memoryview(self._chunk)[:nbytes])
             self.transport.pause_reading()
             if self._silence is not None:
@@ -168,7 +168,7 @@ class _Connection(_End):
             self.transport.abort()
 
     async def _connect(self, first: bytes) -> None:
-        """Connect to gRPC by a name of our own, and go on."""
+        """Connect to gRPC from a unique name, and forward the data."""
         loop = asyncio.get_running_loop()
         inner = socket.socket(socket.AF_UNIX)
         try:

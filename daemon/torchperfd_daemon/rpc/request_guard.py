@@ -1,7 +1,7 @@
-"""The guard of requests: what no client of ours would send is refused before it costs anything.
+"""Checks requests: one that no torchperfd client sends is refused before it is parsed.
 
-A message of a few megabytes can hold millions of empty ones, and reading it would keep all others
-waiting. One that cannot be read at all would have gRPC write a traceback for each.
+A message of a few megabytes can hold millions of empty ones, and parsing it would block all other
+requests. For one that cannot be parsed at all, gRPC would write a traceback.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from torchperfd_daemon.log_limiter import LogLimiter
 log = logging.getLogger("torchperfd.session")
 
 MOST_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""Of steps: a client that was cut off has up to ten megabytes of them."""
+"""Of steps: a client that was disconnected has up to ten megabytes of them."""
 MOST_BUNDLED: Final = 64
 """Messages in a bundle; clients put in 16."""
 
@@ -43,7 +43,7 @@ class Unreadable:
 
 
 class RequestGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
-    """Has each request checked before it is read, and refused in words where it is not to be read."""
+    """Checks each request before it is parsed, and refuses it with a reason where the check fails."""
 
     def __init__(self) -> None:
         self._limiter = LogLimiter(log)

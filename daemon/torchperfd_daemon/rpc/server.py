@@ -1,4 +1,4 @@
-"""The daemon's gRPC server: on a private socket, behind the proxy that knows who calls."""
+"""The daemon's gRPC server: on a private socket, behind the proxy that identifies callers."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from torchperfd_daemon.rpc.request_guard import MOST_MESSAGE_BYTES, RequestGuard
 
 _RPC_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES),
-    # A client has one session and asks little beside it.
+    # A client has one session and sends few other requests.
     ("grpc.max_concurrent_streams", 128),
     # It pings after each message to learn how much the line takes. Ours is a socket on this node, and the
     # answers woke the daemon up three times as often as the messages.
@@ -39,8 +39,8 @@ class RpcServer:
     """Serves clients and commands on a unix socket.
 
     Args:
-        settings: Where, and with which limits.
-        callers: Where it notes who calls.
+        settings: Socket path and limits.
+        callers: Where callers are registered.
         sessions: Serves training processes.
         control: Serves commands.
         checks: Serves health checks.
@@ -73,7 +73,7 @@ class RpcServer:
         path = Path(self._settings.socket)
         try:
             self._directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            # By way of the descriptor a long path to the directory costs none of what a socket's may have.
+            # Through the descriptor, because the path of a socket has a maximum length.
             self._private = f"/proc/self/fd/{self._directory}/.{path.name}.rpc"
             with _permissions(0o600):
                 self._server.add_insecure_port(f"unix:{self._private}")
@@ -88,7 +88,7 @@ class RpcServer:
         await self._proxy.start()
 
     async def stop(self, grace: float | None) -> None:
-        """Take no more calls, and give those that are in progress so many seconds."""
+        """Accept no more calls, and wait ``grace`` seconds for those in progress."""
         if self._proxy is not None:
             self._proxy.stop_accepting()
         await self._server.stop(grace)
@@ -132,7 +132,7 @@ def _permissions(mode: int) -> Iterator[None]:
 
 
 def _bound(path: Path) -> socket.socket:
-    """Return a socket bound to a path, in the place of one that a daemon before this one left there."""
+    """Return a socket bound to a path; a socket that an earlier daemon left there is replaced."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISSOCK(path.lstat().st_mode):
             path.unlink()

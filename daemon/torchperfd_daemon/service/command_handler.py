@@ -1,4 +1,4 @@
-"""The order desk: captures of a whole job that its rank 0 asks for from within the script."""
+"""Captures of a whole job that its rank 0 requests from within the script."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ _NOT_CONNECTED: Final = "is not connected to this daemon"
 
 @dataclass(slots=True)
 class _Order:
-    """One that is being conducted; its capture has no name before it was admitted."""
+    """An order in progress; its capture has no id before it was admitted."""
 
     task: "asyncio.Task[None] | None" = None
     capture_id: str = ""
@@ -33,10 +33,10 @@ class _Order:
 
 
 class CommandHandler:
-    """Has orders conducted and tells who ordered how far they are.
+    """Runs ordered captures, and sends their progress to the rank that ordered them.
 
     Args:
-        coordinator: Conducts them.
+        coordinator: Runs the captures.
         of_run: Returns the connected ranks of a run on this node.
         others: Finds those on other nodes; None where there are none.
     """
@@ -54,20 +54,20 @@ class CommandHandler:
 
     def on_order(
         self,
-        orderer: Participant,
+        requester: Participant,
         run: str,
         order: session_pb2.CaptureOrder,
-        tell: Callable[[session_pb2.CaptureOrderResult], None],
+        send_result: Callable[[session_pb2.CaptureOrderResult], None],
     ) -> None:
-        """Begin an order, or give it up.
+        """Start or cancel an order.
 
         Args:
-            orderer: Who asks; rank 0.
+            requester: The rank that orders; must be rank 0.
             run: Its run.
-            order: What it wants.
-            tell: Takes each answer to it.
+            order: Its request.
+            send_result: Takes each answer to it.
         """
-        key = (orderer, order.order_id)
+        key = (requester, order.order_id)
         known = self._orders.get(key)
         if order.cancel and known is not None:
             known.unwanted = True
@@ -76,12 +76,12 @@ class CommandHandler:
         if order.cancel or known is not None:
             return
         self._orders[key] = begun = _Order()
-        begun.task = asyncio.get_running_loop().create_task(self._serve(key, run, order, tell))
+        begun.task = asyncio.get_running_loop().create_task(self._serve(key, run, order, send_result))
 
-    def on_departure(self, orderer: Participant) -> None:
-        """Whoever ordered has gone: nobody waits for it any more."""
+    def on_departure(self, requester: Participant) -> None:
+        """Cancel the orders of a rank that has left."""
         for key, order in list(self._orders.items()):
-            if key[0] is orderer and order.task is not None:
+            if key[0] is requester and order.task is not None:
                 order.task.cancel()
 
     async def _serve(
@@ -89,7 +89,7 @@ class CommandHandler:
         key: tuple[Participant, int],
         run: str,
         order: session_pb2.CaptureOrder,
-        tell: Callable[[session_pb2.CaptureOrderResult], None],
+        send_result: Callable[[session_pb2.CaptureOrderResult], None],
     ) -> None:
         begun = self._orders[key]
         try:
@@ -106,12 +106,12 @@ class CommandHandler:
                         begun.capture_id = progress.record.capture_id
                         if begun.unwanted:
                             self._coordinator.cancel(begun.capture_id, "script")
-                    tell(translate.order_result(order.order_id, progress, gathered.elsewhere))
+                    send_result(translate.order_result(order.order_id, progress, gathered.elsewhere))
         except TorchperfdError as error:
-            tell(_refused(order, str(error)))
+            send_result(_refused(order, str(error)))
         except Exception:
-            log.exception("an order failed")
-            tell(_refused(order, "the daemon's log says why"))
+            log.exception("a capture ordered by a script failed")
+            send_result(_refused(order, "internal error; see the daemon's log"))
         finally:
             del self._orders[key]
 
@@ -144,7 +144,7 @@ def _checked(order: session_pb2.CaptureOrder) -> tuple[CaptureOptions, float]:
     """Return what to record, and for how long to try.
 
     Raises:
-        UsageError: It makes no sense.
+        UsageError: A value is out of range.
     """
     options = translate.capture_options(order.options)
     if not 1 <= options.steps <= MOST_STEPS:

@@ -1,4 +1,4 @@
-"""The control service: what the command line and Python ask of a daemon."""
+"""The control service: requests of the command line and of Python."""
 
 import functools
 import os
@@ -70,7 +70,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def GetInfo(  # noqa: N802
         self, request: control_pb2.GetInfoRequest, context: Any
     ) -> control_pb2.GetInfoResponse:
-        """Say who this daemon is and what it speaks."""
+        """Return the daemon's identity and protocol versions."""
         return control_pb2.GetInfoResponse(
             api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX),
             version=__version__,
@@ -86,24 +86,24 @@ class ControlService(control_pb2_grpc.ControlServicer):
     ) -> control_pb2.ListRunsResponse:
         """List runs with their ranks, on this node or on all."""
         own = [run for run in translate.runs(self._store.runs()) if request.job in ("", run.job_name)]
-        told = control_pb2.ListRunsResponse(runs=own)
+        response = control_pb2.ListRunsResponse(runs=own)
         try:
             if self._is_of_fleet(request):
-                told = await self._others.runs(own, request.job)
+                response = await self._others.runs(own, request.job)
             elif not own:
                 live.check_found("", request.job)
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
         rights = self._permissions.of(context)
-        for run in told.runs:
+        for run in response.runs:
             for status in run.ranks:
                 rights.redact_status(status)
-        return told
+        return response
 
     async def GetRun(  # noqa: N802
         self, request: control_pb2.GetRunRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.GetRunResponse:
-        """Return a run's whole account, and the verdict on it; before one has held, on its mean step."""
+        """Return a run's totals and its verdict; before one is published, the verdict on its mean step."""
         rights = self._permissions.of(context)
         runs = self._store.runs()
         request.run = rights.own_name(request.run, runs)
@@ -112,17 +112,17 @@ class ControlService(control_pb2_grpc.ControlServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run} on this node")
             raise AssertionError("abort raises")
         verdict = verdict_on(request.run, ranks, self._verdict)
-        told = control_pb2.GetRunResponse(
+        response = control_pb2.GetRunResponse(
             run=request.run,
             ranks=[translate.rank_account(rank) for rank in ranks],
             verdict=translate.verdict_message(verdict),
         )
         users = [rank.process.uid for rank in ranks]
-        rights.redact_verdict(told.verdict, users)
-        for account, uid in zip(told.ranks, users, strict=True):
+        rights.redact_verdict(response.verdict, users)
+        for account, uid in zip(response.ranks, users, strict=True):
             if not rights.may_command(uid):
                 account.identity.script = ""
-        return told
+        return response
 
     async def GetSteps(  # noqa: N802
         self, request: control_pb2.GetStepsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -132,13 +132,13 @@ class ControlService(control_pb2_grpc.ControlServicer):
             if self._is_of_fleet(request):
                 newest = request.newest or HISTORY_STEPS
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, newest=newest)
-                told = await self._others.steps(asked, survey(self._store, self._verdict, asked))
+                response = await self._others.steps(asked, survey(self._store, self._verdict, asked))
             else:
-                told = live.newest_steps(self._store, request)
+                response = live.newest_steps(self._store, request)
             rights = self._permissions.of(context)
-            for rank in told.ranks:
+            for rank in response.ranks:
                 rights.redact_status(rank.status)
-            return told
+            return response
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
             raise AssertionError("abort raises") from error
@@ -151,16 +151,16 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             if self._is_of_fleet(request):
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
-                told = await self._others.diagnose(asked, survey(self._store, self._verdict, asked))
+                response = await self._others.diagnose(asked, survey(self._store, self._verdict, asked))
             else:
                 if not ranks:
                     live.check_found(request.run, request.job)
-                told = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
+                response = control_pb2.DiagnoseResponse(verdicts=verdicts(ranks, self._verdict))
             rights, runs = self._permissions.of(context), self._store.runs()
-            for verdict in told.verdicts:
-                # Of a run that has no rank here, it is not known whose it is.
+            for verdict in response.verdicts:
+                # The owner of a run without ranks on this node is not known.
                 rights.redact_verdict(verdict, [rank.process.uid for rank in runs.get(verdict.run, [])])
-            return told
+            return response
         except TorchperfdError as error:
             await context.abort(_status_of(error), str(error))
             raise AssertionError("abort raises") from error
@@ -168,20 +168,20 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def GetReadings(  # noqa: N802
         self, request: control_pb2.GetReadingsRequest, context: Any
     ) -> control_pb2.GetReadingsResponse:
-        """Return what the collectors have measured last."""
+        """Return the collectors' newest values."""
         return live.readings(self._families(), request)
 
     async def GetGoodput(  # noqa: N802
         self, request: control_pb2.GetGoodputRequest, context: Any
     ) -> control_pb2.GetGoodputResponse:
-        """Say what rank-seconds went to, also of runs that have ended."""
+        """Return how rank-seconds were spent, also for runs that have ended."""
         runs = await self._goodput(request.run) if self._goodput is not None else []
         return control_pb2.GetGoodputResponse(runs=[translate_goodput.run_message(run) for run in runs])
 
     async def Capture(  # noqa: N802
         self, request: control_pb2.CaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[control_pb2.CaptureProgress]:
-        """Capture steps of a run, or of all runs, telling each change."""
+        """Capture steps of a run, or of all runs, and stream each change."""
         rights = self._permissions.of(context)
         rights.log("capture", _subject(request.run, request.job, request.ranks))
         targets = self._targets(rights)
@@ -204,7 +204,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def CancelCapture(  # noqa: N802
         self, request: control_pb2.CancelCaptureRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> control_pb2.CancelCaptureResponse:
-        """Give a capture up that is queued or in progress."""
+        """Cancel a capture that is queued or in progress."""
         rights = self._permissions.of(context)
         rights.log("cancellation", f"capture {request.capture_id}")
         try:
@@ -229,7 +229,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[control_pb2.RankStacks]:
-        """Tell where every thread of a run's ranks is, on this node or on all, or why not."""
+        """Stream the stacks of a run's ranks, on this node or on all, or why they are missing."""
         rights = self._permissions.of(context)
         action = "stacks by signal" if request.allow_signal else "stacks"
         rights.log(action, _subject(request.run, "", request.ranks))
@@ -254,8 +254,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, ranks: Sequence[Rank], seconds: float, allow_signal: bool = False
     ) -> AsyncIterator[control_pb2.RankStacks]:
         users = {rank.identity.rank: rank.process.uid for rank in ranks}
-        async for told in self._sessions.stacks_of(ranks, seconds, allow_signal=allow_signal):
-            yield translate_stacks.rank_stacks_message(ranks[0].identity.run, users[told.rank], told)
+        async for response in self._sessions.stacks_of(ranks, seconds, allow_signal=allow_signal):
+            yield translate_stacks.rank_stacks_message(ranks[0].identity.run, users[response.rank], response)
 
     def _targets(self, rights: Rights) -> Targets:
         return Targets(self._store, self._sessions.of_run, rights)
@@ -324,7 +324,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         sessions = targets.ranks(run, request.ranks)
         if request.options.kind == session_pb2.CAPTURE_KIND_MEMORY:
             for session in sessions:
-                if not session.makes_kinds:
+                if not session.supports_kinds:
                     raise TorchperfdError(
                         f"the torchperfd of rank {session.rank} makes traces only",
                         "install the same version on both sides",

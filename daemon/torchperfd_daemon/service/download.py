@@ -21,8 +21,8 @@ async def pieces(
 ) -> AsyncIterator[control_pb2.DownloadPiece]:
     """Yield a file of a capture from the offset asked for to its end.
 
-    The manifest is made from what is known of the capture, so that there is one even where only
-    ranks wrote theirs. All else is a file that the manifest names.
+    The manifest is built from the capture's record, so that there is one even where only ranks wrote
+    theirs. Every other file is one that the manifest names.
 
     Args:
         catalog: Has the captures.
@@ -33,15 +33,15 @@ async def pieces(
         NotAllowedError: The capture is of another user's run.
         NoSuchTargetError: There is no such capture, or it has no such file.
         UsageError: The offset is beyond the file's end.
-        TorchperfdError: The file is not for everybody to read.
+        TorchperfdError: The file is not readable by all users.
     """
-    # Reading may wait for a disk, and hashing takes a millisecond a piece: not on the daemon's loop.
+    # On a thread: reading may wait for a disk, and hashing takes a millisecond per piece.
     file = await asyncio.to_thread(_open, catalog, request.capture_id, request.file, rights)
     try:
         size = file.seek(0, os.SEEK_END)
         if request.offset > size:
             raise UsageError(
-                f"{request.file[:80]!r} has {size} bytes, there is nothing from {request.offset} on",
+                f"{request.file[:80]!r} has {size} bytes, fewer than the offset {request.offset}",
                 "delete the partial file and download it anew",
             )
         file.seek(request.offset)
@@ -55,7 +55,7 @@ async def pieces(
 
 def _open(catalog: Catalog, capture_id: str, name: str, rights: Rights) -> BinaryIO:
     record = catalog.get(capture_id)
-    # A manifest from before there were users in it has none: then its captures are for who may do all.
+    # Manifests of older versions name no users: only administrators may download those captures.
     rights.check(f"capture {capture_id}", record.users)
     if name == FILE_NAME:
         return io.BytesIO(record.encode())
@@ -63,7 +63,7 @@ def _open(catalog: Catalog, capture_id: str, name: str, rights: Rights) -> Binar
         raise NoSuchTargetError(
             f"capture {capture_id} has no file {name[:80]!r}", "its manifest names those it has"
         )
-    # Who asks could be anybody with the socket.
+    # Any user who may open the socket can be the caller.
     return catalog.open_public(capture_id, name)
 
 

@@ -1,4 +1,4 @@
-"""What the daemon holds of the present moment, as messages: steps of its ranks, readings of its node."""
+"""The daemon's newest data as messages: steps of its ranks, readings of its node."""
 
 import sys
 from array import array
@@ -32,10 +32,10 @@ def newest_steps(store: Store, request: control_pb2.GetStepsRequest) -> control_
 
 
 def check_found(run: str, job: str) -> None:
-    """Refuse to say nothing of a run or job that was asked for and is not on this node.
+    """Raise where a requested run or job is not on this node, instead of returning nothing.
 
     Raises:
-        NoSuchTargetError: One was asked for.
+        NoSuchTargetError: A run or job was requested.
     """
     asked = [f"{kind} {name[:80]}" for kind, name in (("run", run), ("job", job)) if name]
     if asked:

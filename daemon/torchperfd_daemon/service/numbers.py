@@ -47,7 +47,7 @@ def quantity(value: float, most: float = MOST_QUANTITY) -> float:
 def within(columns: "list[array[int]]", most: int) -> "list[array[int]]":
     """Return columns of int64 with every value from 0 to ``most``; the same ones where all are already."""
     blob = b"".join(map(memoryview, columns))
-    # As unsigned numbers those below 0 are the largest; one look at all columns costs the least.
+    # As unsigned numbers those below 0 are the largest, so that one pass over the columns is enough.
     if not blob or int(np.frombuffer(blob, np.uint64).max()) <= most:
         return columns
     return [array("q", np.clip(np.asarray(column), 0, most).tobytes()) for column in columns]

@@ -1,4 +1,4 @@
-"""The other nodes' daemons, as far as commands asked of this one are concerned."""
+"""The other nodes' daemons, as the commands of this one use them."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +15,7 @@ class RankSelection:
 
     Attributes:
         run: Its name.
-        participants: The ranks asked for; of those that could not be found, one that says why.
+        participants: The requested ranks; for each that was not found, one that fails with the reason.
         elsewhere: Rank to node, of those on other nodes.
         unreachable: The peers that have not answered.
     """
@@ -27,7 +27,7 @@ class RankSelection:
 
 
 MayCommand = Callable[[int | None], bool]
-"""Tells whether the caller may command the processes of a user; None is a user that is not known."""
+"""Returns whether the caller may command the processes of a user; None is an unknown user."""
 
 
 class PeerDirectory(Protocol):
@@ -82,13 +82,13 @@ class PeerDirectory(Protocol):
         may: MayCommand,
         job: str = "",
     ) -> AbstractAsyncContextManager[RankSelection]:
-        """Hold on to ranks of a run on all nodes, for one capture.
+        """Connect to ranks of a run on all nodes, for one capture.
 
         Args:
             run: Its name; empty for the only one there is.
             ranks: Which; all when empty.
             own: Returns the connected ranks of the job on this node, by run.
-            may: Tells whose ranks on other nodes may be taken.
+            may: Decides which users' ranks on other nodes may be captured.
             job: That the run is of; empty for any.
 
         Raises:

@@ -1,8 +1,8 @@
-"""Who may do what with which run, and the line in the log about it.
+"""Permissions: which caller may do what with which run; requests are logged.
 
-Everybody who may open the socket sees which runs there are, and the times of their steps, as `nvidia-smi`
-shows whose processes use a GPU. What shows or changes more of a process is for its own user: captures,
-stacks, downloads, the script's path, source lines in a verdict.
+Every user who may open the socket sees all runs and the times of their steps, as `nvidia-smi` shows the
+users of a GPU. Only its own user may see or change more of a process: captures, stacks, downloads, the
+script's path, source lines in a verdict.
 """
 
 import grp
@@ -25,7 +25,7 @@ _HIDDEN: Final = "where it stands is shown to its own user"
 
 
 class Permissions:
-    """Decides for each caller.
+    """Decides what each caller may do.
 
     Args:
         callers: Knows who calls.
@@ -47,7 +47,7 @@ class Rights:
     """What one caller may do.
 
     Args:
-        caller: Who.
+        caller: The caller.
         is_admin: May do everything: root, the daemon's own user, and members of the configured group.
     """
 
@@ -64,7 +64,7 @@ class Rights:
 
         Args:
             subject: What they are, for the message.
-            uids: Their users; without any, only who may do everything may.
+            uids: Their users; without any, only administrators may.
 
         Raises:
             NotAllowedError: It may not.
@@ -80,12 +80,12 @@ class Rights:
         return self.is_admin or (bool(owners) and all(map(self.may_command, owners)))
 
     def own_name(self, name: str, runs: Mapping[str, Sequence[Rank]]) -> str:
-        """Return the name that a run has here which the caller's processes call so.
+        """Return the name on this node of the run that the caller's processes call ``name``.
 
-        It is another one where the name was taken by another user's run.
+        The two differ where another user's run had the name first.
 
         Args:
-            name: As it was asked for.
+            name: The requested name.
             runs: Those of this node, by their names here.
         """
         mine = (run for run, ranks in runs.items() if self.may_command(ranks[0].process.uid))
@@ -102,12 +102,12 @@ class Rights:
         audit.warning("%s by %s refused: %s", action, self.caller, one_line(error.problem, _MOST_CHARACTERS))
 
     def redact_status(self, status: control_pb2.RankStatus) -> None:
-        """Take out of a rank's status what is for its own user."""
+        """Remove from a rank's status the fields that only its own user may see."""
         if not self.may_command(status.uid if status.HasField("uid") else None):
             status.identity.script = ""
 
     def redact_verdict(self, verdict: control_pb2.Verdict, uids: Iterable[int | None]) -> None:
-        """Take source lines out of the verdict on a run of users, and out of its further causes."""
+        """Remove source lines from the verdict on a run of users, and from its further causes."""
         if self._may_command_all(uids):
             return
         for each in (verdict, *verdict.others):

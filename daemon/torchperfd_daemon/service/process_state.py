@@ -1,4 +1,4 @@
-"""Whether a rank's process still runs, and what the kernel says about one that does not answer."""
+"""Checks whether a rank's process still runs, and reads the kernel's state of one that does not answer."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from torchperfd_daemon.collectors.ranks import RankProcess, own_namespace
 
 
 class UnreachableError(Exception):
-    """The rank's stacks cannot be had; ``str()`` says why."""
+    """The rank's stacks cannot be read; ``str()`` is the reason."""
 
 
 class GoneError(UnreachableError):

@@ -23,7 +23,7 @@ from torchperfd_daemon.text import one_line
 _PROGRAM: Final = "py-spy"
 _MOST_BYTES: Final = 4 << 20
 _MOST_ERROR_CHARACTERS: Final = 120
-# It reads what another user may have made up; a dump takes about 40 ms and 20 MB.
+# It reads memory that another user controls; a dump takes about 40 ms and 20 MB.
 _LIMITS: Final = {
     resource.RLIMIT_AS: 1 << 30,
     resource.RLIMIT_FSIZE: _MOST_BYTES,
@@ -45,13 +45,13 @@ async def read_stacks(
         proc: Root of procfs.
 
     Raises:
-        UnreachableError: They cannot be had.
+        UnreachableError: They cannot be read.
     """
     check_namespace(process, proc)
     program = program or find_program(search_path())
     training, package = await asyncio.to_thread(_marks, process, proc)
     code, output, errors = await _dump(program, process.pid, seconds)
-    # Only now it is certain that the process was the rank's all the time.
+    # Checked again after the dump: the process id may have been reused meanwhile.
     check_running(process, proc)
     if code != 0:
         raise UnreachableError(_explain(errors))
@@ -59,7 +59,7 @@ async def read_stacks(
         threads = parse_py_spy(output, process.pid, training)
     except ValueError as error:
         raise UnreachableError(
-            f"py-spy wrote what the daemon cannot read ({one_line(str(error), _MOST_ERROR_CHARACTERS)})"
+            f"the daemon cannot read py-spy's output ({one_line(str(error), _MOST_ERROR_CHARACTERS)})"
         ) from None
     if not any(thread.frames for thread in threads):
         raise UnreachableError("py-spy found no Python frame in it")
@@ -67,12 +67,12 @@ async def read_stacks(
 
 
 def search_path() -> list[Path]:
-    """Return where to look for py-spy: beside the daemon's own interpreter, then on the daemon's ``PATH``."""
+    """Return the directories to search for py-spy: the one of the daemon's interpreter, then its ``PATH``."""
     return [Path(sys.executable).parent, *map(Path, os.get_exec_path())]
 
 
 def find_program(directories: Iterable[Path]) -> Path:
-    """Return the first py-spy in directories that no other user can have put there.
+    """Return the first py-spy that no other user can have written.
 
     Args:
         directories: In order; relative ones are passed over.
@@ -153,4 +153,4 @@ def _explain(errors: bytes) -> str:
             " or as the rank's user with kernel.yama.ptrace_scope at 0"
         )
     first = text.strip().partition("\n")[0]
-    return f"py-spy failed: {one_line(first, _MOST_ERROR_CHARACTERS) or 'it says nothing'}"
+    return f"py-spy failed: {one_line(first, _MOST_ERROR_CHARACTERS) or 'no error output'}"

@@ -57,7 +57,7 @@ class Session:
         )
 
     def commit(self, capture_id: str, start_step: int, steps: int) -> None:
-        """Tell it at which step to start, and how many to make."""
+        """Send the first step, and the number of steps."""
         self._send(
             session_pb2.DaemonMessage(
                 commit_capture=session_pb2.CommitCapture(
@@ -67,38 +67,38 @@ class Session:
         )
 
     def cancel(self, capture_id: str, reason: str) -> None:
-        """Tell it to give a capture up."""
+        """Ask it to cancel a capture."""
         self._send(
             session_pb2.DaemonMessage(
                 cancel_capture=session_pb2.CancelCapture(capture_id=capture_id, reason=reason)
             )
         )
 
-    def tell_order(self, result: session_pb2.CaptureOrderResult) -> None:
-        """Tell it how far a capture is that its script has ordered."""
+    def send_order_result(self, result: session_pb2.CaptureOrderResult) -> None:
+        """Send it the progress of a capture that its script has ordered."""
         self._send(session_pb2.DaemonMessage(capture_order_result=result))
 
     @property
-    def tells_stacks(self) -> bool:
-        """Whether its client can say where its threads are."""
+    def reports_stacks(self) -> bool:
+        """Whether its client can report its stacks."""
         return contract.STACKS in self.features
 
     @property
-    def tells_collectives(self) -> bool:
-        """Whether its client can say how far its process groups are."""
+    def reports_collectives(self) -> bool:
+        """Whether its client can report the progress of its process groups."""
         return contract.COLLECTIVES in self.features
 
     @property
-    def makes_kinds(self) -> bool:
-        """Whether its client can make other captures than traces."""
+    def supports_kinds(self) -> bool:
+        """Whether its client can make captures other than traces."""
         return contract.CAPTURE_KINDS in self.features
 
     def dump_stacks(self, request_id: int) -> None:
-        """Ask it where its threads are."""
+        """Ask it for its stacks."""
         self._send(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=request_id)))
 
     def tell_collectives(self, request_id: int) -> None:
-        """Ask it how far its process groups are."""
+        """Ask it for the progress of its process groups."""
         self._send(
             session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=request_id))
         )
@@ -107,7 +107,7 @@ class Session:
         try:
             self.outgoing.put_nowait(message)
         except asyncio.QueueFull:
-            # A stopped process reads nothing. What it misses shows as a capture it never acked.
+            # A stopped process reads nothing. A message that it missed shows as a capture without an ack.
             log.warning(
                 "rank %d of run %s is not reading its message queue; message dropped",
                 self.rank,

@@ -1,4 +1,4 @@
-"""The way from the daemon's own decisions to the ranks that are connected."""
+"""Connects the daemon's triggers to the connected ranks."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -20,6 +20,6 @@ class SessionReach:
         return self._sessions.of_run(run)
 
     async def stacks(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
-        """Yield where the threads of a run's ranks are, waiting for any of them so long."""
-        async for told in self._sessions.stacks_of(self._store.runs().get(run, []), seconds):
-            yield told
+        """Yield the stacks of a run's ranks, waiting at most ``seconds`` for each."""
+        async for stacks in self._sessions.stacks_of(self._store.runs().get(run, []), seconds):
+            yield stacks

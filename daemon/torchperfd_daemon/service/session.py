@@ -34,7 +34,7 @@ _SESSIONS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What this daemon tells about itself."""
+    """The facts about this daemon that it sends to others."""
 
     name: str
     metrics_url: str
@@ -42,21 +42,21 @@ class Node:
 
 
 class PeerExchange(Protocol):
-    """Who hears from ranks of their jobs' other daemons."""
+    """Collects the addresses of other daemons that ranks report."""
 
     @property
     def address(self) -> object:
-        """Where other daemons reach this one, as ranks pass it on."""
+        """The address of this daemon for other daemons; ranks pass it on."""
 
-    def hear(self, rank: Rank, addresses: Sequence[str], /) -> None:
-        """Take what a rank has heard.
+    def on_addresses(self, rank: Rank, addresses: Sequence[str], /) -> None:
+        """Store the addresses that a rank reports.
 
         Raises:
-            UsageError: These are no addresses, or too many.
+            UsageError: An address is malformed, or there are too many.
         """
 
     def forget(self, rank: Rank, /) -> None:
-        """Do without it: the rank has left."""
+        """Drop the addresses of a rank that has left."""
 
 
 class SessionService(session_pb2_grpc.SessionServicer):
@@ -64,13 +64,13 @@ class SessionService(session_pb2_grpc.SessionServicer):
 
     Args:
         store: Where steps go.
-        coordinator: Whom acks and results concern.
-        node: What clients are told in the welcome.
+        coordinator: Receives acks and results.
+        node: Facts for the welcome message.
         on_change: Called when a session has begun or ended.
         others: Finds ranks on other nodes; None where there are none.
-        meeting: Hears of other nodes' daemons from the ranks; None where nobody asks them.
-        callers: Knows who is at the other end of a session.
-        limit: Of sessions.
+        peer_exchange: Collects other daemons' addresses from the ranks; None where that is off.
+        callers: Identifies the process at the other end of a session.
+        limit: Of the number of sessions.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         node: Node,
         on_change: Callable[[], None],
         others: PeerDirectory | None = None,
-        meeting: PeerExchange | None = None,
+        peer_exchange: PeerExchange | None = None,
         callers: CallerDirectory | None = None,
         limit: UserLimit | None = None,
     ) -> None:
@@ -91,11 +91,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._coordinator = coordinator
         self._node = node
         self._on_change = on_change
-        self._meeting = meeting
+        self._peer_exchange = peer_exchange
         self._sessions: dict[Rank, Session] = {}
         self._orders = CommandHandler(coordinator, self.of_run, others)
         self.stacks = StackRequests()
-        """Asks the ranks where they are."""
+        """Gathers the ranks' stacks."""
 
     def of_run(self, run: str) -> list[Session]:
         """Return the connected ranks of a run, by rank."""
@@ -105,7 +105,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
     def stacks_of(
         self, ranks: Iterable[Rank], seconds: float, *, allow_signal: bool = False
     ) -> AsyncIterator[RankStacks]:
-        """Yield where the threads of ranks of this node are; see :meth:`StackRequests.stacks`."""
+        """Yield the stacks of ranks of this node; see :meth:`StackRequests.stacks`."""
         targets = [(rank, self._sessions.get(rank)) for rank in ranks]
         return self.stacks.stacks(targets, seconds, allow_signal=allow_signal)
 
@@ -174,18 +174,18 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self._orders.on_departure(session)
             self._coordinator.on_departure(session, "the process left during the capture")
             self._end(session)
-            log.info("rank %d of run %s is gone", identity.rank, record.identity.run)
+            log.info("rank %d of run %s disconnected", identity.rank, record.identity.run)
 
     def _begin(self, identity: RankIdentity, hello: session_pb2.Hello, caller: Caller) -> Session:
-        """Admit a process, in the place of an earlier one of its rank that has ended."""
+        """Admit a process; it replaces an earlier process of its rank that has ended."""
         record = self._store.join(identity, caller.uid, caller.pid, self._has_ended)
         record.is_process_known = is_process(
             caller, identity.pid, identity.pid_namespace, identity.process_start_ticks
         )
         if not record.is_process_known:
             self._limiter.warning(
-                "rank %d of run %s says that it is process %d, but %s has connected: nothing is read of that"
-                " process",
+                "rank %d of run %s claims to be process %d, but the connection is from %s; the process is not"
+                " measured",
                 identity.rank,
                 identity.run,
                 identity.pid,
@@ -195,14 +195,14 @@ class SessionService(session_pb2_grpc.SessionServicer):
         session = Session(record, hello.features[:_MOST_FEATURES], hello.client_version, caller)
         record.hooks = next((name for name, feature in _HOOKS.items() if feature in session.features), "")
         for other in self.of_run(run):
-            # Children of a process may hold on to its connection after its end.
+            # Children of a process may keep its connection open after its end.
             if other.rank == session.rank and other.record is not record:
-                self._coordinator.on_departure(other, "another process has taken its place")
+                self._coordinator.on_departure(other, "another process has replaced it")
                 self._end(other)
         self._sessions[record] = session
         self._on_change()
         log.info(
-            "rank %d of run %s is here (pid %d, hooks %s), of %s",
+            "rank %d of run %s connected (pid %d, hooks %s), %s",
             identity.rank,
             run,
             identity.pid,
@@ -211,7 +211,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         )
         if run != identity.run:
             log.warning(
-                "run %s has a rank %d of another process already: that of pid %d is named %s here",
+                "run %s already has a rank %d of another process: the run of pid %d is named %s on this node",
                 identity.run,
                 identity.rank,
                 identity.pid,
@@ -225,12 +225,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
         return session is None or has_ended(session.caller)
 
     def _end(self, session: Session) -> None:
-        """Take note that a session is over; nothing changes where a later one has taken its place."""
+        """End a session; nothing changes where a later one has replaced it."""
         if self._sessions.get(session.record) is session:
             del self._sessions[session.record]
             self._store.leave(session.record)
-            if self._meeting is not None:
-                self._meeting.forget(session.record)
+            if self._peer_exchange is not None:
+                self._peer_exchange.forget(session.record)
         self._on_change()
 
     def _welcome(self, run: str) -> session_pb2.DaemonMessage:
@@ -241,13 +241,13 @@ class SessionService(session_pb2_grpc.SessionServicer):
                 daemon_version=__version__,
                 captures_dir=str(self._node.captures_dir),
                 metrics_url=self._node.metrics_url,
-                fleet_address=str(self._meeting.address) if self._meeting else "",
+                fleet_address=str(self._peer_exchange.address) if self._peer_exchange else "",
                 run=run,
             )
         )
 
     def _receive(self, session: Session, message: session_pb2.ClientMessage | Unreadable) -> bool:
-        """Act on one message; return False when the process has said goodbye."""
+        """Handle one message; return False when the process ends the session."""
         if isinstance(message, Unreadable):
             raise translate.BadMessageError(message.reason)
         body = message.WhichOneof("body")
@@ -266,10 +266,12 @@ class SessionService(session_pb2_grpc.SessionServicer):
         elif body == "capture_result":
             self._on_result(session, message.capture_result)
         elif body == "capture_order":
-            self._orders.on_order(session, rank.identity.run, message.capture_order, session.tell_order)
+            self._orders.on_order(
+                session, rank.identity.run, message.capture_order, session.send_order_result
+            )
         elif body == "stack_report":
-            told = message.stack_report
-            self.stacks.on_report(session, told.request_id, translate_stacks.report(told))
+            report = message.stack_report
+            self.stacks.on_report(session, report.request_id, translate_stacks.report(report))
         elif body == "collective_report":
             progress = message.collective_report
             groups = translate_stacks.collectives(progress.groups)
@@ -280,7 +282,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             if len(message.bundle.messages) > MOST_BUNDLED:
                 raise translate.BadMessageError(f"a bundle holds more than {MOST_BUNDLED} messages")
             for part in message.bundle.messages:
-                # One within another would let a client send us down without end.
+                # Nested bundles would allow unbounded recursion.
                 if part.HasField("bundle"):
                     raise translate.BadMessageError("a bundle holds another")
                 if not self._receive(session, part):
@@ -288,10 +290,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
         return body != "goodbye"
 
     def _on_daemons(self, session: Session, addresses: Sequence[str]) -> None:
-        if self._meeting is None:
+        if self._peer_exchange is None:
             return
         try:
-            self._meeting.hear(session.record, addresses)
+            self._peer_exchange.on_addresses(session.record, addresses)
         except UsageError as error:
             raise translate.BadMessageError(error.problem) from error
 

@@ -1,7 +1,7 @@
-"""The file in memory that a rank's client keeps open for its stacks, as the daemon sees it.
+"""Reads the in-memory file that a rank's client keeps open for its stacks.
 
 The first line names the training thread, the client's code, and the signal that writes stacks behind it.
-The file counts because it is among the process's own descriptors; what a client sends does not.
+The file is trusted because it is among the process's own descriptors; a client's message is not.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ class StackFile:
     """An open stack file.
 
     Attributes:
-        descriptor: Ours.
+        descriptor: The daemon's descriptor of the file.
         signal: The real-time signal whose handler writes the stacks.
         thread: The kernel's id of the client's thread that takes it.
-        training: What ``threading.get_ident()`` is in the training thread.
+        training: ``threading.get_ident()`` of the training thread.
         package: Directory of the client's code, with a slash at its end.
         header_bytes: Length of the first line; stacks come behind it.
     """
@@ -52,7 +52,7 @@ def open_stack_file(process: RankProcess, flags: int, proc: Path = Path("/proc")
         proc: Root of procfs.
 
     Raises:
-        UnreachableError: It has none, it is damaged, or it is not for us.
+        UnreachableError: It has none, it is damaged, or the daemon may not read it.
     """
     with errors_translated(process, proc):
         descriptor = open_memory_file(proc / str(process.pid), contract.STACKS_FILE, flags)
@@ -93,7 +93,7 @@ def _parse(descriptor: int, line: bytes) -> StackFile:
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise UnreachableError("its stack file is damaged") from None
-    # An ordinary signal means something, and would end a process that does not expect it.
+    # Ordinary signals have a meaning, and end a process that has no handler.
     if not signal.SIGRTMIN <= file.signal <= signal.SIGRTMAX:
         raise UnreachableError(f"it names signal {file.signal}, which the daemon does not send")
     return file

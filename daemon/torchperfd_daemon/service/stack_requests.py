@@ -1,7 +1,7 @@
 """Gathers the stacks of ranks: over the session, else by py-spy from outside, else by a signal if allowed.
 
-A rank that answers and stands still is also asked how far its collectives are: torch's record may keep a rank
-busy for some milliseconds, and should the record itself be stuck, the stacks have arrived already.
+A rank that answers but makes no progress is also asked for its collectives. That is a second request because
+torch's flight recorder may take some milliseconds, or block; the stacks have arrived by then.
 """
 
 import asyncio
@@ -30,33 +30,33 @@ from torchperfd_daemon.store import Rank, State, Store
 
 T = TypeVar("T")
 
-# An answer takes milliseconds; a rank that takes longer cannot run Python, or hardly gets to run at all.
+# An answer takes milliseconds; a rank that takes longer cannot run Python, or gets almost no CPU time.
 _PATIENCE_S: Final = 1.0
 _PY_SPY_AT_ONCE: Final = 4
 _NO_ANSWER: Final = "no Python thread of it answers"
 _HELD: Final = f"{_NO_ANSWER}, as when native code holds the interpreter"
 _CUT_OFF: Final = "it has lost its connection to the daemon"
-_OLDER: Final = "its torchperfd is older and cannot tell; install the same version on both sides"
+_OLDER: Final = "its torchperfd is too old to report stacks; install the same version on both sides"
 _SIGNAL_SENT: Final = "a signal was sent, which can crash a rank"
 _ASK_FOR_SIGNAL: Final = "`torchperfd stacks --signal` may read it, at the risk that its --help states"
 
 
 class Asked(Protocol):
-    """A connected rank, as far as stacks are concerned."""
+    """A connected rank that can be asked for its stacks."""
 
     @property
-    def tells_stacks(self) -> bool:
-        """Whether its client knows the question."""
+    def reports_stacks(self) -> bool:
+        """Whether its client can report its stacks."""
 
     @property
-    def tells_collectives(self) -> bool:
-        """Whether its client knows the other question."""
+    def reports_collectives(self) -> bool:
+        """Whether its client can report its collectives."""
 
     def dump_stacks(self, request_id: int) -> None:
-        """Ask it where its threads are."""
+        """Ask it for its stacks."""
 
     def tell_collectives(self, request_id: int) -> None:
-        """Ask it how far its process groups are."""
+        """Ask it for the progress of its process groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +100,13 @@ class StackRequests:
     async def stacks(
         self, targets: Sequence[tuple[Rank, Asked | None]], seconds: float, *, allow_signal: bool = False
     ) -> AsyncIterator[RankStacks]:
-        """Yield where each rank's threads are, as soon as it is known.
+        """Yield each rank's stacks as soon as they arrive.
 
         Args:
             targets: Ranks, with their sessions where they are connected.
-            seconds: How long to wait for any of them.
-            allow_signal: Whether a rank that can be read in no other way is sent a signal. It can crash the
-                rank, so only a person who knows that may set it.
+            seconds: How long to wait for each of them.
+            allow_signal: Whether a rank that can be read in no other way is sent a signal. That can crash
+                the rank, so only a user who knows that may set it.
         """
         deadline = asyncio.get_running_loop().time() + seconds
         tasks = [
@@ -120,11 +120,11 @@ class StackRequests:
                 task.cancel()
 
     def on_report(self, asked: Asked, request_id: int, report: Report) -> None:
-        """A rank has answered."""
+        """Store a rank's answer."""
         _settle(self._waiting.get((request_id, asked)), report)
 
     def on_collectives(self, asked: Asked, request_id: int, groups: tuple[GroupProgress, ...]) -> None:
-        """A rank has reported how far its process groups are."""
+        """Store the progress of a rank's process groups."""
         _settle(self._counting.get((request_id, asked)), groups)
 
     async def _of(self, rank: Rank, asked: Asked | None, deadline: float, allow_signal: bool) -> RankStacks:
@@ -140,13 +140,13 @@ class StackRequests:
             return self._result(rank, Outcome.STOPPED, str(error))
 
     async def _own_answer(self, rank: Rank, asked: Asked | None, deadline: float) -> RankStacks | None:
-        if asked is None or not asked.tells_stacks:
+        if asked is None or not asked.reports_stacks:
             return None
         report = await self._answer(self._waiting, asked, asked.dump_stacks, deadline)
         if report is None:
             return None
         own = self._result(rank, Outcome.ANSWERED, "", report.threads, report.phase, report.step)
-        if own.goes_on or not asked.tells_collectives:
+        if own.goes_on or not asked.reports_collectives:
             return own
         groups = await self._answer(self._counting, asked, asked.tell_collectives, deadline)
         return replace(own, collectives=groups or ())
@@ -154,13 +154,13 @@ class StackRequests:
     async def _from_outside(
         self, rank: Rank, asked: Asked | None, process: RankProcess, deadline: float, allow_signal: bool
     ) -> RankStacks:
-        """Return what can be had of a rank that does not answer.
+        """Return what can be read of a rank that does not answer.
 
         Raises:
             GoneError: It has ended.
             StoppedError: It is stopped.
         """
-        held = _CUT_OFF if asked is None else _HELD if asked.tells_stacks else _OLDER
+        held = _CUT_OFF if asked is None else _HELD if asked.reports_stacks else _OLDER
         reasons = [_NO_ANSWER if held is _HELD else held]
         try:
             async with self._reading:
@@ -229,7 +229,7 @@ class StackRequests:
 
 
 def choose(store: Store, run: str, wanted: Collection[int], rights: Rights) -> list[Rank]:
-    """Return the ranks of a run on this node, also those that left a moment ago.
+    """Return the ranks of a run on this node, including those that left a moment ago.
 
     Args:
         store: Knows the ranks.

@@ -1,4 +1,4 @@
-"""Stacks of a rank in which no Python thread can run, by a signal. Only for a person who has asked for it.
+"""Stacks of a rank in which no Python thread can run, by a signal; only at a user's explicit request.
 
 The handler is :mod:`faulthandler`'s and reads the frames of all threads. If one of them runs Python meanwhile
 the process can crash: two of three processes did not survive 2,000 such signals. So the signal is sent only
@@ -23,7 +23,7 @@ from torchperfd_daemon.stacks import Thread, parse_dump, tidy
 
 _MOST_BYTES: Final = 1 << 20
 _POLL_S: Final = 0.005
-# A thread that waits for the interpreter looks again 200 times per second, fewer when the node is busy; the
+# A thread that waits for the interpreter wakes up 200 times per second, less often on a busy node; the
 # client's otherwise wakes up a dozen times per second.
 _SAMPLE_S: Final = 0.25
 _WAITING_SWITCHES_PER_S: Final = 100
@@ -34,15 +34,15 @@ _TGKILL: Final = {"x86_64": 234, "aarch64": 131}
 async def request_stacks_by_signal(
     process: RankProcess, seconds: float, proc: Path = Path("/proc")
 ) -> tuple[Thread, ...]:
-    """Have a process write its stacks down, and return them, torchperfd's own threads marked.
+    """Have a process write its stacks, and return them, with torchperfd's own threads marked.
 
     Args:
-        process: Whose.
+        process: The process.
         seconds: How long to wait for them.
         proc: Root of procfs.
 
     Raises:
-        UnreachableError: They cannot be had.
+        UnreachableError: They cannot be read.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -64,7 +64,7 @@ async def request_stacks_by_signal(
 
 
 class _SignalRequest:
-    """One signal to one process. Every method raises UnreachableError where it cannot do its part."""
+    """One signal to one process. Every method raises UnreachableError when it fails."""
 
     def __init__(self, process: RankProcess, file: StackFile, proc: Path) -> None:
         self._process = process

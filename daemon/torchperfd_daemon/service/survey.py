@@ -1,4 +1,4 @@
-"""What this node's daemon tells of its ranks where all nodes are asked: steps in blocks, and verdicts."""
+"""This node's part of a survey of all nodes: its ranks' steps in blocks, and verdicts."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -13,10 +13,10 @@ from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns, Store
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
 PRESENT_S: Final = 10.0
-"""Where nobody says how many steps, those of so many seconds: what a verdict is on."""
+"""Default length of a survey in seconds of steps: the window of a verdict."""
 
 PublishedVerdict = Callable[[str], Verdict | None]
-"""Tells the verdict that holds on a run; None before one does."""
+"""Returns the published verdict on a run; None before there is one."""
 
 
 def ranks_of(store: Store, run: str, job: str) -> list[Rank]:
@@ -32,12 +32,12 @@ def ranks_of(store: Store, run: str, job: str) -> list[Rank]:
 def survey(
     store: Store, held: PublishedVerdict, request: fleet_pb2.NodeSurveyRequest
 ) -> fleet_pb2.NodeSurvey:
-    """Return what is known of the ranks asked for; that there is none is no error."""
+    """Return the survey of the requested ranks; it may be empty."""
     ranks = ranks_of(store, request.run, request.job)
-    told = fleet_pb2.NodeSurvey(ranks=[blocks(rank, request.newest) for rank in ranks])
+    answer = fleet_pb2.NodeSurvey(ranks=[blocks(rank, request.newest) for rank in ranks])
     if request.verdicts:
-        told.verdicts.extend(verdicts(ranks, held))
-    return told
+        answer.verdicts.extend(verdicts(ranks, held))
+    return answer
 
 
 def verdicts(ranks: Sequence[Rank], held: PublishedVerdict) -> list[control_pb2.Verdict]:
@@ -49,18 +49,18 @@ def verdicts(ranks: Sequence[Rank], held: PublishedVerdict) -> list[control_pb2.
 
 
 def verdict_on(run: str, ranks: Sequence[Rank], held: PublishedVerdict) -> Verdict:
-    """Return the verdict that holds on a run; before one does, that on its mean step."""
+    """Return the published verdict on a run; before there is one, that on its mean step."""
     return held(run) or diagnose(run, [_whole_profile(rank) for rank in ranks], THIS_MACHINE.get)
 
 
 def blocks(rank: Rank, newest: int) -> control_pb2.RankSteps:
     """Return a rank's newest steps as the means of at most two dozen blocks of equal length.
 
-    The comparison of ranks takes means over as many blocks anyway (``find_stragglers``), so that it finds
-    the same in them; a rank with nine phases takes 1.4 KiB.
+    The comparison of ranks (``find_stragglers``) takes means over as many blocks, so its result does not
+    change; a rank with nine phases takes 1.4 KiB.
 
     Args:
-        rank: Whose.
+        rank: The rank.
         newest: How many steps; 0 for those of the newest :data:`PRESENT_S`.
     """
     steps = rank.history.newest(min(newest or HISTORY_STEPS, rank.steady_steps))

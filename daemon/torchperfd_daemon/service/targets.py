@@ -1,4 +1,4 @@
-"""Targets: which connected ranks of which run somebody means."""
+"""Targets: resolves a request to connected ranks of a run."""
 
 from collections.abc import Callable, Iterable
 

@@ -1,4 +1,4 @@
-"""Several streams as one."""
+"""Merges several streams into one."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[T]:
-    """Yield what the streams yield, as it comes, until all have ended.
+    """Yield the streams' items as they arrive, until all streams have ended.
 
     Raises:
-        Exception: What a stream has raised; the others are given up.
+        Exception: Raised by a stream; the others are cancelled.
     """
     items: asyncio.Queue[T | None] = asyncio.Queue()
 

@@ -1,4 +1,4 @@
-"""Between messages and the daemon's own types; the only place that knows both."""
+"""Conversion between messages and the daemon's own types; the only module that uses both."""
 
 import sys
 from array import array
@@ -74,7 +74,7 @@ class BadMessageError(Exception):
 
 
 def identity(message: session_pb2.RankIdentity) -> RankIdentity:
-    """Read who a process is; its text ends up in metric labels and on terminals.
+    """Unpack a process's identity; its text ends up in metric labels and on terminals.
 
     Raises:
         BadMessageError: The run has no name, or the rank is none.
@@ -95,7 +95,7 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
 
 
 def identity_message(own: RankIdentity) -> session_pb2.RankIdentity:
-    """Pack who a process is."""
+    """Pack a process's identity."""
     return session_pb2.RankIdentity(**{name: getattr(own, name) for name in _IDENTITY_FIELDS})
 
 
@@ -133,7 +133,7 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
 
 
 def rank_status(rank: Rank) -> control_pb2.RankStatus:
-    """Pack what ``ps`` shows of a rank."""
+    """Pack a rank's status for ``ps``."""
     return control_pb2.RankStatus(
         identity=identity_message(rank.identity),
         state=_STATES_OUT[rank.state],
@@ -151,7 +151,7 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
 
 
 def runs(own: Mapping[str, Sequence[Rank]]) -> list[control_pb2.Run]:
-    """Pack what ``ps`` shows of all runs."""
+    """Pack the status of all runs for ``ps``."""
     return [
         control_pb2.Run(
             run=run,
@@ -201,10 +201,10 @@ def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
 
 
 def check_capture(request: control_pb2.CaptureRequest) -> None:
-    """Refuse a request for a capture that no command of ours would send.
+    """Refuse a request for a capture with values out of range.
 
     Raises:
-        UsageError: It makes no sense.
+        UsageError: A value is out of range.
     """
     if not 1 <= request.options.steps <= MOST_STEPS:
         raise UsageError(f"steps must be 1 to {MOST_STEPS}")
@@ -251,7 +251,7 @@ def capture_options_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
 
 
 def rank_facts(own: RankIdentity, client_version: str, uid: int | None) -> RankFacts:
-    """Return what a capture's manifest tells of a process on this node."""
+    """Return the facts about a process on this node for a capture's manifest."""
     return RankFacts(
         node=own.node,
         pid=own.pid,
@@ -298,7 +298,7 @@ def _pause(seconds: float) -> float:
 
 
 def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
-    """Pack how far a capture is."""
+    """Pack a capture's progress."""
     record: CaptureRecord = progress.record
     return control_pb2.CaptureProgress(
         capture_id=record.capture_id,
@@ -328,7 +328,7 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
 def order_result(
     order_id: int, progress: Progress, elsewhere: Mapping[int, str]
 ) -> session_pb2.CaptureOrderResult:
-    """Pack how far a capture is that a script has ordered; ``elsewhere`` has the nodes of ranks not here."""
+    """Pack the progress of a script's capture; ``elsewhere`` has the nodes of ranks on other nodes."""
     record = progress.record
     first, after = record.step_range or (0, 0)
     return session_pb2.CaptureOrderResult(
@@ -353,7 +353,7 @@ def order_result(
 
 
 def node_of_trace(folder: Path | str, file: str, node: str) -> str:
-    """Return on which other node a rank's trace is; nodes may share the directory, then it is here."""
+    """Return the other node that holds a rank's trace; empty if this node can read it."""
     return "" if file and Path(folder, file).is_file() else node
 
 
@@ -384,7 +384,7 @@ def _pick(column: "array[int]", wanted: "npt.NDArray[np.bool_]") -> "array[int]"
 def _ends(starts: "array[int]", durations: "array[int]") -> "array[int]":
     first, took = np.asarray(starts), np.asarray(durations)
     ends = first + took
-    # A sum that does not fit has not the sign that both of its parts have.
+    # An overflowing sum has another sign than both of its parts.
     if ((first ^ ends) & (took ^ ends) < 0).any():
         raise BadMessageError("a step ends after the end of time")
     return array("q", ends.tobytes())

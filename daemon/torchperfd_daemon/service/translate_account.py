@@ -1,4 +1,4 @@
-"""Between a rank's cumulative account on the wire and the daemon's own totals."""
+"""Conversion between a rank's cumulative account on the wire and the daemon's own totals."""
 
 import math
 from collections.abc import Mapping
@@ -153,7 +153,7 @@ def _phase_message(name: str, own: PhaseTotal) -> session_pb2.PhaseAccount:
 
 
 def _dropped(message: Mapping[str, int]) -> dict[str, int]:
-    """Return steps lost by where; places that this version does not know are one, so that they stay few."""
+    """Return lost steps by place; places unknown to this version are counted as one."""
     found: dict[str, int] = {}
     for where, steps in message.items():
         place = where if where in _WHERE else _ELSEWHERE
@@ -164,6 +164,6 @@ def _dropped(message: Mapping[str, int]) -> dict[str, int]:
 def _quantity(
     message: session_pb2.Account, field: Literal["flops_per_step", "peak_flops", "overhead_ratio"]
 ) -> float | None:
-    """Return an optional field; None where it is absent or no quantity."""
+    """Return an optional field; None where it is absent or not a quantity."""
     value = float(getattr(message, field))
     return value if message.HasField(field) and 0 <= value < math.inf else None

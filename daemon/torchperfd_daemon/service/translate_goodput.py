@@ -1,16 +1,16 @@
-"""Between the messages about goodput and the daemon's own types."""
+"""Conversion between the messages about goodput and the daemon's own types."""
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
 
 
 def run_message(own: RunGoodput) -> control_pb2.RunGoodput:
-    """Pack what a run's time went to."""
+    """Pack a run's goodput."""
     return control_pb2.RunGoodput(run=own.run, ranks=[_rank_message(rank) for rank in own.ranks])
 
 
 def run_goodput(message: control_pb2.RunGoodput) -> RunGoodput:
-    """Unpack what a run's time went to; a bucket of a later version is left out."""
+    """Unpack a run's goodput; a bucket of a later version is left out."""
     return RunGoodput(message.run, [_rank(rank) for rank in message.ranks])
 
 

@@ -1,4 +1,4 @@
-"""Between the messages about stacks and the daemon's own types."""
+"""Conversion between the messages about stacks and the daemon's own types."""
 
 import itertools
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ def report(message: session_pb2.StackReport) -> Report:
 
 
 def collectives(messages: Iterable[session_pb2.GroupProgress]) -> tuple[GroupProgress, ...]:
-    """Unpack how far a rank's process groups are; what it says ends up on terminals."""
+    """Unpack the progress of a rank's process groups; its text ends up on terminals."""
     return tuple(
         GroupProgress(
             one_line(message.name, _MOST_CHARACTERS),

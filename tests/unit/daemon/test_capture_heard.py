@@ -11,7 +11,7 @@ from torchperfd_daemon.captures.manifest import (
     RankTrace,
 )
 
-NOT_HEARD = "nothing was heard of it; the daemon ended in the middle"
+NO_REPORT = "no report from this rank; the daemon ended during the capture"
 live = st.sampled_from([CaptureState.PREPARING, CaptureState.ARMED])
 ended = st.sampled_from([CaptureState.COMPLETE, CaptureState.FAILED])
 
@@ -32,7 +32,7 @@ def test_each_rank_has_its_own_word_or_none_once_time_is_up(
 ) -> None:
     ranks = [RankTrace(rank, state, clock_offset_ns=-7) for rank, state in sorted(known.items())]
     record = CaptureRecord("one", "bert", "command", 0.0, CaptureState.ARMED, ranks=ranks, ends_by=100.0)
-    record.hear([own(rank, state) for rank, state in written.items()], 101.0 if over else 99.0)
+    record.add_rank_manifests([own(rank, state) for rank, state in written.items()], 101.0 if over else 99.0)
     for trace in record.ranks:
         if known[trace.rank].ended:
             assert (trace.state, trace.reason) == (known[trace.rank], "")
@@ -41,7 +41,7 @@ def test_each_rank_has_its_own_word_or_none_once_time_is_up(
             assert (trace.state, trace.reason, trace.file) == (told.state, told.reason, told.file)
             assert trace.clock_offset_ns == -7
         else:
-            expected = (CaptureState.FAILED, NOT_HEARD) if over else (known[trace.rank], "")
+            expected = (CaptureState.FAILED, NO_REPORT) if over else (known[trace.rank], "")
             assert (trace.state, trace.reason) == expected
     states = {trace.state for trace in record.ranks}
     if any(not state.ended for state in states):
@@ -55,12 +55,12 @@ def test_each_rank_has_its_own_word_or_none_once_time_is_up(
 
 def test_a_time_that_nobody_wrote_down_is_never_up() -> None:
     record = CaptureRecord("one", "bert", "command", 0.0, ranks=[RankTrace(0)])
-    record.hear([], 1e11)
+    record.add_rank_manifests([], 1e11)
     assert record.state is CaptureState.PREPARING
 
 
 def test_the_steps_of_a_whole_trace_are_those_that_were_agreed_on() -> None:
     record = CaptureRecord("one", "bert", "command", 0.0, ranks=[RankTrace(0), RankTrace(1)], ends_by=1.0)
-    record.hear([own(1, CaptureState.COMPLETE)], 2.0)
+    record.add_rank_manifests([own(1, CaptureState.COMPLETE)], 2.0)
     assert (record.state, record.step_range) == (CaptureState.PARTIAL, (40, 45))
-    assert record.reason == f"rank 0: {NOT_HEARD}"
+    assert record.reason == f"rank 0: {NO_REPORT}"

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd_daemon.captures.queue import Place, RunQueue
+from torchperfd_daemon.captures.queue import QueueEntry, RunQueue
 from torchperfd_daemon.errors import TorchperfdError
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 20))), max_size=80))
 def test_the_first_of_each_run_has_its_turn_and_nobody_else(moves: list[tuple[str, int | None]]) -> None:
     queue = RunQueue()
-    lines: dict[str, list[Place]] = {"a": [], "b": []}
+    lines: dict[str, list[QueueEntry]] = {"a": [], "b": []}
     for run, leaver in moves:
         line = lines[run]
         if leaver is not None:
@@ -25,7 +25,7 @@ def test_the_first_of_each_run_has_its_turn_and_nobody_else(moves: list[tuple[st
         else:
             line.append(queue.enter(run, wait=True))
         for each in lines.values():
-            assert [place.first for place in each] == [position == 0 for position in range(len(each))]
+            assert [place.is_first for place in each] == [position == 0 for position in range(len(each))]
         assert len(queue) == sum(map(len, lines.values()))
 
 
@@ -34,9 +34,9 @@ def test_who_would_not_wait_is_refused_while_somebody_is_there() -> None:
     first = queue.enter("a", wait=False)
     with pytest.raises(TorchperfdError, match=r"a capture of run a is in progress; .* --queue"):
         queue.enter("a", wait=False)
-    assert queue.enter("b", wait=False).first
+    assert queue.enter("b", wait=False).is_first
     queue.leave(first)
-    assert queue.enter("a", wait=False).first
+    assert queue.enter("a", wait=False).is_first
 
 
 def test_who_waits_is_woken_by_the_one_before() -> None:

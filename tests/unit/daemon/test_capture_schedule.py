@@ -43,7 +43,7 @@ def test_a_duration_is_the_nearest_number_of_mean_steps(acks: dict[int, Ack], se
     means = [ack.step_seconds for ack in acks.values() if ack.step_seconds > 0]
     when = When(duration_seconds=seconds)
     if not means:
-        with pytest.raises(TorchperfdError, match="nobody knows how long one takes; use --steps"):
+        with pytest.raises(TorchperfdError, match="the length of a step is unknown; use --steps"):
             agree(when, acks, 5)
         return
     mean = sum(means) / len(means)

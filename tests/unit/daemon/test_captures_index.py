@@ -389,7 +389,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[str], dict[str, object]]]:
 def test_a_full_disk_loses_nothing_and_is_said(small_disk: Callable[[str], dict[str, object]]) -> None:
     said = small_disk(FULL_DISK)
     assert str(said["reserve"]).startswith("only 0 MiB are free on the disk of ")
-    assert "and 1 MiB have to stay free; make room with `torchperfd captures rm" in str(said["reserve"])
+    assert "and 1 MiB must stay free; make room with `torchperfd captures rm" in str(said["reserve"])
     assert said["free"] == 0
     assert "cannot write the manifest in " in str(said["save"])
     assert "No space left on device" in str(said["save"])

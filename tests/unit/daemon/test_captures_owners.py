@@ -179,7 +179,7 @@ def test_planted_capture_is_not_uploaded(catalog: Catalog, tmp_path: Path) -> No
     settle(catalog, 30 * 3600)
     (tmp_path / "store").mkdir()
     uploader = Uploader(catalog, Destination(f"file://{tmp_path}/store"))
-    asyncio.run(uploader.turn())
+    asyncio.run(uploader.upload_pending())
     assert [each.name for each in (tmp_path / "store").iterdir()] == [good.name]
     assert uploader.counts.results == {"uploaded": 1, "failed": 0, "refused": 0}
     found = folder.read(path, catalog.wall())

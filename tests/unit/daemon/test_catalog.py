@@ -225,7 +225,7 @@ def test_a_disk_that_is_nearly_full_begins_no_capture(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "captures"
     beyond = Catalog(directory, Quota(free_bytes=disk.f_blocks * disk.f_frsize + 1))
     with pytest.raises(
-        DiskFullError, match=r"only [\d,]+ MiB are free on the disk of .* have to stay free; "
+        DiskFullError, match=r"only [\d,]+ MiB are free on the disk of .* must stay free; "
     ) as error:
         beyond.create("one")
     assert "torchperfd captures rm --older-than" in error.value.remedy

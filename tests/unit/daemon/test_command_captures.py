@@ -328,7 +328,7 @@ def test_upload_sends_at_once_and_says_where(captures: Captures, catalog: Catalo
         f"torchperfd: no daemon uploads the captures in {catalog.directory}; say where to with --to\n",
     )
     write_upload_marker(catalog.directory, share.as_uri())
-    assert captures("upload", "one") == (1, "", f"torchperfd: {share} is not there; mount or make it\n")
+    assert captures("upload", "one") == (1, "", f"torchperfd: {share} does not exist; mount or create it\n")
     share.mkdir()
     assert captures("upload", "one", "two", "one") == (0, f"{share.as_uri()}/one\n{share.as_uri()}/two\n", "")
     assert {path.name for path in (share / "two").iterdir()} == {"manifest.json", "rank0.json"}
@@ -348,7 +348,7 @@ def test_upload_says_what_cannot_be_uploaded(captures: Captures, catalog: Catalo
     assert captures("upload", "one") == (
         1,
         "",
-        "torchperfd: capture one is not uploaded: one/rank0.json has another size than its manifest says\n",
+        "torchperfd: capture one is not uploaded: one/rank0.json does not have the size in its manifest\n",
     )
     assert json.loads(captures("list", "--json")[1])["captures"][1]["uploaded"] == "no"
     assert captures("upload", "going")[::2] == (

@@ -92,7 +92,7 @@ def test_hostile_names_get_a_clean_error() -> None:
                 assert words.isprintable()
         code, words = await refusal(channel, capture_id="one", file="rank0.json", offset=2**63)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert words.startswith(f"'rank0.json' has 2 bytes, there is nothing from {2**63} on; ")
+        assert words.startswith(f"'rank0.json' has 2 bytes, fewer than the offset {2**63}; ")
 
     play(scenario)
 
@@ -124,8 +124,8 @@ def test_what_a_manifest_names_may_be_a_trap(tmp_path: Path, planted: str) -> No
         code, words = await refusal(channel, capture_id="one", file="rank0.json")
         assert code in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
         assert {
-            "hard link": "rank0.json is linked to from elsewhere; copy it as its owner",
-            "another's": "rank0.json is its owner's alone; copy it as its owner, or `chmod o+r` it",
+            "hard link": "rank0.json has another hard link; copy it as its owner",
+            "another's": "only its owner may read rank0.json; copy it as its owner, or `chmod o+r` it",
         }.get(
             planted, "capture one has no readable file rank0.json; list them with `torchperfd captures list`"
         ) == words

@@ -119,7 +119,7 @@ def test_a_node_in_the_middle_of_its_own_capture_says_so(tmp_path: Path) -> None
     async def scenario() -> None:
         nodes = [await start_node(tmp_path, [rank], 2) for rank in range(2)]
         async with asking(tmp_path, [node.address for node in nodes]) as (view, coordinator):
-            with nodes[0].coordinator.taking_part(RUN):
+            with nodes[0].coordinator.reserve_run(RUN):
                 record = await capture(view, coordinator)
             assert "in progress" in record.ranks[0].reason
             assert (await capture(view, coordinator)).state is CaptureState.COMPLETE

@@ -176,9 +176,9 @@ def test_what_ranks_have_heard_counts_while_they_are_here() -> None:
     peers = JobPeers(Address("a", 1))
     one, two = Someone(), Someone()
     assert asyncio.run(peers.read()) == []
-    peers.hear(one, ["a:1", "b:1"])
-    peers.hear(two, ["a:1", "c:1"])
-    peers.hear(two, ["c:1", "a:1", "d:1"])
+    peers.on_addresses(one, ["a:1", "b:1"])
+    peers.on_addresses(two, ["a:1", "c:1"])
+    peers.on_addresses(two, ["c:1", "a:1", "d:1"])
     assert list(map(str, asyncio.run(peers.read()))) == ["a:1", "b:1", "c:1", "d:1"]
     peers.forget(one)
     peers.forget(one)
@@ -186,9 +186,9 @@ def test_what_ranks_have_heard_counts_while_they_are_here() -> None:
     del two
     assert asyncio.run(peers.read()) == []
     with pytest.raises(UsageError, match="HOST:PORT"):
-        peers.hear(one, ["nowhere"])
+        peers.on_addresses(one, ["nowhere"])
     with pytest.raises(UsageError, match="10,000"):
-        peers.hear(one, ["a:1"] * 10_001)
+        peers.on_addresses(one, ["a:1"] * 10_001)
 
 
 def test_the_secret_is_not_shown_to_whoever_a_training_process_names() -> None:

@@ -15,7 +15,7 @@ from tests.support.served import short_directory
 from torchperfd_daemon.collectors.base import CollectorUnavailableError
 from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.ownership import GpuWatch, Owner, OwnershipCollector, as_told
+from torchperfd_daemon.ownership import GpuWatch, Owner, OwnershipCollector, from_identity
 from torchperfd_daemon.ownership.kubernetes import Given, PodResources, pod_of_cgroup
 from torchperfd_daemon.ownership.slurm import gpus_of_environment, job_of_cgroup
 from torchperfd_daemon.store import RankIdentity
@@ -156,7 +156,7 @@ def test_what_a_rank_has_told_goes_before_what_its_process_shows(proc: Proc) -> 
     assert seen.of(identity_of(rank)) == Owner("5", POD, "bert")
     assert seen.of(identity_of(rank, slurm_job_id="4", pod_uid="p")) == Owner("4", "p", "bert")
     stranger = identity_of(rank_of(11))
-    assert seen.of(stranger) == as_told(stranger)
+    assert seen.of(stranger) == from_identity(stranger)
 
 
 def test_the_control_group_is_the_fallback_of_slurm(proc: Proc) -> None:

@@ -42,8 +42,8 @@ class Rankling:
     def __init__(self, requests: StackRequests, answers: bool = True) -> None:
         self.requests, self.answers, self.asked = requests, answers, 0
 
-    tells_stacks = True
-    tells_collectives = True
+    reports_stacks = True
+    reports_collectives = True
 
     def dump_stacks(self, request_id: int) -> None:
         self.asked += 1
@@ -153,7 +153,7 @@ def test_only_a_rank_that_stands_still_is_asked_for_its_collectives() -> None:
     still.last_step_unix_seconds = older.last_step_unix_seconds = 1000.0
     well.last_step_unix_seconds = 1009.9
     asked = [Rankling(requests) for _ in range(3)]
-    asked[2].tells_collectives = False
+    asked[2].reports_collectives = False
     told = gather(requests, *zip((still, well, older), asked, strict=True))
     assert [one.collectives for one in told] == [(PROGRESS,), (), ()]
     assert [one.asked for one in asked] == [2, 1, 1]
@@ -227,7 +227,7 @@ def test_an_older_client_is_not_asked_what_it_does_not_know() -> None:
         await rank.join(rank=1)
         message = await control(channel).Stacks(control_pb2.StacksRequest(timeout_seconds=5)).read()
         assert message.outcome == control_pb2.STACK_OUTCOME_NO_ANSWER
-        assert message.reason.startswith("its torchperfd is older and cannot tell")
+        assert message.reason.startswith("its torchperfd is too old to report stacks")
         await rank.leave()
 
     play(scenario)

@@ -103,7 +103,7 @@ def stage(catalog: Catalog, capture_id: str) -> Upload:
 
 
 def turn(uploader: Uploader) -> float:
-    return asyncio.run(uploader.turn())
+    return asyncio.run(uploader.upload_pending())
 
 
 def send(destination: Destination, key: str, content: bytes, file: BinaryIO | None = None) -> int:
@@ -343,12 +343,12 @@ def test_neither_a_bug_nor_an_unreadable_directory_ends_the_uploads(
     pauses: list[float] = []
 
     class Troubled(Uploader):
-        async def turn(self) -> float:
+        async def upload_pending(self) -> float:
             """Fail twice, then upload."""
             trouble = next(troubles)
             if trouble is not None:
                 raise trouble
-            return await super().turn()
+            return await super().upload_pending()
 
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
@@ -361,7 +361,7 @@ def test_neither_a_bug_nor_an_unreadable_directory_ends_the_uploads(
         asyncio.run(uploader.run())
     assert pauses[:2] == [900, 10]
     assert said.messages[:2] == [
-        "captures are not uploaded, by a bug of ours or of obstore's",
+        "captures are not uploaded: a bug of torchperfd or of obstore",
         "captures are not uploaded: cannot read it",
     ]
     assert stage(catalog, "one") is Upload.DONE
@@ -372,7 +372,7 @@ def test_a_bucket_that_is_not_there_is_said(catalog: Catalog, store: ObjectStore
     with pytest.raises(UploadError) as caught:
         send(Destination("s3://nowhere/x"), "one/rank0.json", bytes(size))
     assert str(caught.value) == (
-        "s3://nowhere/x has no place for one/rank0.json: The specified bucket does not exist;"
+        "s3://nowhere/x has no bucket or directory for one/rank0.json: The specified bucket does not exist;"
         " make the bucket, or correct --captures-upload"
     )
 
@@ -388,7 +388,7 @@ def test_credentials_that_are_wrong_are_said_and_counted(
     assert uploader.counts.results == {"uploaded": 0, "failed": 1, "refused": 0}
     [line] = said.messages
     assert line.startswith(f"capture one is not uploaded yet: {PREFIX} refuses one/rank0.json: ")
-    assert "403 Forbidden; look at the credentials in the daemon's environment" in line
+    assert "403 Forbidden; check the credentials in the daemon's environment" in line
     assert stage(catalog, "one") is Upload.PENDING
 
 
@@ -448,14 +448,14 @@ def spoil(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (spoil, "one/rank1.json has another SHA-256 than its manifest says"),
-        (lambda path: path.write_bytes(b""), "one/rank1.json has another size than its manifest says"),
+        (spoil, "one/rank1.json does not have the SHA-256 in its manifest"),
+        (lambda path: path.write_bytes(b""), "one/rank1.json does not have the size in its manifest"),
         (Path.unlink, "capture one has no readable file rank1.json"),
         (
             lambda path: path.rename(path.with_name("x")) and path.symlink_to("x"),
             "capture one has no readable",
         ),
-        (lambda path: path.with_name("x").hardlink_to(path), "rank1.json is linked to from elsewhere"),
+        (lambda path: path.with_name("x").hardlink_to(path), "rank1.json has another hard link"),
     ],
 )
 def test_a_capture_that_has_changed_is_refused_once_and_never_looks_whole(
@@ -476,7 +476,7 @@ def test_a_capture_that_has_changed_is_refused_once_and_never_looks_whole(
     assert uploader.counts.results == {"uploaded": 0, "failed": 0, "refused": 1}
     assert (uploader.counts.pending, uploader.counts.bytes) == (0, 0)
     [line] = said.messages
-    assert line.startswith(f"capture one is not uploaded, now or later: {reason}")
+    assert line.startswith(f"capture one is not uploaded and not retried: {reason}")
     assert stage(catalog, "one") is Upload.REFUSED
     assert at(store, prefix) in ([], ["one/rank0.json"])
     assert store.unfinished() == []
@@ -583,7 +583,7 @@ def test_a_receipt_that_cannot_be_left_is_said_once_and_sends_nothing_again(
     turn(uploader)
     assert uploader.counts.results == {"uploaded": 1, "failed": 0, "refused": 0}
     assert said.messages == [
-        "cannot note the upload of one in its folder: Permission denied; upload it as its owner",
+        "cannot record the upload of one in its folder: Permission denied; upload it as its owner",
         f"uploaded capture one to {PREFIX}/unnoted/one",
     ]
     # The next daemon finds that all is there.
@@ -656,14 +656,14 @@ def test_a_receipt_that_is_gone_keeps_what_the_index_takes_for_uploaded(catalog:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("bucket/prefix", "is no place to upload to"),
-        ("http://bucket/x", "is no place to upload to"),
+        ("bucket/prefix", "is not a URL to upload to"),
+        ("http://bucket/x", "is not a URL to upload to"),
         ("s3:///x", "names no bucket or directory"),
         ("s3://bucket/a/../b", "names no bucket or directory"),
         ("file:///", "names no bucket or directory"),
         ("file://server/share", "names no bucket or directory"),
-        ("s3://key:secret@bucket/x", "has more than a place in it"),
-        ("az://container/x?sig=secret", "has more than a place in it"),
+        ("s3://key:secret@bucket/x", "has more than a bucket and a prefix"),
+        ("az://container/x?sig=secret", "has more than a bucket and a prefix"),
         ("s3://[::1", "is no URL"),
     ],
 )
