@@ -1,4 +1,4 @@
-"""The fleet: daemons of other nodes, so that any one of them answers for the whole job."""
+"""The fleet: connections between the daemons of all nodes, so that each can answer for the whole job."""
 
 from torchperfd_daemon.fleet.address import Address, parse_address
 from torchperfd_daemon.fleet.credential_files import CredentialFiles

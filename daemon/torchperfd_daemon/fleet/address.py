@@ -1,4 +1,4 @@
-"""Where a daemon of the fleet listens."""
+"""The address of a daemon of the fleet."""
 
 import ipaddress
 import re
@@ -35,7 +35,7 @@ def parse_address(text: str) -> Address:
     """Read ``host:port``; an IPv6 number stands in brackets.
 
     Raises:
-        UsageError: It is nothing of the kind.
+        UsageError: It is malformed.
     """
     host, _, port = text.rpartition(":")
     if _PORT.fullmatch(port) is None or int(port) > 65535:
@@ -55,12 +55,12 @@ def parse_port(text: str) -> int:
     """Read the number of a TCP port.
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is not a port number.
     """
     if _PORT.fullmatch(text) is None or not 0 < int(text) <= 65535:
-        raise UsageError(f"{text[:40]!r} is no TCP port", f"write it like {DEFAULT_PORT}")
+        raise UsageError(f"{text[:40]!r} is not a TCP port", f"write it like {DEFAULT_PORT}")
     return int(text)
 
 
 def _malformed(text: str) -> UsageError:
-    return UsageError(f"{text[:60]!r} is no HOST:PORT", f"write it like node1:{DEFAULT_PORT}")
+    return UsageError(f"{text[:60]!r} is not HOST:PORT", f"write it like node1:{DEFAULT_PORT}")

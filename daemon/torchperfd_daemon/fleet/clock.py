@@ -1,11 +1,11 @@
-"""How far the clock of another node is from ours."""
+"""The offset between the clock of another node and the local one."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One question and its answer, as Unix nanoseconds: sent and arrived by our clock, the rest by theirs."""
+    """A request and its response, in Unix ns: sent and arrived by the local clock, the rest by theirs."""
 
     sent_ns: int
     received_ns: int
@@ -24,17 +24,17 @@ class Exchange:
 
 
 class ClockOffset:
-    """The offset that the quickest of several exchanges tells; waiting in queues only adds to the delay."""
+    """The offset measured by the quickest of several exchanges; queueing only adds to the delay."""
 
     def __init__(self) -> None:
         self._best: Exchange | None = None
 
     def add(self, exchange: Exchange) -> None:
-        """Take an exchange into account. One that arrived before it was sent tells nothing."""
+        """Add an exchange. One that arrived before it was sent is ignored."""
         if exchange.delay_ns >= 0 and (self._best is None or exchange.delay_ns < self._best.delay_ns):
             self._best = exchange
 
     @property
     def ns(self) -> int | None:
-        """Their clock less ours; None as long as nothing is known."""
+        """Their clock less ours; None until it is measured."""
         return None if self._best is None else self._best.offset_ns

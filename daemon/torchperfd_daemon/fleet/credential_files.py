@@ -16,7 +16,7 @@ class CredentialFiles:
         settings: Name the files.
 
     Raises:
-        TorchperfdError: A file cannot be used; the message names the fix.
+        TorchperfdError: A file cannot be used; the message states what to do.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -28,15 +28,15 @@ class CredentialFiles:
         return self._current
 
     def reload(self) -> None:
-        """Read the files again; while one is wrong, the credentials from before stay in force."""
+        """Read the files again; if one is invalid, the previous credentials stay in force."""
         try:
             newest = self._read()
             if newest.kinds != self._current.kinds:
                 raise UsageError(
-                    "token or TLS of the fleet has come or gone", "restart the daemon to change that"
+                    "the fleet's token or TLS was added or removed", "restart the daemon to apply that"
                 )
         except TorchperfdError as error:
-            log.error("%s; the fleet's credentials from before stay in force", error)
+            log.error("%s; the fleet's previous credentials stay in force", error)
         else:
             self._current = newest
 

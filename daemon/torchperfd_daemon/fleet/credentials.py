@@ -1,4 +1,4 @@
-"""What daemons of a fleet know each other by: a shared secret, certificates, or both."""
+"""Credentials by which daemons of a fleet authenticate each other: a shared secret, certificates, or both."""
 
 import hmac
 import os
@@ -21,7 +21,7 @@ _SCHEME: Final = b"Bearer "
 _FEWEST_CHARACTERS: Final = 16
 _MOST_BYTES: Final = 4096
 _MOST_FILE_BYTES: Final = 2**20
-_REMEDY: Final = "look at the --fleet options of `torchperfd serve`"
+_REMEDY: Final = "check the --fleet options of `torchperfd serve`"
 _MOST_TOKENS: Final = 8
 
 
@@ -55,15 +55,15 @@ class Credentials:
 
     @property
     def any(self) -> bool:
-        """Whether a stranger can be told from a peer."""
+        """Whether there are credentials at all, so that peers are authenticated."""
         return any(self.kinds)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """Return what each call carries."""
+        """Return the metadata of each call."""
         return ((_KEY, _SCHEME.decode() + self.token),) if self.token else ()
 
     def admits(self, metadata: Any) -> bool:
-        """Return whether a call's metadata has the secret, if there is one, in a time that tells nothing."""
+        """Return whether a call's metadata has the secret, if there is one; compared in constant time."""
         if not self.token:
             return True
         given = next((value for key, value in metadata or () if key == _KEY), "")
@@ -74,14 +74,14 @@ class Credentials:
         return any(accepted)
 
     def channel(self) -> grpc.ChannelCredentials | None:
-        """Return what a channel to a peer is secured with; None for nothing."""
+        """Return the credentials of a channel to a peer; None for a plain one."""
         if self.tls is None:
             return None
         return grpc.ssl_channel_credentials(self.tls.authority, self.tls.key, self.tls.certificate)
 
 
 def server_credentials(current: Current) -> grpc.ServerCredentials | None:
-    """Return what the fleet's port is secured with; None for nothing.
+    """Return the credentials of the fleet's port; None for a plain one.
 
     Each new connection gets the certificates in force at that moment.
     """
@@ -99,7 +99,7 @@ def server_credentials(current: Current) -> grpc.ServerCredentials | None:
 
     return grpc.dynamic_ssl_server_credentials(
         _configuration(tls),
-        changed,  # type: ignore[arg-type] # its stub has forgotten that None stands for no change
+        changed,  # type: ignore[arg-type] # its stub lacks None, which means no change
         require_client_authentication=True,
     )
 
@@ -114,14 +114,14 @@ def read_credentials(
     """Read the files that ``--fleet-token-file`` and ``--fleet-tls-*`` name.
 
     Raises:
-        UsageError: One of the three of TLS is missing, or the token is none worth the name.
+        UsageError: One of the three TLS files is missing, or the token is too weak.
         TorchperfdError: A file cannot be read, is too large, or is a secret that others can read.
     """
     tls = None
     if certificate or key or authority:
         if not (certificate and key and authority):
             raise UsageError(
-                "TLS between daemons wants three files",
+                "TLS between daemons needs three files",
                 "give --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca together",
             )
         tls = Tls(_read(certificate), _read(key, secret=True), _read(authority))
@@ -145,26 +145,26 @@ def parse_tokens(content: bytes) -> tuple[str, ...]:
         ):
             raise UsageError(
                 f"the fleet's token must be {_FEWEST_CHARACTERS} to {_MOST_BYTES:,} characters on one line",
-                "make one with `openssl rand -hex 32`",
+                "create one with `openssl rand -hex 32`",
             )
     if len(tokens) > _MOST_TOKENS:
         raise UsageError(
             f"the file of the fleet's token has more than {_MOST_TOKENS} lines",
-            "leave out those no longer in use",
+            "remove those no longer in use",
         )
     return tuple(token.decode("ascii") for token in tokens)
 
 
 def check_listening(address: Address, credentials: Credentials) -> None:
-    """Refuse to listen where strangers could ask.
+    """Refuse to listen on a public address without credentials.
 
     Raises:
-        UsageError: Other nodes can reach the address, and nothing tells who they are.
+        UsageError: Other nodes can reach the address, and there are no credentials.
     """
     if not credentials.any and not address.is_loopback:
         raise UsageError(
-            f"the fleet's port {address} can be reached by other nodes, and whoever reaches it can ask for"
-            " captures and stacks",
+            f"other nodes can reach the fleet's port {address}, and without credentials all of them can"
+            " request captures and stacks",
             "give --fleet-token-file or --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca,"
             " or listen on 127.0.0.1",
         )
@@ -172,12 +172,12 @@ def check_listening(address: Address, credentials: Credentials) -> None:
 
 def _read(path: Path, *, secret: bool = False) -> bytes:
     try:
-        # Non-blocking, since opening a pipe that nobody writes to would wait forever. Links are followed:
+        # Non-blocking, since opening a pipe without a writer would wait forever. Links are followed:
         # Kubernetes mounts a secret as links.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise TorchperfdError(f"{path} is no regular file", _REMEDY)
+                raise TorchperfdError(f"{path} is not a regular file", _REMEDY)
             if secret:
                 _check_secret(path, status)
             content = file.read(_MOST_FILE_BYTES + 1)

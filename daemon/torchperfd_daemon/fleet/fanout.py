@@ -1,7 +1,7 @@
-"""The fan-out: one question to all peers at once, over channels that are kept.
+"""The fan-out: one request to all peers at once, over channels that are kept open.
 
-Who does not answer is in the result by name, with the reason: an answer for the fleet is
-never short without saying so.
+Peers that do not answer are in the result by name, with the reason, so that a missing node is never
+overlooked.
 """
 
 import asyncio
@@ -21,26 +21,26 @@ from torchperfd_daemon.text import one_line
 Answer = TypeVar("Answer")
 
 MOST_RECEIVED_BYTES: Final = 4 * 2**20
-# More at once answer no sooner, for it is our own time that they wait for, and their deadlines run.
+# More concurrent requests finish no sooner: they wait for this process's CPU time while their deadlines run.
 _MOST_AT_ONCE: Final = 64
 _MOST_REASON_CHARACTERS: Final = 200
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", MOST_RECEIVED_BYTES),
-    # A peer that is back is asked within a second; gRPC's own waits go up to two minutes.
-    ("grpc.min_reconnect_backoff_ms", 1500),  # it also is what a connection may take
+    # A peer that is back is asked within a second; gRPC's own backoff reaches two minutes.
+    ("grpc.min_reconnect_backoff_ms", 1500),  # it is also the timeout of a connection
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.http2.bdp_probe", 0),
 )
 _REASONS: Final = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
-    grpc.StatusCode.UNIMPLEMENTED: "its torchperfd is older and does not know the question",
+    grpc.StatusCode.UNIMPLEMENTED: "its torchperfd is too old for this request",
 }
 
 
 class PeerError(Exception):
-    """A peer has answered, but nothing that can be used; the text says why in a few words."""
+    """A peer has sent an unusable answer; the text is the reason in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Answers(Generic[Answer]):
-    """What the peers have said, in the order asked; each is in exactly one of the two."""
+    """The peers' answers, in the order asked; each peer is in exactly one of the two."""
 
     by_peer: dict[Address, Answer]
     unreachable: tuple[Unreachable, ...]
@@ -64,7 +64,7 @@ class FanOut:
 
     Args:
         current: Returns the fleet's credentials in force.
-        most_at_once: How many questions may be on the way at the same time.
+        most_at_once: Maximum number of concurrent requests.
     """
 
     def __init__(self, current: Current, most_at_once: int = _MOST_AT_ONCE) -> None:
@@ -76,7 +76,7 @@ class FanOut:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What each call has to carry."""
+        """The metadata of each call."""
         return self._current().metadata()
 
     async def ask(
@@ -85,12 +85,12 @@ class FanOut:
         question: Callable[[Address, "fleet_pb2_grpc.FleetAsyncStub"], Awaitable[Answer]],
         seconds: float,
     ) -> Answers[Answer]:
-        """Put a question to all peers.
+        """Send a request to all peers.
 
         Args:
-            peers: Whom; channels to others are given up unless they are held.
+            peers: The peers; channels to others are closed unless they are held.
             question: Makes the call, with :attr:`metadata`; it may raise PeerError.
-            seconds: How long each peer may take, from its own turn on.
+            seconds: How long each peer may take, from the moment its request starts.
         """
         addresses = list(peers)
         wanted = set(addresses)
@@ -123,7 +123,7 @@ class FanOut:
 
     @contextlib.contextmanager
     def holding(self, addresses: Iterable[Address]) -> Iterator[None]:
-        """Keep the channels to these for as long as the block lasts, whatever the peers are meanwhile."""
+        """Keep the channels to these peers open during the block, even if the list of peers changes."""
         held = Counter([*addresses])  # a mapping would be taken for counts
         self._held += held
         try:
@@ -132,7 +132,7 @@ class FanOut:
             self._held -= held
 
     async def close(self) -> None:
-        """Give up all channels."""
+        """Close all channels."""
         await self._forget(set(self._channels))
 
     def _stub(self, address: Address) -> "fleet_pb2_grpc.FleetAsyncStub":

@@ -59,10 +59,12 @@ def _numbers(text: str, most: int) -> Iterator[str]:
         first, final = int(match[1]), int(match[2] or match[1])
         if final < first:
             raise _malformed(f"[{text}]")
-        # One too many is enough to be refused for.
+        # One beyond the limit is enough to refuse the list.
         for number in range(first, min(final, first + most) + 1):
             yield str(number).zfill(len(match[1]))
 
 
 def _malformed(text: str) -> UsageError:
-    return UsageError(f"{text[:40]!r} is no Slurm hostlist", "write it like node[01-10,12],gpu-[1-2]-[3-4]")
+    return UsageError(
+        f"{text[:40]!r} is not a Slurm hostlist", "write it like node[01-10,12],gpu-[1-2]-[3-4]"
+    )

@@ -1,4 +1,4 @@
-"""Who may call the fleet's port: calls that carry the secret. Others are refused, counted and logged."""
+"""Authentication on the fleet's port: calls without the secret are refused, counted and logged."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -13,7 +13,7 @@ log = logging.getLogger("torchperfd.fleet")
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
-    """Admits calls that carry the fleet's secret, whatever they call.
+    """Admits calls that carry the fleet's secret, for all methods.
 
     Args:
         current: Returns the credentials in force.
@@ -28,7 +28,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # g
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
-        """Go on to the method, or to a refusal."""
+        """Return the method's handler, or one that refuses the call."""
         if self.current().admits(handler_call_details.invocation_metadata):
             return await continuation(handler_call_details)
         self.refused_calls += 1

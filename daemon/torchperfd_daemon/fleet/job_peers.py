@@ -1,4 +1,4 @@
-"""The daemons that jobs' own ranks know of: each has told the others which daemon watches it."""
+"""Peer addresses from the ranks of a job, which exchange the addresses of their daemons."""
 
 import weakref
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ _MOST_PER_RANK: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class JobPeers:
-    """What ranks on this node have heard of other nodes' daemons, for as long as they train.
+    """The daemons' addresses that ranks on this node report, as long as they train.
 
     Attributes:
-        address: Where other daemons reach this one; ranks pass it on.
+        address: The address of this daemon for other daemons; ranks pass it on.
     """
 
     address: Address
@@ -26,33 +26,33 @@ class JobPeers:
     )
 
     def on_addresses(self, rank: object, addresses: Sequence[str]) -> None:
-        """Take what a rank has heard, in place of what it said before.
+        """Replace a rank's addresses.
 
         Raises:
-            UsageError: These are no addresses, or too many.
+            UsageError: An address is malformed, or there are too many.
         """
         if len(addresses) > _MOST_PER_RANK:
-            raise UsageError(f"a rank has told of more than {_MOST_PER_RANK:,} daemons")
+            raise UsageError(f"a rank reports more than {_MOST_PER_RANK:,} daemons")
         self._by_rank[rank] = tuple(map(parse_address, addresses))
 
     def forget(self, rank: object) -> None:
-        """Do without what a rank has told: it trains no more."""
+        """Drop the addresses of a rank that has left."""
         self._by_rank.pop(rank, None)
 
     async def read(self) -> list[Address]:
-        """Return the addresses that any rank has told, each once."""
+        """Return the addresses that any rank reports, each once."""
         return list(dict.fromkeys(address for addresses in self._by_rank.values() for address in addresses))
 
 
 def check_trust(credentials: Credentials) -> None:
-    """Refuse to show the fleet's secret to whoever a training process names.
+    """Refuse to send the fleet's secret to addresses that a training process names.
 
     Raises:
-        UsageError: There is a secret, and nothing that tells peers from others before they see it.
+        UsageError: There is a secret, and no TLS to authenticate peers before it is sent.
     """
     if credentials.token and credentials.tls is None:
         raise UsageError(
-            "with --fleet-peers job the training processes say where peers are, and these would be shown the"
+            "with --fleet-peers job the training processes name the peers, and the daemon would send them the"
             " secret of --fleet-token-file",
             "give --fleet-tls-cert, --fleet-tls-key and --fleet-tls-ca as well or instead",
         )

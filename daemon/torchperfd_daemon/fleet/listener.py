@@ -15,7 +15,7 @@ _MOST_CALLS: Final = 256
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", _MOST_RECEIVED_BYTES),
     ("grpc.max_concurrent_streams", _MOST_CALLS),
-    # Else a second daemon binds the same port without a word, and each gets half of the calls.
+    # Else a second daemon binds the same port without an error, and each gets half of the calls.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.bdp_probe", 0),
 )
@@ -24,16 +24,16 @@ _OPTIONS: Final = (
 async def listen(
     address: Address, interceptor: AuthInterceptor, service: fleet_pb2_grpc.FleetServicer
 ) -> tuple[grpc.aio.Server, Address]:
-    """Serve the fleet; return the server and where it listens, which for port 0 is known only then.
+    """Serve the fleet; return the server and its address, with the port that was chosen for port 0.
 
     Args:
         address: Where to listen.
         interceptor: Decides which calls are admitted, and by which credentials connections are secured.
-        service: Answers.
+        service: Handles the calls.
 
     Raises:
         UsageError: Other nodes can reach the address, and there are no credentials.
-        TorchperfdError: The address cannot be had.
+        TorchperfdError: The address cannot be bound.
     """
     check_listening(address, interceptor.current())
     server = grpc.aio.server(

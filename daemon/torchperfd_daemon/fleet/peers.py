@@ -1,7 +1,7 @@
-"""Which daemons there are besides this one: what ``--fleet-peers`` says, read again when it is asked.
+"""The other daemons' addresses from ``--fleet-peers``, read again when they are needed.
 
-Each form is a source. Reading text is pure; what touches a file, a resolver or the environment is one
-small method of its source.
+Each form is a source. Parsing is pure; only one small method of each source reads a file, a resolver or
+the environment.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ _FORMS: Final = (
 
 
 class Source(Protocol):
-    """Something that knows the addresses of daemons."""
+    """A source of daemons' addresses."""
 
     async def read(self) -> list[Address]:
-        """Return them as they are now.
+        """Return the current addresses.
 
         Raises:
-            TorchperfdError: They cannot be told.
+            TorchperfdError: They cannot be read.
         """
 
 
@@ -74,7 +74,7 @@ class TargetsFile:
         except OSError as error:
             raise TorchperfdError(
                 f"cannot read the fleet's peers from {self.path}: {error.strerror}",
-                "look at --fleet-peers of `torchperfd serve`",
+                "check --fleet-peers of `torchperfd serve`",
             ) from error
 
 
@@ -86,7 +86,7 @@ class Dns:
     port: int
 
     async def read(self) -> list[Address]:
-        """Return what the resolver says.
+        """Return the resolver's answer.
 
         Raises:
             TorchperfdError: It knows no such name.
@@ -98,7 +98,7 @@ class Dns:
         except OSError as error:
             raise TorchperfdError(
                 f"the fleet's peers cannot be found: {self.name} does not resolve ({error.strerror})",
-                "look at --fleet-peers of `torchperfd serve`",
+                "check --fleet-peers of `torchperfd serve`",
             ) from error
         return sorted({Address(str(where[0]), self.port) for *_, where in found})
 
@@ -127,7 +127,7 @@ class SlurmJob:
 
 
 class Peers:
-    """The fleet's addresses, read again when what is known is more than some seconds old.
+    """The fleet's addresses, read again when they are some seconds old.
 
     Args:
         source: Where they come from.
@@ -144,13 +144,13 @@ class Peers:
         """Return each address once, in the source's order.
 
         Raises:
-            TorchperfdError: The source cannot tell.
+            TorchperfdError: The source cannot be read.
         """
         now = self._clock()
         if self._read_at is None or now - self._read_at >= _FRESH_S:
             found = dict.fromkeys(await self._source.read())
             if len(found) > MOST_PEERS:
-                raise UsageError(f"the fleet has {len(found):,} peers, {MOST_PEERS:,} are the most")
+                raise UsageError(f"the fleet has {len(found):,} peers; the maximum is {MOST_PEERS:,}")
             self._known, self._read_at = tuple(found), now
         return self._known
 
@@ -170,7 +170,7 @@ def parse_peers(text: str, environ: Mapping[str, str] | None = None, own: Addres
     kind, _, rest = text.partition(":")
     if kind == "file":
         if not rest or "\0" in rest:
-            raise UsageError(f"{text[:60]!r} names no file", _FORMS)
+            raise UsageError(f"{text[:60]!r} does not name a file", _FORMS)
         return TargetsFile(Path(rest))
     if kind == "job":
         return JobPeers(parse_address(rest) if rest else _reachable(own))
@@ -185,7 +185,7 @@ def parse_peers(text: str, environ: Mapping[str, str] | None = None, own: Addres
             return SlurmJob(parse_port(port), os.environ if environ is None else environ)
         return Static(tuple(Address(host, parse_port(port)) for host in expand(hosts, MOST_PEERS)))
     if text.count(",") >= MOST_PEERS:
-        raise UsageError(f"these are more than {MOST_PEERS:,} peers")
+        raise UsageError(f"there are more than {MOST_PEERS:,} peers")
     addresses = tuple(parse_address(part.strip()) for part in text.split(",") if part.strip())
     if not addresses:
         raise UsageError("no peer is named", _FORMS)
@@ -200,7 +200,8 @@ def _reachable(own: Address | None) -> Address:
     """
     if own is None or not own.port:
         raise UsageError(
-            "--fleet-peers job wants other nodes to reach this daemon", "give --fleet-address HOST:PORT, too"
+            "--fleet-peers job needs an address for other nodes to reach this daemon",
+            "give --fleet-address HOST:PORT, too",
         )
     return Address(socket.gethostname(), own.port) if own.host in _ANY else own
 

@@ -1,7 +1,7 @@
-"""Relays: ranks of other nodes, as participants of a capture that this daemon conducts.
+"""Relays: ranks of other nodes as participants of a capture that this daemon conducts.
 
-One stream per peer carries the orders there and the reports back, and now and then a ping, which tells
-how far the peer's clock is from ours, how far its ranks are, and that it is still there.
+One stream per peer carries orders to it and reports back. Regular pings measure the offset of the peer's
+clock and its ranks' progress, and detect a lost peer.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _SLOW_S: Final = 1.0
 _BETWEEN_PINGS_S: Final = 0.002
 _SILENCE_S: Final = 10.0
 _CLOSE_S: Final = 6.0
-"""A peer waits up to five seconds for ranks that are still writing when it is told to end."""
+"""At the end a peer waits up to five seconds for ranks that are still writing."""
 
 
 class Relay:
@@ -40,7 +40,7 @@ class Relay:
     Args:
         address: Whose.
         call: The stream, not begun yet.
-        coordinator: Whom acks, results and departures concern.
+        coordinator: Receives acks, results and departures.
     """
 
     def __init__(self, address: Address, call: Any, coordinator: Coordinator) -> None:
@@ -50,22 +50,22 @@ class Relay:
         self._orders: asyncio.Queue[fleet_pb2.TakeOrder | None] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._ranks: dict[int, RemoteRank] = {}
-        # When it was asked for what it has not answered yet.
+        # When the oldest unanswered ping was sent.
         self._asked_at: float | None = None
         self.here = fleet_pb2.NodeRuns()
-        """What the peer has said of its node."""
+        """The peer's report on its node."""
         self.offset = ClockOffset()
         self.steps: dict[int, int] = {}
         """By rank, training steps reported so far."""
         self.lost = ""
-        """Why nothing more can come; empty as long as it can."""
+        """Why the stream has ended; empty while it is open."""
 
     async def begin(self) -> "Relay":
-        """Open the stream and hear which ranks there are.
+        """Open the stream and receive the peer's ranks.
 
         Raises:
             grpc.RpcError: The peer does not answer.
-            PeerError: It speaks no version of the protocol that we do.
+            PeerError: It supports no common protocol version.
         """
         await self._call.write(
             fleet_pb2.TakeOrder(begin=fleet_pb2.TakeBegin(api=fleet_translate.api_message()))
@@ -73,7 +73,7 @@ class Relay:
         first = await self._call.read()
         if not first or not first.HasField("here"):
             self._call.cancel()
-            raise PeerError("it says nothing of its node")
+            raise PeerError("its first message does not describe its node")
         try:
             fleet_translate.check_version(first.here.api)
         except PeerError:
@@ -88,15 +88,15 @@ class Relay:
         return self.here.instance
 
     def carry(self, run: str, wanted: Iterable[control_pb2.RankStatus]) -> list["RemoteRank"]:
-        """Return the participants that some of the peer's ranks are, and start to pass their messages on."""
+        """Return participants for some of the peer's ranks, and start to forward their messages."""
         self._ranks = {status.identity.rank: RemoteRank(self, run, status) for status in wanted}
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._read())]
-        # Ahead of all else, so that its clock is roughly known before anything of the capture is.
+        # First, so that the clock's offset is roughly known before the capture starts.
         self.ping()
         return list(self._ranks.values())
 
     def send(self, order: fleet_pb2.TakeOrder) -> None:
-        """Say something to the peer; in vain when it is lost."""
+        """Send an order to the peer; without effect when it is lost."""
         if not self.lost:
             self._orders.put_nowait(order)
 
@@ -112,7 +112,7 @@ class Relay:
         self.send(fleet_pb2.TakeOrder(ping=fleet_pb2.TakePing()))
 
     def refuse(self, capture_id: str, rank: int) -> None:
-        """Answer prepare in the place of a rank that the peer has taken with it."""
+        """Answer prepare for a rank whose peer is lost."""
         answer_later(self._coordinator, capture_id, rank, self.lost)
 
     async def close(self) -> None:
@@ -182,12 +182,12 @@ class RemoteRank:
 
     @property
     def steps_seen(self) -> int:
-        """Training steps that its daemon has told of so far."""
+        """Training steps that its daemon has reported so far."""
         return max(self._steps_before, self._relay.steps.get(self.rank, 0))
 
     @property
     def facts(self) -> RankFacts:
-        """Which process it is, and what is known of its node's clock."""
+        """Its process, and the offset of its node's clock."""
         return replace(self._facts, clock_offset_ns=self._relay.offset.ns or 0)
 
     def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
@@ -203,12 +203,12 @@ class RemoteRank:
         )
 
     def commit(self, capture_id: str, start_step: int, steps: int) -> None:
-        """Tell it when, and how long."""
+        """Send the first step, and the number of steps."""
         commit = session_pb2.CommitCapture(capture_id=capture_id, start_step=start_step, steps=steps)
         self._relay.send(fleet_pb2.TakeOrder(commit=fleet_pb2.TakeCommit(rank=self.rank, commit=commit)))
 
     def cancel(self, capture_id: str, reason: str) -> None:
-        """Tell it to give up."""
+        """Ask it to cancel."""
         cancel = session_pb2.CancelCapture(capture_id=capture_id, reason=reason)
         self._relay.send(fleet_pb2.TakeOrder(cancel=fleet_pb2.TakeCancel(rank=self.rank, cancel=cancel)))
 

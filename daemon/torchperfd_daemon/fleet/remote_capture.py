@@ -1,8 +1,8 @@
-"""A share: this node's part in a capture that another node's daemon conducts.
+"""This node's part in a capture that another node's daemon conducts.
 
-The conductor's orders go on to the ranks here, their answers go back, and what became of these ranks
-is written down here too. Nothing that the conductor says names a path: the ranks write below this
-daemon's own captures directory, in the folder of the capture's id.
+The conductor's orders are forwarded to the ranks of this node, and their answers back. The outcome of these
+ranks is also written to a local manifest. No message of the conductor names a path: the ranks write below
+this daemon's own captures directory, in the folder of the capture's id.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ TRIGGER: Final = "fleet"
 _OUTGOING: Final = 4096
 _GRACE_S: Final = 5.0
 _LAST_STEP: Final = 2**62
-_GONE: Final = "the daemon that conducts the capture has gone"
+_GONE: Final = "the connection to the daemon that conducts the capture is lost"
 
 
 class RemoteCapture:
@@ -68,13 +68,13 @@ class RemoteCapture:
         # Where nodes share a captures directory, the conductor's manifest is there and is enough.
         self._is_shared = False
         self.outgoing: asyncio.Queue[fleet_pb2.TakeReport | None] = asyncio.Queue()
-        """What the conductor is to hear; None is the end."""
+        """Reports to the conductor; None is the end."""
 
     def receive(self, order: fleet_pb2.TakeOrder) -> None:
-        """Do as the conductor says; what this version does not know is ignored.
+        """Handle an order of the conductor; one unknown to this version is ignored.
 
         Raises:
-            TorchperfdError: No daemon of ours would say that.
+            TorchperfdError: The order is invalid.
         """
         body = order.WhichOneof("body")
         if body == "prepare":
@@ -87,7 +87,7 @@ class RemoteCapture:
             self._pong(order.ping)
 
     async def end(self) -> None:
-        """Give up what the conductor has left unfinished, and write down what became of the ranks here."""
+        """Cancel what is unfinished, and write the outcome of this node's ranks."""
         try:
             if self._record is not None:
                 await self._end(self._record)
@@ -222,9 +222,9 @@ class RemoteCapture:
         )
 
     async def _report(self, record: CaptureRecord, attempt: RankAttempt) -> None:
-        """Pass a rank's answer on, and its outcome."""
+        """Forward a rank's answer, and its outcome."""
         rank = attempt.trace.rank
-        # Shielded: who gives up listening must not take the answer with it.
+        # Shielded: cancelling this task must not cancel the rank's answer.
         ack = await asyncio.shield(attempt.ack)
         self._put(fleet_translate.ack_report(record.capture_id, rank, ack))
         if not attempt.read_ack():
@@ -252,7 +252,7 @@ class RemoteCapture:
         if self.outgoing.qsize() < _OUTGOING:
             self.outgoing.put_nowait(report)
         else:
-            log.warning("the daemon that conducts a capture does not read")
+            log.warning("the daemon that conducts a capture is not reading its message queue; report dropped")
 
     def _save(self, record: CaptureRecord) -> None:
         if self._is_shared:

@@ -1,4 +1,4 @@
-"""The fleet service: what this daemon tells the daemons of other nodes, and does for their captures."""
+"""The fleet service: answers the daemons of other nodes, and takes part in their captures."""
 
 import asyncio
 import contextlib
@@ -27,13 +27,13 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     """Answers for this node. Method names are the protocol's.
 
     Args:
-        store: Knows the ranks.
+        store: Has the ranks.
         sessions: Reaches them.
         coordinator: Conducts this node's own captures.
         catalog: Where traces and manifests go.
         instance: Of this daemon's process.
         node: This node's name.
-        verdict: Tells the verdict that holds on a run's ranks here.
+        verdict: Returns the published verdict on a run's ranks on this node.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Survey(  # noqa: N802
         self, request: fleet_pb2.NodeSurveyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.NodeSurvey:
-        """Tell of the steps of the ranks on this node, and of this node's verdicts if asked for."""
+        """Return the steps of the ranks on this node, and this node's verdicts if requested."""
         answer = survey(self._store, self._verdict, request)
         answer.api.CopyFrom(fleet_translate.api_message())
         answer.version, answer.instance, answer.node = __version__, self._instance, self._node
@@ -72,7 +72,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     async def Stacks(  # noqa: N802
         self, request: control_pb2.StacksRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[control_pb2.RankStacks]:
-        """Tell where every thread of the ranks asked about is, as far as they are here."""
+        """Stream the stacks of the requested ranks that are on this node."""
         await context.send_initial_metadata(((INSTANCE_KEY, self._instance),))
         wanted = set(request.ranks)
         ranks = [
@@ -91,7 +91,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         request_iterator: AsyncIterator[fleet_pb2.TakeOrder],
         context: "grpc.aio.ServicerContext[Any, Any]",
     ) -> None:
-        """Take part in a capture, as the other daemon says."""
+        """Take part in a capture that the calling daemon conducts."""
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("begin"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a part in a capture begins with begin")
@@ -132,7 +132,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
 
 
 async def _send_all(capture: RemoteCapture, context: "grpc.aio.ServicerContext[Any, Any]") -> None:
-    # The other side may be gone; then the call ends as well.
+    # The peer may have disconnected; then the call ends as well.
     with contextlib.suppress(grpc.aio.BaseError):
         while (report := await capture.outgoing.get()) is not None:
             await context.write(report)

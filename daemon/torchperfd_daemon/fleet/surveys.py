@@ -1,4 +1,4 @@
-"""What the nodes tell of their ranks, put together: each rank once, one verdict on each run."""
+"""Merges the nodes' surveys: each rank once, one verdict on each run."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +15,7 @@ def each_once(
 ) -> dict[tuple[str, int], tuple[control_pb2.RankSteps, int]]:
     """Return each rank's steps and the number of the survey they are in, by run and rank.
 
-    A rank that has moved is told of as gone by its old node.
+    A rank that has moved is reported as gone by its old node.
     """
     found: dict[tuple[str, int], tuple[control_pb2.RankSteps, int]] = {}
     for number, told in enumerate(surveys):
@@ -37,7 +37,7 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
     ]
     judged = []
     for run, nodes in sorted(there.items()):
-        # What a node says whose ranks have all left counts once all ranks of the run have.
+        # The verdict of a node whose ranks have all left counts only once all ranks of the run have left.
         training = {number for number, ranks in nodes.items() if any(each.status.connected for each in ranks)}
         parts = [
             NodePart(surveys[number].node, verdicts[number][run], _works(nodes[number]))

@@ -1,4 +1,4 @@
-"""Between the fleet's messages and the daemon's own types, as far as ``service.translate`` does not."""
+"""Conversion between the fleet's messages and the daemon's own types, beside ``service.translate``."""
 
 import math
 
@@ -44,7 +44,7 @@ def unreachable_message(own: Unreachable) -> control_pb2.UnreachablePeer:
 
 
 def tidy(run: control_pb2.Run) -> control_pb2.Run:
-    """Return a run as another node tells of it, with nothing in its text that could drive a terminal."""
+    """Return another node's run with its text cleaned of terminal control characters."""
     for rank in run.ranks:
         _tidy_status(rank)
     run.run, run.job_name = line(run.run), line(run.job_name)
@@ -52,7 +52,7 @@ def tidy(run: control_pb2.Run) -> control_pb2.Run:
 
 
 def tidy_survey(told: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
-    """Return what another node tells of its ranks' steps, with nothing in it that could not be.
+    """Return another node's survey with invalid values removed or limited.
 
     Raises:
         PeerError: Its columns are of different lengths.
@@ -62,7 +62,7 @@ def tidy_survey(told: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
         _tidy_status(rank.status)
         columns = (rank.end_ns, rank.duration_ns, *(phase.ns for phase in rank.phases))
         if rank.count > HISTORY_STEPS or any(len(column) != 8 * rank.count for column in columns):
-            raise PeerError("the steps that it tells of cannot be read")
+            raise PeerError("its steps cannot be read")
         del rank.phases[_MOST_PHASES:]
         for phase in rank.phases:
             phase.phase = one_line(phase.phase, _MOST_PHASE_CHARACTERS)
@@ -84,7 +84,7 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         evidence=one_line(message.evidence, _MOST_EVIDENCE_CHARACTERS),
         cost_seconds_per_step=0.0 if hangs else cost,
         next_command="",
-        # An older node's hang has what it has lasted for as its cost.
+        # An older node sends the duration of a hang as its cost.
         stalled_seconds=_seconds(message.stalled_seconds) or cost if hangs else 0.0,
         window_seconds=_seconds(message.window_seconds),
         step_seconds=_seconds(message.step_seconds),
@@ -97,7 +97,7 @@ def _seconds(value: float) -> float:
 
 
 def line(text: str) -> str:
-    """Return another node's words as one short line."""
+    """Return another node's text as one short line."""
     return one_line(text, _MOST_CHARACTERS)
 
 
@@ -123,7 +123,7 @@ def facts(status: control_pb2.RankStatus) -> RankFacts:
 
 
 def uid_of(message: control_pb2.RankStatus | control_pb2.RankStacks) -> int | None:
-    """Return the user of a rank's process, as the daemon of its node says; None when that is unknown."""
+    """Return the user of a rank's process from the daemon of its node; None when that is unknown."""
     return message.uid if message.HasField("uid") else None
 
 

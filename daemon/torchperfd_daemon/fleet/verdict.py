@@ -31,12 +31,12 @@ _OF_THE_NODE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NodePart:
-    """What one node says of a run.
+    """One node's part in a run.
 
     Attributes:
         node: Its name.
         verdict: Its own.
-        works: What its ranks that train did in the present.
+        works: The recent own work of its ranks that train.
     """
 
     node: str
@@ -45,7 +45,7 @@ class NodePart:
 
 
 def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
-    """Return the verdict on a run from what its nodes say.
+    """Return the verdict on a run from its nodes' verdicts and work.
 
     - A hang comes first. Where ranks hang, a node that has compared several of its ranks is believed before
       one that has a single rank; nodes that disagree name nobody.

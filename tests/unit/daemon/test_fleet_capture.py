@@ -173,7 +173,7 @@ def test_a_conductor_that_goes_away_is_what_the_manifest_says(tmp_path: Path) ->
         own = manifest(node, ID)
         assert (own["state"], own["ranks"][0]["reason"]) == (
             "failed",
-            "the daemon that conducts the capture has gone",
+            "the connection to the daemon that conducts the capture is lost",
         )
         assert node.ranks[0].told[-1].startswith("cancel")
         assert node.ranks[0].directory == node.catalog.directory / ID

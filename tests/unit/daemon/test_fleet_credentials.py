@@ -108,8 +108,8 @@ def test_token_file_of_another_kind_or_size_is_refused(tmp_path: Path) -> None:
         file.truncate(2**40)
     (tmp_path / "huge").chmod(0o600)
     for path, reason in (
-        (tmp_path / "pipe", "is no regular file"),
-        (Path("/dev/zero"), "is no regular file"),
+        (tmp_path / "pipe", "is not a regular file"),
+        (Path("/dev/zero"), "is not a regular file"),
         (tmp_path, "Is a directory"),
         (tmp_path / "huge", "has more than 1,048,576 bytes"),
         (tmp_path / "none", "No such file"),

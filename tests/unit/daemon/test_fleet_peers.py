@@ -63,7 +63,7 @@ def test_hostlists_as_slurm_writes_them(text: str, names: list[str]) -> None:
     ["", ",", "a,", "n[", "n]", "n[]", "n[1-]", "n[3-1]", "n[1,]", "n[[1]]", "n[a]", "n 1", "../etc", "n\0"],
 )
 def test_what_is_no_hostlist_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no Slurm hostlist"):
+    with pytest.raises(UsageError, match="is not a Slurm hostlist"):
         expand(text)
 
 

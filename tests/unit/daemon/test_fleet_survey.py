@@ -197,7 +197,7 @@ async def test_a_node_that_tells_nonsense_is_named(tmp_path: Path) -> None:
         [peer] = told.unreachable
         assert (peer.address, peer.reason) == (
             str(one.address),
-            "the steps that it tells of cannot be read",
+            "its steps cannot be read",
         )
 
 

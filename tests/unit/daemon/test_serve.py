@@ -57,7 +57,7 @@ def test_a_wrong_address_is_a_usage_error(serve: Serve, address: str) -> None:
     code, out, err = serve("--metrics-address", address)
     assert (code, out) == (2, "")
     assert err.endswith(
-        f"Error: Invalid value for '--metrics-address': {address!r} is no HOST:PORT;"
+        f"Error: Invalid value for '--metrics-address': {address!r} is not HOST:PORT;"
         " write it like 127.0.0.1:9407.\n"
     )
 
@@ -278,7 +278,7 @@ def test_daemon_reads_its_credentials_again_on_sighup(life: Life, caplog: pytest
         token.write_text("short")
         await hang_up()
         assert await allowed("b" * 32), "a wrong file changes nothing"
-        assert "the fleet's credentials from before stay in force" in caplog.text
+        assert "the fleet's previous credentials stay in force" in caplog.text
         async with httpx.AsyncClient() as http:
             page = await http.get(metrics_url)
         assert 'torchperfd_daemon_refused_calls_total{listener="fleet"} 2.0' in page.text.splitlines()

@@ -256,7 +256,7 @@ def test_a_store_that_was_down_gets_it_all_when_it_is_back(
     assert uploader.counts.pending == 2
     [line] = said.messages
     assert line.startswith(f"capture c0 is not uploaded yet: {PREFIX} did not take c0/rank0.json: ")
-    assert line.endswith("; see that it can be reached from this node; next try in 2 s")
+    assert line.endswith("; check that this node can reach it; next try in 2 s")
     own_store.start()
     assert turn(uploader) == 2.0, "it is not time yet"
     assert own_store.held() == []
