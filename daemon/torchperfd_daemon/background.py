@@ -1,4 +1,4 @@
-"""Health of the daemon's background work: how often it failed, and when it last did what it is for."""
+"""Health of the daemon's background workers: number of failures, and time of the last success."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class WorkerHealth:
     is_failing: bool = False
 
     def succeeded(self, now: float) -> None:
-        """Note that a round was finished at Unix time ``now``."""
+        """Record that a round was finished at Unix time ``now``."""
         self.last_success_unix_seconds = now
         self.is_failing = False
 

@@ -15,18 +15,18 @@ COMMANDS: Final = {
     "serve": "Run the node's daemon.",
     "ps": "List runs and ranks.",
     "top": "Show runs, ranks, this node and the verdict, refreshing.",
-    "ranks": "Say what each rank spends its steps on, and which one is slow.",
+    "ranks": "Show how each rank spends its steps, and which one is slow.",
     "steps": "List a rank's newest steps.",
-    "diagnose": "Say why a run is slow, where, and what to do next.",
+    "diagnose": "Explain why a run is slow, where, and what to do next.",
     "whatif": "Predict how much faster a run were without each cause.",
     "capture": "Profile the next steps of a running job.",
     "captures": "List, fetch and delete captures.",
-    "stacks": "Say where every rank stands, and which one the others wait for.",
-    "goodput": "Say what every rank-second of a run went to, across restarts.",
-    "analyze": "Say what a trace spent its time on.",
-    "compare": "Say what differs between two captures, or two ranks.",
-    "doctor": "Look for what slows this node down, and say how to mend it.",
-    "config": "Show the configuration in force, and where it comes from.",
+    "stacks": "Show the stacks of all ranks, and which rank the others wait for.",
+    "goodput": "Show how every rank-second of a run was spent, across restarts.",
+    "analyze": "Show how the time of a trace was spent.",
+    "compare": "Show the differences between two captures, or two ranks.",
+    "doctor": "Find what slows this node down, and how to fix it.",
+    "config": "Show the configuration in force, and the origin of each value.",
     "version": "Print versions.",
 }
 
@@ -64,7 +64,7 @@ def _run(argv: list[str] | None) -> int:
     try:
         result: Any = cli.main(args=argv, prog_name="torchperfd", standalone_mode=False)
     except TorchperfdError as error:
-        # Errors name runs, files and what a trace says.
+        # Errors contain names of runs and files, and text of traces.
         click.echo(printable(f"torchperfd: {error}"), err=True)
         return error.exit_code
     except click.ClickException as error:
@@ -73,7 +73,7 @@ def _run(argv: list[str] | None) -> int:
     except click.Abort:
         return 130
     except BrokenPipeError:
-        # The reader of a pipe went away (`torchperfd ps | head`): not our failure.
+        # The reader of a pipe has exited (`torchperfd ps | head`): not an error.
         sys.stderr.close()
         return 0
     return result if isinstance(result, int) else 0

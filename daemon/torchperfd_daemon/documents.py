@@ -1,4 +1,4 @@
-"""Files that other processes may have damaged: any bytes whatever are read, or raise one kind of error."""
+"""Reads files that other processes may have damaged: any content is decoded, or raises one kind of error."""
 
 import sqlite3
 import stat
@@ -31,7 +31,7 @@ def decode(document: bytes | str | mmap, kind: type[T]) -> T:
 
 
 def check_database(path: Path) -> None:
-    """Refuse to have SQLite open what is no regular file: it waits on a pipe, and follows a link.
+    """Refuse a database that is not a regular file: SQLite would wait on a pipe, and follow a link.
 
     Raises:
         sqlite3.DatabaseError: Something else has the name.

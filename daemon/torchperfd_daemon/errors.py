@@ -1,10 +1,10 @@
-"""What can go wrong in a command, with the exit code of each."""
+"""Errors of commands, with the exit code of each."""
 
 from torchperfd.errors import TorchperfdError as TorchperfdError
 
 
 class UsageError(TorchperfdError):
-    """The caller asked for something that cannot be meant."""
+    """The request is invalid or contradictory."""
 
     exit_code = 2
 
@@ -42,6 +42,6 @@ class IncompatibleVersionError(TorchperfdError):
 
 
 class DeadlineError(TorchperfdError):
-    """It did not happen in time."""
+    """The operation did not finish in time."""
 
     exit_code = 124

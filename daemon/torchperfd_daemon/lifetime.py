@@ -30,7 +30,7 @@ class Lifetime:
         self._changed.set()
 
     async def wait(self, ranks: Callable[[], int]) -> None:
-        """Return when the daemon shall end.
+        """Return when the daemon should end.
 
         Args:
             ranks: Returns how many ranks are connected.

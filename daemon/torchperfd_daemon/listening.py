@@ -1,4 +1,4 @@
-"""The daemon's socket and port: who owns them, and where they listen."""
+"""The daemon's socket and metrics port: locking and binding."""
 
 import contextlib
 import fcntl

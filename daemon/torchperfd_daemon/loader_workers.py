@@ -22,7 +22,7 @@ LEAST_GAIN: Final = 0.05
 _MOST_FIGURE: Final = float(1 << 50)
 # A loader computes, and does not wait, where this share of a draw is CPU time.
 _COMPUTES: Final = 0.5
-# A thread that gets a CPU more seldom than this is as one that gets it so seldom.
+# Lower limit for how often a thread gets a CPU.
 _MOST_QUEUED: Final = 0.99
 # Processes that share CPUs lose time to each other's caches and to their scheduling.
 _CONTENTION: Final = 1.15
@@ -66,12 +66,12 @@ class WorkerCost:
 
 
 UNMEASURED_COST: Final = WorkerCost(0.3e-3, 0.3e-3, 0.3e-9, 0.3e-3, 0.2e-3, 0.5e-9)
-"""Of a machine on which it was not measured: rather too much than too little."""
+"""Default for a machine on which it was not measured: a high estimate."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderFacts:
-    """What a training process knows of the loader that it trains from; None or 0 where it does not.
+    """A training process's facts about its loader; None or 0 where unknown.
 
     Attributes:
         workers: Its worker processes.
@@ -122,8 +122,8 @@ class LoaderAdvice:
         saves_seconds: By how much that is less than now.
         change: What to do, one imperative sentence.
         setting: The code to write.
-        assumes: What has to be true and was not measured, or why there may be more workers than CPUs;
-            empty where nothing.
+        assumes: The assumption that was not measured, or why there may be more workers than CPUs; empty for
+            none.
     """
 
     rule: str
@@ -189,7 +189,7 @@ class _Model:
         self._facts = facts
         self._step = step
         tensors = facts.batch_tensors or _USUAL_TENSORS
-        # Where other processes have the CPUs, a worker gets one as seldom as the training thread does.
+        # Where other processes use the CPUs, a worker gets one as rarely as the training thread does.
         crowd = 1 / (1 - min(facts.queued or 0.0, _MOST_QUEUED))
         self._cpus = facts.cpus / crowd if facts.cpus else None
         self._receive = (
@@ -200,8 +200,8 @@ class _Model:
         self._send = crowd * cost.sending(tensors, facts.batch_bytes)
         self._rest = max(0.0, step - data)
         if facts.workers:
-            # They are busy all the time where the training thread waits for them. What they stood in line
-            # for a CPU is no part of making a batch.
+            # Workers are busy all the time where the training thread waits for them. Their time in the run
+            # queue is not part of making a batch.
             self._make = max(0.0, facts.workers * step * (1 - (facts.worker_queued or 0.0)) - self._send)
             self._cpu = facts.worker_cpu_seconds
         else:
@@ -236,7 +236,7 @@ class _Model:
         return min(MOST_WORKERS, max(1, int(cpus / max(share, 1e-3))))
 
     def more_workers(self, *, on_device: bool) -> LoaderAdvice | None:
-        """Return the advice to have workers, or more of them than there are."""
+        """Return the advice to use workers, or more of them."""
         now, most = self._facts.workers, self._most()
         if most <= now or (now and self._data <= 2 * self._receive):
             return None

@@ -1,4 +1,4 @@
-"""Log lines that others can cause: few, however often they are caused."""
+"""Rate limit for log lines that other processes can cause."""
 
 import logging
 import time

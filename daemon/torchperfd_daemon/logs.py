@@ -1,4 +1,4 @@
-"""Where the daemon's log lines go, and in which form."""
+"""The destination and format of the daemon's log lines."""
 
 import logging
 import os
@@ -32,7 +32,7 @@ def configure_logging(level: str, stream: TextIO | None = None) -> None:
     Args:
         level: What to log of our own; a name of logging's, in lower case. Libraries log from warnings on:
             their debug lines would hide ours.
-        stream: Where to; standard error by default.
+        stream: Destination; standard error by default.
     """
     target = stream or sys.stderr
     handler = logging.StreamHandler(target)

@@ -64,7 +64,7 @@ class NodeSamplers:
             scheduler.start()
 
     def stop(self) -> None:
-        """Stop sampling; a thread that hangs in its collector is left behind."""
+        """Stop sampling; a thread that hangs in its collector is abandoned."""
         for scheduler in self._schedulers:
             scheduler.stop()
 
@@ -77,7 +77,7 @@ class NodeSamplers:
                     scheduler.replace_worker()
                 self.health.succeeded(time.time())
             except Exception:
-                # The system may refuse a new thread now, and grant it the next time.
+                # The system may refuse a new thread now, and allow it the next time.
                 if self.health.failed():
                     log.exception("collectors that hang cannot be replaced")
 

@@ -1,4 +1,4 @@
-"""The daemon: the composition root, the only place that builds the parts and knows them all."""
+"""The daemon: the composition root, the only module that builds and connects all components."""
 
 import asyncio
 import contextlib
@@ -103,7 +103,7 @@ class Daemon:
 
     Args:
         settings: What to serve where.
-        plan: What to do of its own accord, and when.
+        plan: Triggers and schedules of automatic captures.
     """
 
     def __init__(self, settings: ServeSettings, plan: Plan | None = None) -> None:
@@ -153,7 +153,7 @@ class Daemon:
         """Serve until SIGTERM or SIGINT; when embedded, until the owner and the last rank have left.
 
         Raises:
-            TorchperfdError: Something cannot be served; the message names the fix.
+            TorchperfdError: A socket or port cannot be served; the message states what to do.
         """
         settings = self._settings
         web_config = WebConfigFile(settings.web_config_file) if settings.web_config_file else None
@@ -161,7 +161,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._lifetime.stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload, web_config)
-        # Unwinds backwards: what watches the runs stops first, then what serves, then what samples.
+        # Unwinds in reverse order: the observers stop first, then the servers, then the samplers.
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(own_socket(settings.socket))
             listener = stack.enter_context(listen(settings))
@@ -186,7 +186,7 @@ class Daemon:
             await self._lifetime.wait(lambda: clients.sessions.count)
 
     def _collect(self, stack: contextlib.AsyncExitStack) -> NodeSamplers:
-        """Sample the node, and simulate a job on it if that is asked for."""
+        """Start the node's samplers, and a simulated job if that is configured."""
         settings = self._settings
         samplers = NodeSamplers(self._store, settings.interval_seconds, simulated=settings.demo)
         samplers.start()
@@ -198,7 +198,7 @@ class Daemon:
         return samplers
 
     def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
-        """Hold the captures directory to its quota; analyse and upload captures if that is asked for."""
+        """Start the workers that enforce the quota, and analyse and upload captures if configured."""
         _mark_uploads(self._settings, self._uploader)
         self._retention.start()
         stack.callback(self._retention.stop)
@@ -206,7 +206,7 @@ class Daemon:
             self._analyst.start()
             stack.callback(self._analyst.stop)
         if self._uploader is not None:
-            # Waited for at the end: it must release its references before the interpreter ends.
+            # Joined at the end: it must release its references before the interpreter ends.
             _run_in_background(stack, self._uploader.run(), seconds=min(1.0, self._settings.drain_seconds))
 
     def _admit_clients(self, stack: contextlib.AsyncExitStack, node: Node) -> _Clients:
@@ -251,7 +251,7 @@ class Daemon:
             self._plan,
             self._store,
             observer.findings,
-            # Without the cap: what is left out of a page still counts.
+            # Without the cap: ranks that are left out of a page still count.
             MetricsPage(measured).collect,
             Actions(self._coordinator, self._catalog, SessionReach(self._store, sessions)),
             counts=self._triggers,
@@ -298,7 +298,7 @@ class Daemon:
     async def _serve(
         self, stack: contextlib.AsyncExitStack, samplers: NodeSamplers, clients: _Clients, observer: Observer
     ) -> health.HealthServicer:
-        """Serve training processes and commands; daemons of other nodes, too, if that is asked for."""
+        """Serve training processes and commands; daemons of other nodes, too, if configured."""
         grace = min(1.0, self._settings.drain_seconds)
         control = ControlService(
             self._store,
@@ -328,11 +328,11 @@ class Daemon:
             )
             server, address = await listen_to_fleet(self._fleet_address, self._interceptor, service)
             stack.push_async_callback(server.stop, grace)
-            log.info("the fleet may ask on %s", address)
+            log.info("fleet port listens on %s", address)
         return checks
 
     def _reload(self, web_config: WebConfigFile | None) -> None:
-        """Read the files of credentials and certificates again; a file that is wrong changes nothing."""
+        """Read the files of credentials and certificates again; an invalid file changes nothing."""
         log.info("SIGHUP: reading credentials and certificates again")
         if web_config is not None:
             web_config.current()
@@ -349,12 +349,12 @@ class Daemon:
 
 
 def _analyses(settings: ServeSettings) -> bool:
-    # A run's own daemon shares its cores, and the next that is typed is `torchperfd analyze`.
+    # A run's own daemon shares its cores, and its user runs `torchperfd analyze` anyway.
     return settings.analyze_captures and not settings.embedded
 
 
 def _uploader(settings: ServeSettings, catalog: Catalog) -> Uploader | None:
-    """Return what uploads captures, if that is asked for."""
+    """Return the uploader of captures, if configured."""
     if settings.captures_upload is None:
         return None
     destination = Destination(settings.captures_upload)
@@ -363,11 +363,11 @@ def _uploader(settings: ServeSettings, catalog: Catalog) -> Uploader | None:
 
 
 def _mark_uploads(settings: ServeSettings, uploader: Uploader | None) -> None:
-    """Write beside the captures where they are uploaded to, for the commands that ask no daemon."""
+    """Write the upload marker beside the captures, for commands that do not connect to a daemon."""
     if uploader is not None:
         write_upload_marker(settings.captures_dir, uploader.url)
     elif not settings.embedded:
-        # A run's own daemon says nothing about what the user's other daemons do.
+        # A run's own daemon leaves the marker of the user's other daemons alone.
         remove_upload_marker(settings.captures_dir)
 
 

@@ -6,7 +6,7 @@ import socket
 
 
 def notify(state: str) -> bool:
-    """Send a state such as ``READY=1``; return whether a service manager was there to hear it.
+    """Send a state such as ``READY=1``; return whether a service manager received it.
 
     See sd_notify(3): a leading ``@`` names an abstract socket.
     """
@@ -25,7 +25,7 @@ def notify(state: str) -> bool:
 
 
 def watchdog_seconds() -> float | None:
-    """Return how long systemd waits for a sign of life of this process; None when it expects none.
+    """Return systemd's watchdog timeout for this process; None when there is none.
 
     See sd_watchdog_enabled(3).
     """
@@ -36,7 +36,7 @@ def watchdog_seconds() -> float | None:
 
 
 async def keep_watchdog_quiet() -> None:
-    """Send systemd a sign of life twice in each period that it allows; end at once if it expects none."""
+    """Notify systemd's watchdog twice per timeout; return at once if there is none."""
     period = watchdog_seconds()
     while period is not None:
         notify("WATCHDOG=1")

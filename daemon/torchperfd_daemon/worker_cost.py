@@ -1,4 +1,4 @@
-"""What moving a batch from a DataLoader worker costs on this machine: measured once, then kept in a file.
+"""The cost of moving a batch from a DataLoader worker on this machine: measured once, then kept in a file.
 
 torch hands a tensor over as the descriptor of shared memory, by Python's own multiprocessing. A batch of
 plain shared memory takes the same way, and the same time, without torch.
@@ -37,7 +37,7 @@ _TIMEOUT_S: Final = 20.0
 _MOST_FILE_BYTES: Final = 4096
 # Beyond these a figure is a disturbance, and no machine.
 _LONGEST_S: Final = 0.1
-# A machine with so much else to do that the measuring process stood in line for this share of the time.
+# On a busier machine the measuring process waited for a CPU for more than this share of the time.
 _LOADED: Final = 0.05
 _LOADED_KEPT_S: Final = 600.0
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -73,7 +73,7 @@ THIS_MACHINE: Final = MachineCost()
 def of_this_machine(path: Path | None = None) -> WorkerCost:
     """Return the cost on this machine, measured if it was not yet.
 
-    A process of low priority does not measure, which would find out the priority.
+    A process of low priority does not measure, because the result would reflect the priority.
 
     Args:
         path: Where it is kept; that of the user's cache when None.
@@ -143,7 +143,7 @@ def _write(path: Path, cost: WorkerCost, until: float | None) -> None:
 def _measured_elsewhere() -> tuple[WorkerCost, bool] | None:
     """Measure in a process of its own, which may fork: it has no other threads. None where that fails.
 
-    Also returns whether the machine had too much else to do for that to stand for long.
+    Also returns whether the machine was too busy for the result to be kept for long.
     """
     try:
         process = subprocess.Popen(
@@ -158,7 +158,7 @@ def _measured_elsewhere() -> tuple[WorkerCost, bool] | None:
                 found = json.loads(process.communicate(timeout=_TIMEOUT_S)[0])
                 return _parsed(found["cost"]), bool(found["loaded"])
             finally:
-                # Its worker as well, which would wait for the next request without end.
+                # Its worker, too, which would wait for the next request forever.
                 if process.poll() is None:
                     os.killpg(process.pid, signal.SIGKILL)
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
@@ -168,7 +168,7 @@ def _measured_elsewhere() -> tuple[WorkerCost, bool] | None:
 def _measure() -> WorkerCost:
     """Measure: hand over small batches of one tensor and of several, and large ones, in a second or two."""
     kinds = ((1, _SMALL_BYTES), (_TENSORS, _SMALL_BYTES), (1, _LARGE_BYTES))
-    # Each kind in every round: what else the machine does comes and goes.
+    # Each kind in every round, because other load on the machine changes over time.
     rounds = [[_handed_over(*kind) for kind in kinds] for _ in range(_ROUNDS)]
     least = [[min(column) for column in zip(*figures, strict=True)] for figures in zip(*rounds, strict=True)]
     parts: list[float] = []
@@ -179,7 +179,7 @@ def _measure() -> WorkerCost:
 
 
 def _measured() -> dict[str, Any]:
-    """Measure; return the document that tells it."""
+    """Measure; return the result as a document."""
     began, queued = time.monotonic(), _queued_s()
     cost = _measure()
     share = (_queued_s() - queued) / (time.monotonic() - began)
@@ -187,7 +187,7 @@ def _measured() -> dict[str, Any]:
 
 
 def _queued_s() -> float:
-    """Return how long this thread has been ready to run without a CPU; 0 where the kernel does not say."""
+    """Return how long this thread has been ready to run without a CPU; 0 where that is unknown."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -228,7 +228,7 @@ def _handed_over(tensors: int, size: int) -> tuple[float, float]:
 
 
 def _work(asked: Any, made: Any, tensors: int, size: int) -> None:
-    """Make batches of shared memory until there is nothing to make; then say what CPU time that took."""
+    """Make batches of shared memory until the requests end; then send the CPU time used."""
     began = time.process_time()
     while asked.get(timeout=_TIMEOUT_S) is not None:
         made.put([_Shared(size) for _ in range(tensors)])

@@ -1,4 +1,4 @@
-"""What a collector is, and the sampler that asks one and keeps its answer."""
+"""The interface of collectors, and the sampler that runs one and keeps its newest sample."""
 
 import logging
 import time
@@ -33,11 +33,11 @@ class Family:
 
 
 class CollectorUnavailableError(Exception):
-    """What the collector samples cannot be had for a reason that is known; not worth a traceback."""
+    """The collector cannot sample for a known reason; logged without a traceback."""
 
 
 class NothingToCollectError(CollectorUnavailableError):
-    """The node has nothing of what the collector samples: no failure, and no series about one."""
+    """The node has nothing for the collector to sample: not a failure, and no series about one."""
 
 
 class Collector(Protocol):
@@ -46,7 +46,7 @@ class Collector(Protocol):
     name: str
 
     def sample(self) -> Sequence[Family]:
-        """Return what is true now.
+        """Return the current values.
 
         Raises:
             NothingToCollectError: There is nothing to sample on this node.
@@ -55,13 +55,13 @@ class Collector(Protocol):
 
 
 class Sampler:
-    """Has one collector sample, and keeps its newest sample.
+    """Runs one collector, and keeps its newest sample.
 
-    While the collector hangs there is no sample: what was true before it hung is not shown as true now.
+    While the collector hangs there is no sample: old values are never shown as current.
 
     Args:
         collector: What to run.
-        interval: Seconds between samples; whoever has them taken keeps to it.
+        interval: Seconds between samples; kept by the scheduler.
         clock: Monotonic seconds.
         wall: Unix seconds.
     """
@@ -134,7 +134,7 @@ class Sampler:
         log.debug("collector %s: %d families, %.1f ms", self.name, len(self._families), self._duration * 1e3)
 
     def _hanging(self) -> float:
-        """Return how long the present sample takes already, if that is too long; else 0."""
+        """Return how long the sample in progress has taken, if that is too long; else 0."""
         began = self._began
         if began is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""What control groups allow each rank, and how long they held it back."""
+"""Limits of each rank's control groups, and the time in which they throttled it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Limits:
         cpu_cores: CPU seconds per second.
         memory_bytes: Memory that the group may use.
         cpus: CPUs that the group may run on.
-        throttled_seconds: Time held back for using up ``cpu_cores``, since the group was made.
+        throttled_seconds: Time throttled for using up ``cpu_cores``, since the group was created.
     """
 
     cpu_cores: float | None = None
@@ -37,7 +37,7 @@ class CgroupCollector:
     """Samples the control groups of every rank that runs in our pid namespace, of version 2 or 1.
 
     Args:
-        ranks: Tells which ranks there are.
+        ranks: Returns the ranks.
         proc: Root of procfs.
         root: Where the cgroup2 file system is mounted, or those of version 1 below.
     """

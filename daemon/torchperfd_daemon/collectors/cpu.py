@@ -8,7 +8,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.procfs import read
 
 _IDLE: Final = slice(3, 5)
-"""Columns of the CPU line that nobody worked in: idle, and idle while waiting for a disk."""
+"""Idle columns of the CPU line: idle, and idle while waiting for a disk."""
 
 _COUNTED: Final = 8
 """The columns after these, guest time, are part of user time already."""

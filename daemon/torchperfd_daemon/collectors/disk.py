@@ -1,4 +1,4 @@
-"""Traffic of the node's disks, and how long they were at it."""
+"""Traffic of the node's disks, and how long they were busy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

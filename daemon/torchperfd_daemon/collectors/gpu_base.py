@@ -1,4 +1,4 @@
-"""What every source of GPU readings shares: the reading, its families, and the ranks that hold memory."""
+"""Base of all sources of GPU readings: the reading, its families, and the ranks that hold memory."""
 
 import contextlib
 import math
@@ -41,12 +41,12 @@ FAMILIES: Final[dict[str, tuple[str, Literal["gauge", "counter"], tuple[str, ...
     "gpu_xid_errors": ("Errors that the driver reported since the daemon started.", "counter", ("xid",)),
     "gpu_xid_last_timestamp_seconds": ("When the driver last reported the error.", "gauge", ("xid",)),
 }
-"""What GPUs can tell, in the page's order. By name: help, kind, and labels beyond those of the GPU."""
+"""Families of GPUs, in the page's order. By name: help, kind, and labels beyond those of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What one GPU, or one MIG instance, tells at one moment. What it cannot tell is not in it.
+    """One reading of a GPU or MIG instance. Values that it does not provide are absent.
 
     Attributes:
         gpu: Index on the node; ``0:2`` for instance 2 of GPU 0.
@@ -70,7 +70,7 @@ class GpuCollector(ABC):
     """A collector whose families come from readings.
 
     Args:
-        ranks: Tells which ranks there are, whose memory on GPUs is told.
+        ranks: Returns the ranks whose memory on GPUs is reported.
         proc: Root of procfs, where the processes on the GPUs are looked up.
     """
 
@@ -111,7 +111,7 @@ class GpuCollector(ABC):
                 held[pid] = held.get(pid, 0) + size
         found: dict[tuple[int, int], int] = {}
         for pid, size in held.items():
-            with contextlib.suppress(OSError):  # it has just ended, or lives where we cannot look
+            with contextlib.suppress(OSError):  # it has just ended, or may not be read
                 found[_own_identity(self._proc, pid)] = size
         for rank in self._ranks():
             if (rank.pid, rank.start_ticks) in found:
@@ -133,8 +133,8 @@ def to_families(readings: Iterable[GpuReading]) -> list[Family]:
 def _own_identity(proc: Path, pid: int) -> tuple[int, int]:
     """Return a process's id as it sees itself, and its start in clock ticks since boot.
 
-    The driver tells ids as we see them; a rank in a container tells its own, and those repeat from
-    container to container, but the moment of the start does not.
+    The driver reports ids in the daemon's namespace; a rank in a container reports its own, and those repeat
+    across containers, but the time of the start does not.
     """
     status = parse_table(read(proc / str(pid) / "status"))
     # Kernels without pid namespaces have no such line: then there is only one id.

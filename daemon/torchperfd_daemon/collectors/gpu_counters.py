@@ -1,4 +1,4 @@
-"""Counters made of what is no counter: rates, bits that are on or off, counters that wrap."""
+"""Counters derived from rates, from bits that are on or off, and from counters that wrap."""
 
 from collections.abc import Iterable
 
@@ -7,14 +7,14 @@ class RateTotal:
     """The integral of a rate.
 
     Attributes:
-        total: What has come together, in the rate's unit times seconds.
+        total: The integral, in the rate's unit times seconds.
     """
 
     def __init__(self) -> None:
         self.total = 0.0
 
     def add(self, rate: float, seconds: float) -> None:
-        """Add what a mean rate over some time makes."""
+        """Add a mean rate over some seconds."""
         self.total += rate * seconds
 
 
@@ -37,13 +37,13 @@ class WrappingTotal:
 
 
 class ActiveTime:
-    """How long each of some things was on, from looks at what is on now.
+    """How long each of several states was on, from samples of the states that are on.
 
-    A thing that is on at both ends of an interval was on throughout, one that is on at one
+    A state that is on at both ends of an interval counts as on throughout, one that is on at one
     end for half of it. That is as good as the sampling rate allows.
 
     Attributes:
-        seconds: Time on since the first look, by name.
+        seconds: Time on since the first sample, by name.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -51,7 +51,7 @@ class ActiveTime:
         self._last: tuple[float, frozenset[str]] | None = None
 
     def update(self, now: float, on: frozenset[str]) -> None:
-        """Take a look at ``now``, in monotonic seconds."""
+        """Add a sample at ``now``, in monotonic seconds."""
         if self._last is not None:
             then, before = self._last
             for name in self.seconds:
@@ -59,5 +59,5 @@ class ActiveTime:
         self._last = now, on
 
     def pause(self) -> None:
-        """Count nothing between the last look and the next: nobody knows what was on."""
+        """Count nothing between the last sample and the next, because the states are unknown."""
         self._last = None

@@ -8,7 +8,7 @@ from torchperfd_daemon.collectors.procfs import parse_table, read
 
 
 class MemoryCollector:
-    """Samples how much memory there is, and how much of it can be had.
+    """Samples total and available memory.
 
     Args:
         proc: Root of procfs.
@@ -20,7 +20,7 @@ class MemoryCollector:
         self._meminfo = proc / "meminfo"
 
     def sample(self) -> Sequence[Family]:
-        """Return available and total memory; what the kernel does not say is absent.
+        """Return available and total memory; a value that the kernel does not provide is absent.
 
         Raises:
             OSError: procfs cannot be read.

@@ -22,10 +22,10 @@ _KERNEL_MODULE: Final = "driver/nvidia/version"
 
 
 class NvmlCollector(GpuCollector):
-    """Samples every GPU that the driver shows. What a GPU cannot tell is absent, never zero.
+    """Samples every GPU that the driver shows. A value that a GPU does not provide is absent, never zero.
 
     Args:
-        ranks: Tells which ranks there are, whose memory on GPUs is told.
+        ranks: Returns the ranks whose memory on GPUs is reported.
         proc: Root of procfs, where the processes on the GPUs are looked up.
         clock: Monotonic seconds.
         wall: Unix seconds.
@@ -54,7 +54,7 @@ class NvmlCollector(GpuCollector):
 
         Raises:
             NothingToCollectError: There is no driver on this node.
-            CollectorUnavailableError: The driver cannot be used, or has just gone.
+            CollectorUnavailableError: The driver cannot be used, or was just unloaded.
         """
         if self._count is None:
             self._count = self._initialise()
@@ -65,7 +65,7 @@ class NvmlCollector(GpuCollector):
                 readings += self._read(index)
         except DriverGoneError as error:
             self._forget()
-            raise CollectorUnavailableError(f"the NVIDIA driver has gone ({error})") from error
+            raise CollectorUnavailableError(f"the NVIDIA driver was unloaded ({error})") from error
         return readings
 
     def _initialise(self) -> int:
@@ -90,7 +90,7 @@ class NvmlCollector(GpuCollector):
             if device is None:
                 handle = ask("nvmlDeviceGetHandleByIndex", index)
                 if handle is None:
-                    # There, but kept from us, say by a container's device list: not ours to report.
+                    # It exists, but may not be used, for example by a container's device list: not reported.
                     return []
                 device = NvmlDevice(handle, index, self._driver_version, self._clock, self._xids)
                 self._xids.follow(handle, device.uuid)
@@ -110,7 +110,7 @@ class NvmlCollector(GpuCollector):
         return readings
 
     def _forget(self) -> None:
-        """Let go of everything, so that the next reading starts with whatever driver there is then."""
+        """Drop all state, so that the next reading initialises the driver again."""
         self._count = None
         self._devices.clear()
         self._lost.clear()

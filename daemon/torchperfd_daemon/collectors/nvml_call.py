@@ -1,4 +1,4 @@
-"""Calls into NVML: the one place that knows its errors."""
+"""Calls into NVML, with its errors translated."""
 
 import logging
 from typing import Any, Final
@@ -30,7 +30,7 @@ def ask(function: str, *arguments: Any) -> Any:
     """Call a function of the binding by name.
 
     Returns:
-        Its result; None for what this GPU, this driver, this binding or our permissions do not give.
+        Its result; None where this GPU, driver, binding or the daemon's permissions do not provide it.
 
     Raises:
         GpuLostError: The GPU has fallen off the bus, or needs a reset.

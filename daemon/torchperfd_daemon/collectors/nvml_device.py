@@ -1,4 +1,4 @@
-"""One GPU through NVML: every read on its own, so that what is missing costs only itself."""
+"""One GPU through NVML: every value is read separately, so that a missing one affects no other."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +49,7 @@ _GPM_TRIALS: Final = 3
 
 
 class NvmlDevice:
-    """One GPU, with what has to be remembered between two readings of it.
+    """One GPU, with the state between two readings.
 
     Args:
         handle: From NVML.
@@ -121,7 +121,7 @@ class NvmlDevice:
         return [reading, *self._read_instances()]
 
     def lost(self) -> GpuReading:
-        """Return what is left of a GPU that does not answer: that, and the errors it has reported."""
+        """Return the reading of a GPU that does not answer: ``gpu_up`` 0, and its reported errors."""
         self._throttle.pause()
         self._seldom_due = -math.inf
         reading = GpuReading(self._gpu, self.uuid)
@@ -153,7 +153,7 @@ class NvmlDevice:
         reading.put("gpu_temperature_celsius", celsius, "gpu")
 
     def _read_seldom(self) -> bool:
-        """Read what changes seldom, if that is due; return whether it was and told something."""
+        """Read the values that rarely change, if that is due; return whether any was read."""
         now = self._clock()
         if now < self._seldom_due:
             return False
@@ -193,7 +193,7 @@ class NvmlDevice:
         for direction, number in _NVLINK.items():
             if number in fields:
                 reading.put("gpu_nvlink_bytes", fields[number].value * 1024, direction)
-            # A GPU without links has a rate of zero, which is no traffic to speak of.
+            # A GPU without links has a rate of zero.
             elif _value(fields, nvml_fields.NVLINK_COUNT) and _RATES["gpu_nvlink_bytes", direction] in rates:
                 total = self._rates["gpu_nvlink_bytes", direction].total
                 reading.put("gpu_nvlink_bytes", total, direction)
@@ -268,7 +268,7 @@ def _processes(handle: Any) -> Iterator[tuple[int, int]]:
         found = ask("nvmlDeviceGetComputeRunningProcesses_v2", handle) or ()
     held: dict[int, int] = {}
     for process in found:
-        # Once per MIG instance that it uses; None where the driver does not tell.
+        # Once per MIG instance that it uses; None where the driver does not report it.
         if process.usedGpuMemory is not None:
             held[process.pid] = held.get(process.pid, 0) + process.usedGpuMemory
     yield from held.items()

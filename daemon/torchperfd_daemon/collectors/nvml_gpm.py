@@ -1,4 +1,4 @@
-"""NVML's GPM: what the units of a GPU did between two samples; Hopper and newer."""
+"""NVML's GPM: activity of a GPU's units between two samples; Hopper and newer."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -19,13 +19,13 @@ NVLINK_TRANSMIT: Final = 61
 
 
 def is_supported(handle: Any) -> bool:
-    """Tell whether a GPU has GPM."""
+    """Return whether a GPU has GPM."""
     support = ask("nvmlGpmQueryDeviceSupport", handle)
     return support is not None and bool(support.isSupportedDevice)
 
 
 class Gpm:
-    """Takes samples in turn and reads metrics between each and the one before it.
+    """Takes samples and reads metrics between each and the one before it.
 
     Args:
         take: Fills a sample; None when it could not.
@@ -72,7 +72,7 @@ class Gpm:
         return self._between(), now - before
 
     def close(self) -> None:
-        """Give the samples back."""
+        """Free the samples."""
         for sample in (self._previous, self._newest):
             if sample is not None:
                 ask("nvmlGpmSampleFree", sample)

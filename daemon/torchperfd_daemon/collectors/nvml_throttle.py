@@ -1,4 +1,4 @@
-"""For how long the clocks of a GPU were held down, and why."""
+"""Seconds for which the clocks of a GPU were throttled, by reason."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -8,7 +8,7 @@ from torchperfd_daemon.collectors.gpu_counters import ActiveTime
 from torchperfd_daemon.collectors.nvml_call import ask
 from torchperfd_daemon.collectors.nvml_fields import FieldValue, slowdown_ns
 
-# The names that nvidia-smi prints. Being idle is not being held down, so that bit is not here.
+# The names that nvidia-smi prints. Idle clocks are not throttled, so that bit is left out.
 _REASONS: Final = {
     "applications_clocks_setting": 0x2,
     "sw_power_cap": 0x4,
@@ -22,11 +22,11 @@ _REASONS: Final = {
 
 
 class Throttle:
-    """Seconds for which clocks were held down, by reason.
+    """Seconds for which clocks were throttled, by reason.
 
-    From the driver's own counters where it has them; for the other reasons from what holds
-    clocks down at each sample. Which of the two is settled by the first reading, since a
-    counter that changes its source half-way would jump.
+    Read from the driver's own counters where it has them; for the other reasons from the active
+    reasons at each sample. The first reading chooses between the two, since a counter that changes
+    its source would jump.
 
     Args:
         handle: The GPU.

@@ -13,7 +13,7 @@ from torchperfd_daemon.collectors.nvml_call import GpuLostError, ask
 _XID: Final = pynvml.nvmlEventTypeXidCriticalError
 # Documentation does not say what a wait of zero does, and for some event sets it is forever.
 _WAIT_MS: Final = 1
-# A GPU in a storm of errors must not keep the sampler from its other GPUs.
+# A GPU that reports errors continuously must not block the sampling of other GPUs.
 _MAX_EVENTS: Final = 256
 
 
@@ -28,9 +28,9 @@ class XidCount:
 class XidLog:
     """The errors of all GPUs since the daemon started.
 
-    One event set for all of them: waiting on it, however briefly, puts the sampler to sleep and wakes
-    it again, and once a second for each GPU that was a third of what they cost. Once the set has said
-    that a GPU is lost, each GPU has a set of its own, so that the lost one does not silence the others.
+    One event set for all GPUs: each wait puts the sampler to sleep and wakes it again, and one wait per GPU
+    and second was a third of the collector's cost. Once the set reports a lost GPU, each GPU has a set of
+    its own, so that events of the others still arrive.
 
     Args:
         wall: Unix seconds.
@@ -46,7 +46,7 @@ class XidLog:
         self._uuids: dict[int | None, str] = {}
 
     def follow(self, handle: Any, uuid: str) -> None:
-        """Listen to a GPU, too; one that reports no errors has none.
+        """Subscribe to a GPU's errors; a GPU without error events has none.
 
         Raises:
             GpuLostError: The GPU does not answer.
@@ -85,7 +85,7 @@ class XidLog:
                     self._drain(self._own.get(uuid) or self._listen(handle, uuid))
 
     def _listen(self, handle: Any, uuid: str) -> Any:
-        """Return a set for one GPU; None where there is none to be had."""
+        """Return an event set for one GPU; None where that is not supported."""
         events = ask("nvmlEventSetCreate")
         if events is None:
             return None

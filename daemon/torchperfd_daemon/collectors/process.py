@@ -1,4 +1,4 @@
-"""What the operating system gave each rank: CPU, memory, I/O, and how long it had to wait."""
+"""Each rank's use of CPU, memory and I/O, and its time waiting for a CPU."""
 
 import contextlib
 import os
@@ -22,13 +22,13 @@ Readings = dict[tuple[str, ...], float]
 
 
 class ProcessCollector:
-    """Samples every rank that runs in our pid namespace; of the others nothing is said.
+    """Samples every rank that runs in the daemon's pid namespace; others have no series.
 
     CPU, memory and I/O include the rank's descendants, which are its DataLoader workers. Waiting
     and switches are the main thread's, the one that trains.
 
     Args:
-        ranks: Tells which ranks there are.
+        ranks: Returns the ranks.
         proc: Root of procfs.
         sys: Root of sysfs.
     """
@@ -80,7 +80,7 @@ class ProcessCollector:
         nodes: dict[str, frozenset[int]],
         counted: Readings,
     ) -> Readings:
-        """Raise a rank's totals to what they are now, and return what is no total."""
+        """Update a rank's totals, and return its gauges."""
         directory = f"{self._proc}/{rank.pid}"
         members = {rank.pid: own, **self._descendants(rank.pid, children)}
         switches, allowed_list = parse_lines(
@@ -112,7 +112,7 @@ class ProcessCollector:
     def _exchange_delay(self, pid: int) -> float:
         """Return for how long a rank's threads that carry out collectives had no CPU, all of them together.
 
-        What a thread is called is asked once: there may be hundreds.
+        Each thread's name is read once: there may be hundreds of threads.
 
         Raises:
             FileNotFoundError: The rank is gone, or the kernel has no scheduler statistics.

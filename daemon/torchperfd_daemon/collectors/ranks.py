@@ -1,4 +1,4 @@
-"""The training processes that collectors look at."""
+"""The training processes that collectors sample."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -14,8 +14,8 @@ class RankProcess:
 
     Attributes:
         pid: Process id, as the rank sees itself.
-        pid_namespace: Inode of the namespace that the id belongs to; 0 when the rank could not tell.
-        start_ticks: When it started, in clock ticks since boot; 0 when the rank could not tell.
+        pid_namespace: Inode of the namespace that the id belongs to; 0 when the rank does not know it.
+        start_ticks: When it started, in clock ticks since boot; 0 when the rank does not know it.
     """
 
     run: str

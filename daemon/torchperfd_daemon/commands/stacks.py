@@ -51,7 +51,7 @@ def command(
     request = control_pb2.StacksRequest(
         run=run, ranks=wanted, timeout_seconds=timeout, allow_signal=signal, fleet=fleet
     )
-    ranks: list[RankStacks] = []
+    answers: list[RankStacks] = []
     unreachable: list[control_pb2.UnreachablePeer] = []
     with connect(socket) as daemon:
         request.run = whole_run(daemon, run, fleet=fleet)
@@ -61,16 +61,16 @@ def command(
                 unreachable.append(message.unreachable)
                 continue
             run = message.identity.run
-            ranks.append(translate_stacks.rank_stacks(message))
-    if not ranks:
-        raise TorchperfdError("the daemon told of no rank", "look into its log")
-    ranks = _each_once(ranks)
-    absent = _absent(ranks, wanted)
-    merged = merge(ranks)
+            answers.append(translate_stacks.rank_stacks(message))
+    if not answers:
+        raise TorchperfdError("the daemon reported no rank", "see its log")
+    answers = _each_once(answers)
+    absent = _absent(answers, wanted)
+    merged = merge(answers)
     if as_json:
-        click.echo(json.dumps(to_dict(run, ranks, merged, absent)))
+        click.echo(json.dumps(to_dict(run, answers, merged, absent)))
     else:
-        render_text(run, ranks, merged, sys.stdout)
+        render_text(run, answers, merged, sys.stdout)
     problems = [f"rank {rank.rank} has no stacks: {rank.outcome.value}" for rank in merged.untold]
     if absent:
         where = "on no node that answers" if fleet else "not here: on other nodes"
@@ -82,7 +82,7 @@ def command(
 
 
 def _each_once(ranks: Sequence[RankStacks]) -> list[RankStacks]:
-    """Return one answer of each rank, in order: a rank that has moved is told of as gone by its old node."""
+    """Return one answer of each rank, in order: a rank that has moved is reported as gone by its old node."""
     once: dict[int, RankStacks] = {}
     for rank in sorted(ranks, key=lambda rank: rank.outcome is Outcome.GONE):
         once.setdefault(rank.rank, rank)
@@ -90,7 +90,7 @@ def _each_once(ranks: Sequence[RankStacks]) -> list[RankStacks]:
 
 
 def _absent(ranks: Sequence[RankStacks], wanted: Sequence[int]) -> list[int]:
-    """Return the ranks asked for, by default all of the run, that nobody has told of."""
+    """Return the ranks asked for, by default all of the run, that are not in the answers."""
     world = min(max(rank.world_size for rank in ranks), _MOST_RANKS)
     found = {rank.rank for rank in ranks}
     return [rank for rank in wanted or range(world) if rank not in found]

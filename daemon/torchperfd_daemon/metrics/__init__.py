@@ -1,4 +1,4 @@
-"""Metrics: what the store and the samplers know, as Prometheus families, read at scrape time."""
+"""Metrics: the data of the store and the samplers as Prometheus families, read at scrape time."""
 
 from torchperfd_daemon.metrics.page import CONTENT_TYPES, MetricsPage
 

@@ -1,4 +1,4 @@
-"""What the analyses of captures say, as metrics; only of a daemon that analyses."""
+"""Metrics of the analyses of captures; only for a daemon that analyses."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from torchperfd_daemon.store import Store
 
 
 class AnalysisMetrics:
-    """A metrics source about analyses, and what the newest says of each run that is still here."""
+    """A metrics source: counts of analyses, and the newest breakdown of each run that is still here."""
 
     def __init__(self, store: Store, counts: AnalysisCounts) -> None:
         self._store = store

@@ -7,13 +7,13 @@ from torchperfd_daemon.collectors.base import Family
 
 
 class BackgroundMetrics:
-    """A metrics source about what the daemon does in the background."""
+    """A metrics source about the daemon's background workers."""
 
     def __init__(self, workers: Sequence[WorkerHealth]) -> None:
         self._workers = workers
 
     def families(self) -> Iterator[Family]:
-        """Return how often each worker failed, and when it last did its work."""
+        """Return each worker's failures, and the time of its last success."""
         failures = Family(
             "background_failures", "Rounds that a background worker could not finish.", "counter", ("worker",)
         )

@@ -22,8 +22,8 @@ _Subject = tuple[str, str]
 class SeriesCap:
     """Keeps a page within a number of series.
 
-    Series of the node itself are bounded by what it is made of and stay; of a family that has more than
-    ``most`` all the same, the rest is left out. Those of ranks stay for as many ranks as fit, in
+    Series of the node itself are bounded by its hardware and stay; of a family that has more than
+    ``most`` nevertheless, the rest is left out. Those of ranks stay for as many ranks as fit, in
     the order in which they came, so that a rank that was shown goes on being shown. Those of a whole run
     stay with any of its ranks.
 
@@ -36,7 +36,7 @@ class SeriesCap:
         self._most = most
         self._oldest_first = oldest_first
         self.left_out = 0
-        """Series that were left out so far, summed over pages; of ranks that were not looked at, at least."""
+        """Series left out so far, summed over pages; a lower bound, since skipped ranks are estimated."""
         self._passed_over = 0
 
     def select(self, store: Store) -> list[Rank]:

@@ -1,4 +1,4 @@
-"""What the observer holds of the runs, as metrics."""
+"""Metrics of the observer's verdicts."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -11,13 +11,13 @@ from torchperfd_daemon.store import Store
 
 
 class Observes(Protocol):
-    """Who watches the runs; see ``Observer``."""
+    """The observer of the runs; see ``Observer``."""
 
     def verdict(self, run: str) -> Verdict | None:
         """Return the present verdict on a run; None while there is none."""
 
     def lost_seconds(self) -> Mapping[str, Mapping[Cause, float]]:
-        """Return what each cause has cost each run."""
+        """Return the seconds that each cause has cost each run."""
 
     def stragglers(self) -> Mapping[str, Mapping[int, float]]:
         """Return the ranks that others wait for, with the seconds per step that they are late by."""

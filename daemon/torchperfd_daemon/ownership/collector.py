@@ -88,7 +88,7 @@ class OwnershipCollector:
         self._owners: dict[tuple[str, int, int, int], Owner] = {}
 
     def of(self, identity: RankIdentity) -> Owner:
-        """Return whose a rank is: what it told itself, and what its process shows."""
+        """Return a rank's owner, from its own report and from its process."""
         declared = from_identity(identity)
         seen = self._owners.get(
             (identity.run, identity.rank, identity.pid, identity.process_start_ticks), declared
@@ -100,7 +100,7 @@ class OwnershipCollector:
         )
 
     def sample(self) -> Sequence[Family]:
-        """Return who was given which GPU; GPUs that nobody was given have no series.
+        """Return which job or pod each GPU is assigned to; unassigned GPUs have no series.
 
         Raises:
             CollectorUnavailableError: The kubelet does not answer.

@@ -1,4 +1,4 @@
-"""Whose a rank is, in the words of whatever started it."""
+"""The owner of a rank: its job, pod and GPU, as named by the launcher."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from torchperfd_daemon.store import RankIdentity
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose a rank is; what is not known is empty.
+    """The owner of a rank; unknown fields are empty.
 
     Attributes:
         slurm_job_id: Slurm's number of the job.
         pod_uid: Kubernetes' uid of the pod.
-        torchelastic_run_id: What torchrun was told to call the run.
+        torchelastic_run_id: torchrun's run id.
         gpu_uuid: The GPU, or MIG instance, that the rank's process holds most memory on.
     """
 
@@ -24,9 +24,9 @@ class Owner:
 
 
 Owners = Callable[[RankIdentity], Owner]
-"""Tells whose a rank is."""
+"""Returns the owner of a rank."""
 
 
 def from_identity(identity: RankIdentity) -> Owner:
-    """Return what the rank itself has told."""
+    """Return the owner from the rank's own report."""
     return Owner(slurm_job_id=identity.slurm_job_id, pod_uid=identity.pod_uid)

@@ -20,7 +20,7 @@ _BUSY_WATTS: Final = 600.0
 class SimulatedGpuCollector(GpuCollector):
     """GPUs under a training job that never ends: waves of load, and one GPU that gets hot at times.
 
-    Everything follows from the clock, so that two looks at the same moment see the same.
+    Everything follows from the clock, so that two samples at the same moment are equal.
 
     Args:
         count: How many GPUs.

@@ -32,7 +32,7 @@ class SimulatedOwners:
         return Owner(slurm_job_id=_SLURM_JOB, gpu_uuid=uuids.get(str(identity.local_rank), ""))
 
     def sample(self) -> Sequence[Family]:
-        """Return who the simulated GPUs were given to."""
+        """Return the owners of the simulated GPUs."""
         family = Family(
             "gpu_allocation_info",
             "Who a GPU was given to, and by what.",

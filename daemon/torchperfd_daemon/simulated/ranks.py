@@ -48,7 +48,7 @@ _VALIDATE_STEP_NS: Final = 110 * _MS
 _SAVE_EVERY: Final = 500
 _SAVE_NS: Final = 2600 * _MS
 
-# After a longer sleep than this, say of a laptop, the ranks go on from now.
+# After a longer sleep than this, such as of a laptop, the ranks continue from now.
 _MOST_BEHIND_NS: Final = 60 * _SECOND
 _REPORT_INTERVAL_S: Final = 1.0
 

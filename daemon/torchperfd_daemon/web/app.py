@@ -25,7 +25,7 @@ _ASKED: Final = {False: "text/plain;version=0.0.4", True: f"{_OPENMETRICS};versi
 _GZIP_LEVEL: Final = 1
 _RENDERING_SHARE: Final = 0.1
 _PROBES: Final = ("/-/healthy", "/-/ready")
-"""Open to all who reach the port: a kubelet has no password, and they show nothing but the daemon's state."""
+"""Paths without a password, because a kubelet has none; they show only the daemon's state."""
 
 
 def build_app(

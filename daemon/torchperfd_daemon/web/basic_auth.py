@@ -11,7 +11,7 @@ from typing import Final
 
 _REMEMBERED: Final = 64
 _PASSWORD_BYTES: Final = 72
-"""bcrypt looks at no more of a password than this."""
+"""bcrypt uses no more bytes of a password than this."""
 
 
 class BasicAuth:
@@ -24,7 +24,7 @@ class BasicAuth:
     def __init__(self) -> None:
         self._one_at_a_time = asyncio.Lock()
         self._known: OrderedDict[bytes, bool] = OrderedDict()
-        # What is remembered must not be of use to whoever reads our memory.
+        # The cache must not reveal passwords to a reader of this process's memory.
         self._key = os.urandom(32)
 
     async def admits(self, header: str, users: Mapping[str, bytes]) -> bool:
@@ -38,7 +38,7 @@ class BasicAuth:
         if credentials is None:
             return False
         name, password = credentials
-        # As much work for a name that does not exist, so that time does not tell who does.
+        # The same work for an unknown name, so that timing does not reveal which names exist.
         known_hash = users.get(name, next(iter(users.values())))
         digest = hashlib.blake2b(name.encode() + b"\0" + known_hash + password, key=self._key).digest()
         if digest not in self._known:

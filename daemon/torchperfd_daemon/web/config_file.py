@@ -1,7 +1,7 @@
 """Who may read the HTTP side, and how: the exporters' ``--web.config.file`` of TLS and basic auth.
 
 The file is read again when it, or a file that it names, changes. While it is wrong, what was right
-before stays in force, and the log says so once.
+before stays in force, and the log records that once.
 """
 
 import logging
@@ -120,7 +120,7 @@ class WebConfigFile:
         # A file that is just being written is short of its end, and must not open the page meanwhile.
         if (self._config.tls is None) != (config.tls is None):
             raise WebConfigError(
-                f"{self._path}: {_TLS} has come or gone", "restart the daemon to turn TLS on or off"
+                f"{self._path}: {_TLS} was added or removed", "restart the daemon to turn TLS on or off"
             )
         if self._config.users and not config.users:
             raise WebConfigError(f"{self._path}: {_USERS} is gone", "restart the daemon to let anybody read")
@@ -180,7 +180,7 @@ def _only(values: Mapping[str, object], known: tuple[str, ...], where: str) -> N
 def _users(users: dict[str, Any], path: Path) -> dict[str, bytes]:
     if users:
         try:
-            import bcrypt  # noqa: F401  wanted at the first request; said now
+            import bcrypt  # noqa: F401  needed at the first request; checked now
         except ImportError:
             raise WebConfigError(
                 f"{path}: {_USERS} needs bcrypt", "install it with `pip install 'torchperfd[web]'`"

@@ -336,6 +336,6 @@ def test_a_driver_that_goes_and_comes_back(tmp_path: Path) -> None:
     looks = sample(tmp_path, away, scenario(gpu(0)), away, away, scenario(gpu(0), driver="590.1"))
     assert [next(iter(looks[number])).partition(":")[0] for number in (0, 2, 3)] == ["unavailable"] * 3
     assert "GPU metrics are off" in next(iter(looks[0]))
-    assert "the NVIDIA driver has gone" in next(iter(looks[2]))
+    assert "the NVIDIA driver was unloaded" in next(iter(looks[2]))
     assert looks[1]["gpu_up"] == looks[4]["gpu_up"] == {FIRST: 1}
     assert {labels[3] for labels in looks[4]["gpu_info"]} == {"590.1"}
