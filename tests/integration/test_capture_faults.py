@@ -208,7 +208,7 @@ def test_a_daemon_killed_in_the_middle_costs_no_trace_and_no_truth(
         _, errors = command.communicate(timeout=60)
     assert command.returncode == 4
     assert errors.splitlines()[-1].startswith(
-        "torchperfd: the daemon went away in the middle of the capture;"
+        "torchperfd: the daemon ended during the capture;"
     )
     if survivors == 1:
         pair.kill(1)

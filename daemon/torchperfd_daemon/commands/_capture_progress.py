@@ -1,4 +1,4 @@
-"""How ``torchperfd capture`` shows how far captures are: a live table on a terminal, else lines."""
+"""The progress display of ``torchperfd capture``: a live table on a terminal, else lines."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ class Lines:
         self._shown: dict[tuple[str, str], int] = {}
 
     def show(self, message: control_pb2.CaptureProgress) -> None:
-        """Print what is new."""
+        """Print the state if it has changed."""
         key = (message.run, message.capture_id)
         if self._shown.get(key) != message.state:
             self._shown[key] = message.state
@@ -109,7 +109,7 @@ def _on_terminal(
     from rich.console import Console
     from rich.live import Live
 
-    # What has ended is said in plain words; the table would only repeat it.
+    # Transient: the caller prints the outcome, which the table would only repeat.
     table = Table()
     with Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True) as live:
         for message in messages:
@@ -126,7 +126,7 @@ class Table:
         self._first_seen: dict[tuple[str, int], int] = {}
 
     def show(self, message: control_pb2.CaptureProgress) -> None:
-        """Take note of a change."""
+        """Store a change."""
         self._captures[message.run, message.capture_id] = message
         if message.state != control_pb2.CAPTURE_STATE_ARMED:
             return
@@ -146,13 +146,13 @@ class Table:
         agreed = f", {steps_of(message)}" if message.state == control_pb2.CAPTURE_STATE_ARMED else ""
         title = f"capture {message.capture_id} of run {message.run}: {state_of(message)}{agreed}"
         yield Text(title, no_wrap=True, overflow="ellipsis")
-        # Whoever has failed is looked for first.
+        # Failed ranks come first.
         ranks = sorted(message.ranks, key=lambda rank: (not rank.reason, rank.rank))
         names = [f"  rank {rank.rank}" for rank in ranks[:_MOST_RANKS]]
         grid = Grid.grid(padding=(0, 1), expand=True)
         grid.add_column(min_width=max(map(len, names), default=0))
         grid.add_column(min_width=_BAR_CELLS)
-        # A long reason is cut, rather than the name of whose it is.
+        # A long reason is cut rather than the rank's name.
         grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         for name, rank in zip(names, ranks, strict=False):
             grid.add_row(Text(name), self._bar(message, rank), self._words(message, rank))

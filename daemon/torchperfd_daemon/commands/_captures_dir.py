@@ -1,4 +1,4 @@
-"""Which captures directory a command reads: the one named, the daemon's, or this user's own."""
+"""Chooses the captures directory of a command: the one named, the daemon's, or this user's own."""
 
 import contextlib
 from pathlib import Path
@@ -35,7 +35,7 @@ def open_catalog(named: Path | None) -> Catalog:
 
 
 def own_directory() -> Path:
-    """Return where captures of this user are when no daemon names another place."""
+    """Return this user's captures directory when no daemon names another."""
     return Path(contract.user_captures_dir())
 
 

@@ -1,4 +1,4 @@
-"""The connection of a command to a daemon, and the one place where gRPC's errors become ours."""
+"""The connection of a command to a daemon; translates gRPC's errors."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -36,8 +36,8 @@ def connect(
 
     Raises:
         DaemonUnreachableError: None answers.
-        IncompatibleVersionError: It speaks no version of the protocol that we do.
-        TorchperfdError: What a call within the block came to.
+        IncompatibleVersionError: It supports no common protocol version.
+        TorchperfdError: A call within the block failed.
     """
     paths = (socket,) if socket else contract.socket_candidates()
     refused = []
@@ -80,21 +80,19 @@ def connect(
 
 
 def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:
-    """Return a call's failure in our own words; those of the daemon are, those of gRPC itself are not."""
+    """Return a call's failure as an error: the daemon's messages are kept, those of gRPC are translated."""
     details = error.details() or "no details given"
     code = error.code()
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return DaemonUnreachableError(
-            f"the daemon at {path} has gone",
+            f"the daemon at {path} has ended",
             "that of `torchperfd run` ends with its run; `torchperfd ps` shows whether another answers",
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineError(
-            f"the daemon at {path} has not answered in time", "ask again, or look into its log"
-        )
+        return DeadlineError(f"the daemon at {path} has not answered in time", "try again, or see its log")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return IncompatibleVersionError(
-            f"the daemon at {path} does not know this question",
+            f"the daemon at {path} is too old for this request",
             "install the same version on both sides, and restart it",
         )
     kinds: dict[grpc.StatusCode, type[TorchperfdError]] = {
@@ -106,7 +104,7 @@ def _translated(error: grpc.RpcError, path: str) -> TorchperfdError:
     if code in kinds:
         return kinds[code](details)
     reason = details.splitlines()[0][:_MOST_REASON]
-    return TorchperfdError(f"the daemon at {path} failed: {reason}", "its log says more")
+    return TorchperfdError(f"the daemon at {path} failed: {reason}", "see its log")
 
 
 def unreachable_text(peers: Iterable[control_pb2.UnreachablePeer]) -> str:

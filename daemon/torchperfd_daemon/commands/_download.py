@@ -1,4 +1,4 @@
-"""Fetching a capture through a daemon: what broke off goes on, and nothing counts before it is verified."""
+"""Downloads a capture through a daemon: interrupted downloads resume, and every file is verified."""
 
 import hashlib
 import os
@@ -13,27 +13,27 @@ from torchperfd_daemon.captures.folder import is_file_name
 from torchperfd_daemon.documents import DamagedError
 from torchperfd_daemon.errors import TorchperfdError
 
-_LEAST_SPEED: Final = 1_000_000.0  # bytes a second; a daemon that sends less is taken for stuck
+_LEAST_SPEED: Final = 1_000_000.0  # bytes per second; a daemon that sends less is assumed to be stuck
 _PATIENCE_S: Final = 60.0
 _MOST_MANIFEST_BYTES: Final = 16 * 1024 * 1024
 _READ_BYTES: Final = 1024 * 1024
 
 
 def fetch(daemon: control_pb2_grpc.ControlStub, capture_id: str, target: Path) -> None:
-    """Download a capture into a directory, whose manifest comes last: with it the capture is whole.
+    """Download a capture into a directory; the manifest comes last, so that with it the capture is complete.
 
-    Traces that are there already are verified and left alone, parts of traces are gone on with.
+    Existing traces are verified and kept, partial ones are resumed.
 
     Raises:
-        TorchperfdError: The directory holds another capture, a trace is not what its manifest
-            says, or nothing can be written.
+        TorchperfdError: The directory holds another capture, a trace differs from its manifest, or
+            nothing can be written.
         NoSuchTargetError: The daemon has no such capture.
     """
     document = _manifest(daemon, capture_id)
     try:
         record = manifest.decode(document)
     except DamagedError as error:
-        raise TorchperfdError(f"the daemon's manifest of {capture_id} is none: {error}") from error
+        raise TorchperfdError(f"the daemon's manifest of {capture_id} is invalid: {error}") from error
     try:
         target.mkdir(parents=True, exist_ok=True)
         final = target / manifest.FILE_NAME
@@ -43,7 +43,7 @@ def fetch(daemon: control_pb2_grpc.ControlStub, capture_id: str, target: Path) -
             if trace.file:
                 _fetch_trace(daemon, capture_id, trace, target)
         part = target / f".{final.name}.part"
-        # Left by a download that broke off, or put there by somebody else: it is not written through.
+        # Left by an interrupted download, or created by another user: it is not written through.
         part.unlink(missing_ok=True)
         with part.open("xb") as file:
             file.write(document)
@@ -62,7 +62,7 @@ def _manifest(daemon: control_pb2_grpc.ControlStub, capture_id: str) -> bytes:
         if len(document) > _MOST_MANIFEST_BYTES:
             break
     if hashlib.sha256(document).hexdigest() != digest:
-        raise TorchperfdError(f"the manifest of {capture_id} came damaged", "try again")
+        raise TorchperfdError(f"the manifest of {capture_id} was damaged in transfer", "try again")
     return document
 
 
@@ -86,14 +86,14 @@ def _fetch_trace(
             click.echo(f"{trace.file}: going on after {begun / 1e6:.1f} MB", err=True)
         whole = begun <= trace.bytes and _receive(daemon, capture_id, trace, file) and _is(file, trace)
         if not whole and begun:
-            # What lay there was something else, or damaged.
+            # The partial file was of another trace, or damaged.
             file.truncate(0)
             whole = _receive(daemon, capture_id, trace, file) and _is(file, trace)
     if not whole:
         part.unlink()
         raise TorchperfdError(
-            f"{trace.file} of {capture_id} is not what its manifest says, so it was not kept",
-            "look at its disk on the daemon's node",
+            f"{trace.file} of {capture_id} differs from its manifest, so it was not kept",
+            "check the disk on the daemon's node",
         )
     part.replace(final)
 
@@ -104,7 +104,7 @@ def _opened(part: Path) -> BinaryIO:
 
 
 def _receive(daemon: control_pb2_grpc.ControlStub, capture_id: str, trace: RankTrace, file: BinaryIO) -> bool:
-    """Append what is missing of a trace; return whether it came as it was sent, and not too much."""
+    """Append the missing part of a trace; return whether it arrived intact and with the right size."""
     offset = file.seek(0, os.SEEK_END)
     request = control_pb2.DownloadRequest(capture_id=capture_id, file=trace.file, offset=offset)
     sent = hashlib.sha256()

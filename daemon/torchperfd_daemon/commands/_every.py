@@ -21,20 +21,20 @@ def repeat(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Do something now and at every interval after, until Ctrl-C.
+    """Run an action now and at every interval after, until Ctrl-C.
 
-    What fails is said, and tried again at the next interval. An interval that is over before the last one's
-    work has ended is left out: two never run at once.
+    Failures are printed, and retried at the next interval. An interval that ends before the previous action
+    is skipped: two never run at once.
 
     Args:
         seconds: From one beginning to the next.
-        once: What to do.
+        once: The action.
         clock: Monotonic seconds.
         sleep: Waits so many seconds.
 
     Raises:
         PartialResultError: Some have failed.
-        TorchperfdError: It can never succeed: the target has gone, or makes no sense.
+        TorchperfdError: It can never succeed: the target has ended, or is invalid.
     """
     began = clock()
     done = failed = 0

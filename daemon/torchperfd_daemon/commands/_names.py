@@ -1,4 +1,4 @@
-"""Names that people type: runs and captures by any prefix that only one of them has."""
+"""Names on the command line: runs and captures by any unique prefix."""
 
 import contextlib
 from collections.abc import Iterable
@@ -16,10 +16,10 @@ _MOST_NAMED: Final = 8
 
 
 def whole_name(given: str, names: Iterable[str], what: str) -> str:
-    """Return the one name that begins as given; what is given where none does, or where it is empty.
+    """Return the only name with a prefix; the prefix itself where there is none, or where it is empty.
 
     Raises:
-        NoSuchTargetError: Several begin so, and none is just that.
+        NoSuchTargetError: Several have the prefix, and none is equal to it.
     """
     known = set(names)
     found = sorted(name for name in known if name.startswith(given))
@@ -32,10 +32,10 @@ def whole_name(given: str, names: Iterable[str], what: str) -> str:
 
 
 def whole_run(daemon: Any, given: str, *, fleet: bool = False) -> str:
-    """Return the name of the run that begins as given, of those that a daemon knows or that its fleet has.
+    """Return the name of the only run with a prefix, among the runs of a daemon or of its fleet.
 
     Raises:
-        NoSuchTargetError: Several begin so.
+        NoSuchTargetError: Several have the prefix.
     """
     if not given:
         return ""
@@ -44,10 +44,10 @@ def whole_run(daemon: Any, given: str, *, fleet: bool = False) -> str:
 
 
 def whole_capture(catalog: Catalog, given: str) -> str:
-    """Return the id of the capture that begins as given.
+    """Return the id of the only capture with a prefix.
 
     Raises:
-        NoSuchTargetError: Several begin so.
+        NoSuchTargetError: Several have the prefix.
     """
     names: list[str] = []
     with contextlib.suppress(OSError):

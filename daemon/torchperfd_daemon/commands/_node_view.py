@@ -1,4 +1,4 @@
-"""What ``top`` shows of the node: its processors, memory and GPUs, from the daemon's readings."""
+"""The node's data for ``top``: its processors, memory and GPUs, from the daemon's readings."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ _HEAT: Final = "gpu_temperature_celsius"
 _INFO: Final = "gpu_info"
 
 READINGS: Final = (_CPU, _AVAILABLE, _TOTAL, _BUSY, _USED, _ROOM, _POWER, _HEAT, _INFO)
-"""The metrics that are asked for."""
+"""The metrics to request."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuView:
-    """One GPU or MIG instance; what it does not tell is None."""
+    """One GPU or MIG instance; values that it does not provide are None."""
 
     gpu: str
     model: str
@@ -44,7 +44,7 @@ class NodeView:
 
 
 def node(readings: Iterable[control_pb2.Reading]) -> NodeView:
-    """Return what there is to show of a node."""
+    """Return a node's values."""
     own: dict[str, float] = {}
     gpus: dict[str, dict[str, float]] = {}
     models: dict[str, str] = {}

@@ -12,9 +12,11 @@ from torchperfd_daemon.config.errors import BadValueError
 from torchperfd_daemon.config.units import parse_size, parse_span
 
 socket_option = click.option(
-    "--socket", envvar="TORCHPERFD_SOCKET", help="Socket of the daemon; the usual places by default."
+    "--socket", envvar="TORCHPERFD_SOCKET", help="Socket of the daemon; by default the standard paths."
 )
-fleet_option = click.option("--fleet", is_flag=True, help="Of all nodes that the daemon knows, not this one.")
+fleet_option = click.option(
+    "--fleet", is_flag=True, help="All nodes that the daemon knows, not only this one."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 
 

@@ -1,4 +1,4 @@
-"""What ``top`` shows of runs: their verdicts first, then the ranks that these name, then the others."""
+"""The runs in ``top``: their verdicts first, then the ranks that these name, then the others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,8 +40,8 @@ class _Shape:
     Attributes:
         framed: A frame around it, and the causes beside the first.
         ranked: The ranks that matter.
-        command: What to type next.
-        legend: What the colours mean.
+        command: The next command.
+        legend: The legend of the colours.
         others: How many of the other ranks; None for all.
     """
 
@@ -70,12 +70,12 @@ def panels(
     *,
     with_node: bool,
 ) -> Panels:
-    """Return runs in so many lines at most.
+    """Return panels of runs that fit a number of lines.
 
     Args:
-        runs: Which, in the order in which they are shown.
+        runs: The runs, in the order in which they are shown.
         verdicts: By run.
-        height: Lines there are; None for as many as it takes.
+        height: Number of lines available; None for no limit.
         console: Where they are printed.
         options: Of that console, with its width.
         with_node: Whether ranks are shown with their node.
@@ -225,6 +225,6 @@ def _other(verdict: control_pb2.Verdict) -> RenderableType:
 
 
 def _share(verdict: control_pb2.Verdict) -> str:
-    """Return which part it costs of the steps that the verdict is on, which are not those shown here."""
+    """Return the verdict's cost as a share of its own steps, which differ from the steps shown."""
     cost, step = verdict.cost_seconds_per_step, verdict.step_seconds
     return f" · {cost / step:.0%} of the step" if cost and step else ""

@@ -1,4 +1,4 @@
-"""Which runs a live command is about: its options, its questions to the daemon, and who did not answer."""
+"""The runs of a live command: its options, its requests, and the daemons that did not answer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +21,11 @@ _Answer = TypeVar(
 )
 
 run_option = click.option("--run", default="", help="Which run; all by default.")
-job_option = click.option("--job", default="", help="Of this job, on all nodes that the daemon knows.")
+job_option = click.option("--job", default="", help="Only this job, on all nodes that the daemon knows.")
 
 
 def last_option(default: int) -> Callable[[_Function], _Function]:
-    """Return the option that says how many of the newest steps are meant."""
+    """Return the option for the number of newest steps."""
     return click.option(
         "--last",
         type=click.IntRange(1, HISTORY_STEPS),
@@ -66,7 +66,7 @@ class Scope:
         """Ask which runs there are.
 
         Raises:
-            IncompatibleVersionError: The daemon asks no others.
+            IncompatibleVersionError: The daemon cannot ask other nodes.
         """
         request = control_pb2.ListRunsRequest(job=self.job, fleet=self.fleet)
         answer: control_pb2.ListRunsResponse = daemon.ListRuns(request, timeout=_TIMEOUT_S)
@@ -76,7 +76,7 @@ class Scope:
         """Ask for the newest steps of ranks, all by default.
 
         Raises:
-            IncompatibleVersionError: The daemon asks no others.
+            IncompatibleVersionError: The daemon cannot ask other nodes.
         """
         request = control_pb2.GetStepsRequest(
             run=self.run, ranks=ranks, newest=newest, job=self.job, fleet=self.fleet
@@ -88,7 +88,7 @@ class Scope:
         """Ask for one verdict on each run.
 
         Raises:
-            IncompatibleVersionError: The daemon asks no others.
+            IncompatibleVersionError: The daemon cannot ask other nodes.
         """
         request = control_pb2.DiagnoseRequest(run=self.run, job=self.job, fleet=self.fleet)
         answer: control_pb2.DiagnoseResponse = daemon.Diagnose(request, timeout=_TIMEOUT_S)
@@ -97,13 +97,13 @@ class Scope:
     def _checked(self, answer: _Answer) -> _Answer:
         if self.fleet and not answer.nodes:
             raise IncompatibleVersionError(
-                "the daemon is older than this command and tells of its own node only", "restart it"
+                "the daemon is older than this command and covers its own node only", "restart it"
             )
         return answer
 
 
 def fleet_dict(answer: _Answer) -> dict[str, Any]:
-    """Return who of the fleet has answered and who has not, for a document; nothing if nobody was asked."""
+    """Return which daemons have answered and which not, for a document; empty without a fleet request."""
     if not answer.nodes:
         return {}
     return {
@@ -121,5 +121,5 @@ def fleet_dict(answer: _Answer) -> dict[str, Any]:
 
 
 def missing(*answers: _Answer) -> str:
-    """Return which daemons have left one of the questions without an answer; empty when none has."""
+    """Return the daemons that left a request unanswered, as text; empty when there are none."""
     return unreachable_text(peer for answer in answers for peer in answer.unreachable)

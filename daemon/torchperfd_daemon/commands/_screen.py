@@ -1,4 +1,4 @@
-"""The picture that ``top`` draws: one frame of node, runs, ranks and verdicts."""
+"""The screen of ``top``: one frame of node, runs, ranks and verdicts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ _FULL: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What is known at one moment.
+    """The data of one moment.
 
     Attributes:
         clock: The time of day, for people.
         verdicts: By run.
-        trouble: Why nothing newer is known, or who does not answer; empty while all is well.
+        problem: Why the data is stale, or which daemons do not answer; empty without a problem.
         nodes: How many have answered for the fleet; 0 where only this one was asked.
     """
 
@@ -47,8 +47,8 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
 
     Args:
         frame: What to show.
-        height: Lines there are. Verdicts come first, then the ranks that they name, then everything else;
-            what finds no room is counted. None: as many as it takes.
+        height: Number of lines available. Verdicts come first, then the ranks that they name, then the rest;
+            hidden rows are counted. None for no limit.
     """
     return _Drawn(frame, height)
 
@@ -76,7 +76,7 @@ class _Drawn:
             yield from panels(frame.runs, frame.verdicts, None, console, options, with_node=fleet).parts
             return
         room = self._height - sum(lines_of(part, console, options) for part in head)
-        # The node gives way to verdicts and to the ranks that they name.
+        # The node is shortened first, so that verdicts and the ranks that they name fit.
         for shown in (node, _node(frame.view, short=True), None):
             left = room - (lines_of(shown, console, options) if shown is not None else 0)
             runs = panels(frame.runs, frame.verdicts, left, console, options, with_node=fleet)
@@ -105,7 +105,7 @@ def _head(frame: Frame) -> RenderableType:
 def _node(view: NodeView, *, short: bool = False) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     for name in ("name", "bar", "level", "memory", "bar", "bytes", "facts"):
-        # Where the terminal is narrow, bars and facts give way, numbers do not.
+        # On a narrow terminal, bars and facts are dropped, numbers are kept.
         grid.add_column(no_wrap=name not in ("bar", "facts"))
     if view.cpu is not None or view.memory_total:
         grid.add_row(

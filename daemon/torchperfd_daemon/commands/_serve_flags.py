@@ -56,11 +56,11 @@ def configuration(context: click.Context, config_file: Path | None) -> Config:
     """Return what is in force, given a command's flags.
 
     Raises:
-        ConfigError: A file or a variable makes no sense.
+        ConfigError: A file or a variable has an invalid value.
     """
     given = _given(context)
     if given.get("embedded"):
-        # It belongs to one run of this user: what the node's service is told is not for it.
+        # It belongs to one run of this user: the configuration of the node's service does not apply.
         return resolve(given, [])
     return resolve(given, find_files(config_file))
 

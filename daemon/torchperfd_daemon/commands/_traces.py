@@ -1,4 +1,4 @@
-"""What commands that read traces share: naming one, and saying that it is damaged."""
+"""Shared by commands that read traces: finding one, and warnings about damage."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from torchperfd_daemon.errors import NoSuchTargetError
 
 
 def find_trace(trace: str, captures_dir: Path | None) -> Path:
-    """Return the file or directory that is meant; what is no path may be a capture's id."""
+    """Return the file or directory of an argument; one that is not a path may be a capture's id."""
     path = Path(trace)
     if path.exists():
         return path
@@ -24,12 +24,12 @@ def find_trace(trace: str, captures_dir: Path | None) -> Path:
 
 
 def note(line: str) -> None:
-    """Say on stderr what was decided without being asked."""
+    """Print an automatic decision on stderr."""
     click.echo(f"torchperfd: {line}", err=True)
 
 
 def warn(summary: analysis.Summary) -> None:
-    """Say on stderr what of a trace could not be read."""
+    """Print on stderr which parts of a trace could not be read."""
     if summary.damaged:
         click.echo(
             f"torchperfd: {summary.path} is cut off or damaged; these are the {summary.events:,} events "

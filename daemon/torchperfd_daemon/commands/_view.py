@@ -1,4 +1,4 @@
-"""What the live commands show of runs and ranks: numbers first, before any of them writes a word."""
+"""The data that the live commands show of runs and ranks, as numbers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class RankView:
         rank: Its number.
         node: Where it runs.
         pid: Its process.
-        state: What it is doing; ``gone`` once its process has left, ``stalled`` or ``stopped`` in a hang.
+        state: Its state; ``gone`` once its process has left, ``stalled`` or ``stopped`` in a hang.
         stalled_seconds: Of a hang, for how long it has made no step; 0 while its run does not hang.
         steps: Training steps made since it has attached.
         window: How many of them the times are of.
@@ -34,7 +34,7 @@ class RankView:
         behind_seconds: Own work above its peers' median, negative where below; None without a peer, and for
             the faster of two ranks.
         behind_ratio: The same as a part of the peers' own work.
-        slow: What makes it a rank that others wait for; None where it is none.
+        slow: Why it counts as a slow rank; None where it does not.
     """
 
     rank: int
@@ -61,7 +61,7 @@ class RunView:
     """One run's ranks, on this node or on all.
 
     Attributes:
-        waits: Whether waiting for others is measured. Only then can a slow rank be told from one that waits.
+        waits: Whether waiting for others is measured. Only then can slow and waiting ranks be distinguished.
     """
 
     run: str
@@ -95,7 +95,7 @@ class RunView:
 
 
 def state(status: control_pb2.RankStatus) -> str:
-    """Return what a rank is doing, for people: what it said, unless it has left or its run hangs."""
+    """Return a rank's state for people: as it reported, unless it has left or its run hangs."""
     if not status.connected:
         return "gone"
     if status.stopped:
@@ -130,7 +130,7 @@ def steady(message: control_pb2.RankSteps) -> control_pb2.RankSteps:
 
 
 def runs(messages: Iterable[control_pb2.RankSteps]) -> list[RunView]:
-    """Return what there is to show of each run, by name."""
+    """Return a view of each run, by name."""
     by_run: dict[str, list[control_pb2.RankSteps]] = {}
     for message in map(steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
@@ -173,7 +173,7 @@ def _rank(message: control_pb2.RankSteps, own: dict[int, float], slow: dict[int,
     number = status.identity.rank
     peers = [seconds for other, seconds in own.items() if other != number]
     usual = float(np.median(peers)) if peers else 0.0
-    # The only peer of the faster of two may be the slow one: what it is ahead by says nothing about it.
+    # The only peer of the faster of two may be the slow one, so its lead means nothing.
     compared = number in own and usual > 0 and (len(peers) > 1 or own[number] >= usual)
     behind = own[number] - usual if compared else None
     return RankView(

@@ -1,4 +1,4 @@
-"""Showing something once, or again and again until Ctrl-C."""
+"""Shows output once, or repeatedly until Ctrl-C."""
 
 import sys
 import time
@@ -18,9 +18,9 @@ watch_option = click.option("--watch", is_flag=True, help="Again each second, un
 
 
 def show(frame: Callable[[], tuple[str, str]], *, watch: bool, as_json: bool) -> None:
-    """Print what there is to show, and what is missing; when watching, again each second.
+    """Print a frame, and what is missing in it; when watching, again each second.
 
-    On a terminal a frame takes the place of the one before. Elsewhere a blank line lies between two, and
+    On a terminal a frame replaces the previous one. Elsewhere a blank line separates two, and
     documents are one line each.
 
     Args:
@@ -30,7 +30,7 @@ def show(frame: Callable[[], tuple[str, str]], *, watch: bool, as_json: bool) ->
         as_json: Whether frames are documents.
 
     Raises:
-        PartialResultError: Something is missing, and nobody watches.
+        PartialResultError: Something is missing, without ``watch``.
     """
     if not watch:
         text, missing = frame()

@@ -37,7 +37,7 @@ from torchperfd_daemon.text import printable
     type=click.Choice(analysis.GROUPS),
     default="name",
     show_default=True,
-    help="What calls of one row share beside their name.",
+    help="What calls in one row have in common besides their name.",
 )
 @click.option("--comm-pattern", metavar="REGEX", help="Further names of communication kernels.")
 @captures_dir_option
@@ -70,7 +70,7 @@ def command(
     markdown: bool,
     as_csv: bool,
 ) -> None:
-    """Say where a trace's time went: its steps, its GPU, and the operators that took longest.
+    """Show where a trace's time went: its steps, its GPU, and the operators that took longest.
 
     TRACE is a trace file (.json or .json.gz), a directory of such files, one for each rank, or a capture's
     id. Several files are several ranks.
@@ -92,7 +92,7 @@ def command(
             failed.append((file.rank, answer))
             continue
         warn(answer)
-        # Of a file of several processes nothing says which of them is of the rank that the file names.
+        # In a file of several processes it is unknown which one belongs to the rank that the file names.
         rank = None if answer.others else answer.rank if file.rank is None else file.rank
         summaries += [(rank, each) for each in (answer, *answer.others)]
     if not summaries:

@@ -34,11 +34,11 @@ _IS_IT_TRAINING: Final = "is the job training? see `torchperfd ps`"
 
 
 @click.command("capture")
-@click.option("--run", default="", help="Which run; may be left out when there is only one.")
+@click.option("--run", default="", help="The run; may be omitted when there is only one.")
 @click.option("--all", "all_runs", is_flag=True, help="Every run of the node, at the same time.")
 @click.option("--ranks", default="", metavar="0,8-15", help="Which ranks; all by default.")
 @click.option("--steps", type=click.IntRange(1, 1000), help=f"How many training steps.  [default: {_STEPS}]")
-@click.option("--duration", type=Age(), help="Instead, as many steps as take so long, like 10s.")
+@click.option("--duration", type=Age(), help="Instead of --steps, as many steps as last this long, like 10s.")
 @click.option("--at-step", type=click.IntRange(0, 2**62), help="Start exactly at this step, counting from 0.")
 @click.option("--record-shapes", is_flag=True, help="Record the shapes of operator inputs.")
 @click.option("--with-stack", is_flag=True, help="Record Python stacks.")
@@ -58,7 +58,7 @@ _IS_IT_TRAINING: Final = "is the job training? see `torchperfd ps`"
     type=Seconds(1, _DAY_S),
     help=f"Seconds to wait for the steps.  [default: {_TIMEOUT_S:.0f}, and twice the duration]",
 )
-@click.option("--every", type=Age(), help="Again and again until Ctrl-C, so far apart, like 10m.")
+@click.option("--every", type=Age(), help="Repeat at this interval until Ctrl-C, like 10m.")
 @job_option
 @fleet_option
 @socket_option
@@ -84,7 +84,7 @@ def command(
     socket: str | None,
     as_json: bool,
 ) -> None:
-    """Profile the next steps of a running job; the job goes on meanwhile.
+    """Profile the next steps of a running job; the job continues meanwhile.
 
     All chosen ranks agree on the steps beforehand. The traces are Chrome traces, one per rank.
     With --fleet or --job, the ranks on all nodes.
@@ -156,17 +156,17 @@ def _check(
     if every is not None and every < 1:
         raise UsageError("captures cannot be less than a second apart", "write --every like 10m")
     if steps is not None and duration is not None:
-        raise UsageError("--steps and --duration cannot both be meant", "leave one out")
+        raise UsageError("--steps and --duration exclude each other", "leave one out")
     if duration is not None and not 0 < duration <= _DAY_S:
         raise UsageError("a capture's duration must be up to a day", "write it like 10s")
     if all_runs and chosen:
-        raise UsageError("--all cannot be meant together with --run or --job", "leave one out")
+        raise UsageError("--all excludes --run and --job", "leave one out")
 
 
 def _follow(
     request: control_pb2.CaptureRequest, socket: str | None, *, as_json: bool
 ) -> list[control_pb2.CaptureProgress]:
-    """Return the last word on each capture, in the order they began.
+    """Return the last message on each capture, in the order they began.
 
     Raises:
         TorchperfdError: There was none.
@@ -184,16 +184,16 @@ def _follow(
         if not newest:
             raise
         raise DaemonUnreachableError(
-            "the daemon went away in the middle of the capture",
+            "the daemon ended during the capture",
             "start it again; `torchperfd captures list` then shows what the ranks wrote",
         ) from error
     if not newest:
-        raise TorchperfdError("the daemon ended the capture without a word", "look into its log")
+        raise TorchperfdError("the daemon ended the capture without a result", "see its log")
     return list(newest.values())
 
 
 def _hang(run: str, socket: str | None) -> str:
-    """Return the verdict on a run if that is a hang, and what shows more of it; else empty."""
+    """Return the verdict on a run if it is a hang, and the next command; else empty."""
     try:
         with connect(socket) as daemon:
             asked = control_pb2.DiagnoseRequest(run=run)

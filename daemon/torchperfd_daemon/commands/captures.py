@@ -108,7 +108,7 @@ def list_captures(
     help="Directory to copy into; the current one by default.",
 )
 @click.option(
-    "--remote", is_flag=True, help="Through the daemon; so does --socket. Goes on with what broke off."
+    "--remote", is_flag=True, help="Through the daemon; --socket implies it. Resumes an interrupted download."
 )
 @socket_option
 @click.pass_context
@@ -118,7 +118,7 @@ def get_capture(
     """Copy a capture's traces and manifest, and print where they are."""
     catalog: Catalog = context.obj
     target = output / catalog.folder(capture_id).name
-    # Out of the environment the socket names a daemon, but does not ask for one.
+    # A socket from the environment names a daemon, but does not request a download through it.
     if remote or context.get_parameter_source("socket") is ParameterSource.COMMANDLINE:
         _download(capture_id, target, socket)
     else:
@@ -143,7 +143,7 @@ def show_capture(catalog: Catalog, capture_id: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(analysis))
         return
-    # Others may write in there, too: no control characters reach the terminal.
+    # Other users may write there, so control characters must not reach the terminal.
     click.echo(printable(text), nl=False)
 
 
@@ -184,7 +184,7 @@ def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | N
     url = url or read_upload_marker(catalog.directory)
     if not url:
         raise TorchperfdError(
-            f"no daemon uploads the captures in {catalog.directory}", "say where to with --to"
+            f"no daemon uploads the captures in {catalog.directory}", "give a URL with --to"
         )
     destination = Destination(url)
     destination.check_apart(catalog.directory)
@@ -195,17 +195,17 @@ def upload_captures(catalog: Catalog, capture_ids: tuple[str, ...], url: str | N
 @click.argument("capture_id", callback=capture_argument)
 @socket_option
 def cancel_capture(capture_id: str, socket: str | None) -> None:
-    """Give up a capture that is queued or in progress; asks the daemon that conducts it."""
+    """Cancel a capture that is queued or in progress, through the daemon that conducts it."""
     with connect(socket) as daemon:
         daemon.CancelCapture(control_pb2.CancelCaptureRequest(capture_id=capture_id), timeout=_CANCEL_S)
-    click.echo(f"told capture {capture_id} to end; its manifest says what has become of it", err=True)
+    click.echo(f"capture {capture_id} is being cancelled; its manifest has the outcome", err=True)
 
 
 @command.command("pin")
 @click.argument("capture_ids", nargs=-1, required=True, callback=capture_argument)
 @click.pass_obj
 def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
-    """Keep captures from being removed, by the daemon's quota and by `rm`."""
+    """Protect captures from removal, by the daemon's quota and by `rm`."""
     for capture_id in capture_ids:
         catalog.pin(capture_id)
 
@@ -214,7 +214,7 @@ def pin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
 @click.argument("capture_ids", nargs=-1, required=True, callback=capture_argument)
 @click.pass_obj
 def unpin_captures(catalog: Catalog, capture_ids: tuple[str, ...]) -> None:
-    """Let captures go again."""
+    """Remove captures' protection."""
     for capture_id in capture_ids:
         catalog.unpin(capture_id)
 
@@ -249,7 +249,7 @@ def _download(capture_id: str, target: Path, socket: str | None) -> None:
         if not target.is_dir():
             raise
         raise type(error)(
-            f"the download broke off: {error.problem}", "the same command goes on from there"
+            f"the download was interrupted: {error.problem}", "the same command resumes it"
         ) from error
 
 
@@ -273,7 +273,7 @@ def _document(catalog: Catalog, listing: Listing) -> dict[str, Any]:
 
 
 def _uploaded(listed: Listed, *, uploads: bool) -> str:
-    """Say whether a capture is uploaded, or will be if a daemon uploads them."""
+    """Return whether a capture is uploaded, or will be if a daemon uploads captures."""
     if listed.upload is Upload.DONE:
         return "yes"
     return "pending" if uploads and listed.upload is Upload.PENDING else "no"

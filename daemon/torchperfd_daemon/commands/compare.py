@@ -50,15 +50,15 @@ def command(
     as_json: bool,
     markdown: bool,
 ) -> None:
-    """Say what is new, gone, or changed beyond noise from A to B, per step.
+    """Show what is new, gone, or changed beyond noise from A to B, per step.
 
     A and B are trace files (.json or .json.gz), directories of them, or ids of captures. Of two
     directories the ranks that both have are compared.
     """
     if as_json and markdown:
-        raise UsageError("--json and --markdown are two answers", "ask for one of them")
+        raise UsageError("--json and --markdown exclude each other", "leave one out")
     if (after is None) == (ranks is None):
-        raise UsageError("what A is to be compared with is not clear", "name a B, or two --ranks of A")
+        raise UsageError("compare needs two sides", "name a B, or two --ranks of A")
     notes: list[str] = []
     files = analysis.rank_files(find_trace(before, captures_dir), notes.append)
     if after is None:

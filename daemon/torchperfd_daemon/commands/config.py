@@ -19,12 +19,12 @@ _COMMENT_COLUMN: Final = 52
 
 @click.group("config")
 def command() -> None:
-    """Show what `torchperfd serve` would be told, and by whom."""
+    """Show the configuration of `torchperfd serve`, and the origin of each value."""
 
 
 @command.command("show")
 @serve_flags(hidden=True)
-@click.option("--origin", is_flag=True, help="Say of each value where it comes from.")
+@click.option("--origin", is_flag=True, help="Show the origin of each value.")
 @json_option
 @click.pass_context
 def show_config(

@@ -20,7 +20,7 @@ from torchperfd_daemon.diagnosis import Cause
 @socket_option
 @json_option
 def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as_json: bool) -> None:
-    """Say why each run is slow: the cause, where it is, the evidence, its cost, and what to type next.
+    """Explain why each run is slow: the cause, where it is, the evidence, its cost, and the next command.
 
     With --fleet or --job, one verdict on the ranks of all nodes; daemons that do not answer are named
     (exit code 5).
@@ -43,7 +43,7 @@ def command(run: str, job: str, fleet: bool, watch: bool, socket: str | None, as
 
 
 def text(verdict: control_pb2.Verdict) -> str:
-    """Return a verdict as people read it, one part a line."""
+    """Return a verdict as text, one part per line."""
     parts = [
         ("cause", verdict.cause),
         ("where", where(verdict)),

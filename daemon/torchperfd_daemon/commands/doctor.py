@@ -20,9 +20,9 @@ from torchperfd_daemon.service.translate_account import loader_facts
 @socket_option
 @json_option
 def command(socket: str | None, as_json: bool) -> int:
-    """Look for what keeps this node's GPUs, CPUs and loaders from full speed.
+    """Find what keeps this node's GPUs, CPUs and loaders from full speed.
 
-    Each line names what was found, why it matters, and the command that fixes it. Nothing is
+    Each line names a finding, why it matters, and the command that fixes it. Nothing is
     changed. Exits with 0 when nothing was found, with 1 otherwise.
     """
     ranks, simulated = _ranks(socket)

@@ -22,20 +22,20 @@ _TIMEOUT_S: Final = 10.0
 @socket_option
 @json_option
 def command(run: str, socket: str | None, as_json: bool) -> None:
-    """Say what every rank-second of a run went to, across its restarts.
+    """Show how every rank-second of a run was spent, across its restarts.
 
-    Also of runs that have ended: the daemon of the node keeps them for 90 days.
+    Also covers runs that have ended: the node's daemon keeps them for 90 days.
     """
     with connect(socket) as daemon:
         if run:
-            # Runs that have ended are known here only.
+            # Runs that have ended are known to the goodput store only.
             every = daemon.GetGoodput(control_pb2.GetGoodputRequest(), timeout=_TIMEOUT_S)
             run = whole_name(run, (each.run for each in every.runs), "run")
         answer = daemon.GetGoodput(control_pb2.GetGoodputRequest(run=run), timeout=_TIMEOUT_S)
     runs = [translate_goodput.run_goodput(message) for message in answer.runs]
     if run and not runs:
         raise NoSuchTargetError(
-            f"nothing is known of a run {run} on this node", "`torchperfd goodput` lists those there are"
+            f"there is no run {run} on this node", "`torchperfd goodput` lists those there are"
         )
     if as_json:
         click.echo(json.dumps(to_dict(runs)))

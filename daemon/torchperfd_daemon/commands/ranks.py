@@ -23,7 +23,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import Straggler
 def command(
     run: str, job: str, fleet: bool, last: int, watch: bool, socket: str | None, as_json: bool
 ) -> None:
-    """Say what each rank spends its steps on, and which one the others wait for.
+    """Show how each rank spends its steps, and which rank the others wait for.
 
     Times are means of the newest training steps. VS PEERS compares a rank's own work, which is its step
     less the wait for others, with the median of the other ranks.
@@ -46,7 +46,7 @@ def command(
 
 
 def text(view: _view.RunView, *, fleet: bool = False) -> str:
-    """Return a run's table, and what can be said of it; of the ranks here, or of those of all nodes."""
+    """Return a run's table and remarks, for the ranks of this node or of all nodes."""
     phases = view.phases
     heads = ["RANK", "NODE", "STATE", "STEPS", "STEP", *map(str.upper, phases)]
     heads += ["WAIT", "VS PEERS", ""] if view.waits else ["VS PEERS", ""]

@@ -9,7 +9,7 @@ import click
 @click.command("run", context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> None:
-    """Run a training script under torchperfd, unedited, and say where its time went."""
+    """Run a training script under torchperfd, unedited, and show where its time went."""
     # exec, not a child: the script keeps this pid, stdin, terminal and exit code.
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", "torchperfd", "run", *arguments])

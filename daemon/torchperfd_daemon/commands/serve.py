@@ -20,7 +20,7 @@ def command(context: click.Context, /, config_file: Path | None, **_: Any) -> No
     metrics. SIGTERM ends it within 10 seconds; SIGHUP has it read its credentials and certificates again.
 
     Each option can also be set by a variable (--interval by TORCHPERFD_INTERVAL) and in a file
-    (interval = 1.0); `torchperfd config show` tells what is in force.
+    (interval = 1.0); `torchperfd config show` prints the values in force.
     """
     config = configuration(context, config_file)
     settings = config.serve_settings()

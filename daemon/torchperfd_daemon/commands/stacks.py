@@ -20,7 +20,7 @@ _MOST_RANKS = 100_000
 
 
 @click.command("stacks")
-@click.option("--run", default="", help="Which run; may be left out when there is only one.")
+@click.option("--run", default="", help="The run; may be omitted when there is only one.")
 @click.option("--ranks", default="", metavar="0,8-15", help="Which ranks; all by default.")
 @click.option(
     "--timeout",

@@ -17,7 +17,7 @@ from torchperfd_daemon.errors import NoSuchTargetError
 
 @click.command("steps")
 @click.option("--rank", type=click.IntRange(0), required=True, help="Which rank.")
-@click.option("--run", default="", help="Which run; may be left out when only one has such a rank.")
+@click.option("--run", default="", help="The run; may be omitted when only one has such a rank.")
 @last_option(20)
 @socket_option
 @json_option

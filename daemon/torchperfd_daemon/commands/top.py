@@ -21,7 +21,7 @@ from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 _TIMEOUT_S: Final = 5.0
 _EVERY_S: Final = 0.5
 _NEWEST_STEPS: Final = 64
-"""Few enough for what has changed to show, enough for a slow rank to be told from noise."""
+"""Few enough to show changes quickly, enough to distinguish a slow rank from noise."""
 
 
 @click.command("top")
@@ -55,7 +55,7 @@ def command(run: str, job: str, fleet: bool, socket: str | None, as_json: bool) 
 
 
 def _follow(frame: Frame, scope: Scope, socket: str | None, keys: Keys, live: Live) -> None:
-    """Refresh until q is pressed; a daemon that has gone is waited for."""
+    """Refresh until q is pressed; wait for a daemon that has ended to restart."""
     while True:
         try:
             with connect(socket) as daemon:

@@ -16,7 +16,7 @@ _DEPENDENCIES = ("grpcio", "protobuf", "torch")
 @click.command("version")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 def command(as_json: bool) -> None:
-    """Print the versions of torchperfd, of its protocol, and of what it stands on."""
+    """Print the versions of torchperfd, of its protocol, and of its dependencies."""
     hooks = "reference" if missing_native_modules() else "native"
     document = {
         "schema": "torchperfd.version/1",

@@ -28,11 +28,11 @@ _TIMEOUT_S: Final = 10.0
 @socket_option
 @json_option
 def command(run: str, socket: str | None, as_json: bool) -> None:
-    """Predict how much faster a run were without each of its causes.
+    """Predict how much faster a run would be without each cause of its slowness.
 
-    Replays the newest recorded steps of all its ranks with one cause removed: what a rank needs more than
-    its peers, the wait for data, saving, garbage collection, the exchange itself. Of a run that has become
-    slower, those since then; and what all of it were if it took what it took before.
+    Replays the newest recorded steps of all its ranks with one cause removed: a rank's excess over its
+    peers, the wait for data, saving, garbage collection, the exchange itself. For a run that has become
+    slower, replays the steps since then, and also predicts the step without the growth.
     """
     with connect(socket) as daemon:
         run = whole_run(daemon, run)
@@ -76,7 +76,7 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
     if short := sorted(replays.keys() - predictions.keys()):
         raise PartialResultError(
             f"the ranks of {', '.join(short)} have fewer than {LEAST_STEPS} training steps in common",
-            "ask again when they have made more",
+            "try again when they have made more",
         )
 
 
@@ -86,8 +86,8 @@ def text(run: str, world_size: int, predictions: Replay, since: int | None = Non
     Args:
         run: Its name.
         world_size: How many ranks it has.
-        told: The predictions.
-        since: The step from which on it is slower; None where it is as it always was.
+        predictions: The predictions.
+        since: The step since which it is slower; None where it has not slowed down.
         hang: The verdict on it while it hangs; else empty.
     """
     slower = f" since step {since}" if since is not None else ""

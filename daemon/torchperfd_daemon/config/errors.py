@@ -1,4 +1,4 @@
-"""What is wrong with a configured value, in one line."""
+"""Errors of the configuration, as messages of one line."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ _MOST_NAMES: Final = 20
 
 
 class BadValueError(UsageError):
-    """A value cannot be what it is meant for. One line, whatever the value is."""
+    """A value is invalid. The message is one line, whatever the value is."""
 
 
 class ConfigError(UsageError):
@@ -20,7 +20,7 @@ class ConfigError(UsageError):
 
 
 def shown(value: object) -> str:
-    """Return a value as messages name it: short, of one line, whatever it is."""
+    """Return a value for a message: short, and of one line."""
     # Python refuses to write out numbers of thousands of digits.
     if isinstance(value, int) and not -_LARGEST_SHOWN <= value <= _LARGEST_SHOWN:
         return "so large a number"
@@ -32,11 +32,11 @@ def shown(value: object) -> str:
 
 
 def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
-    """Refuse keys that mean nothing, and say which may be meant.
+    """Refuse unknown keys, and suggest the nearest known one.
 
     Args:
         table: What was written.
-        known: The keys that mean something.
+        known: The known keys.
         where: File, and table in it.
 
     Raises:

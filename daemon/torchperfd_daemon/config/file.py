@@ -19,7 +19,7 @@ _TRIGGER_TABLES: Final = ("triggers", "trigger")
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A file that was read and has nothing unknown or wrong in it."""
+    """A file that was read and validated."""
 
     path: Path
     values: Mapping[str, Any]
@@ -27,7 +27,7 @@ class ConfigFile:
 
 
 def find_files(chosen: Path | None, system: Path = SYSTEM_FILE) -> list[ConfigFile]:
-    """Return the files that there are, the strongest first.
+    """Return the existing files, highest precedence first.
 
     Args:
         chosen: What ``--config`` names.
@@ -44,7 +44,7 @@ def read_file(path: Path) -> ConfigFile:
     """Read a configuration file.
 
     Raises:
-        ConfigError: It is not there, is no TOML, or has a key or a value that makes no sense.
+        ConfigError: It does not exist, is not TOML, or has an unknown key or an invalid value.
     """
     table = _parse(path)
     known = {option.key: option for option in OPTIONS if not option.flag_only}
@@ -81,4 +81,4 @@ def _parse(path: Path) -> dict[str, Any]:
         return tomllib.loads(content.decode())
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is no TOML: {shown(reason)[1:-1]}", "correct it") from None
+        raise ConfigError(f"{path} is not TOML: {shown(reason)[1:-1]}", "correct it") from None

@@ -16,10 +16,10 @@ _MOST_BYTES: Final = 2**63 - 1
 
 
 class Kind:
-    """What values of an option can be. A value in a file has a type; a flag's or variable's is text.
+    """The kind of an option's values. A value in a file has a type; a flag's or variable's is text.
 
     Attributes:
-        metavar: What stands for a value in help texts.
+        metavar: The placeholder of a value in help texts.
     """
 
     metavar = "TEXT"
@@ -37,15 +37,15 @@ class Kind:
         return self._read(value, base)
 
     def parse(self, text: str, base: Path) -> Any:
-        """Return the value that a flag or an environment variable gives.
+        """Return the value of a flag's or an environment variable's text.
 
         Raises:
-            BadValueError: It gives none.
+            BadValueError: The text is invalid.
         """
         return self._parse(text, base)
 
     def show(self, value: Any) -> Any:
-        """Return what ``read`` would make this value of."""
+        """Return the value as ``read`` takes it."""
         return self._show(value)
 
     def _read(self, value: object, base: Path) -> Any:
@@ -72,7 +72,7 @@ class Name(Kind):
     """A word of lower-case letters, digits, - and _.
 
     Args:
-        reserved: Words that mean something else.
+        reserved: Words with another meaning.
     """
 
     reserved: tuple[str, ...] = ()

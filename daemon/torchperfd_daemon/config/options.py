@@ -31,12 +31,12 @@ class Option:
 
     Attributes:
         key: Its name in a file; the flag has dashes for its underscores, the variable is in capitals.
-        kind: What its values are.
+        kind: The kind of its values.
         help: One sentence.
-        default: As it would stand in a file; a callable finds it out when it is needed; None is no value.
+        default: As written in a file; a callable computes it when it is needed; None is no value.
         fields: Of ServeSettings; the key when empty. Several take the parts of a value.
         flag: When it is not made of the key.
-        flag_only: It makes no sense in a file or a variable, and is not shown.
+        flag_only: It is neither read from files and variables nor shown.
     """
 
     key: str
@@ -117,18 +117,18 @@ OPTIONS: Final = (
     Option(
         "analyze_captures",
         Switch(),
-        "Analyse each capture once it has ended, when the node has nothing else to do.",
+        "Analyse each capture after it has ended, at idle priority.",
         True,
     ),
     Option(
         "captures_upload",
         Text(),
-        "Where to upload captures, like s3://bucket/prefix; what has not been yet, the limits above spare.",
+        "Where to upload captures, like s3://bucket/prefix; the limits above spare pending uploads.",
     ),
     Option(
         "fleet_address",
         Address(),
-        "HOST:PORT where daemons of other nodes may ask; beyond 127.0.0.1 only with a token or TLS.",
+        "HOST:PORT for daemons of other nodes; beyond 127.0.0.1 only with a token or TLS.",
     ),
     Option(
         "fleet_peers",
@@ -139,7 +139,7 @@ OPTIONS: Final = (
     Option("fleet_token_file", File(), "A secret of one line that all daemons of the fleet share."),
     Option("fleet_tls_cert", File(), "Certificate of this daemon for others, in PEM."),
     Option("fleet_tls_key", File(), "Its key."),
-    Option("fleet_tls_ca", File(), "Authority whose certificates daemons of the fleet show."),
+    Option("fleet_tls_ca", File(), "Certificate authority of the fleet's certificates, in PEM."),
     Option(
         "interval",
         Number(0.05, 3600, "time in seconds"),

@@ -11,7 +11,7 @@ class ServeSettings:
     Attributes:
         socket: Path of the unix socket for clients and the command line.
         socket_mode: Its permission bits.
-        admin_group: Group whose members may do with all runs what their owners may; None for none.
+        admin_group: Group whose members have the rights of every run's owner; None for none.
         max_sessions: Training processes at the same time, of all users; as many ranks are kept.
         max_sessions_per_user: Of one user.
         metrics_host: Address the metrics page listens on; loopback by default.
@@ -25,18 +25,18 @@ class ServeSettings:
         analyze_captures: Have each capture analysed once it has ended; an embedded daemon never does.
         captures_upload: URL that captures are uploaded to; None for none.
         web_config_file: TLS and basic auth of the metrics page, in the exporters' format; None for neither.
-        fleet_address: Where daemons of other nodes may ask, as host and port; None for nowhere.
+        fleet_address: Host and port for daemons of other nodes; None for no port.
         fleet_peers: Which daemons there are; see ``fleet.peers``. None for no others.
-        fleet_token_file: Holds the secret that daemons know each other by.
+        fleet_token_file: File of the secret that daemons share.
         fleet_tls_cert: Certificate that this daemon shows to others, in PEM, like the two below.
         fleet_tls_key: Its key.
-        fleet_tls_ca: Whose certificates are believed.
+        fleet_tls_ca: The certificate authority that is trusted.
         interval_seconds: Time between two samples of the node.
         embedded: Owned by one run: stop once standard input is closed and no rank is left,
             and do without what another daemon already has.
         drain_seconds: How long SIGTERM waits for work in progress.
         grace_seconds: How long a rank that has left keeps its series.
-        demo: Show simulated GPUs in the place of this node's own.
+        demo: Show simulated GPUs instead of this node's own.
         log_level: What to log; a name of logging's, in lower case.
     """
 

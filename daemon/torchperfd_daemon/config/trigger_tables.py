@@ -75,7 +75,7 @@ def read_plan(triggers: object, tables: object, where: str) -> Plan:
         where: The file, for messages.
 
     Raises:
-        BadValueError: Something in there makes no sense.
+        BadValueError: A table, key or value is invalid.
     """
     if not isinstance(triggers, dict):
         raise BadValueError(f"{where}: triggers is no table", "write it as [triggers]")

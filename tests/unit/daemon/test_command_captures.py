@@ -325,7 +325,7 @@ def test_upload_sends_at_once_and_says_where(captures: Captures, catalog: Catalo
     assert captures("upload", "one") == (
         1,
         "",
-        f"torchperfd: no daemon uploads the captures in {catalog.directory}; say where to with --to\n",
+        f"torchperfd: no daemon uploads the captures in {catalog.directory}; give a URL with --to\n",
     )
     write_upload_marker(catalog.directory, share.as_uri())
     assert captures("upload", "one") == (1, "", f"torchperfd: {share} does not exist; mount or create it\n")

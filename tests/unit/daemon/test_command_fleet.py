@@ -191,7 +191,7 @@ def test_a_capture_of_all_runs_is_of_no_single_one(command: Command, scope: tupl
     code, _, err = command("capture", "--all", *scope)
     assert (code, err) == (
         2,
-        "torchperfd: --all cannot be meant together with --run or --job; leave one out\n",
+        "torchperfd: --all excludes --run and --job; leave one out\n",
     )
 
 

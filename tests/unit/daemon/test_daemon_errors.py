@@ -31,10 +31,10 @@ class Failure(grpc.RpcError):
 @pytest.mark.parametrize(
     ("code", "kind", "words"),
     [
-        (grpc.StatusCode.UNAVAILABLE, DaemonUnreachableError, "the daemon at /d.sock has gone"),
-        (grpc.StatusCode.CANCELLED, DaemonUnreachableError, "the daemon at /d.sock has gone"),
+        (grpc.StatusCode.UNAVAILABLE, DaemonUnreachableError, "the daemon at /d.sock has ended"),
+        (grpc.StatusCode.CANCELLED, DaemonUnreachableError, "the daemon at /d.sock has ended"),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineError, "has not answered in time"),
-        (grpc.StatusCode.UNIMPLEMENTED, IncompatibleVersionError, "does not know this question"),
+        (grpc.StatusCode.UNIMPLEMENTED, IncompatibleVersionError, "is too old for this request"),
     ],
 )
 def test_failed_call_of_grpc_is_said_in_our_words(
@@ -64,4 +64,4 @@ def test_failed_call_of_the_daemon_keeps_its_words(
 
 def test_failed_call_of_unknown_kind_points_to_the_log() -> None:
     text = str(_translated(Failure(grpc.StatusCode.UNKNOWN, "Unexpected KeyError\ntraceback"), "/d.sock"))
-    assert text == "the daemon at /d.sock failed: Unexpected KeyError; its log says more"
+    assert text == "the daemon at /d.sock failed: Unexpected KeyError; see its log"

@@ -194,8 +194,8 @@ def test_a_download_that_was_cut_goes_on_from_there(
         for attempt in range(3):
             code, out, err = get()
             assert (code, out) == (4, "")
-            assert err.endswith("; the same command goes on from there\n")
-            assert "torchperfd: the download broke off: " in err
+            assert err.endswith("; the same command resumes it\n")
+            assert "torchperfd: the download was interrupted: " in err
             assert [path.name for path in folder.iterdir()] == [".rank0.json.part"]
             assert (folder / ".rank0.json.part").read_bytes() == TRACE[: 70_000 * (attempt + 1)]
         assert offsets == [0, 70_000, 140_000]
@@ -244,7 +244,7 @@ def test_a_trace_that_is_not_what_its_manifest_says_is_not_kept(
         path.write_bytes(content)
         code, out, err = get()
         assert (code, out) == (1, "")
-        assert "rank0.json of one is not what its manifest says, so it was not kept; " in err
+        assert "rank0.json of one differs from its manifest, so it was not kept; " in err
         assert list((tmp_path / "out" / "one").iterdir()) == []
 
 
