@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Capture": "capture_handle",
+    "Capture": "captures.handle",
     "Client": "client",
-    "JobCapture": "job_capture",
+    "JobCapture": "captures.job_capture",
     "attach": "client",
     "CaptureError": "errors",
     "CaptureTimeoutError": "errors",

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Final
 
-_OUR_CODE: Final = str(Path(__file__).parent) + os.sep
+_OUR_CODE: Final = str(Path(__file__).parents[1]) + os.sep
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import signal
 from types import CodeType, FrameType
 from typing import Any, Final
 
-_PACKAGE: Final = __file__.rpartition("/")[0] + "/"
+_PACKAGE: Final = __file__.rpartition("/safety/")[0] + "/"
 _OWN_TYPES: Final = frozenset({"builtins", "_queue", "queue", "struct", "torch", "torchperfd"})
 """Top-level modules whose exception types our own code can meet."""
 

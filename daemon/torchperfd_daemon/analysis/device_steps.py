@@ -43,7 +43,8 @@ def on_the_device(trace: Trace, links: Links, starts: Int64, ends: Int64) -> tup
         return None
     stream = trace.thread[events]
     busy = np.bincount(stream[kernels], (trace.end - trace.start)[events[kernels]])
-    main = stream == int(busy.argmax())
+    # Of the streams that run kernels: those of a trace may all be too short to have a duration.
+    main = stream == max(stream[kernels].tolist(), key=busy.__getitem__)
     none = np.iinfo(np.int64).max
     first = np.full(len(starts), none, dtype=np.int64)
     np.minimum.at(first, step[main], trace.start[events[main]])

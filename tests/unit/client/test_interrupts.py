@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import torchperfd
 from torchperfd.hooks.live_objects import LiveObjects
 from torchperfd.safety import interrupts
 from torchperfd.safety.flag import Flag
@@ -80,6 +81,10 @@ def test_is_from_script_own_failure_is_false(monkeypatch: pytest.MonkeyPatch) ->
     failing = _foreign("def handler(batch): raise ValueError(batch)")
     for code in (lambda: {}["x"], lambda: int("x"), lambda: failing(1), lambda: [].pop()):  # type: ignore[index]
         assert not is_from_script(_raised_in(code))
+
+
+def test_is_from_script_counts_all_rooms_as_ours() -> None:
+    assert str(Path(torchperfd.__file__).parent) + "/" == interrupts._PACKAGE
 
 
 def test_is_from_script_injected_type_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
