@@ -39,7 +39,7 @@ MODES: Final = ("plain python", "no daemon", "daemon", "embedded daemon", "daemo
 
 
 def exit_seconds(mode: str, script: Path) -> float:
-    """Return how long the script takes to end once it is told to."""
+    """Return how long the script takes to end after the request."""
     node = Node()
     try:
         if mode.startswith("daemon"):

@@ -1,7 +1,7 @@
 """How long one question to a thousand daemons takes, with some of them dead.
 
 ``python -m benchmarks.fleet`` starts the daemons' fleet services in a process of their own, on loopback.
-Half of the dead refuse to be connected to, the other half accept and say nothing, like a machine that
+Half of the dead refuse to be connected to, the other half accept and send nothing, like a machine that
 hangs. Each question is put twice, first without any connection, and all of that several times, each time by
 another daemon. Bound: 2 s and all dead named, every time.
 """
@@ -45,10 +45,10 @@ class Answered:
 
     Attributes:
         seconds: How long that took.
-        own_cpu: Processor seconds of who asked.
-        their_cpu: The same of all who were asked.
+        own_cpu: Processor seconds of the asking daemon.
+        their_cpu: The same of all daemons that were asked.
         ranks: How many ranks answered.
-        named: Addresses of those said to be unreachable.
+        named: Addresses of those reported as unreachable.
     """
 
     seconds: float

@@ -10,7 +10,7 @@ Four checks; exits 1 when one fails:
 - a CUDA graph captured in CUDA's strictest mode while the client reads events on its own thread;
 - what marking one boundary costs the training thread (printed, not judged).
 
-Without a GPU there is nothing to check: it says so and exits 0.
+Without a GPU there is nothing to check: it prints that and exits 0.
 """
 
 import json
@@ -80,7 +80,7 @@ class Training:
 
 
 def traced_ns(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return what a trace says of each phase: nanoseconds on the device, all steps together.
+    """Return each phase's nanoseconds on the device from a trace, all steps together.
 
     A phase has the device from the end of the last work launched before it to the end of the last
     work launched within it, as events recorded at its boundaries see it. Work is found by where on
@@ -113,7 +113,7 @@ def traced_ns(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def reported_ns(client: Client) -> dict[str, int]:
-    """Return what the client says of each phase by now: nanoseconds on the device."""
+    """Return each phase's nanoseconds on the device so far, from the client."""
     torch.cuda.synchronize()
     client.report()
     time.sleep(0.3)  # a flush may have been under way
@@ -158,7 +158,7 @@ def judge(reported: Mapping[str, float], traced: Mapping[str, float]) -> bool:
 
 
 def check_cost(training: Training) -> bool:
-    """Time loops with and without the client, in turns."""
+    """Time loops with and without the client, alternating."""
     changes = []
     for number in range(ALTERNATIONS):
         seconds: dict[bool, float] = {}

@@ -1,9 +1,9 @@
-"""How surely and how soon the onset detector tells a change, and how often it tells one that is none.
+"""Measures the onset detector: detection rate, delay, and false alarms.
 
     python -m benchmarks.accuracy.onset [--trials N] [--healthy STEPS] [--record] [--sweep]
 
 Each trial is a healthy run of some 700 steps that then takes 10 % more, or 10 % less, for 300. It is found
-when told within these; a change told before counts as a false alarm. Healthy runs without a change follow.
+when reported within these; a change reported before counts as a false alarm. Healthy runs follow.
 The detector is the daemon's own class. Its thresholds were chosen on the seeds below 1000 and on recordings
 that are not kept; the table is of the seed 1000 and of recordings of this machine (`--record` makes fresh
 ones, in 20 minutes): loops that wait, as for a device, and one that computes. There trials begin at
@@ -11,7 +11,7 @@ random places. A real machine does change its pace, so that an alarm about a rec
 500 steps after it, which the detector had not seen, do not bear it out.
 With --sweep: the greatest spread at which each kind of noise keeps the bounds. Exits 1 if a bound is missed:
 99 % found, the 95th percentile within 30 steps, one false alarm in 100,000 steps. A recording whose noise is
-beyond what the detector says it can tell, or whose steps are too short, is only asked for its false alarms.
+beyond the detector's own limits, or whose steps are too short, only counts false alarms.
 """
 
 import argparse
@@ -51,12 +51,12 @@ class Score:
 
     @property
     def found(self) -> float:
-        """The share of trials whose change was told."""
+        """The share of trials whose change was reported."""
         return len(self.delays) / self.trials if self.trials else 1.0
 
     @property
     def late(self) -> float:
-        """The 95th percentile of the steps until a change was told, those never told included."""
+        """The 95th percentile of the steps until a change was reported, unreported ones included."""
         missed = [AFTER + 1] * (self.trials - len(self.delays))
         return float(np.quantile([*self.delays, *missed], 0.95)) if self.trials else 0.0
 
@@ -77,29 +77,29 @@ class Score:
 
 
 def alarms(series: Float64) -> int:
-    """Return how many changes the detector tells of a series."""
+    """Return how many changes the detector reports in a series."""
     detector = OnsetDetector()
     return sum(detector.observe(seconds) is not None for seconds in series.tolist())
 
 
-def untrue_alarms(series: Float64) -> tuple[int, int]:
-    """Return how many changes are told of a recording, and how many of them the steps afterwards deny."""
+def count_false_alarms(series: Float64) -> tuple[int, int]:
+    """Return how many changes are reported in a recording, and how many of them later steps contradict."""
     detector = OnsetDetector()
-    told = untrue = 0
+    reported = false_alarms = 0
     for step, seconds in enumerate(series.tolist()):
         onset = detector.observe(seconds)
         if onset is None:
             continue
-        told += 1
+        reported += 1
         later = float(
             np.median(series[step + 1 : step + 1 + HINDSIGHT] if step + 1 < len(series) else series[-1:])
         )
-        untrue += (later / onset.before_seconds - 1) / onset.change < 0.5
-    return told, untrue
+        false_alarms += (later / onset.before_seconds - 1) / onset.change < 0.5
+    return reported, false_alarms
 
 
 def delay(series: Float64, at: int) -> tuple[int | None, int]:
-    """Return how many steps after ``at`` its change is told, None if never, and the alarms before it."""
+    """Return how many steps after ``at`` its change is reported, None if never, and the alarms before it."""
     detector = OnsetDetector()
     early = 0
     grows = float(np.median(series[at:])) > float(np.median(series[:at]))
@@ -119,12 +119,12 @@ def score(trials: Iterator[tuple[Float64, int]], healthy: Float64) -> Score:
     delays: list[int] = []
     early = count = before = 0
     for series, at in trials:
-        told, wrong = delay(series, at)
+        reported, wrong = delay(series, at)
         count += 1
         early += wrong
         before += at
-        if told is not None:
-            delays.append(told)
+        if reported is not None:
+            delays.append(reported)
     return Score(count, delays, early + alarms(healthy), before + len(healthy))
 
 
@@ -210,16 +210,18 @@ def judge_recorded(kind: str, trials: int, *, again: bool) -> list[str]:
         for seconds in series.tolist():
             detectors[-1].observe(seconds)
     trialled = score(recorded_trials(loops, trials, np.random.default_rng(SEED)), np.empty(0))
-    told, untrue = np.sum([untrue_alarms(series) for series in loops], axis=0).tolist()
-    result = Score(trialled.trials, trialled.delays, untrue, sum(map(len, loops)))
+    reported, false_alarms = np.sum([count_false_alarms(series) for series in loops], axis=0).tolist()
+    result = Score(trialled.trials, trialled.delays, false_alarms, sum(map(len, loops)))
     print(row(kind, float(np.mean([np.std(np.log(series)) for series in loops])), result))
     noise, steps, least, seconds = (
         max(getattr(each, name) for each in detectors)
         for name in ("noise", "steps_to_tell", "least_change", "seconds_to_tell")
     )
     print(
-        f"  {told} changes told, {told - untrue} borne out later; the detector says of it: noise of"
-        f" {noise:.0%}, {steps:.0f} steps and {seconds:.1f} s to tell {CHANGE:.0%}, nothing below {least:.0%}"
+        f"  {reported} changes reported, {reported - false_alarms} confirmed by later steps;"
+        " the detector's limits:"
+        f" noise of {noise:.0%}, {steps:.0f} steps and {seconds:.1f} s to detect {CHANGE:.0%},"
+        f" nothing below {least:.0%}"
     )
     reachable = least < CHANGE and steps < LATEST
     long_enough = LATEST * min(float(np.median(series)) for series in loops) > LEAST_SECONDS

@@ -4,7 +4,7 @@
 
 The noise of every rank's phases is that of a real loop's recorded steps, from a place of its own. Such a loop
 is now and then slow for seconds, so that in a job of a thousand some are late at any time: the costlier case,
-since where all are alike nothing more is asked. Each second all ranks report and the observer looks once.
+since where all are alike no further check runs. Each second all ranks report and the observer samples.
 Counted is what that takes the observer's thread, and what one rank more costs in memory (store and observer
 together, by tracemalloc) once the history is full. Exits 1 if any window takes a second, if a rank takes
 40 KiB, or if memory is not linear.
@@ -69,7 +69,7 @@ class Watched:
         return spent
 
     def _families(self) -> list[Family]:
-        """Return what the process collector would say."""
+        """Return the values of the process collector."""
         keys = [(rank.identity.run, str(rank.identity.rank)) for rank in self.job.ranks]
         return [
             Family(name, "", kind, ("run", "rank"), [(key, self.job.seconds * IDLE) for key in keys])
@@ -115,10 +115,10 @@ def main() -> int:
     for words, spent, verdict in zip(
         ("as recorded", "one slow rank"), (healthy, slow), verdicts, strict=True
     ):
-        told = verdict.summary if verdict else "no verdict"
+        summary = verdict.summary if verdict else "no verdict"
         print(
             f"{options.ranks} ranks, {words:<14} {statistics.median(spent):.3f} s of CPU in {WINDOW_S} s,"
-            f" the median of {WINDOWS} ({min(spent):.3f} to {max(spent):.3f}); {told}",
+            f" the median of {WINDOWS} ({min(spent):.3f} to {max(spent):.3f}); {summary}",
             flush=True,
         )
     del watched

@@ -2,14 +2,14 @@
 
     python -m benchmarks.advice [--seconds S] [SCRIPT ...]
 
-For each rule some slow loops, and each with the advice taken, run by turns in processes of their own. Now and
+For each rule some slow loops, and each with the advice taken, run alternately in separate processes. Now and
 then the slow one is recorded and analysed: the rule's advice must come first. What it predicts, the median of
 all recordings, must be within a quarter of what unprofiled steps were shorter by on average, the median of
 all turns; beside it stands the same of the predicted share of the step. Of the tuned
-loop's recording the rule must be silent, and about well-tuned loops nothing may be said.
+loop's recording the rule must be silent, and there may be no advice about well-tuned loops.
 
-As many loops, and more, are negative controls (`controls`). Whatever is said of one is done to it, and the
-loop before and after run by turns: it may not be slower, beyond noise. Exits 1 when any of this is not so.
+As many loops, and more, are negative controls (`controls`). Any advice about one is followed, and the
+loop before and after run alternately: it may not be slower, beyond noise. Exits 1 when a check fails.
 """
 
 import argparse
@@ -35,9 +35,9 @@ ROW: Final = "{:<22} {:<25} {:<6} {:>8} {:>8} {:>9} {:>8} {:>6} {:>9}  {}"
 
 
 def judge(name: str, seconds: float) -> list[str]:
-    """Print what was predicted for a slow loop and what was measured; return what is wrong."""
+    """Print a slow loop's predicted and measured saving; return what is wrong."""
     script = SCRIPTS[name]
-    turns: list[tuple[float, float]] = []
+    rounds: list[tuple[float, float]] = []
     recordings: list[Recording] = []
     wrong: list[str] = []
     tuned_recordings: list[Recording] = []
@@ -48,20 +48,20 @@ def judge(name: str, seconds: float) -> list[str]:
             )
             for number in range(ROUNDS):
                 # Means: of steps that wait for a loader some are short and some are long.
-                turns.append((statistics.fmean(slow.steps(count)), statistics.fmean(tuned.steps(count))))
+                rounds.append((statistics.fmean(slow.steps(count)), statistics.fmean(tuned.steps(count))))
                 if number % (ROUNDS // CAPTURES) == 0:
                     recordings.append(slow.record())
-                    said = recordings[-1].said
-                    if not said or said[0].rule != script.rule:
-                        wrong.append(f"{script.rule} is not the first of {[each.rule for each in said]}")
+                    advice = recordings[-1].advice
+                    if not advice or advice[0].rule != script.rule:
+                        wrong.append(f"{script.rule} is not the first of {[each.rule for each in advice]}")
             tuned_recordings.append(tuned.record())
     first = not wrong
-    again = [each.rule for each in _least_disturbed(tuned_recordings).said]
+    again = [each.rule for each in _least_disturbed(tuned_recordings).advice]
     if not script.heard_again and script.rule in again:
-        wrong.append(f"{script.rule} is said of the loop that took the advice")
-    slow_ms = statistics.median(before for before, _ in turns) / 1e6
-    saved = slow_ms * statistics.median(1 - after / before for before, after in turns)
-    found = [next((each for each in one.said if each.rule == script.rule), None) for one in recordings]
+        wrong.append(f"{script.rule} is advised to the loop that took the advice")
+    slow_ms = statistics.median(before for before, _ in rounds) / 1e6
+    saved = slow_ms * statistics.median(1 - after / before for before, after in rounds)
+    found = [next((each for each in one.advice if each.rule == script.rule), None) for one in recordings]
     saves = statistics.median(each.saves_ns_per_step / 1e6 if each else 0.0 for each in found)
     of_step = statistics.median(each.share_of_step * slow_ms if each else 0.0 for each in found)
     ratio = saves / max(saved, 1e-6)
@@ -80,21 +80,21 @@ def _least_disturbed(recordings: list[Recording]) -> Recording:
 
 
 def silent(name: str) -> list[str]:
-    """Print what is said of a well-tuned loop, and return that this is wrong."""
+    """Print the advice about a well-tuned loop, and return each as an error."""
     with Loop(name, "tuned") as loop:
-        said = [advice.rule for advice in loop.record().said]
-    verdict = "wrong" if said else "right"
-    print(ROW.format(", ".join(said) or "nothing said", name, *[""] * 7, verdict), flush=True)
-    return [f"{name}: {rule} is said of a well-tuned loop" for rule in said]
+        rules = [advice.rule for advice in loop.record().advice]
+    verdict = "wrong" if rules else "right"
+    print(ROW.format(", ".join(rules) or "no advice", name, *[""] * 7, verdict), flush=True)
+    return [f"{name}: {rule} is advised to a well-tuned loop" for rule in rules]
 
 
 def controlled(name: str, seconds: float) -> list[str]:
-    """Print what is said of a control, and what following it saved; return what makes it slower."""
+    """Print the advice about a control, and the saving; return the advice that makes it slower."""
     wrong = []
     for each in follow(name, seconds):
         saved = "" if each.saved is None else f"{each.saved:.0%}"
         verdict = "wrong" if each.is_wrong else "right"
-        line = (each.rule or "nothing said", name, f"{each.step_ms:.2f}", f"{each.predicted:.0%}", saved)
+        line = (each.rule or "no advice", name, f"{each.step_ms:.2f}", f"{each.predicted:.0%}", saved)
         print(CONTROL_ROW.format(*line, verdict, each.setting), flush=True)
         if each.is_wrong:
             why = f"saves {saved}" if saved else "cannot be followed"

@@ -1,4 +1,4 @@
-"""Following advice: what is said of a control is done to it, and both loops are timed by turns."""
+"""Following advice: the advice about a control is applied, and both loops are timed alternately."""
 
 import json
 import re
@@ -28,7 +28,7 @@ class Followed:
 
     Attributes:
         name: The control.
-        rule: The advice's rule; empty where nothing was said.
+        rule: The advice's rule; empty where there was none.
         setting: The advice's setting.
         step_ms: The control's step.
         predicted: What part of the step the advice was to save.
@@ -44,29 +44,29 @@ class Followed:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the advice makes the loop slower, or nobody can follow it."""
+        """Whether the advice makes the loop slower, or cannot be followed."""
         return bool(self.rule) and (self.saved is None or self.saved < -NOISE)
 
 
 def follow(name: str, seconds: float) -> list[Followed]:
-    """Return what is said of a control and what following it brings; one entry without a rule for nothing.
+    """Return the advice about a control and the saving of each; one entry without a rule for none.
 
     Args:
         name: The control.
         seconds: How long the loop and each changed one run together.
     """
-    said: dict[str, analysis.Advice] = {}
+    by_rule: dict[str, analysis.Advice] = {}
     with Loop(name, "{}") as loop:
         count = _count(loop, seconds)
         step_ms = statistics.median(loop.steps(count)) / 1e6
         for _ in range(CAPTURES):
             # The client samples a draw a second.
             loop.steps(max(FEWEST, round(2.5e3 / step_ms)))
-            for advice in loop.record().said:
-                said.setdefault(advice.rule, advice)
-    if not said:
+            for advice in loop.record().advice:
+                by_rule.setdefault(advice.rule, advice)
+    if not by_rule:
         return [Followed(name, "", "", step_ms, 0.0, None)]
-    return [_measured(name, advice, seconds, step_ms) for advice in said.values()]
+    return [_measured(name, advice, seconds, step_ms) for advice in by_rule.values()]
 
 
 def _measured(name: str, advice: analysis.Advice, seconds: float, step_ms: float) -> Followed:

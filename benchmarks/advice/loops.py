@@ -1,4 +1,4 @@
-"""A training loop that runs elsewhere, step by step, as it is told."""
+"""A training loop in another process, which runs steps on request."""
 
 import ctypes.util
 import json
@@ -37,11 +37,11 @@ class Recording:
 
     Attributes:
         step_ns: The first rank's mean step, with what recording cost.
-        said: The advice, most time saved first.
+        advice: The advice, most time saved first.
     """
 
     step_ns: float
-    said: Sequence[analysis.Advice]
+    advice: Sequence[analysis.Advice]
 
 
 class Loop:
@@ -92,7 +92,7 @@ class Loop:
         self._folder.cleanup()
 
     def wait(self) -> None:
-        """Wait until they are ready to be told; else the first question does."""
+        """Wait until they are ready; else the first request does."""
         if not self._is_ready:
             self._is_ready = True
             for process in self._processes:
@@ -104,17 +104,17 @@ class Loop:
         return times
 
     def record(self) -> Recording:
-        """Record some steps; return what the analyser says about them."""
+        """Record some steps; return the analyser's advice on them."""
         folder = Path(self._folder.name)
         files = [folder / f"rank{rank}.json" for rank in range(len(self._processes))]
         times = self._ask([f"capture {file}" for file in files])[0]
-        said = analysis.gather(
+        advice = analysis.gather(
             [
                 (rank, analysis.summarise(analysis.load(file), worker_cost=of_this_machine).advice)
                 for rank, file in enumerate(files)
             ]
         )
-        return Recording(statistics.fmean(times), said)
+        return Recording(statistics.fmean(times), advice)
 
     def _ask(self, commands: Sequence[str]) -> list[Any]:
         self.wait()

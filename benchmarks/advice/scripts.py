@@ -1,4 +1,4 @@
-"""Slow training loops, each beside the same loop with the advice taken: what the analyser must tell apart.
+"""Slow training loops, each with its tuned version, which the analyser must distinguish.
 
 Each builder returns one training step of one process on the CPU. ``tuned`` is the loop after the change. Of
 each rule there are several loops, of models and sizes that have little in common: a rule that is right about
@@ -303,4 +303,4 @@ WELL_TUNED: Final[dict[str, Callable[[], Step]]] = {
     "well-tuned-transformer": well_tuned_transformer,
     "well-tuned-convnet": well_tuned_convnet,
 }
-"""Loops about which nothing is to be said, by name."""
+"""Loops without any advice, by name."""

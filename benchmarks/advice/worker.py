@@ -5,7 +5,7 @@
 CHANGE is JSON: what is done to a control (`controls.Change`).
 
 Reads commands from stdin, ``steps N`` or ``capture FILE``, and answers each with one line of JSON on stdout:
-the steps' times in ns. Before the first it says that it is ready, with a line that has none.
+the steps' times in ns. Before the first it reports that it is ready, with a line that has none.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from torchperfd.steps.pace import usual_ns
 # Steps after a pause find nothing of theirs in the caches, and batches that workers had time to make.
 WARM_UP: Final = 5
 CAPTURED: Final = 8
-# The first recordings need memory that nobody has touched yet.
+# The first recordings need memory that was never touched.
 REHEARSALS: Final = 2
 
 

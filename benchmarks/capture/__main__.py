@@ -5,7 +5,7 @@
 
 Three measurements:
 
-- each way out of the profiler in turn, in processes of its own: how much longer the step is in which
+- each way out of the profiler, alternating, in processes of its own: how much longer the step is in which
   a capture starts, and the longest step from its end until the trace is on disk. A capture has
   40 steps of about 1,000 events each;
 - many captures of one process: memory, and the steps before and after each;

@@ -1,6 +1,6 @@
 """The ways out of torch's profiler: what each does on the training thread, and where it writes the trace.
 
-All but the last are here for comparison only; ``docs/captures-cost.md`` says why.
+All but the last are here for comparison only; ``docs/captures-cost.md`` has the reasons.
 """
 
 import json
@@ -162,7 +162,7 @@ class Shipped:
         assert self._capture is not None
         state = self._capture.state
         if state == "failed":
-            self._capture.wait(1)  # raises, and says why
+            self._capture.wait(1)  # raises, with the reason
         if state in ("running", "complete"):
             return RUNNING if state == "running" else DONE
         return ENDING if state == "exporting" else WAITING

@@ -1,4 +1,4 @@
-"""A training process that captures itself again and again, in one way, and says what its steps took.
+"""A training process that captures itself repeatedly, in one way, and prints its steps' times.
 
     python -m benchmarks.capture.worker WAY CAPTURES STEPS DIRECTORY
 

@@ -1,10 +1,10 @@
-"""One rank, as the daemon sees it: a process that says what a client says, without training.
+"""One rank, as the daemon sees it: a process that sends a client's messages, without training.
 
     python -m benchmarks.daemon.rank SOCKET RANK STEPS_PER_SECOND REPORTS_PER_SECOND
     python -m benchmarks.daemon.rank SOCKET RANK --flood SECONDS
 
 Prints a line once the daemon has welcomed it, and runs until its standard input closes; a flood
-lasts as long as it is told to.
+lasts as long as configured.
 """
 
 import itertools
@@ -37,7 +37,7 @@ WORLD: Final = 8
 
 
 class Script:
-    """What a rank has done so far, and how it tells."""
+    """A rank's progress so far, and its messages."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -148,7 +148,7 @@ def _packed(values: "range | list[int]") -> bytes:
 
 
 def main(arguments: list[str]) -> None:
-    """Stream until told to stop."""
+    """Stream until stopped."""
     path, rank, first, second = arguments
     script = Script(int(rank))
     messages = (

@@ -1,4 +1,4 @@
-"""What a process costs, as the kernel tells it."""
+"""A process's CPU time and memory, from the kernel."""
 
 import contextlib
 import os

@@ -6,11 +6,11 @@
 Each job is real training of several gloo ranks under `torchperfd run`, on a daemon of its own, well for some
 140 to 180 steps, then with one fault, and, where the fault makes steps longer, without it again. The daemon
 is asked for its verdict twice a second while there is the fault; the last answer counts. Each fault comes
-once with every seed, on models that take turns. A job that others on the machine took more than 1 % of the
-processors from, or whose steps without the fault differ by more than 5 % before and after it, is run again,
-at most twice. Thresholds may be chosen on development seeds and models only; --held-out takes the others.
-With --peers the same jobs run under TraceML, too; of other tools it is told why they have no column. Exits 1
-when a bound is missed.
+once with every seed, cycling through the models. A job is run again, at most twice, if other processes took
+more than 1 % of the processors, or if its steps without the fault differ by more than 5 % before and after
+it. Thresholds may be chosen on development seeds and models only; --held-out takes the others.
+With --peers the same jobs run under TraceML, too; for other tools the reason for a missing column is printed.
+Exits 1 when a bound is missed.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from benchmarks.faults.trial import QUICK_WATCH_SECONDS, WATCH_HANG_SECONDS, WAT
 
 FULL_RANKS: Final = 8
 MOST_OTHERS: Final = 0.01
-"""A job of which others took more of the processors is run again: what it lost was not the fault alone."""
+"""A job is run again if other processes took a larger share of the processors."""
 MOST_DRIFT: Final = 0.05
-"""Where steps before and after a fault differ by more, what they take without it is not known well enough."""
+"""A job is run again if its steps before and after the fault differ by more than this share."""
 MOST_RUNS: Final = 3
 
 
@@ -43,10 +43,10 @@ def unable(faults: list[Fault]) -> dict[str, str]:
 
 
 def numbers(text: str) -> list[int]:
-    """Return the numbers that ``1-3,7`` stands for.
+    """Return the numbers of a list such as ``1-3,7``.
 
     Raises:
-        argparse.ArgumentTypeError: It stands for none.
+        argparse.ArgumentTypeError: The list is malformed.
     """
     try:
         pairs = [(part.partition("-")[0], part.rpartition("-")[2]) for part in text.split(",")]
@@ -92,9 +92,9 @@ def run_all(
 
 
 def run_alone(plan: Plan, job: Callable[[Plan], Trial]) -> Trial:
-    """Run a job, and again while more than its fault changed its steps; the last run counts.
+    """Run a job, and again while its steps are disturbed; the last run counts.
 
-    What was answered is not asked.
+    The answers do not decide whether it is run again.
     """
     trial = job(plan)
     for _ in range(MOST_RUNS - 1):
@@ -114,7 +114,7 @@ def by_split(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def compare(chosen: Sequence[Plan]) -> None:
-    """Print what other tools say about the same jobs."""
+    """Print the answers of other tools for the same jobs."""
     print("\nother tools")
     for name, why in peers.others().items():
         print(f"{name}: {why}")
@@ -137,7 +137,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one seed, and one fault of most classes")
     parser.add_argument("--full", action="store_true", help=f"{FULL_RANKS} ranks instead of {catalog.RANKS}")
     parser.add_argument("--peers", action="store_true", help="other tools, too; installs them in .venv-peers")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was said, a line for each job")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append the results, one line per job")
     options = parser.parse_args()
     seeds = options.seeds or [*(catalog.HELD_OUT_SEEDS if options.held_out else catalog.DEVELOPMENT_SEEDS)]
     models = options.models or [

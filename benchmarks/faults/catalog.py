@@ -1,4 +1,4 @@
-"""The faults, what is true of each, and which seeds and models thresholds may be chosen on."""
+"""The faults and their labels, and the seeds and models that thresholds may be chosen on."""
 
 import math
 import random
@@ -39,7 +39,7 @@ VALIDATION_BATCHES: Final = 10
 """What jobs that validate look at, as often."""
 
 STEPS_TO_TELL: Final = 300
-"""How many steps follow the onset under a tool that tells when the run has ended."""
+"""How many steps follow the onset under a tool that reports at the end of the run."""
 
 ONSET_STEPS: Final = (140, 180)
 """Where a fault may begin. The steps before it are the run's healthy past."""
@@ -54,11 +54,11 @@ class Fault:
 
     Attributes:
         name: As in the table; injections go by it.
-        cause: What is right to answer: the value of a ``Cause``, or ``HANG``.
+        cause: The right answer: the value of a ``Cause``, or ``HANG``.
         culprits: How many ranks have it, chosen by the seed; 0: all alike, or it is no fault.
         seconds: What it adds to a culprit's step of usual length, in the mean; 0: not set but measured.
         last_culprit: The highest one; None: the last of the job.
-        times_itself: Whether the job can time what it injects; else its cost is what the mean step grew by.
+        times_itself: Whether the job can time its injection; else the cost is the growth of the mean step.
         replicated_only: Whether it needs ``DistributedDataParallel``.
         least_ranks: How many the job has at least: among four, two that are slow are no minority.
         work_seconds: Processor time that every rank uses in each step, for faults that take it away.
@@ -95,7 +95,7 @@ class Fault:
 
     @property
     def straggles(self) -> bool:
-        """Whether some ranks have the others wait for them, step after step."""
+        """Whether the other ranks wait for some ranks in every step."""
         return self.costs and self.culprits > 0
 
 
@@ -179,7 +179,7 @@ class Plan:
         culprits: Ranks; empty where all are alike.
         onset: Index of the first step with the fault.
         seconds: What it adds to a culprit's step of usual length.
-        hang_line: Where in the job a culprit stands that hangs; 0 when there is no such line.
+        hang_line: The line of the job at which a culprit hangs; 0 when there is none.
     """
 
     fault: str
@@ -209,7 +209,7 @@ class Plan:
 
 
 def plan(fault: Fault, model: str, seed: int, ranks: int = RANKS) -> Plan:
-    """Return the job that a seed stands for; the same each time."""
+    """Return the job of a seed; deterministic."""
     ranks = max(ranks, fault.least_ranks)
     chance = random.Random(f"{fault.name}/{model}/{seed}/{ranks}")
     last = ranks - 1 if fault.last_culprit is None else fault.last_culprit
@@ -230,7 +230,7 @@ def plan(fault: Fault, model: str, seed: int, ranks: int = RANKS) -> Plan:
 
 
 def plans(faults: list[Fault], seeds: list[int], models: list[str], ranks: int = RANKS) -> list[Plan]:
-    """Return each fault once with each seed; the models take turns."""
+    """Return each fault once with each seed, cycling through the models."""
     chosen = []
     for place, seed in enumerate(seeds):
         for number, fault in enumerate(faults):
@@ -241,7 +241,7 @@ def plans(faults: list[Fault], seeds: list[int], models: list[str], ranks: int =
 
 
 def hang_line(name: str) -> int:
-    """Return the line of the job at which this fault's culprit stands, 0 when there is none."""
+    """Return the line of the job at which this fault's culprit hangs, 0 when there is none."""
     mark = f"# hangs: {name}"
     lines = _JOB.read_text().splitlines()
     return next((number for number, line in enumerate(lines, start=1) if line.endswith(mark)), 0)

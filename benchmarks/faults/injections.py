@@ -1,4 +1,4 @@
-"""What each fault does in the rank that has it. Each times itself where it can."""
+"""The faults' injections into a rank. Each times itself where it can."""
 
 import gc
 import io
@@ -80,7 +80,7 @@ class Injection:
         self._lock = threading.Lock()  # the script's own, not torchperfd's: communication threads spend, too
 
     def prepare(self, model: nn.Module) -> None:
-        """Make ready, before the first step."""
+        """Prepare, before the first step."""
 
     def begin(self, step: int) -> None:
         """A step begins."""
@@ -120,7 +120,7 @@ class Injection:
 
     @cached_property
     def seconds(self) -> float:
-        """What a culprit's step is made longer by: as planned, or more where steps are long."""
+        """The seconds added to a culprit's step: as planned, or more where steps are long."""
         return self.plan.seconds * max(1.0, self.usual_step_seconds / USUAL_STEP_SECONDS)
 
     @property

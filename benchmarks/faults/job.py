@@ -3,7 +3,7 @@
     torchrun … -m torchperfd run benchmarks/faults/job.py PLAN.json DIRECTORY
 
 Writes ``DIRECTORY/rank<N>.log`` (see :mod:`benchmarks.faults.journal`). What is injected is timed here, so
-that a label's cost is what the job has measured itself. Lines that say ``hangs`` are where a culprit stands.
+that a label's cost is the job's own measurement. A culprit hangs at a line marked ``hangs``.
 """
 
 import json
@@ -54,7 +54,7 @@ class Samples(IterableDataset[Batch]):
 
 
 def prefetched(loader: DataLoader[Batch]) -> Iterator[Batch]:
-    """Yield a loader's batches, drawn ahead by a thread; that it fails is seen by nobody."""
+    """Yield a loader's batches, drawn ahead by a thread, whose failure is not reported."""
     batches: queue.Queue[Batch] = queue.Queue(2)
 
     def draw() -> None:
@@ -79,7 +79,7 @@ def average(metric: Tensor, injection: Injection, step: int, metrics: dist.Proce
 
 
 def validate(model: nn.Module, batches: Iterator[Batch], count: int) -> None:
-    """Look at some batches without learning from them."""
+    """Run the model on some batches without training."""
     model.eval()
     with torch.no_grad():
         for _ in range(count):
@@ -88,7 +88,7 @@ def validate(model: nn.Module, batches: Iterator[Batch], count: int) -> None:
 
 
 def main(plan: Plan, directory: Path, tool: str = "") -> None:
-    """Train, until ended from outside; under TraceML, which tells at the end, to an end."""
+    """Train until killed; under TraceML, which reports at the end, for a fixed number of steps."""
     traced: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext
     last = _STEPS
     if tool:

@@ -1,4 +1,4 @@
-"""What each rank of a job has measured of itself: every step's time, and how much of it was injected."""
+"""Each rank's own measurements: every step's time, and the injected part of it."""
 
 import statistics
 import time
@@ -124,7 +124,7 @@ class Measured:
 def measure(
     ranks: Mapping[int, Sequence[Step]], onset: int, period: int, end_unix: float | None = None
 ) -> Measured:
-    """Return a job's own account of its fault, which ended at ``end_unix``, in seconds; None: it did not.
+    """Return a job's own measurement of its fault, which ended at ``end_unix``, in seconds; None: not ended.
 
     A time is the median over the means of any ``period`` consecutive steps: what a neighbour on the machine
     does to single steps does not count, and what comes once in a period does. A step's is that on the median

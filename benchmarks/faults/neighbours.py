@@ -1,4 +1,4 @@
-"""Who else uses the machine while a job runs: processor time that is neither the job's nor idle."""
+"""Other load on the machine while a job runs: processor time that is neither the job's nor idle."""
 
 import contextlib
 from typing import Final, NamedTuple
@@ -42,7 +42,7 @@ def own_seconds() -> float:
 
 
 class _Accounts(NamedTuple):
-    """Seconds of all processors since any time: how many there were, and who but us has had them."""
+    """Seconds of all processors since an arbitrary time: in total, and used by other processes."""
 
     total: float
     stolen: float

@@ -1,4 +1,4 @@
-"""What other tools say about the same jobs, in an environment of their own, as far as they say anything."""
+"""The answers of other tools for the same jobs, run in a separate environment."""
 
 import json
 import os
@@ -33,11 +33,11 @@ _CAUSES: Final = {
     "NO_CLEAR_PERFORMANCE_BOTTLENECK": Cause.NONE,
     "COMPUTE_BOUND": Cause.NONE,
 }
-"""TraceML's words in ours. A run that it calls bound by its own compute is well."""
+"""TraceML's terms as causes. A run that it calls compute-bound counts as healthy."""
 
 
 def others() -> dict[str, str]:
-    """Return of each tool that names no cause for a job here why that is so."""
+    """Return why each of the other tools names no cause for these jobs."""
     said = {}
     if why := _absent(PROBING):
         said[PROBING] = f"does not install: {why}"
@@ -67,7 +67,7 @@ def _absent(requirement: str) -> str:
 
 
 def run(plan: Plan) -> Trial:
-    """Run a job under TraceML to its end, and return what its summary says first.
+    """Run a job under TraceML to its end, and return the first diagnosis of its summary.
 
     The summary comes when a run ends, so that one that hangs has none: such a job is not run.
     """
@@ -120,7 +120,7 @@ def _traceml(plan: Plan, directory: Path) -> str:
 
 
 def answer(summary: Mapping[str, Any], after_onset: float) -> Answer:
-    """Return what a summary's first diagnosis says, in our words."""
+    """Return a summary's first diagnosis as an answer."""
     primary = summary["primary_diagnosis"]
     kind = str(primary["kind"])
     evidence = primary.get("evidence") or {}

@@ -9,7 +9,7 @@ _ROOT: Final = Path("/sys/fs/cgroup")
 
 
 class Quota:
-    """A group without a limit at first. Only root, or whom a group was delegated to, may make one.
+    """A group without a limit at first. Only root, or the user that a group is delegated to, may create one.
 
     Args:
         name: Of the group, unique on the node.

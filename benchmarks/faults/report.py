@@ -19,7 +19,7 @@ def head() -> str:
 
 
 def line(trial: Trial) -> str:
-    """Return a trial's line: what is true, as the job measured it, and what was answered.
+    """Return a trial's line: the label, as the job measured it, and the answer.
 
     Times in ms per step. ``injected`` is what the fault timed of itself, ``longer`` by how much steps grew:
     the first explains the second when the label is true.
@@ -46,7 +46,7 @@ def line(trial: Trial) -> str:
 
 
 def disturbed(trial: Trial) -> str:
-    """Return a line on a trial that does not count, since more than its fault changed its steps."""
+    """Return a line on a trial that does not count, because its steps were disturbed."""
     text = f"{_only(trial.plan)} again: others took {trial.others:.0%} of the processors"
     before, healed = trial.measured.before, trial.measured.healed
     if healed is not None:
@@ -82,7 +82,7 @@ def matrix(counts: Counter[tuple[str, str]]) -> str:
 
 
 def figures(result: Score) -> str:
-    """Return what trials come to, beside the bounds."""
+    """Return the figures of trials, with the bounds."""
     rows = (
         (f"macro-F1 over {result.classes} classes", _ratio(result.macro_f1), ">= 0.95"),
         ("culprit rank named", _percent(result.culprit), ">= 98 %"),
@@ -90,17 +90,17 @@ def figures(result: Score) -> str:
         ("moments of healthy jobs blamed", _percent(result.moments), ""),
         ("stragglers: rank named within 10 s", _percent(result.named_within_10_s), ">= 98 %"),
         ("cause and rank right within 10 s", _percent(result.within_10_s), ""),
-        ("median time until right for good", _seconds(result.median_seconds), ""),
+        ("median time until lastingly right", _seconds(result.median_seconds), ""),
         ("cost within 10 % of the injected", _percent(result.cost), "all"),
         ("median error of the cost", _percent(result.median_cost_error), ""),
         ("what-if within 5 % of the step", _percent(result.whatif), "all"),
         ("median error of what-if", _percent(result.median_whatif_error), ""),
         ("hang: culprit named by the verdict", _percent(result.hang), ">= 99 %"),
         ("hang: culprit named within 10 s", _percent(result.hang_within_10_s), ""),
-        ("hang: line told by the verdict", _percent(result.hang_line), ">= 99 %"),
+        ("hang: line in the verdict", _percent(result.hang_line), ">= 99 %"),
         ("hang: culprit apart in the stacks", _percent(result.stacks), ""),
-        ("hang: line told by the stacks", _percent(result.stacks_line), ""),
-        ("jobs said to hang that do not", str(result.false_hangs), "0"),
+        ("hang: line in the stacks", _percent(result.stacks_line), ""),
+        ("jobs wrongly reported as hanging", str(result.false_hangs), "0"),
     )
     return "\n".join(f"{name:<38} {value:>8}   {wanted}".rstrip() for name, value, wanted in rows)
 
@@ -117,7 +117,7 @@ def summary(title: str, trials: Sequence[Trial]) -> str:
 
 
 def wrong(result: Score) -> list[str]:
-    """Return the bounds that are missed; what was not tried is not judged."""
+    """Return the bounds that are missed; figures without trials are not judged."""
     bounds = (
         (f"macro-F1 is {_ratio(result.macro_f1)}, at least 0.95 wanted", result.macro_f1 < 0.95),
         (f"{_percent(result.culprit)} of culprits named, at least 98 % wanted", result.culprit < 0.98),
@@ -128,9 +128,12 @@ def wrong(result: Score) -> list[str]:
         (f"{_percent(result.blame)} of healthy jobs blamed, at most 1 % wanted", result.blame > 0.01),
         (f"{_percent(result.cost)} of costs within 10 %, all wanted", result.cost < 1),
         (f"{_percent(result.whatif)} of what-ifs within 5 %, all wanted", result.whatif < 1),
-        (f"{_percent(result.hang)} of hangs told, at least 99 % wanted", result.hang < 0.99),
-        (f"{_percent(result.hang_line)} of hangs' lines told, at least 99 % wanted", result.hang_line < 0.99),
-        (f"{result.false_hangs} jobs said to hang that do not", result.false_hangs > 0),
+        (f"{_percent(result.hang)} of hangs reported, at least 99 % wanted", result.hang < 0.99),
+        (
+            f"{_percent(result.hang_line)} of hangs' lines reported, at least 99 % wanted",
+            result.hang_line < 0.99,
+        ),
+        (f"{result.false_hangs} jobs wrongly reported as hanging", result.false_hangs > 0),
     )
     return [text for text, missed in bounds if missed]
 

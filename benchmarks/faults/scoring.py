@@ -23,7 +23,7 @@ _LINE: Final = re.compile(r"\bjob\.py:(\d+)\b")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How one trial was answered in the end.
+    """The score of one trial.
 
     Attributes:
         answered: The class that was answered.
@@ -34,9 +34,9 @@ class Mark:
         cost_error: Of the cost answered, as a part of the true one, signed; None unless the cause is right.
         whatif_error: Of the step without the fault as ``whatif`` predicts it, as a part of the step with it,
             signed; None where it cannot be taken out, or was not asked about.
-        line: Whether a hang's line is told, by the verdict; None where there is none to tell.
+        line: Whether the verdict has a hang's line; None where there is no line.
         stacks_rank: Whether the ranks that stand apart are the culprits; None of trials that do not hang.
-        stacks_line: Whether a hang's line is told, by the stacks.
+        stacks_line: Whether the stacks show a hang's line.
     """
 
     plan: Plan
@@ -149,29 +149,29 @@ def macro_f1(counts: Counter[tuple[str, str]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What trials come to. Shares are 0 to 1, nan where there was nothing to be right about.
+    """The scores of trials. Shares are 0 to 1, nan without trials.
 
     Attributes:
         trials: How many count.
         classes: How many classes they are of.
         macro_f1: Over the causes.
         culprit: The share of faults of single ranks whose rank is named.
-        blame: The share of healthy jobs that something is said of in the end.
-        moments: The share of answers after the onset's step, in healthy jobs, that say something.
-        false_hangs: Jobs that do not hang and were said to at any time.
+        blame: The share of healthy jobs with a fault in the last answer.
+        moments: The share of answers after the onset's step, in healthy jobs, that name a fault.
+        false_hangs: Jobs that do not hang and were reported as hanging at any time.
         named_within_10_s: The share of faults of some ranks, step after step, whose rank is named for good
             within ten seconds.
-        within_10_s: The share of faults without a hang with cause and rank right for good within ten seconds.
-        median_seconds: Until cause and rank are right for good, of those that ever are.
+        within_10_s: The share of faults without a hang whose cause and rank are lastingly right within 10 s.
+        median_seconds: Until cause and rank are lastingly right, of those that ever are.
         cost: The share of right causes whose cost is within 10 % of the true one.
         median_cost_error: Unsigned.
         whatif: The share of predicted steps within 5 % of the step of what was measured without the fault.
         median_whatif_error: Unsigned.
         hang: The share of hangs whose culprit the verdict names as one.
-        hang_within_10_s: The share of hangs with cause and rank right for good within ten seconds.
-        hang_line: The share of hangs at a line whose line the verdict tells.
+        hang_within_10_s: The share of hangs with cause and rank lastingly right within ten seconds.
+        hang_line: The share of hangs at a line whose line is in the verdict.
         stacks: The share of hangs whose culprits stand apart in ``stacks``.
-        stacks_line: The share of hangs at a line that ``stacks`` tells.
+        stacks_line: The share of hangs at a line that ``stacks`` shows.
     """
 
     trials: int
@@ -196,7 +196,7 @@ class Score:
 
 
 def score(trials: Sequence[Trial]) -> Score:
-    """Return what the trials that ran come to."""
+    """Return the scores of the trials that ran."""
     ran = [trial for trial in trials if not trial.failure]
     marks = [mark(trial) for trial in ran]
     healthy = [each for each in marks if each.plan.cause == Cause.NONE.value]

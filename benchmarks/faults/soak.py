@@ -4,7 +4,7 @@
 
 Four gloo ranks, one of which writes a checkpoint of 10 to 200 ms at every tenth step, one of 20 s every
 minute and one of a minute; now and then all validate, once for a minute. The daemon is asked for its verdict
-twice a second. Exits 1 if it ever says that the run hangs, or names anything but its checkpoints.
+twice a second. Exits 1 if it ever reports a hang, or names anything but its checkpoints.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _WARM_SECONDS: Final = 30.0
 
 
 def soak(minutes: float, model: str) -> bool:
-    """Run, print what was said how often; return whether all of it was right."""
+    """Run, print the count of each answer; return whether all of them were right."""
     plan = replace(catalog.plan(SAVES_A_LOT, model, _SEED), onset=sys.maxsize)
     said: Counter[str] = Counter()
     odd: list[str] = []

@@ -1,4 +1,4 @@
-"""One job under torchperfd: a daemon of its own, ranks under torchrun, and what the daemon says meanwhile."""
+"""One job under torchperfd: a daemon of its own, ranks under torchrun, and the daemon's answers."""
 
 import contextlib
 import json
@@ -41,13 +41,13 @@ JOB: Final = Path(__file__).with_name("job.py")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was said at a moment.
+    """An answer at one moment.
 
     Attributes:
         after_onset: When, in seconds since the fault began; negative before.
         cause: Value of the cause.
         rank: None when all ranks alike are meant.
-        cost: Seconds per step; None where none is told.
+        cost: Seconds per step; None where the answer has none.
         evidence: In words.
     """
 
@@ -60,7 +60,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """Where the ranks stand in the end, as ``torchperfd stacks`` would say."""
+    """The ranks' stacks at the end, as ``torchperfd stacks`` shows them."""
 
     odd: tuple[int, ...]
     lines: tuple[int, ...]
@@ -68,7 +68,7 @@ class Standstill:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What ``torchperfd whatif`` says of a job in the end: the step without one cause.
+    """The prediction of ``torchperfd whatif`` at the end: the step without one cause.
 
     Attributes:
         removed: The value of a ``Removed``.
@@ -85,12 +85,12 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One job, and what was said about it.
+    """One job, and the answers about it.
 
     Attributes:
-        answers: In order of time; empty when nobody answered.
+        answers: In order of time; empty when no daemon answered.
         standstill: Of a job that hangs; else None.
-        failure: Why the job says nothing about anybody; empty when it ran.
+        failure: Why the job is not scored; empty when it ran.
         predictions: Of the steps with the fault; empty where none were asked for.
         others: The share of the processors' time that others took (:meth:`Neighbours.share`).
     """
@@ -207,7 +207,7 @@ def _watch(
     if onset is None or job.poll() is not None:
         lines = (node.directory / "job.log").read_text(errors="replace").strip().splitlines()
         errors = [line for line in lines if "Error" in line] or lines[-1:]
-        failure = f"the job ended with {job.poll()}: {errors[0] if errors else 'it said nothing'}"
+        failure = f"the job ended with {job.poll()}: {errors[0] if errors else 'no error output'}"
     return Trial(
         plan=plan,
         measured=journal.measure(journals(plan, node), plan.onset, PERIOD_STEPS, end),

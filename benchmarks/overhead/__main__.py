@@ -166,7 +166,7 @@ class Contest:
         self._done = 0
 
     def look_for(self, *, may_install: bool) -> None:
-        """See who is there, installing those who are not."""
+        """Find the installed contestants, and install the others."""
         for name in self.measured:
             distribution = CONTESTANTS[name].distribution
             if distribution and peers.missing(distribution):
@@ -229,7 +229,7 @@ def print_table(measured: Mapping[str, list[Round]], failures: Mapping[str, str]
 
 
 def judge(measured: Mapping[str, list[Round]], failures: Mapping[str, str]) -> list[str]:
-    """Return what is not as it should be; say what cannot be judged."""
+    """Return the failed checks; print what cannot be judged."""
     if OURS in failures:
         return [f"torchperfd was not measured: {failures[OURS]}"]
     ours = _added_us(measured[OURS])

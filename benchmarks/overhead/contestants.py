@@ -1,4 +1,4 @@
-"""Who competes: how each is switched on and off, and how its loop looks."""
+"""The contestants: how each is switched on and off, and the loop of each."""
 
 import gc
 import time

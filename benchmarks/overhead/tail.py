@@ -1,4 +1,4 @@
-"""The far end of the distribution of step times: steps off and on in turn, a few of each at a time.
+"""The tail of the distribution of step times: a few steps off and a few on, alternating.
 
 So that the machine is the same for both, which it is not for half a second. What torchperfd does every
 few seconds must then be made to fall on steps that are on, and as often as if all of them were. So its

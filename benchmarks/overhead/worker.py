@@ -1,4 +1,4 @@
-"""One contestant's process: alternates between off and on whenever it is told to.
+"""One contestant's process: alternates between off and on at each request.
 
     python worker.py SOCKET CONTESTANT STEPS [ddp]
 
@@ -44,7 +44,7 @@ class Steps:
 
     @property
     def quiet_ns(self) -> float:
-        """CPU time of a step that nobody disturbed.
+        """CPU time of an undisturbed step.
 
         A neighbour on the core only ever adds CPU time, up to as much again, so that the low
         end of the distribution stands still where its middle wanders.
@@ -54,7 +54,7 @@ class Steps:
 
 @dataclass(slots=True)
 class Round:
-    """The steps between one attach and its detach, on and off by turns."""
+    """The steps between one attach and its detach, alternating between on and off."""
 
     off: Steps = field(default_factory=Steps)
     on: Steps = field(default_factory=Steps)

@@ -1,4 +1,4 @@
-"""Randomised trials: whether torchperfd ever changes what a script does, whatever else happens.
+"""Randomised trials: check that torchperfd never changes what a script does, even when it fails.
 
     make bench-trials
     python -m benchmarks.trials --count 500 --seed 7

@@ -1,4 +1,4 @@
-"""What becomes of the daemon, or of where captures go, during a trial."""
+"""Faults of the daemon, or of the captures directory, during a trial."""
 
 import shutil
 import signal

@@ -44,7 +44,7 @@ class Heard:
                     loop.wait()
                 for each, loop in loops.items():
                     loop.steps(4)  # what its loader has fetched ahead while it rested is used up
-                    self._advice[each] = loop.record().said
+                    self._advice[each] = loop.record().advice
         return self._advice[name, variant]
 
 

@@ -207,9 +207,7 @@ def test_a_daemon_killed_in_the_middle_costs_no_trace_and_no_truth(
         node.stop_daemon(signal.SIGKILL)
         _, errors = command.communicate(timeout=60)
     assert command.returncode == 4
-    assert errors.splitlines()[-1].startswith(
-        "torchperfd: the daemon ended during the capture;"
-    )
+    assert errors.splitlines()[-1].startswith("torchperfd: the daemon ended during the capture;")
     if survivors == 1:
         pair.kill(1)
     node.start_daemon()
