@@ -116,7 +116,7 @@ class Catalog:
         for trace in record.ranks:
             if trace.bytes > share:
                 trace.reason = (
-                    f"the trace has {trace.bytes:,} bytes, but {share:,} are allowed;"
+                    f"the trace has {trace.bytes:,} bytes, {share:,} are allowed;"
                     " capture fewer steps or raise --captures-max-bytes-each"
                 )
                 trace.state, trace.file, trace.bytes, trace.sha256 = CaptureState.FAILED, "", 0, ""
