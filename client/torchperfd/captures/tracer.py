@@ -20,7 +20,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torchperfd.hooks.context import HookUnavailableError
-from torchperfd.hooks.profiler import ARBITER, add_metadata, is_inductor_imported, is_profiling, trace_only
+from torchperfd.hooks.profiler import (
+    ARBITER,
+    add_metadata,
+    is_inductor_imported,
+    is_profiling,
+    skip_event_lists,
+    trace_only,
+)
 
 
 class Tracer(Protocol):
@@ -154,8 +161,10 @@ class KinetoTracer:
         with ARBITER.starting():
             if self._compiled:
                 self._profiler.start()
+                skip_event_lists(self._profiler.profiler)
             else:
                 self._profiler.__enter__()
+                skip_event_lists(self._profiler)
                 _add_job_facts()
             _add_own_facts(self._own_facts)
         self._thread = threading.get_ident()
