@@ -117,7 +117,7 @@ def reported_ns(client: Client) -> dict[str, int]:
     torch.cuda.synchronize()
     client.report()
     time.sleep(0.3)  # a flush may have been under way
-    phases = client.report().account.train.phases
+    phases = client.report().totals.train.phases
     return {name: phases[slot].device_ns for slot, name in enumerate(PHASES)}
 
 

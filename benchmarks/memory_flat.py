@@ -3,7 +3,7 @@
     make bench-memory
     python -m benchmarks.memory_flat --steps 1000000
 
-Writes on the tape what the hooks write of plain training steps, in a process without torch and
+Writes on the ring buffer what the hooks write of plain training steps, in a process without torch and
 without a daemon, which is when most piles up, and lets the flusher drain at its usual pace of
 steps. Prints the resident memory along the way; exits 1 when it grows by more than 2 MB
 between the first tenth and the end, or when a step is missing from the account.
@@ -28,10 +28,10 @@ STEPS_PER_DRAIN: Final = 1000
 SAMPLES: Final = 10
 
 
-def train(tape: EventBuffer, steps: int) -> None:
+def train(buffer: EventBuffer, steps: int) -> None:
     """Write steps of six phases each."""
     for _ in range(steps):
-        plain_step(tape)
+        plain_step(buffer)
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         os.environ["TORCHPERFD_SOCKET"] = str(Path(directory) / "nobody-listens.sock")
         client = torchperfd.attach(job="memory_flat")
-    tape = client._tape
+    buffer = client._buffer
     process = psutil.Process()
     resident_mb: list[float] = []
     began = time.monotonic()
@@ -52,7 +52,7 @@ def main() -> int:
         highest = 0
         while fed < until:
             some = min(STEPS_PER_DRAIN, until - fed)
-            train(tape, some)
+            train(buffer, some)
             fed += some
             client.report()
             highest = max(highest, process.memory_info().rss)

@@ -1,23 +1,22 @@
-"""What the hooks write on the tape of one plain training step, event by event."""
+"""What the hooks write on the ring buffer of one plain training step, event by event."""
 
-from torchperfd.events import EventBuffer
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, codes
 
 EVENTS = (
-    (on_tape.DRAW, 0),
-    (on_tape.DRAWN, 32),
-    (on_tape.ZERO, 0),
-    (on_tape.ZERO_END, 0),
-    (on_tape.FORWARD, 0),
-    (on_tape.FORWARD_END, 0),
-    (on_tape.BACKWARD, 0),
-    (on_tape.BACKWARD_END, 0),
-    (on_tape.OPTIMIZER, 1),
-    (on_tape.OPTIMIZER_END, 1),
+    (codes.DRAW, 0),
+    (codes.DRAWN, 32),
+    (codes.ZERO, 0),
+    (codes.ZERO_END, 0),
+    (codes.FORWARD, 0),
+    (codes.FORWARD_END, 0),
+    (codes.BACKWARD, 0),
+    (codes.BACKWARD_END, 0),
+    (codes.OPTIMIZER, 1),
+    (codes.OPTIMIZER_END, 1),
 )
 
 
-def plain_step(tape: EventBuffer) -> None:
+def plain_step(buffer: EventBuffer) -> None:
     """Write of a draw, a zeroing of gradients, a forward, a backward and an optimizer step."""
     for code, argument in EVENTS:
-        tape.mark(code, argument)
+        buffer.mark(code, argument)

@@ -1,8 +1,8 @@
-"""What a step costs: writing on the tape, on the training thread, and reading it, on the flusher's.
+"""What a step costs: writing on the ring buffer, on the training thread, and reading it, on the flusher's.
 
     make bench-step
 
-Writes the ten events of a plain training step in a tight loop, with both halves of the tape,
+Writes the ten events of a plain training step in a tight loop, with both halves of the ring buffer,
 and reads them, event by event and as steps that go like the one before them; prints CPU time
 per step: median and spread over interleaved rounds, beside the clock that each event has to
 read. Between torch's own operators a hook costs more than in a tight loop, since nothing of it
@@ -47,11 +47,11 @@ def main() -> int:
     for _ in range(ROUNDS):
         measured["perf_counter_ns, ten times"].append(cpu_ns(time.perf_counter_ns, len(EVENTS) * STEPS))
         for name, replay in replays.items():
-            tape = replay._tape
-            measured.setdefault(f"write {name}", []).append(cpu_ns(lambda tape=tape: plain_step(tape)))  # type: ignore[misc]
+            buffer = replay._buffer
+            measured.setdefault(f"write {name}", []).append(cpu_ns(lambda buffer=buffer: plain_step(buffer)))  # type: ignore[misc]
             with mock.patch.object(cycles, "AVAILABLE", False):
                 measured.setdefault(f"read what was written {name}", []).append(cpu_ns(replay.drain, 1))
-            cpu_ns(lambda tape=tape: plain_step(tape))  # type: ignore[misc]
+            cpu_ns(lambda buffer=buffer: plain_step(buffer))  # type: ignore[misc]
             measured.setdefault(f"the same, steps alike {name}", []).append(cpu_ns(replay.drain, 1))
     print(f"{'':<32} {'median':>10} {'p10':>10} {'p90':>10}")
     for name, times in measured.items():

@@ -60,7 +60,7 @@ class Beat:
 
     def _steps_to_flush(self) -> float:
         flusher = self._flusher
-        state = FlushState(time.time(), flusher.account.train.steps, flusher.step_seconds())
+        state = FlushState(time.time(), flusher.totals.train.steps, flusher.step_seconds())
         return self._per_second * flush_interval(state)
 
     # What the flusher calls.

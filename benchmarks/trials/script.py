@@ -422,4 +422,4 @@ if __name__ == "__main__":
         ended = time.monotonic()
         result["losses"] = result["losses"] or digest.hexdigest()
         if client is not None:
-            result["account"] = client.report().account.train.steps
+            result["account"] = client.report().totals.train.steps

@@ -16,8 +16,7 @@ from torchperfd.captures.manager import CaptureManager
 from torchperfd.daemon_session import DaemonSession
 from torchperfd.device.accelerator import Accelerator
 from torchperfd.errors import CaptureError
-from torchperfd.events import EventBuffer
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.loader_use import LoaderSampler
@@ -37,7 +36,7 @@ from torchperfd.steps.iterators import Iterators
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.totals import Account
+from torchperfd.steps.totals import Totals
 from torchperfd.steps.wrapped import WrappedIterator
 from torchperfd.v1 import contract
 
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_TAPE_EVENTS: Final = 131_072
+_BUFFER_EVENTS: Final = 131_072
 _RING_STEPS: Final = 4096
 _OUTBOX_STEPS: Final = 40_000
 _EXIT_BUDGET_S: Final = 0.8
@@ -174,12 +173,12 @@ class Client:
         self._identity = read_identity(run=run, job_name=job)
         self._faults = Faults()
         self._names = PhaseNames()
-        self._tape = EventBuffer(16 if inert else _TAPE_EVENTS, on_tape.TICKET)
+        self._buffer = EventBuffer(16 if inert else _BUFFER_EVENTS, codes.CUDA_EVENT)
         if inert:
-            self._tape.thread = 0
-        self._iterators = Iterators(self._tape)
-        overhead = Overhead(self._tape, max_overhead)
-        self._replay = Replay(self._tape, 16 if inert else _RING_STEPS, self._faults, overhead)
+            self._buffer.thread = 0
+        self._iterators = Iterators(self._buffer)
+        overhead = Overhead(self._buffer, max_overhead)
+        self._replay = Replay(self._buffer, 16 if inert else _RING_STEPS, self._faults, overhead)
         self._loop = self._replay.loop
         self._recorder = self._replay.recorder
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
@@ -191,18 +190,18 @@ class Client:
             self._names.name,
             lambda: self._flusher.unrecorded(),
         )
-        self._stacks = StackReporter(self._tape, self._replay, self._names, self._outbox, self._faults)
+        self._stacks = StackReporter(self._buffer, self._replay, self._names, self._outbox, self._faults)
         self._pauses = GcPauses()
         self._compilations = Compilations()
         self._loader = LoaderSampler()
         self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
-        tallies = ProcessCounters(
+        counters = ProcessCounters(
             *(self._replay, self._pauses, self._compilations, self._accelerator, self._loader),
             hooks=lambda: self.hooks,
         )
-        self._flusher = Flusher(self._replay, self._names, self._outbox, self._faults, tallies)
-        self._tape.on_low = self._flusher.wake
-        self._dialogue = DaemonSession(
+        self._flusher = Flusher(self._replay, self._names, self._outbox, self._faults, counters)
+        self._buffer.on_low = self._flusher.wake
+        self._daemon_session = DaemonSession(
             self._identity,
             self._flusher,
             self._stacks,
@@ -215,10 +214,10 @@ class Client:
         self._guard = DescriptorGuard(self._give_up_descriptors)
         self._stream = Stream(
             sockets=contract.socket_candidates(),
-            hello=self._dialogue.hello,
+            hello=self._daemon_session.hello,
             outbox=self._outbox,
-            on_welcome=self._dialogue.on_welcome,
-            on_command=self._dialogue.obey,
+            on_welcome=self._daemon_session.on_welcome,
+            on_command=self._daemon_session.handle_command,
             faults=self._faults,
             guard=self._guard,
         )
@@ -284,7 +283,7 @@ class Client:
         Raises:
             ValueError: The name is empty, longer than 64 characters, or unprintable.
         """
-        return Phase(self._tape, self._names.slot(name))
+        return Phase(self._buffer, self._names.slot(name))
 
     @property
     def advice(self) -> str:
@@ -307,19 +306,19 @@ class Client:
     def step(self, samples: int = 0, tokens: int = 0) -> None:
         """Say that a training step ends here. Once called, only these calls end steps."""
         self.count_tokens(tokens)
-        self._tape.mark(on_tape.STEP, samples)
+        self._buffer.mark(codes.STEP, samples)
 
     def count_tokens(self, tokens: int) -> None:
         """Say how many tokens the step in progress trains on; may be called any number of times."""
         if tokens:
-            self._tape.mark(on_tape.TOKENS, tokens)
+            self._buffer.mark(codes.TOKENS, tokens)
 
     def wrap(self, iterable: Iterable[T]) -> Iterator[T]:
         """Iterate over something that is not a DataLoader, timing each ``next()`` as ``data``.
 
         It may draw from a DataLoader itself: the batches that come out here are the ones that count.
         """
-        return WrappedIterator(iterable, self._tape, self._iterator_begins, self._samples_in)
+        return WrappedIterator(iterable, self._buffer, self._iterator_begins, self._samples_in)
 
     def report(self) -> RankReport:
         """Return the account so far; ``print(client.report())`` shows the phase table."""
@@ -342,8 +341,8 @@ class Client:
         sender = Sender(
             logger,
             name if name not in taken else f"{name} {len(taken) + 1}",
-            account=self._flusher.snapshot,
-            steps=lambda: self._flusher.account.train.steps,
+            totals=self._flusher.snapshot,
+            steps=lambda: self._flusher.totals.train.steps,
             names=self._names,
             faults=self._faults,
             on_first=self._leave_first,
@@ -417,7 +416,7 @@ class Client:
         if not self.attached:
             raise CaptureError("the client is detached; call torchperfd.attach() first")
         if ranks is not None:
-            return self._dialogue.job_captures.order(self.rank, _chosen(ranks), options)
+            return self._daemon_session.job_captures.order(self.rank, _chosen(ranks), options)
         return Capture(self._captures.start(options))
 
     def detach(self) -> None:
@@ -447,8 +446,8 @@ class Client:
         closing = exporter.close() if exporter is not None else None
         self._flusher.stop(0.1)
         if self.connected:
-            self._dialogue.goodbye()
-        self._dialogue.rendezvous.stop(0.1)
+            self._daemon_session.close()
+        self._daemon_session.rendezvous.stop(0.1)
         self._stream.stop(max(0.1, deadline - time.monotonic()))
         self._guard.uninstall()
         self._stacks.unregister_signal()
@@ -468,7 +467,7 @@ class Client:
         self._pauses.uninstall()
         self._compilations.uninstall()
         self._accelerator.end("training ended before a step was counted")
-        self._tape.thread = 0
+        self._buffer.thread = 0
         self._flusher.refresh()
         self._replay.finish()
         self._captures.loop_ended()
@@ -486,12 +485,12 @@ class Client:
     @property
     def metrics_url(self) -> str:
         """Where the daemon serves its metrics; empty before it has welcomed us."""
-        return self._dialogue.metrics_url
+        return self._daemon_session.metrics_url
 
     @property
     def captures_dir(self) -> str:
         """Where captures of this process go."""
-        return self._dialogue.captures_dir
+        return self._daemon_session.captures_dir
 
     def whole_run(self, timeout: float) -> "control_pb2.GetRunResponse | None":
         """Return what the daemon knows of all ranks of the run, None when it does not answer."""
@@ -523,9 +522,9 @@ class Client:
             from torchperfd.hooks import Hooks
             from torchperfd.hooks.frames import keep_classes_out_of_graphs
 
-            keep_classes_out_of_graphs(Flusher)  # a full tape is read from within a hook
+            keep_classes_out_of_graphs(Flusher)  # a full ring buffer is read from within a hook
             self._hooks = Hooks(
-                *(self._tape, self._replay, self._faults),
+                *(self._buffer, self._replay, self._faults),
                 *(self._loader, self._iterators, self._compilations),
             )
             self._hooks.install()
@@ -572,13 +571,13 @@ class Client:
             return
         from torchperfd.loggers.exporter import Exporter
 
-        def account() -> Account:
+        def totals() -> Totals:
             self._flusher.flush()
-            return self._flusher.account
+            return self._flusher.totals
 
         try:
             self._exporter = Exporter(
-                port, run=self._identity.run, rank=self._identity.rank, names=self._names, account=account
+                port, run=self._identity.run, rank=self._identity.rank, names=self._names, totals=totals
             )
         except OSError as error:
             log.warning("cannot serve metrics on port %d: %s; choose another metrics_port", port, error)
@@ -600,7 +599,7 @@ class Client:
     def _become_inert(self) -> None:
         """After a fork, in the child: do nothing ever again."""
         self.attached = False
-        self._tape.thread = 0
+        self._buffer.thread = 0
         self._flusher.abandon_in_child()
         self._accelerator.end("forked")
         self._stacks.unregister_signal()
@@ -610,15 +609,15 @@ class Client:
 class Phase:
     """A user phase; may be entered any number of times."""
 
-    __slots__ = ("_slot", "_tape")
+    __slots__ = ("_buffer", "_slot")
 
-    def __init__(self, tape: EventBuffer, slot: int) -> None:
-        self._tape = tape
+    def __init__(self, buffer: EventBuffer, slot: int) -> None:
+        self._buffer = buffer
         self._slot = slot
 
     def __enter__(self) -> "Phase":
-        self._tape.mark(on_tape.ENTER, self._slot)
+        self._buffer.mark(codes.ENTER, self._slot)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._tape.mark(on_tape.EXIT)
+        self._buffer.mark(codes.EXIT)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class DaemonSession:
-    """Greets the daemon, does what it asks for, and says goodbye.
+    """Greets the daemon, handles its commands, and sends goodbye at the end.
 
     Args:
         identity: Who we are.
@@ -91,11 +91,11 @@ class DaemonSession:
                 welcome.run,
             )
         if welcome.fleet_address and self._identity.local_rank == 0:
-            self.rendezvous.meet(welcome.fleet_address)
+            self.rendezvous.discover_peers(welcome.fleet_address)
         self.job_captures.on_welcome(welcome.features)
         self._flusher.greet()
 
-    def obey(self, message: "session_pb2.DaemonMessage") -> None:
+    def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
         """Do what a daemon asks for."""
         if message.HasField("dump_stacks"):
             self._flusher.flush()  # it tells which phase the step is in
@@ -107,11 +107,11 @@ class DaemonSession:
         else:
             self._captures.handle_command(message)
 
-    def goodbye(self) -> None:
-        """Say that the process leaves on purpose."""
+    def close(self) -> None:
+        """Send the goodbye message: the process leaves on purpose."""
         from torchperfd.v1 import session_pb2
 
-        # After all topics: a goodbye put now would overtake the last account.
+        # Keyed like the other topics: put() would send it before the last totals.
         self._outbox.put_newest(
             "goodbye", session_pb2.ClientMessage(goodbye=session_pb2.Goodbye(reason="exit"))
         )
@@ -119,8 +119,8 @@ class DaemonSession:
     def _tell_daemons(self, addresses: Sequence[str]) -> None:
         from torchperfd.v1 import session_pb2
 
-        told = session_pb2.JobDaemons(addresses=addresses)
-        self._outbox.put(session_pb2.ClientMessage(job_daemons=told))
+        daemons = session_pb2.JobDaemons(addresses=addresses)
+        self._outbox.put(session_pb2.ClientMessage(job_daemons=daemons))
 
     def _tell_collectives(self, request_id: int) -> None:
         from torchperfd.link import wire

@@ -49,7 +49,7 @@ class StackReporter:
     """Reports to the daemon where every thread is.
 
     Args:
-        tape: Whose thread is the training thread.
+        buffer: Whose thread is the training thread.
         replay: Knows the phase and the step.
         names: What phases are called.
         outbox: Where the answer goes.
@@ -58,18 +58,18 @@ class StackReporter:
 
     def __init__(
         self,
-        tape: EventBuffer,
+        buffer: EventBuffer,
         replay: Replay,
         names: PhaseNames,
         outbox: "Outbox[session_pb2.ClientMessage]",
         faults: Faults,
     ) -> None:
-        self._tape = tape
+        self._buffer = buffer
         self._replay = replay
         self._names = names
         self._outbox = outbox
         self._faults = faults
-        self._training = tape.thread
+        self._training = buffer.thread
         self._signal = 0
         self._file = -1
 
@@ -93,7 +93,7 @@ class StackReporter:
         from torchperfd.v1 import session_pb2
 
         # Zero once steps are not recorded any more; then it is the last thread whose were.
-        self._training = self._tape.thread or self._training
+        self._training = self._buffer.thread or self._training
         recorder = self._replay.recorder
         report = session_pb2.StackReport(
             request_id=order.request_id,

@@ -47,7 +47,7 @@ def calls(client: torchperfd.Client | None, kind: str = "train") -> dict[str, in
     """Return how often each phase occurred, and ``steps``; phases must sum to the steps exactly."""
     assert client is not None
     report = client.report()
-    account = getattr(report.account, kind)
+    account = getattr(report.totals, kind)
     assert sum(phase.ns for phase in account.phases) == account.ns
     seen = {
         report.names.name(slot): phase.calls
@@ -59,7 +59,7 @@ def calls(client: torchperfd.Client | None, kind: str = "train") -> dict[str, in
 
 def samples(client: torchperfd.Client | None, kind: str = "train") -> int:
     assert client is not None
-    count: int = getattr(client.report().account, kind).samples
+    count: int = getattr(client.report().totals, kind).samples
     return count
 
 

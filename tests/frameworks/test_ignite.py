@@ -24,23 +24,23 @@ def fit(
         net, optimizer, nn.functional.cross_entropy, gradient_accumulation_steps=accumulate
     )
     evaluator = create_supervised_evaluator(net)
-    follower = None
+    session = None
     if follow:
-        follower = attach(trainer, net, job="digits", run="digits-1")
+        session = attach(trainer, net, job="digits", run="digits-1")
         attach(evaluator, net)
     losses: list[float] = []
     validate = loader(VALIDATE)
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine: losses.append(engine.state.output))
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda _: evaluator.run(validate))
     trainer.run(train or loader(TRAIN), max_epochs=EPOCHS, epoch_length=epoch_length)
-    return follower, losses
+    return session, losses
 
 
 @pytest.mark.parametrize("epoch_length", [None, 4])
 def test_every_step_and_phase_is_there(epoch_length: int | None) -> None:
-    follower, _ = fit(epoch_length=epoch_length)
-    assert follower is not None
-    client = follower.client
+    session, _ = fit(epoch_length=epoch_length)
+    assert session is not None
+    client = session.client
     steps, validated = EPOCHS * (epoch_length or TRAIN), EPOCHS * VALIDATE
     train = calls(client)
     assert_has(train, steps=steps, data=steps, forward=steps, loss=steps, backward=steps)
@@ -54,20 +54,20 @@ def test_every_step_and_phase_is_there(epoch_length: int | None) -> None:
 
 
 def test_gradient_accumulation_makes_one_step_of_several_batches() -> None:
-    follower, _ = fit(accumulate=2)
-    assert follower is not None
+    session, _ = fit(accumulate=2)
+    assert session is not None
     steps = EPOCHS * TRAIN // 2
-    seen = calls(follower.client)
+    seen = calls(session.client)
     assert_has(seen, steps=steps, optimizer=steps, zero_grad=steps, forward=2 * steps, backward=2 * steps)
 
 
 def test_batches_that_no_data_loader_draws() -> None:
-    follower, _ = fit(train=NoDataLoader(TRAIN))
-    assert follower is not None
+    session, _ = fit(train=NoDataLoader(TRAIN))
+    assert session is not None
     steps = EPOCHS * TRAIN
-    assert_has(calls(follower.client), steps=steps, data=steps, forward=steps, optimizer=steps)
-    assert samples(follower.client) == steps * BATCH
-    assert_has(calls(follower.client, "validate"), steps=EPOCHS * VALIDATE)
+    assert_has(calls(session.client), steps=steps, data=steps, forward=steps, optimizer=steps)
+    assert samples(session.client) == steps * BATCH
+    assert_has(calls(session.client, "validate"), steps=EPOCHS * VALIDATE)
 
 
 def test_engines_need_no_attaching() -> None:
@@ -100,7 +100,7 @@ def test_a_failure_of_ours_is_counted_and_training_goes_on(monkeypatch: pytest.M
         raise ValueError("ours")
 
     monkeypatch.setattr("torchperfd.integrations.ignite.drawn_by_torch", fail)
-    follower, losses = fit()
-    assert follower is not None
+    session, losses = fit()
+    assert session is not None
     assert len(losses) == EPOCHS * TRAIN
-    assert faults(follower.client) == {"integration ignite draw_begins": 10}
+    assert faults(session.client) == {"integration ignite draw_begins": 10}

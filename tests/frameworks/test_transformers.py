@@ -143,7 +143,7 @@ def test_a_failure_of_ours_is_counted_and_training_goes_on(
     def fail() -> None:
         raise ValueError("ours")
 
-    monkeypatch.setattr(callback.follower, "between_loops", fail)
+    monkeypatch.setattr(callback.session, "between_loops", fail)
     assert fit(tmp_path, callback).state.global_step == EPOCHS * TRAIN
     assert faults(callback.client) == {
         "integration transformers on_epoch_end": 2,

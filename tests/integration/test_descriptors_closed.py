@@ -37,7 +37,7 @@ _END = """
 for _ in range(100):
     client.step()
     time.sleep(0.002)
-print("alive", client.report().account.train.steps >= 0)
+print("alive", client.report().totals.train.steps >= 0)
 """
 
 
@@ -57,7 +57,7 @@ for _ in range(8):
     if child == 0:
         again = torchperfd.attach()
         time.sleep(0.2)
-        print(again.report().account.train.steps, again.connected, flush=True)
+        print(again.report().totals.train.steps, again.connected, flush=True)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 """

@@ -45,7 +45,7 @@ if __name__ == "__main__":
             sys.exit(5)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
     report = client.report()
-    assert report.account.train.steps == 80, report
+    assert report.totals.train.steps == 80, report
     assert not client._faults.counts()
     client.detach()
 """

@@ -15,7 +15,7 @@ _ATTEMPTS = 3
 
 def calls(client: torchperfd.Client, kind: str = "train") -> dict[str, int]:
     """Return how often each phase occurred, and ``steps``; check that phases sum to the steps."""
-    account = client.report().account
+    account = client.report().totals
     totals = getattr(account, kind)
     assert sum(phase.ns for phase in totals.phases) == totals.ns
     counted = {
@@ -28,7 +28,7 @@ def calls(client: torchperfd.Client, kind: str = "train") -> dict[str, int]:
 
 def train_tallies(client: torchperfd.Client) -> tuple[int, int]:
     """Return micro-batches and skipped optimizer steps."""
-    train = client.report().account.train
+    train = client.report().totals.train
     return train.micro_batches, train.skipped
 
 
@@ -68,5 +68,5 @@ def assert_accounted(client: torchperfd.Client, run: Callable[[Watch], None]) ->
 
 
 def _accounted(client: torchperfd.Client) -> float:
-    account = client.report().account
+    account = client.report().totals
     return (account.train.ns + account.validate.ns) / 1e9

@@ -126,13 +126,13 @@ class Drained:
     """All that the flusher has taken from the recorder, step by step."""
 
     def __init__(self) -> None:
-        self.stretches: list[StepBatch] = []
+        self.batches: list[StepBatch] = []
         self.arrivals: list[Arrivals] = []
         drain_steps, drain_arrivals = Recorder.drain, ArrivalRecorder.drain
 
         def steps(recorder: Recorder) -> list[StepBatch]:
             drained = drain_steps(recorder)
-            self.stretches += drained
+            self.batches += drained
             return drained
 
         def arrivals(book: ArrivalRecorder) -> Arrivals:
@@ -144,23 +144,23 @@ class Drained:
 
     def clear(self) -> None:
         """Forget all so far."""
-        self.stretches.clear()
+        self.batches.clear()
         self.arrivals.clear()
 
     def milliseconds(self, phase: int) -> list[float]:
         """Return what each step has spent in a phase."""
-        columns = ((each, each.phases.get(phase)) for each in self.stretches)
+        columns = ((each, each.phases.get(phase)) for each in self.batches)
         return [ns / 1e6 for each, column in columns for ns in (column.ns if column else [0] * each.count)]
 
 
 def measure(client: torchperfd.Client, drained: Drained) -> Iterator[tuple[str, dict[str, Any]]]:
     names = [client._names.name(slot) for slot in range(len(client._names))]
     for kind, model, optimizer in kinds():
-        before = client.report().account.train
+        before = client.report().totals.train
         client._flusher.flush(send=True)
         drained.clear()
         train(kind, model, optimizer, STEPS)
-        account = client.report().account.train.minus(before)
+        account = client.report().totals.train.minus(before)
         client._flusher.flush(send=True)
         yield (
             kind,

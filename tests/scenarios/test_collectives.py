@@ -201,7 +201,7 @@ def test_work_that_is_derived_in_python_goes_to_its_base(client: torchperfd.Clie
     # The base's wait() is C++ that asks Python for an override: ours must not be taken for one.
     with pytest.raises(RuntimeError, match="timed out"):
         _Derived().wait(timedelta(milliseconds=1))
-    assert client.report().account.train.steps == 0
+    assert client.report().totals.train.steps == 0
 
 
 @pytest.mark.parametrize("whole_step", [False, True])

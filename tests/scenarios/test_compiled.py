@@ -175,7 +175,7 @@ def test_compiling(prepare: Prepare, expected: dict[str, int], backend: str, alo
     client.finish()
     assert calls(client) == expected
     assert client._faults.counts() == {}
-    assert client.report().account.train.skipped == 0
+    assert client.report().totals.train.skipped == 0
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

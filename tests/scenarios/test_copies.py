@@ -95,10 +95,10 @@ import sys
 sys.modules["torchperfd.events._native"] = None
 import torch
 import torchperfd
-from torchperfd import events as tape
+from torchperfd import events as buffer
 from tests.unit.client.training import calls, evaluate, loader, tiny_model, train
 
-assert not tape.NATIVE
+assert not buffer.NATIVE
 client = torchperfd.attach()
 model = tiny_model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -36,7 +36,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None
 def counted(client: torchperfd.Client) -> tuple[int, int, int, int, int]:
     """Return training steps, their samples and micro-batches, validation steps and their samples."""
     client.finish()
-    account = client.report().account
+    account = client.report().totals
     train, validate = account.train, account.validate
     assert client._faults.counts() == {}
     for totals in (train, validate):
@@ -45,7 +45,7 @@ def counted(client: torchperfd.Client) -> tuple[int, int, int, int, int]:
 
 
 def train_seconds(client: torchperfd.Client) -> float:
-    return client.report().account.train.ns / 1e9
+    return client.report().totals.train.ns / 1e9
 
 
 # Validation.
@@ -160,7 +160,7 @@ def test_tests_of_a_loop_without_a_loader_are_validation(client: torchperfd.Clie
     steps, _, micro, validated, _ = counted(client)
     assert (steps, micro, validated) == (20, 20, 20)
     assert train_seconds(client) < 0.2
-    assert client.report().account.train.phases[FORWARD].calls == 20
+    assert client.report().totals.train.phases[FORWARD].calls == 20
 
 
 @pytest.mark.parametrize("by_method", [True, False])
@@ -326,7 +326,7 @@ def test_every_clients_model_is_seen_from_its_first_forward(client: torchperfd.C
         for batch in batches(3):
             step(local, optimizer, batch)
     assert counted(client) == (120, 480, 120, 0, 0)
-    assert client.report().account.train.phases[FORWARD].calls == 120
+    assert client.report().totals.train.phases[FORWARD].calls == 120
 
 
 def test_sums_of_gradients_kept_elsewhere_are_not_thrown_away(
@@ -343,4 +343,4 @@ def test_sums_of_gradients_kept_elsewhere_are_not_thrown_away(
         if number % 4 == 3:
             optimizer.step()
     assert counted(client) == (2, 32, 8, 0, 0)
-    assert client.report().account.train.skipped == 0
+    assert client.report().totals.train.skipped == 0

@@ -37,9 +37,9 @@ def run(model, optimizer, batches):
 
 def tell(model, optimizer):
     run(model, optimizer, DataLoader(data, batch_size=64))
-    before = client.report().account.train
+    before = client.report().totals.train
     watched = run(model, optimizer, DataLoader(data, batch_size=4))
-    train = client.report().account.train.minus(before)
+    train = client.report().totals.train.minus(before)
     calls = {client._names.name(slot): train.phases[slot].calls for slot in range(len(client._names))}
     with open(f"{sys.argv[1]}/rank{dist.get_rank()}.json", "w") as file:
         json.dump({

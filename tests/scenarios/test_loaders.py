@@ -48,10 +48,10 @@ def main():
         model = tiny_model()
         torchperfd.attach(model=model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        before = client.report().account.train
+        before = client.report().totals.train
         for _ in range(2):
             train(model, optimizer, batches)
-        account = client.report().account
+        account = client.report().totals
         run = account.train.minus(before)
         calls = {client._names.name(slot): run.phases[slot].calls for slot in range(len(client._names))}
         runs.append({

@@ -43,7 +43,7 @@ def test_a_checkpoint_between_epochs_is_in_no_step_but_in_the_account(
     epoch_events = "data() zero() forward() backward() optimizer() data(end) save()"
     assert events.take() == f"{epoch_events} {epoch_events}"
     assert calls(client) == per_step(2)
-    account = client.report().account
+    account = client.report().totals
     assert account.checkpoint.calls == 2
     assert account.checkpoint.seconds >= 2 * Slow.seconds
     assert account.checkpoint.std_seconds < account.checkpoint.mean_seconds
@@ -57,7 +57,7 @@ def test_a_checkpoint_within_an_epoch_is_a_phase_of_its_step(client: torchperfd.
         if number == 1:
             torch.save(Slow(), io.BytesIO())
     assert calls(client) == per_step(3, checkpoint=1)
-    account = client.report().account
+    account = client.report().totals
     assert account.train.phases[client._names.slot("checkpoint")].seconds >= Slow.seconds
     assert account.checkpoint.calls == 0
 
@@ -69,7 +69,7 @@ def test_a_save_that_fails_has_ended(client: torchperfd.Client, tmp_path: Path) 
         except (RuntimeError, OSError):
             continue
     assert client._loop.saving == 0
-    assert client.report().account.checkpoint.calls == 2
+    assert client.report().totals.checkpoint.calls == 2
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -87,7 +87,7 @@ def test_distributed_checkpoints_are_seen_once_the_script_imports_them(
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(1))
     vars(distributed)["save"]({"model": model.state_dict()}, checkpoint_id=tmp_path / "sharded")
     # It writes with torch.save inside: one save all the same.
-    assert client.report().account.checkpoint.calls == 1
+    assert client.report().totals.checkpoint.calls == 1
     client.detach()
     assert vars(distributed)["save"] is original
 
@@ -114,7 +114,7 @@ def test_the_run_is_checkpointing_while_it_saves(client: torchperfd.Client) -> N
 
 def test_collections_are_counted_by_generation(client: torchperfd.Client) -> None:
     def oldest() -> tuple[int, int]:
-        account = client.report().account.gc[2]
+        account = client.report().totals.gc[2]
         return account.calls, account.ns
 
     gc.disable()
@@ -169,11 +169,11 @@ def test_batches_that_wait_are_told_from_workers_that_starve(client: torchperfd.
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, loader(2))
-    assert client.report().account.ready is None
+    assert client.report().totals.ready is None
     batches = loader(8, num_workers=1, prefetch_factor=4, multiprocessing_context="fork")
     seen = []
     for batch in batches:
         plain_step(model, optimizer, batch)
         time.sleep(0.1)
-        seen.append(client.report().account.ready)
+        seen.append(client.report().totals.ready)
     assert max(each for each in seen if each is not None) >= 1

@@ -132,7 +132,7 @@ def test_micro_batches_left_over_wait_for_the_next_epoch_without_its_pauses(
         time.sleep(0.5)
     assert calls(client) == per_step(3, data=6, forward=6, loss=6, backward=6)
     assert calls(client, "validate")["steps"] == 4
-    assert client.report().account.train.ns < 0.5e9
+    assert client.report().totals.train.ns < 0.5e9
     assert train_tallies(client) == (6, 0)
 
 

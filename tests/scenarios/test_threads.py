@@ -45,7 +45,7 @@ def test_the_thread_that_is_followed_may_use_all_of_the_client(client: torchperf
 
     on_a_thread(work)
     assert calls(client)["steps"] == 2 + 3
-    assert client.report().account.train.samples == 2 + 15
+    assert client.report().totals.train.samples == 2 + 15
 
 
 @pytest.mark.parametrize("phase", [True, False])
@@ -111,7 +111,7 @@ def test_draws_on_a_background_thread_are_not_the_loops(client: torchperfd.Clien
     del expected["data"]
     # The last zero_grad comes before a step, the first one before there was one.
     assert {**calls(client), "zero_grad": 4} == expected
-    assert client.report().account.train.samples == 0
+    assert client.report().totals.train.samples == 0
 
 
 def test_a_background_thread_and_a_wrapped_queue(client: torchperfd.Client) -> None:

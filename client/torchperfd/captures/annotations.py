@@ -1,6 +1,6 @@
 """Annotations: our steps and phases, written into the trace of a capture.
 
-While a capture records, the training thread reads the tape along, so that the recorder's open phases
+While a capture records, the training thread reads the ring buffer along, so that the recorder's open phases
 are those of this moment. After each event they are compared with the annotations that are open, and
 what differs is closed or opened: the trace shows the phases that the recorder times.
 """

@@ -39,7 +39,7 @@ class RankCapture:
     """One capture of this rank, from preparation to a trace on disk. A ``StepWatcher``.
 
     Args:
-        replay: Reads the tape of the loop whose steps are captured.
+        replay: Reads the ring buffer of the loop whose steps are captured.
         identity: Written into the manifest.
         capture_id: Name of the capture, the same on all ranks.
         directory: Where its files go; made when missing.
@@ -144,11 +144,11 @@ class RankCapture:
 
     # On a thread of its own.
 
-    def prepare(self, patience: float = _ARM_TIMEOUT_S) -> str:
+    def prepare(self, timeout: float = _ARM_TIMEOUT_S) -> str:
         """Do ahead of time what would stall a step or fail late; return why not, or ''.
 
         Args:
-            patience: Seconds after which the capture fails unless it has been armed.
+            timeout: Seconds after which the capture fails unless it has been armed.
         """
         reason = unusable(self.options) or self._files.prepare()
         if reason:
@@ -171,7 +171,7 @@ class RankCapture:
         self._state.stage = CaptureStage.READY
         self._state.pause_seconds = self._pauses.seconds(self.options)
         # The process that asked may be gone, and reading along costs every step.
-        self._deadline = threading.Timer(patience, self._lapse)
+        self._deadline = threading.Timer(timeout, self._lapse)
         self._deadline.name = "torchperfd-capture-deadline"
         self._deadline.daemon = True
         self._deadline.start()

@@ -20,7 +20,7 @@ class CaptureDriver:
     """The profiler of one capture.
 
     Args:
-        replay: Reads the tape of the loop whose steps are captured.
+        replay: Reads the ring buffer of the loop whose steps are captured.
         phase_name: Returns the name of a phase's slot.
 
     Attributes:
@@ -64,7 +64,7 @@ class CaptureDriver:
         """Annotate the step that begins, and its phases as they come."""
         if self._kind == TRACE:
             self._annotations.open_step(index)
-            self._replay.follower = self._annotate_phases
+            self._replay.after_read = self._annotate_phases
 
     def close_annotations(self) -> None:
         """End the annotations of the step that has ended."""
@@ -73,7 +73,7 @@ class CaptureDriver:
     def release(self) -> tracer.Tracer | None:
         """Hand the trace over as it is, None if nothing is being recorded; nothing is annotated any more."""
         trace, self._trace = self._trace, None
-        self._replay.follower = None
+        self._replay.after_read = None
         return trace
 
     def end(self, trace: tracer.Tracer | None) -> None:
@@ -111,7 +111,7 @@ class CaptureDriver:
         try:
             self._annotations.follow(self._replay.recorder.open_phases())
         except BaseException as error:  # a hook of the script's is under way
-            self._replay.follower = None
+            self._replay.after_read = None
             if is_from_script(error):
                 raise
             log.debug("the phases of a capture are no longer annotated: %s", error)

@@ -31,7 +31,7 @@ class CaptureManager:
     """Starts captures for the daemon and for the script; one at a time.
 
     Args:
-        replay: Reads the tape of the loop whose steps are captured.
+        replay: Reads the ring buffer of the loop whose steps are captured.
         identity: This process.
         outbox: Where acknowledgements and results go.
         step_seconds: Returns how long training steps take lately, 0 before the first.

@@ -20,9 +20,9 @@ from typing import Any, Final, Protocol, TypeVar
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 
-NO_TICKET: Final = -1
+NO_CUDA_EVENT: Final = -1
 NO_PHASE: Final = -1
-NOBODY: Final = 0
+NO_KIND: Final = 0
 
 _LIMIT: Final = 10
 _THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -146,8 +146,8 @@ class DeviceTimes:
         self._events: list[Any] = [None] * capacity
         self._spare: deque[Event] = deque()
         # Of the replay: its newest ticket, its newest one that was none, and what is to be read.
-        self._last = NO_TICKET
-        self._seen = NO_TICKET
+        self._last = NO_CUDA_EVENT
+        self._seen = NO_CUDA_EVENT
         self._pending: deque[tuple[_Part, int, int, int]] = deque()
         self._step = _Part()
         self._held: _Part | None = None
@@ -160,44 +160,44 @@ class DeviceTimes:
         """Record an event on the current stream.
 
         Returns:
-            The event's ticket, larger than all before; ``NO_TICKET`` where none was recorded.
+            The event's ticket, larger than all before; ``NO_CUDA_EVENT`` where none was recorded.
         """
-        ticket = self._marked
-        if ticket - self._freed >= self.capacity or self._failures >= _LIMIT:
-            return NO_TICKET
+        cuda_event_id = self._marked
+        if cuda_event_id - self._freed >= self.capacity or self._failures >= _LIMIT:
+            return NO_CUDA_EVENT
         try:
             if self._capturing():
-                return NO_TICKET
+                return NO_CUDA_EVENT
             event = self._spare.pop() if self._spare else self._make()
             event.record()
         except Exception as error:
             if is_from_script(error):
                 raise
             self._fail(error)
-            return NO_TICKET
-        self._events[ticket % self.capacity] = event
-        self._marked = ticket + 1
-        return ticket
+            return NO_CUDA_EVENT
+        self._events[cuda_event_id % self.capacity] = event
+        self._marked = cuda_event_id + 1
+        return cuda_event_id
 
     # The replay's side.
 
-    def boundary(self, phase: int, ticket: int) -> None:
+    def boundary(self, phase: int, cuda_event_id: int) -> None:
         """Since the boundary before this one, the innermost open phase was ``phase``.
 
         Args:
             phase: Slot of the phase; ``NO_PHASE`` when no step was open.
-            ticket: What :meth:`mark` returned at this boundary. Two boundaries may share it.
-                After ``NO_TICKET`` nothing is known until the next ticket but one.
+            cuda_event_id: What :meth:`mark` returned at this boundary. Two boundaries may share it.
+                After ``NO_CUDA_EVENT`` nothing is known until the next ticket but one.
         """
-        first, self._last = self._last, ticket
-        self._seen = max(self._seen, ticket)
+        first, self._last = self._last, cuda_event_id
+        self._seen = max(self._seen, cuda_event_id)
         if phase != NO_PHASE:
-            if NO_TICKET in (first, ticket):
+            if NO_CUDA_EVENT in (first, cuda_event_id):
                 self.lost += 1
-            elif first != ticket:
+            elif first != cuda_event_id:
                 self._step.running.add(phase)
                 self._step.pending += 1
-                self._pending.append((self._step, phase, first, ticket))
+                self._pending.append((self._step, phase, first, cuda_event_id))
         if not self._pending:
             self._free()
 
@@ -211,7 +211,7 @@ class DeviceTimes:
             self._step.count(phase)
 
     def close(self, kind: int) -> None:
-        """The step ended at the newest boundary; ``NOBODY`` when it is to be forgotten."""
+        """The step ended at the newest boundary; ``NO_KIND`` when it is to be forgotten."""
         self._settle(self._step, kind)
         self._step = _Part()
 
@@ -227,7 +227,7 @@ class DeviceTimes:
             self._step = held
 
     def release(self, kind: int) -> None:
-        """The step had ended where it was held; ``NOBODY`` when it is to be forgotten."""
+        """The step had ended where it was held; ``NO_KIND`` when it is to be forgotten."""
         held, self._held = self._held, None
         if held is not None:
             self._settle(held, kind)
@@ -272,8 +272,8 @@ class DeviceTimes:
             self._fail(error)
             return -1
 
-    def _event(self, ticket: int) -> Event:
-        event: Event = self._events[ticket % self.capacity]
+    def _event(self, cuda_event_id: int) -> Event:
+        event: Event = self._events[cuda_event_id % self.capacity]
         return event
 
     def _free(self) -> None:
@@ -281,9 +281,9 @@ class DeviceTimes:
         if self._pending:
             needed = self._pending[0][2]
         else:
-            needed = self._seen + 1 if self._last == NO_TICKET else self._last
-        for ticket in range(self._freed, needed):
-            self._spare.append(self._event(ticket))
+            needed = self._seen + 1 if self._last == NO_CUDA_EVENT else self._last
+        for cuda_event_id in range(self._freed, needed):
+            self._spare.append(self._event(cuda_event_id))
         # Only now may the training thread use these places again.
         self._freed = needed
 
@@ -291,7 +291,7 @@ class DeviceTimes:
         part.kind = kind
         for phase in part.running:
             part.count(phase)
-        if kind != NOBODY:
+        if kind != NO_KIND:
             self._changed.append(part)
 
     def _give_out(self) -> list[DeviceTime]:

@@ -1,4 +1,4 @@
-"""The tape: what hooks write down on the training thread, event by event, to be read elsewhere.
+"""The ring buffer: what hooks write down on the training thread, event by event, to be read elsewhere.
 
 What writes on it exists twice: in C, where a compiler was at hand when the package was built,
 and in Python, for where there was none. Both write the same; the C one costs a fifth.

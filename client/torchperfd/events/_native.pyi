@@ -7,14 +7,14 @@ from typing import Any
 class EventBuffer:
     """Events of one thread, in a ring of fixed size."""
 
-    def __init__(self, capacity: int, ticket_code: int = 0) -> None: ...
+    def __init__(self, capacity: int, cuda_event_code: int = 0) -> None: ...
     thread: int
     steps_open: int
     muted: int
     on_event: Callable[[], object] | None
     on_low: Callable[[], object] | None
     on_full: Callable[[], object] | None
-    ticket: Callable[[], int] | None
+    cuda_event_id: Callable[[], int] | None
     @property
     def lost(self) -> int: ...
     def mark(self, code: int, argument: int = 0, /) -> bool: ...
@@ -29,7 +29,7 @@ class Timed:
 
     original: Callable[..., Any]
     def __init__(
-        self, tape: EventBuffer, original: Callable[..., Any], begin: int, end: int, failed: int = -1
+        self, buffer: EventBuffer, original: Callable[..., Any], begin: int, end: int, failed: int = -1
     ) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]: ...
@@ -40,7 +40,7 @@ class Draws:
     watching: bool
     def __init__(
         self,
-        tape: EventBuffer,
+        buffer: EventBuffer,
         original: Callable[[Any], Any],
         begin: int,
         end: int,
@@ -61,7 +61,7 @@ class Forward:
 
     def __init__(
         self,
-        tape: EventBuffer,
+        buffer: EventBuffer,
         module: Any,
         compiled: Callable[..., Any] | None,
         grad_enabled: Callable[[], bool],
@@ -75,7 +75,7 @@ class Steps:
     """What the hooks around every optimizer step call."""
 
     def __init__(
-        self, tape: EventBuffer, known: dict[int, weakref.ref[Any]], begin: int, end: int
+        self, buffer: EventBuffer, known: dict[int, weakref.ref[Any]], begin: int, end: int
     ) -> None: ...
     def begin(self, optimizer: object, /) -> bool: ...
     def end(self, optimizer: object, /) -> bool: ...

@@ -1,4 +1,4 @@
-"""The events on a tape, by code. An event is a time, a code and an argument."""
+"""The events on a ring buffer, by code. An event is a time, a code and an argument."""
 
 from typing import Final
 
@@ -32,7 +32,7 @@ OUTER_DRAWN: Final = 25     # argument: samples, if no DataLoader inside has tol
 BETWEEN: Final = 26         # the loop is over, until the next draw
 ADOPT: Final = 27           # from here on another thread writes
 ABANDON: Final = 28         # a hook has failed: the step in progress is lost
-TICKET: Final = 29          # argument: number of the device event of the next event plus 1; 0 for none
+CUDA_EVENT: Final = 29          # argument: number of the device event of the next event plus 1; 0 for none
 NOT_TRAINING: Final = 30    # argument: for so many ns until now the thread did work of ours
 READY: Final = 31           # argument: batches that wait in the workers' queue of the next draw plus 1
 TOKENS: Final = 32          # argument: tokens that the step in progress has trained on

@@ -1,4 +1,4 @@
-"""The tape and what writes on it, in Python; ``native/`` does the same in C."""
+"""The ring buffer and what writes on it, in Python; ``native/`` does the same in C."""
 
 import time
 import weakref
@@ -26,7 +26,7 @@ class EventBuffer:
 
     Args:
         capacity: How many events fit, a power of two.
-        ticket_code: The code of the event that carries what ``ticket`` returns.
+        cuda_event_code: The code of the event that carries what ``cuda_event_id`` returns.
 
     Attributes:
         thread: The thread that is followed; 0 for none.
@@ -37,14 +37,15 @@ class EventBuffer:
         on_low: Called when there is room for half as many events as at first, once until events are taken
             off, unless None.
         on_full: Called to make room, unless None.
-        ticket: Called for a number that precedes each event, -1 for none, unless None.
+        cuda_event_id: Called for a number that precedes each event, -1 for none, unless None.
     """
 
     __slots__ = (
         "_capacity",
+        "_cuda_event_code",
         "_events",
-        "_quiet",
-        "_ticket_code",
+        "_low_mark",
+        "cuda_event_id",
         "lost",
         "muted",
         "on_event",
@@ -52,14 +53,13 @@ class EventBuffer:
         "on_low",
         "steps_open",
         "thread",
-        "ticket",
     )
 
-    def __init__(self, capacity: int, ticket_code: int = 0) -> None:
+    def __init__(self, capacity: int, cuda_event_code: int = 0) -> None:
         if capacity < 4:
-            raise ValueError("a tape holds at least 4 events")
+            raise ValueError("a ring buffer holds at least 4 events")
         if capacity & (capacity - 1):
-            raise ValueError("a tape holds a power of two of events")
+            raise ValueError("a ring buffer holds a power of two of events")
         self.thread = get_ident()
         self.steps_open = 0
         self.muted = 0
@@ -67,11 +67,11 @@ class EventBuffer:
         self.on_event: Callable[[], object] | None = None
         self.on_low: Callable[[], object] | None = None
         self.on_full: Callable[[], object] | None = None
-        self.ticket: Callable[[], int] | None = None
+        self.cuda_event_id: Callable[[], int] | None = None
         # In numbers, of which an event has two.
         self._capacity = 2 * capacity
-        self._quiet = capacity
-        self._ticket_code = ticket_code
+        self._low_mark = capacity
+        self._cuda_event_code = cuda_event_code
         self._events = array("q")
 
     def mark(self, code: int, argument: int = 0) -> bool:
@@ -85,9 +85,9 @@ class EventBuffer:
         """Write an event, whatever the thread."""
         now = time.perf_counter_ns()
         events = self._events
-        if len(events) > self._quiet - 2 * _MAX_PER_EVENT and not self._look_for_room():
+        if len(events) > self._low_mark - 2 * _MAX_PER_EVENT and not self._look_for_room():
             return
-        self._write_ticket(now)
+        self._write_cuda_event(now)
         events.extend((now, argument << ARGUMENT_SHIFT | code))
         _call_back(self.on_event)
 
@@ -104,16 +104,16 @@ class EventBuffer:
         return get_ident() == self.thread
 
     def peek(self) -> bytes:
-        """Return all events on the tape: pairs of native int64, a time and argument << 8 | code."""
+        """Return all events on the ring buffer: pairs of native int64, a time and argument << 8 | code."""
         # Whoever writes meanwhile writes behind them.
         return self._events[: len(self._events)].tobytes()
 
     def skip(self, count: int) -> None:
-        """Take so many events off the tape, the oldest."""
+        """Take so many events from the ring buffer, the oldest."""
         if not 0 <= count <= len(self):
-            raise ValueError("there are not so many events on the tape")
+            raise ValueError("there are not so many events on the ring buffer")
         del self._events[: 2 * count]
-        self._quiet = self._capacity // 2
+        self._low_mark = self._capacity // 2
 
     def __len__(self) -> int:
         return len(self._events) // 2
@@ -121,7 +121,7 @@ class EventBuffer:
     def _look_for_room(self) -> bool:
         full = self._capacity - 2 * _MAX_PER_EVENT
         if len(self._events) <= full:
-            self._quiet = self._capacity
+            self._low_mark = self._capacity
             _call_back(self.on_low)
             return True
         _call_back(self.on_full)
@@ -130,11 +130,11 @@ class EventBuffer:
         self.lost += 1
         return False
 
-    def _write_ticket(self, now: int) -> None:
-        if self.ticket is not None:
-            number = _call_back(self.ticket)
+    def _write_cuda_event(self, now: int) -> None:
+        if self.cuda_event_id is not None:
+            number = _call_back(self.cuda_event_id)
             following = number + 1 if isinstance(number, int) else 0
-            self._events.extend((now, following << ARGUMENT_SHIFT | self._ticket_code))
+            self._events.extend((now, following << ARGUMENT_SHIFT | self._cuda_event_code))
 
 
 def evaluation_flags(grad_enabled: Callable[[], bool], models: "list[weakref.ref[Any]]") -> int:
@@ -166,9 +166,9 @@ class Timed(_Function):
     """
 
     def __init__(
-        self, tape: EventBuffer, original: Callable[..., Any], begin: int, end: int, failed: int = -1
+        self, buffer: EventBuffer, original: Callable[..., Any], begin: int, end: int, failed: int = -1
     ) -> None:
-        self._tape = tape
+        self._buffer = buffer
         self.original = original
         self._begin = begin
         self._end = end
@@ -176,22 +176,22 @@ class Timed(_Function):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the original."""
-        tape = self._tape
-        if get_ident() != tape.thread or tape.muted >> self._begin & 1:
+        buffer = self._buffer
+        if get_ident() != buffer.thread or buffer.muted >> self._begin & 1:
             return self.original(*args, **kwargs)
         has_ended = False
         try:
-            tape.write(self._begin)
+            buffer.write(self._begin)
             try:
                 result = self.original(*args, **kwargs)
             except BaseException:
-                has_ended = tape.mark(self._failed)
+                has_ended = buffer.mark(self._failed)
                 raise
-            has_ended = tape.mark(self._end)
+            has_ended = buffer.mark(self._end)
             return result
         except BaseException:
             if not has_ended:
-                tape.forget_step()
+                buffer.forget_step()
             raise
 
 
@@ -199,7 +199,7 @@ class Draws(_Function):
     """The ``__next__`` of an iterator over batches, between two events.
 
     Args:
-        tape: Where to write.
+        buffer: Where to write.
         original: The method.
         begin: Code of the event before.
         end: Code of the event after, which tells how many samples there are.
@@ -219,7 +219,7 @@ class Draws(_Function):
 
     def __init__(
         self,
-        tape: EventBuffer,
+        buffer: EventBuffer,
         original: Callable[[Any], Any],
         begin: int,
         end: int,
@@ -233,7 +233,7 @@ class Draws(_Function):
         models: "list[weakref.ref[Any]]",
     ) -> None:
         self.watching = True
-        self._tape = tape
+        self._buffer = buffer
         self._original = original
         self._begin = begin
         self._end = end
@@ -247,31 +247,31 @@ class Draws(_Function):
 
     def __call__(self, iterator: Any) -> Any:
         """Return the next batch."""
-        tape = self._tape
-        if get_ident() != tape.thread:
+        buffer = self._buffer
+        if get_ident() != buffer.thread:
             return self._original(iterator)
         has_ended = False
         try:
-            if self.watching or tape.steps_open or type(iterator) is not self._plain:
+            if self.watching or buffer.steps_open or type(iterator) is not self._plain:
                 if _call_back(self._ahead, iterator) is not True:
                     has_ended = True
                     return self._original(iterator)
             else:
                 flags = evaluation_flags(self._grad_enabled, self._models)
-                tape.write(self._begin, id(iterator) | flags)
+                buffer.write(self._begin, id(iterator) | flags)
             try:
                 batch = self._original(iterator)
             except BaseException:
-                tape.write(self._failed, id(iterator))
+                buffer.write(self._failed, id(iterator))
                 has_ended = True
                 _call_back(self._exhausted)
                 raise
             samples = _call_back(self._samples_in, batch)
-            tape.write(self._end, samples if isinstance(samples, int) else 0)
+            buffer.write(self._end, samples if isinstance(samples, int) else 0)
             return batch
         except BaseException:
             if not has_ended:
-                tape.forget_step()
+                buffer.forget_step()
             raise
 
 
@@ -279,7 +279,7 @@ class Forward:
     """The call of one module, between two events.
 
     Args:
-        tape: Where to write.
+        buffer: Where to write.
         module: The module, which is not kept alive.
         compiled: What is called instead of the module's own ``_call_impl``, if anything.
         grad_enabled: Returns whether gradients are computed.
@@ -290,7 +290,7 @@ class Forward:
 
     def __init__(
         self,
-        tape: EventBuffer,
+        buffer: EventBuffer,
         module: Any,
         compiled: Callable[..., Any] | None,
         grad_enabled: Callable[[], bool],
@@ -298,7 +298,7 @@ class Forward:
         evaluate: int,
         end: int,
     ) -> None:
-        self._tape = tape
+        self._buffer = buffer
         self._module = weakref.ref(module)
         self._compiled = compiled
         self._grad_enabled = grad_enabled
@@ -312,29 +312,29 @@ class Forward:
         Raises:
             ReferenceError: The module is gone.
         """
-        tape, module = self._tape, self._module()
+        buffer, module = self._buffer, self._module()
         if module is None:
             raise ReferenceError("the module whose call was timed is gone")
         call = self._compiled or module._call_impl
-        if get_ident() != tape.thread:
+        if get_ident() != buffer.thread:
             return call(*args, **kwargs)
         flags = 0 if module.training else EVALUATE_WITH_GRADIENTS
         if not self._grad_enabled():
             flags ^= EVALUATE_IN_TRAINING_MODE if module.training else EVALUATE_WITH_GRADIENTS
         trains = module.training and not flags
         code = self._train if trains else self._evaluate
-        if tape.muted >> code & 1:
+        if buffer.muted >> code & 1:
             return call(*args, **kwargs)
         has_ended = False
         try:
-            tape.write(code, flags)
+            buffer.write(code, flags)
             try:
                 return call(*args, **kwargs)
             finally:
-                has_ended = tape.mark(self._end)
+                has_ended = buffer.mark(self._end)
         except BaseException:
             if not has_ended:
-                tape.forget_step()
+                buffer.forget_step()
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -346,38 +346,40 @@ class Steps:
     """What the hooks around every optimizer step call.
 
     Args:
-        tape: Where to write.
+        buffer: Where to write.
         known: Weak references to optimizers, by id.
         begin: Code of the event before a step.
         end: Code of the event after.
     """
 
-    def __init__(self, tape: EventBuffer, known: "dict[int, weakref.ref[Any]]", begin: int, end: int) -> None:
-        self._tape = tape
+    def __init__(
+        self, buffer: EventBuffer, known: "dict[int, weakref.ref[Any]]", begin: int, end: int
+    ) -> None:
+        self._buffer = buffer
         self._known = known
         self._begin = begin
         self._end = end
 
     def begin(self, optimizer: object) -> bool:
         """Write that a known optimizer steps, unless another step is at work; return whether that is so."""
-        tape, own = self._tape, id(optimizer)
-        if get_ident() != tape.thread or tape.steps_open:
+        buffer, own = self._buffer, id(optimizer)
+        if get_ident() != buffer.thread or buffer.steps_open:
             return False
         reference = self._known.get(own)
         if reference is None or reference() is not optimizer:
             return False
-        tape.steps_open += 1  # first: if the script raises here, it is as with a step that raises
-        tape.write(self._begin, own)
+        buffer.steps_open += 1  # first: if the script raises here, it is as with a step that raises
+        buffer.write(self._begin, own)
         return True
 
     def end(self, optimizer: object) -> bool:
         """Write that a step has ended if this is the thread that is followed; return whether it is."""
-        tape = self._tape
-        if get_ident() != tape.thread:
+        buffer = self._buffer
+        if get_ident() != buffer.thread:
             return False
-        if tape.steps_open:
-            tape.steps_open -= 1
-        tape.write(self._end, id(optimizer))
+        if buffer.steps_open:
+            buffer.steps_open -= 1
+        buffer.write(self._end, id(optimizer))
         return True
 
 

@@ -7,8 +7,7 @@ from types import ModuleType
 import torch
 import torch.serialization
 
-from torchperfd.events import Timed
-from torchperfd.events import codes as on_tape
+from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
 
 _DISTRIBUTED = "torch.distributed.checkpoint"
@@ -35,7 +34,7 @@ def install(context: HookContext) -> None:
 def _time(context: HookContext, *owners: ModuleType) -> None:
     """Time ``save`` in every module that has it by name: where it is defined, pickle looks for it."""
     original = own_attribute(owners[0], "save")
-    save = Timed(context.tape, original, on_tape.SAVE, on_tape.SAVE_END)
+    save = Timed(context.buffer, original, codes.SAVE, codes.SAVE_END)
     functools.update_wrapper(save, original)
     for owner in owners:
         if vars(owner).get("save") is original:

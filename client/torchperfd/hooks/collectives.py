@@ -11,8 +11,7 @@ from typing import Any, Final
 
 import torch.distributed
 
-from torchperfd.events import Timed
-from torchperfd.events import codes as on_tape
+from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
 
@@ -40,7 +39,7 @@ def install(context: HookContext) -> None:
 
 def _time(context: HookContext, owner: Any, name: str) -> None:
     original = own_attribute(owner, name)
-    timed = Timed(context.tape, original, on_tape.COLLECTIVE, on_tape.COLLECTIVE_END)
+    timed = Timed(context.buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return timed(self, *args, **kwargs)

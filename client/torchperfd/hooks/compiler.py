@@ -20,7 +20,7 @@ from torchperfd.steps.step_state import StepState
 def install(_context: HookContext) -> None:
     """Keep the methods that run on the training thread out of compiled graphs.
 
-    It reads the tape along, at times, inside of what dynamo watches.
+    It reads the ring buffer along, at times, inside of what dynamo watches.
     """
     skip_code(HookContext.absorb.__code__)
     for module in (loop_conditions, loop_rules, step_edges):

@@ -1,4 +1,4 @@
-"""What every hook gets: the tape that it writes on, what it may undo, and what other hooks offer it."""
+"""What every hook gets: the ring buffer, the patches to undo, and what other hooks offer it."""
 
 import functools
 import threading
@@ -7,8 +7,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from torchperfd.events import EventBuffer, Timed
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, Timed, codes
 from torchperfd.faults import Faults
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
@@ -109,8 +108,8 @@ class HookContext:
 
     Args:
         name: The hook's.
-        tape: Where to write.
-        replay: Reads the tape.
+        buffer: Where to write.
+        replay: Reads the ring buffer.
         faults: Where failures of ours are counted.
         links: What hooks offer one another; the same for all hooks of a client.
 
@@ -120,13 +119,13 @@ class HookContext:
         handles: What else it has registered; each has a ``remove()`` method.
     """
 
-    __slots__ = ("faults", "handles", "links", "name", "patches", "reason", "replay", "tape")
+    __slots__ = ("buffer", "faults", "handles", "links", "name", "patches", "reason", "replay")
 
     def __init__(
-        self, name: str, tape: EventBuffer, replay: Replay, faults: Faults, links: HookLinks
+        self, name: str, buffer: EventBuffer, replay: Replay, faults: Faults, links: HookLinks
     ) -> None:
         self.name = name
-        self.tape = tape
+        self.buffer = buffer
         self.replay = replay
         self.faults = faults
         self.links = links
@@ -137,7 +136,7 @@ class HookContext:
     @property
     def active(self) -> bool:
         """False after uninstall and in forked children."""
-        return self.tape.thread != 0
+        return self.buffer.thread != 0
 
     def adopts(self) -> bool:
         """Follow the calling thread, where an optimizer steps, if the one so far does not train.
@@ -145,16 +144,16 @@ class HookContext:
         The thread that attaches need not be the one that trains. The first that steps is followed
         as long as it lives; a thread that only draws or evaluates is not.
         """
-        tape = self.tape
-        if not tape.thread or self.on_autograds_thread():
+        buffer = self.buffer
+        if not buffer.thread or self.on_autograds_thread():
             return False
-        if tape.thread in _threads:
+        if buffer.thread in _threads:
             self.replay.catch_up()
             loop = self.replay.loop
             if loop.has_stepped or not loop.recorder.idle():
                 return False
-        tape.thread = get_ident()
-        tape.write(on_tape.ADOPT)
+        buffer.thread = get_ident()
+        buffer.write(codes.ADOPT)
         return True
 
     def on_autograds_thread(self) -> bool:
@@ -174,8 +173,8 @@ class HookContext:
             script raised meanwhile, as its signal handlers do: raise it again.
         """
         from_script = is_from_script(error)
-        if self.tape.thread and (costs_step or from_script):
-            self.tape.write(on_tape.ABANDON)
+        if self.buffer.thread and (costs_step or from_script):
+            self.buffer.write(codes.ABANDON)
         if from_script:
             return False
         place = f"hook {self.name}"

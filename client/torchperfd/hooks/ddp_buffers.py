@@ -5,8 +5,7 @@ from typing import Any
 
 import torch.distributed
 
-from torchperfd.events import Timed
-from torchperfd.events import codes as on_tape
+from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
 
@@ -16,7 +15,7 @@ def install(context: HookContext) -> None:
     if not torch.distributed.is_available():
         return
     original = own_attribute(torch.distributed, "_broadcast_coalesced")
-    timed = Timed(context.tape, original, on_tape.COLLECTIVE, on_tape.COLLECTIVE_END)
+    timed = Timed(context.buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
 
     @functools.wraps(original)
     def broadcast(*args: Any, **kwargs: Any) -> Any:

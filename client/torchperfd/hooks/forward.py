@@ -3,8 +3,7 @@
 import torch
 from torch import nn
 
-from torchperfd.events import Forward
-from torchperfd.events import codes as on_tape
+from torchperfd.events import Forward, codes
 from torchperfd.hooks.context import HookContext, own_attribute
 
 PLACE = "_compiled_call_impl"
@@ -23,13 +22,13 @@ def install(context: HookContext) -> None:
 
     def time(model: nn.Module) -> None:
         forward = Forward(
-            context.tape,
+            context.buffer,
             model,
             vars(model).get(PLACE),
             torch.is_grad_enabled,
-            on_tape.FORWARD,
-            on_tape.EVALUATE,
-            on_tape.FORWARD_END,
+            codes.FORWARD,
+            codes.EVALUATE,
+            codes.FORWARD_END,
         )
         context.patches.replace_own(model, PLACE, forward)
 

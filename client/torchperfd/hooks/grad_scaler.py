@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs, step_code
 
@@ -18,17 +18,17 @@ def install(context: HookContext) -> None:
     for themselves, on the device: whether they did step is not known here.
     """
     original = own_attribute(GradScaler, "step")
-    tape = context.tape
+    buffer = context.buffer
 
     def step(self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not tape.mark(on_tape.SCALER, id(optimizer)):
+        if torch.compiler.is_compiling() or not buffer.mark(codes.SCALER, id(optimizer)):
             return original(self, optimizer, *args, **kwargs)
         try:
             result = original(self, optimizer, *args, **kwargs)
         except BaseException:
-            tape.mark(on_tape.SCALER_FAILED)
+            buffer.mark(codes.SCALER_FAILED)
             raise
-        tape.mark(on_tape.SCALER_END)
+        buffer.mark(codes.SCALER_END)
         return result
 
     step_code.add(step.__code__)

@@ -34,23 +34,23 @@ class Hooks:
 
     def __init__(
         self,
-        tape: EventBuffer,
+        buffer: EventBuffer,
         replay: Replay,
         faults: Faults,
         sampler: LoaderSampler | None = None,
         iterators: Iterators | None = None,
         compilations: Compilations | None = None,
     ) -> None:
-        self._tape = tape
+        self._buffer = buffer
         self._links = HookLinks(
-            iterators or Iterators(tape), sampler or LoaderSampler(), compilations or Compilations()
+            iterators or Iterators(buffer), sampler or LoaderSampler(), compilations or Compilations()
         )
-        self._contexts = [HookContext(name, tape, replay, faults, self._links) for name in HOOKS]
+        self._contexts = [HookContext(name, buffer, replay, faults, self._links) for name in HOOKS]
 
     @property
     def active(self) -> bool:
         """Whether events are being reported."""
-        return self._tape.thread != 0
+        return self._buffer.thread != 0
 
     @property
     def states(self) -> tuple[HookState, ...]:
@@ -77,6 +77,6 @@ class Hooks:
 
     def uninstall(self) -> None:
         """Take every hook off and put every original back."""
-        self._tape.thread = 0  # from here on they pass through
+        self._buffer.thread = 0  # from here on they pass through
         for context in reversed(self._contexts):
             context.take_off()

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch.utils.data import dataloader
 
-from torchperfd.events import Draws
-from torchperfd.events import codes as on_tape
+from torchperfd.events import Draws, codes
 from torchperfd.events.reference import evaluation_flags
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
@@ -21,7 +20,7 @@ class _Never:
 
 def install(context: HookContext) -> None:
     """Time ``next()`` of every DataLoader iterator, whatever its class and worker count."""
-    tape, links = context.tape, context.links
+    buffer, links = context.buffer, context.links
     models = links.models.alive
 
     def ahead(iterator: Any) -> bool:
@@ -30,11 +29,11 @@ def install(context: HookContext) -> None:
             for before_draw in links.before_draw:
                 watching |= before_draw(iterator)
             draws.watching = watching
-            if tape.steps_open and inside_step(sys._getframe(1)):
-                tape.mark(on_tape.CLOSURE_DRAW, id(iterator))
+            if buffer.steps_open and inside_step(sys._getframe(1)):
+                buffer.mark(codes.CLOSURE_DRAW, id(iterator))
             else:
-                tape.steps_open = 0
-                tape.mark(on_tape.DRAW, id(iterator) | evaluation_flags(torch.is_grad_enabled, models))
+                buffer.steps_open = 0
+                buffer.mark(codes.DRAW, id(iterator) | evaluation_flags(torch.is_grad_enabled, models))
         except BaseException as error:
             if not context.absorb(error):
                 raise
@@ -55,11 +54,11 @@ def install(context: HookContext) -> None:
         raise HookUnavailableError("this torch has no dataloader._BaseDataLoaderIter")
     original = own_attribute(iterator, "__next__")
     draws = Draws(
-        tape,
+        buffer,
         original,
-        on_tape.DRAW,
-        on_tape.DRAWN,
-        on_tape.EXHAUSTED,
+        codes.DRAW,
+        codes.DRAWN,
+        codes.EXHAUSTED,
         getattr(dataloader, "_SingleProcessDataLoaderIter", _Never),
         torch.Tensor,
         ahead,

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.hooks.context import HookContext, Models
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.hooks.live_objects import LiveObjects
@@ -150,7 +150,7 @@ class RootModels(Models):
                 break
         seconds = time.monotonic() - began
         self._searched_seconds += seconds
-        self._context.tape.mark(on_tape.NOT_TRAINING, int(seconds * 1e9))
+        self._context.buffer.mark(codes.NOT_TRAINING, int(seconds * 1e9))
 
     def is_on_its_own(self, optimizer: Optimizer) -> bool:
         """Return whether it shares no parameters with another, as an optimizer around one does."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
 
@@ -19,9 +19,9 @@ def install(context: HookContext) -> None:
         make(optimizer, *args, **kwargs)
         try:
             models = context.links.models
-            if context.active and context.tape.here():
+            if context.active and context.buffer.here():
                 if models.is_on_its_own(optimizer):
-                    context.tape.mark(on_tape.OPTIMIZER_MADE, id(optimizer))
+                    context.buffer.mark(codes.OPTIMIZER_MADE, id(optimizer))
                 models.look_for_model(optimizer)
         except BaseException as error:
             if not context.absorb(error, costs_step=False):

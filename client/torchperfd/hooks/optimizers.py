@@ -11,31 +11,30 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torchperfd.events import Steps
-from torchperfd.events import codes as on_tape
+from torchperfd.events import Steps, codes
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 
 
 def install(context: HookContext) -> None:
     """Time every ``Optimizer.step``, and look for the model of a new optimizer ahead of its first."""
-    tape, models = context.tape, context.links.models
-    steps = Steps(tape, models.optimizers, on_tape.OPTIMIZER, on_tape.OPTIMIZER_END)
+    buffer, models = context.buffer, context.links.models
+    steps = Steps(buffer, models.optimizers, codes.OPTIMIZER, codes.OPTIMIZER_END)
 
     def begin_unusual(optimizer: Optimizer) -> None:
         try:
             # Torch's wrapper around this very step is not a step around it.
             frame = sys._getframe(2).f_back
-            if not tape.here():
+            if not buffer.here():
                 if not context.adopts():
                     return
-                tape.steps_open = 0
+                buffer.steps_open = 0
             models.before_step(optimizer)
-            if tape.steps_open and not inside_step(frame):
+            if buffer.steps_open and not inside_step(frame):
                 # An earlier step() raised, so its post hook never ran.
-                tape.steps_open = 0
-                tape.mark(on_tape.STALE)
-            tape.steps_open += tape.mark(on_tape.OPTIMIZER, id(optimizer))
+                buffer.steps_open = 0
+                buffer.mark(codes.STALE)
+            buffer.steps_open += buffer.mark(codes.OPTIMIZER, id(optimizer))
         except BaseException as error:
             if not context.absorb(error):
                 raise
@@ -43,7 +42,7 @@ def install(context: HookContext) -> None:
     def end_elsewhere(optimizer: Optimizer) -> None:
         try:
             if context.active and context.on_autograds_thread():
-                tape.write(on_tape.ELSEWHERE, id(optimizer))
+                buffer.write(codes.ELSEWHERE, id(optimizer))
         except BaseException as error:
             if not context.absorb(error):
                 raise

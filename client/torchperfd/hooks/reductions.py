@@ -16,8 +16,7 @@ import torch
 import torch.autograd
 import torch.distributed
 
-from torchperfd.events import Timed
-from torchperfd.events import codes as on_tape
+from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, HookUnavailableError, own_attribute
 from torchperfd.hooks.frames import keep_classes_out_of_graphs, keep_out_of_graphs
 from torchperfd.hooks.gradient_times import GradientTimes, Pending
@@ -70,11 +69,11 @@ class Reductions:
     def note_prepared(self, reducer: Any, began: int) -> None:
         """A reducer has been prepared for a backward since ``began``, in ns."""
         try:
-            tape = self._context.tape
-            if not tape.here() or tape.muted >> on_tape.BACKWARD & 1:
+            buffer = self._context.buffer
+            if not buffer.here() or buffer.muted >> codes.BACKWARD & 1:
                 return
             self._timed.original = self._backward  # not earlier: without DDP it is of no use
-            if tape.ticket is None:
+            if buffer.cuda_event_id is None:
                 self._times.note_prepared(reducer, began)
             else:
                 self._prepared.add(id(reducer))
@@ -88,7 +87,7 @@ class Reductions:
         def backward(*args: Any, **kwargs: Any) -> Any:
             if self._prepared:
                 self._begin(args[0] if args else kwargs.get("tensors"))
-            if not self._times.are_expected or not self._context.tape.here():
+            if not self._times.are_expected or not self._context.buffer.here():
                 return original(*args, **kwargs)
             pending = self._times.take_pending()
             began = time.perf_counter_ns()
@@ -103,10 +102,10 @@ class Reductions:
     def _write_wait(self, pending: Pending, began: int) -> None:
         """A backward is over: write since when it has waited, if it did."""
         try:
-            tape = self._context.tape
+            buffer = self._context.buffer
             ready = self._times.last_ready(pending, began)
-            if ready is not None and not tape.muted >> on_tape.BACKWARD & 1:
-                tape.mark(on_tape.REDUCTION, max(0, time.perf_counter_ns() - ready))
+            if ready is not None and not buffer.muted >> codes.BACKWARD & 1:
+                buffer.mark(codes.REDUCTION, max(0, time.perf_counter_ns() - ready))
         except BaseException as error:
             if not self._context.absorb(error, costs_step=False):
                 raise
@@ -116,12 +115,12 @@ class Reductions:
     def _begin(self, tensors: Any) -> None:
         """A backward begins, of these roots."""
         try:
-            tape = self._context.tape
-            if not tape.here():
+            buffer = self._context.buffer
+            if not buffer.here():
                 return
             self._prepared.pop()
             compiled = sys.modules.get(_COMPILED_AUTOGRAD)
-            if tape.muted >> on_tape.BACKWARD & 1 or (compiled and compiled.compiled_autograd_enabled):
+            if buffer.muted >> codes.BACKWARD & 1 or (compiled and compiled.compiled_autograd_enabled):
                 return
             self._under_way = True
             for tensor in tensors if isinstance(tensors, (tuple, list)) else (tensors,):
@@ -147,8 +146,8 @@ class Reductions:
         """All gradients are computed; the engine's next callback is the reducer's, which waits."""
         try:
             # The engine may call on a thread of its own, while the training thread waits for it.
-            if self._context.tape.thread:
-                self._context.tape.write(on_tape.REDUCTION)
+            if self._context.buffer.thread:
+                self._context.buffer.write(codes.REDUCTION)
         except BaseException as error:
             if not self._context.absorb(error, costs_step=False):
                 raise

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.hooks.context import HookContext
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.safety.interrupts import is_from_script
@@ -10,11 +10,11 @@ from torchperfd.safety.interrupts import is_from_script
 
 def install(context: HookContext) -> None:
     """Write how many batches are ready ahead of every draw from workers."""
-    tape = context.tape
+    buffer = context.buffer
 
     def at_draw(iterator: Any) -> bool:
         if iterator._num_workers:
-            tape.mark(on_tape.READY, ready_batches(iterator) + 1)
+            buffer.mark(codes.READY, ready_batches(iterator) + 1)
         return False
 
     for function in (at_draw, ready_batches):

@@ -10,8 +10,7 @@ import torch
 import torch.nn
 import torch.optim
 
-from torchperfd.events import Timed
-from torchperfd.events import codes as on_tape
+from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
 
@@ -20,7 +19,7 @@ def install(context: HookContext) -> None:
     """Time both ``zero_grad``: an optimizer's, and a model's, which shows that there is one."""
     for owner in (torch.optim.Optimizer, torch.nn.Module):
         original = own_attribute(owner, "zero_grad")
-        timed = Timed(context.tape, original, on_tape.ZERO, on_tape.ZERO_END)
+        timed = Timed(context.buffer, original, codes.ZERO, codes.ZERO_END)
         # Dynamo breaks its graph at an optimizer's without us too, a module's it traces.
         traced = owner is torch.nn.Module
         zero_grad = _traceable(original, timed, context) if traced else _function(original, timed)

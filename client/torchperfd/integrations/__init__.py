@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from torchperfd import client as clients
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.faults import Faults
 from torchperfd.safety.interrupts import is_from_script
 
@@ -51,17 +51,17 @@ class IntegrationSession:
         return self._client
 
     @property
-    def tape(self) -> "EventBuffer | None":
+    def buffer(self) -> "EventBuffer | None":
         """What to write events on, None where there is nothing to report."""
         client = self._client
-        if not self._following or client is None or not client._tape.here():
+        if not self._following or client is None or not client._buffer.here():
             return None
-        return client._tape
+        return client._buffer
 
     def mark(self, event: int, argument: int = 0) -> None:
         """Write an event, where there is something to report."""
         if self._following and self._client is not None:
-            self._client._tape.mark(event, argument)
+            self._client._buffer.mark(event, argument)
 
     def begin(
         self,
@@ -96,7 +96,7 @@ class IntegrationSession:
 
     def between_loops(self) -> None:
         """End the step in progress: what comes now belongs to none, until the next draw."""
-        self.mark(on_tape.BETWEEN)
+        self.mark(codes.BETWEEN)
 
     def end(self) -> None:
         """The framework's loop is over: detach if it was us who attached, else only account for it."""
@@ -122,7 +122,7 @@ class IntegrationSession:
     def fault(self, place: str, error: BaseException) -> None:
         """Count a failure of ours; the step in progress is lost, as with a hook's."""
         self._counts().note(place, error)
-        self.mark(on_tape.ABANDON)
+        self.mark(codes.ABANDON)
 
     def _counts(self) -> Faults:
         return self._client._faults if self._client is not None else self._faults
@@ -145,20 +145,20 @@ F = TypeVar("F", bound=Callable[..., None])
 def suppress_errors(method: F) -> F:
     """Keep failures of a method from the framework: counted, logged once, switched off after ten.
 
-    Its object has the :class:`IntegrationSession` as ``follower``.
+    Its object has the :class:`IntegrationSession` as ``session``.
     """
     place = f"integration {method.__module__.rpartition('.')[2]} {method.__name__}"
 
     @functools.wraps(method)
     def quiet(self: Any, *args: Any, **kwargs: Any) -> None:
-        if self.follower.spent(place):
+        if self.session.spent(place):
             return
         try:
             method(self, *args, **kwargs)
         except BaseException as error:
             if is_from_script(error):
-                self.follower.mark(on_tape.ABANDON)
+                self.session.mark(codes.ABANDON)
                 raise
-            self.follower.fault(place, error)
+            self.session.fault(place, error)
 
     return cast(F, quiet)

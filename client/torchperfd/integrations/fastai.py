@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from fastai.callback.core import Callback
 
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.integrations import IntegrationSession, suppress_errors
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ class TorchperfdCallback(Callback):
     order = 100
 
     def __init__(self, *, job: str | None = None, run: str | None = None) -> None:
-        self.follower = IntegrationSession(job, run)
+        self.session = IntegrationSession(job, run)
 
     @property
     def client(self) -> "Client | None":
         """The client, None before ``fit``."""
-        return self.follower.client
+        return self.session.client
 
     @suppress_errors
     def before_fit(self) -> None:
@@ -43,22 +43,22 @@ class TorchperfdCallback(Callback):
         self.run = not hasattr(learner, "lr_finder") and not hasattr(self, "gather_preds")
         if not self.run:
             return
-        self.follower.begin(learner.model)
+        self.session.begin(learner.model)
         optimizer = learner.opt
         if isinstance(getattr(optimizer, "opt", None), torch.optim.Optimizer):
             return  # one of torch's, wrapped: the automatic hooks see it
-        self._time(optimizer, "step", on_tape.OPTIMIZER, on_tape.OPTIMIZER_END)
-        self._time(optimizer, "zero_grad", on_tape.ZERO, on_tape.ZERO_END)
+        self._time(optimizer, "step", codes.OPTIMIZER, codes.OPTIMIZER_END)
+        self._time(optimizer, "zero_grad", codes.ZERO, codes.ZERO_END)
 
     @suppress_errors
     def after_train(self) -> None:
         """The last step has ended: what an epoch ends with belongs to none."""
-        self.follower.between_loops()
+        self.session.between_loops()
 
     @suppress_errors
     def after_validate(self) -> None:
         """The last validation step has ended."""
-        self.follower.between_loops()
+        self.session.between_loops()
 
     @suppress_errors
     def after_fit(self) -> None:
@@ -66,7 +66,7 @@ class TorchperfdCallback(Callback):
         for name in ("step", "zero_grad"):
             if hasattr(vars(self.learn.opt).get(name), "__wrapped__"):
                 delattr(self.learn.opt, name)
-        self.follower.end()
+        self.session.end()
 
     def _time(self, optimizer: Any, name: str, begin: int, end: int) -> None:
         if name in vars(optimizer):
@@ -75,10 +75,10 @@ class TorchperfdCallback(Callback):
 
         @functools.wraps(original)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            self.follower.mark(begin, own)
+            self.session.mark(begin, own)
             try:
                 return original(*args, **kwargs)
             finally:
-                self.follower.mark(end, own)
+                self.session.mark(end, own)
 
         setattr(optimizer, name, timed)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ignite.engine import Engine, Events
 
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.hooks.batches import samples_in
 from torchperfd.integrations import IntegrationSession, drawn_by_torch, suppress_errors
 
@@ -30,60 +30,60 @@ def attach(
         job: What people call this kind of run; the script's name by default.
         run: The run's name; the launcher's by default.
     """
-    follower = EngineSession(model, job=job, run=run)
+    session = EngineSession(model, job=job, run=run)
     for event, handler in (
-        (Events.STARTED, follower.started),
-        (Events.GET_BATCH_STARTED, follower.draw_begins),
-        (Events.GET_BATCH_COMPLETED, follower.drawn),
-        (Events.EPOCH_COMPLETED, follower.epoch_completed),
-        (Events.TERMINATE, follower.completed),
-        (Events.COMPLETED, follower.completed),
+        (Events.STARTED, session.started),
+        (Events.GET_BATCH_STARTED, session.draw_begins),
+        (Events.GET_BATCH_COMPLETED, session.drawn),
+        (Events.EPOCH_COMPLETED, session.epoch_completed),
+        (Events.TERMINATE, session.completed),
+        (Events.COMPLETED, session.completed),
     ):
         # Never EXCEPTION_RAISED: an engine with a handler for it does not raise.
         engine.add_event_handler(event, handler)
-    return follower
+    return session
 
 
 class EngineSession:
     """What follows one engine; made by :func:`attach`."""
 
     def __init__(self, model: "nn.Module | None", *, job: str | None, run: str | None) -> None:
-        self.follower = IntegrationSession(job, run)
+        self.session = IntegrationSession(job, run)
         self._model = model
         self._drawing = False
 
     @property
     def client(self) -> "Client | None":
         """The client, None before the engine runs."""
-        return self.follower.client
+        return self.session.client
 
     @suppress_errors
     def started(self, engine: Engine) -> None:
         """Attach; a step of the engine that runs this one has ended."""
-        self.follower.begin(self._model)
-        self.follower.between_loops()
+        self.session.begin(self._model)
+        self.session.between_loops()
 
     @suppress_errors
     def draw_begins(self, engine: Engine) -> None:
         """Draw, unless it is a DataLoader that does: the automatic hooks see those."""
-        if self.follower.tape is not None and not drawn_by_torch(engine.state.dataloader):
+        if self.session.buffer is not None and not drawn_by_torch(engine.state.dataloader):
             self._drawing = True
-            self.follower.mark(on_tape.OUTER_DRAW)
+            self.session.mark(codes.OUTER_DRAW)
 
     @suppress_errors
     def drawn(self, engine: Engine) -> None:
         """The batch is here; its samples count once."""
         if self._drawing:
             self._drawing = False
-            self.follower.mark(on_tape.OUTER_DRAWN, samples_in(engine.state.batch))
+            self.session.mark(codes.OUTER_DRAWN, samples_in(engine.state.batch))
 
     @suppress_errors
     def epoch_completed(self, engine: Engine) -> None:
         """The last step has ended."""
         self._drawing = False
-        self.follower.between_loops()
+        self.session.between_loops()
 
     @suppress_errors
     def completed(self, engine: Engine) -> None:
         """Flush, and detach if we attached."""
-        self.follower.end()
+        self.session.end()

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.hooks.batches import samples_in
 from torchperfd.integrations import IntegrationSession, drawn_by_torch, suppress_errors
 
@@ -59,7 +59,7 @@ class Profiler(pl.profilers.Profiler):
         around: "pl.profilers.Profiler | None" = None,
     ) -> None:
         super().__init__()
-        self.follower = IntegrationSession(job, run)
+        self.session = IntegrationSession(job, run)
         self.draws = False
         """Whether batches come from what the automatic hooks do not see."""
         self._manual = False
@@ -70,7 +70,7 @@ class Profiler(pl.profilers.Profiler):
     @property
     def client(self) -> "Client | None":
         """The client, None before ``fit``."""
-        return self.follower.client
+        return self.session.client
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
         """Attach; Lightning calls this as ``fit``, ``validate`` and so on begin."""
@@ -82,7 +82,7 @@ class Profiler(pl.profilers.Profiler):
         """Attach the client, unless it is."""
         self._actions.clear()
         if module is None:
-            self.follower.begin()
+            self.session.begin()
             return
         # What Lightning hands a profiler is a weak proxy; the trainer has the module itself.
         self._trainer = trainer = module.trainer
@@ -93,7 +93,7 @@ class Profiler(pl.profilers.Profiler):
             # Lightning's own launcher numbers the ranks only locally; they meet at this address.
             meeting_point = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
             run = "-".join((Path(sys.argv[0]).stem, *meeting_point))
-        self.follower.begin(
+        self.session.begin(
             None if self._manual else module,
             job=type(module).__name__,
             run=run,
@@ -121,18 +121,18 @@ class Profiler(pl.profilers.Profiler):
 
     def teardown(self, stage: str | None) -> None:
         """Flush, and detach if we attached."""
-        if hasattr(self, "follower"):
+        if hasattr(self, "session"):
             self._end()
         super().teardown(stage)
 
     @suppress_errors
     def _end(self) -> None:
         self._trainer = None
-        self.follower.end()
+        self.session.end()
 
     @suppress_errors
     def _report(self, action_name: str, side: int) -> None:
-        if self.follower.tape is None:
+        if self.session.buffer is None:
             return
         if action_name not in self._actions:
             self._actions[action_name] = None  # until it is understood without failing
@@ -140,7 +140,7 @@ class Profiler(pl.profilers.Profiler):
         action = self._actions[action_name]
         event = action[side] if action is not None else None
         if event is not None:
-            self.follower.mark(*event)
+            self.session.mark(*event)
 
     def _understand(self, action_name: str) -> Action:
         draw = _DRAW.fullmatch(action_name)
@@ -149,13 +149,13 @@ class Profiler(pl.profilers.Profiler):
                 return None
             # A DataLoader may yet be at work somewhere inside: its draw is the same call.
             self.draws = True
-            return (on_tape.OUTER_DRAW, 0), (on_tape.OUTER_DRAWN, 0)
+            return (codes.OUTER_DRAW, 0), (codes.OUTER_DRAWN, 0)
         match = _HOOK.fullmatch(action_name)
         if match is None:
             return None if action_name in _WHOLE_LOOPS else self._phase(_own_phase(action_name))
         owner, name, hook = match.group("owner", "name", "hook")
         if _EDGES.fullmatch(hook):
-            return (on_tape.BETWEEN, 0), None
+            return (codes.BETWEEN, 0), None
         if owner == "Strategy":
             if hook == "batch_to_device":
                 return self._phase("h2d")
@@ -164,7 +164,7 @@ class Profiler(pl.profilers.Profiler):
                 # With manual optimization all else lies inside: there the module's parts are the forward.
                 return None
             # Its end names no loss: that lies inside, too.
-            return (on_tape.FORWARD if training else on_tape.EVALUATE, 0), (on_tape.EXIT, 0)
+            return (codes.FORWARD if training else codes.EVALUATE, 0), (codes.EXIT, 0)
         if hook == "lr_scheduler_step":
             return self._phase("lr_scheduler")
         if hook == "configure_gradient_clipping" and self._trainer.gradient_clip_val is not None:
@@ -191,7 +191,7 @@ class Profiler(pl.profilers.Profiler):
         )
 
     def _phase(self, name: str) -> Action:
-        return (on_tape.ENTER, self.follower.slot(name)), (on_tape.EXIT, 0)
+        return (codes.ENTER, self.session.slot(name)), (codes.EXIT, 0)
 
     def _is_seen(self, stage: str) -> bool:
         name = "train_dataloader" if stage == "train" else f"{stage}_dataloaders"
@@ -211,14 +211,14 @@ class Callback(pl.Callback):
         self._replaced: pl.profilers.Profiler | None = None
 
     @property
-    def follower(self) -> IntegrationSession:
+    def session(self) -> IntegrationSession:
         """What speaks to the client."""
-        return self._profiler.follower
+        return self._profiler.session
 
     @property
     def client(self) -> "Client | None":
         """The client, None before ``fit``."""
-        return self.follower.client
+        return self.session.client
 
     @suppress_errors
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
@@ -236,14 +236,14 @@ class Callback(pl.Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count the samples of a batch that no DataLoader drew."""
         if self._profiler.draws:
-            self.follower.mark(on_tape.SAMPLES, samples_in(batch))
+            self.session.mark(codes.SAMPLES, samples_in(batch))
 
     @suppress_errors
     def teardown(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
         """Flush, detach if we attached, and give the trainer its profiler back."""
         if self._replaced is not None:
             trainer.profiler, self._replaced = self._replaced, None
-        self.follower.end()
+        self.session.end()
 
     def on_exception(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", exception: Any) -> None:
         """As :meth:`teardown`, which Lightning does not call then."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.trainer_callback import TrainerCallback
 
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.integrations import IntegrationSession, suppress_errors
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ class TorchperfdCallback(TrainerCallback):
     """
 
     def __init__(self, *, job: str | None = None, run: str | None = None) -> None:
-        self.follower = IntegrationSession(job, run)
+        self.session = IntegrationSession(job, run)
         self._saving = False
 
     @property
     def client(self) -> "Client | None":
         """The client, None before ``train()``."""
-        return self.follower.client
+        return self.session.client
 
     @suppress_errors
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -38,7 +38,7 @@ class TorchperfdCallback(TrainerCallback):
         # Older versions fill an unset run_name with the output directory.
         named = args.run_name if args.run_name != args.output_dir else None
         self._saving = False
-        self.follower.begin(model, job=type(model).__name__ if model is not None else None, run=named)
+        self.session.begin(model, job=type(model).__name__ if model is not None else None, run=named)
 
     @suppress_errors
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,7 +60,7 @@ class TorchperfdCallback(TrainerCallback):
     @suppress_errors
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The evaluation is over, and with it its last step; saving is next."""
-        self.follower.between_loops()
+        self.session.between_loops()
         self._save_begins(control)
 
     @suppress_errors
@@ -71,19 +71,19 @@ class TorchperfdCallback(TrainerCallback):
     @suppress_errors
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The last step has ended: what an epoch ends with belongs to none."""
-        self.follower.between_loops()
+        self.session.between_loops()
 
     @suppress_errors
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Flush, and detach if we attached."""
-        self.follower.end()
+        self.session.end()
 
     def _save_begins(self, control: Any) -> None:
         if control.should_save and not self._saving:
             self._saving = True
-            self.follower.mark(on_tape.SAVE)
+            self.session.mark(codes.SAVE)
 
     def _saved(self) -> None:
         if self._saving:
             self._saving = False
-            self.follower.mark(on_tape.SAVE_END)
+            self.session.mark(codes.SAVE_END)

@@ -215,9 +215,9 @@ def _rank_reports(client: "Client", answer: "control_pb2.GetRunResponse | None")
     for rank in answer.ranks if answer is not None else ():
         if rank.identity.rank != client.rank:
             names = PhaseNames()
-            account = wire.read_account(rank.account, names)
+            totals = wire.read_totals(rank.account, names)
             dropped = rank.account.dropped_steps.get("ring", 0)
-            reports.append(RankReport(rank.identity.rank, account, names, dropped))
+            reports.append(RankReport(rank.identity.rank, totals, names, dropped))
     return sorted(reports, key=lambda report: report.rank)
 
 

@@ -1,4 +1,4 @@
-"""The flusher: one thread that has the tape read and empties the recorder into account and outbox."""
+"""The flusher: one thread that has the ring buffer read and empties the recorder into account and outbox."""
 
 import sys
 import threading
@@ -20,13 +20,13 @@ from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import TRAIN
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.step_batch import StepBatch
-from torchperfd.steps.totals import Account
+from torchperfd.steps.totals import Totals
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
 _LONGEST_FLUSH_S: Final = 10.0
-"""A script that asks for a flush waits no longer; a full tape that is read event by event takes a second."""
+"""Longest wait of a script that asks for a flush; reading a full buffer event by event takes a second."""
 _STEPS_PER_REPORT: Final = 2000
 """The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
 
@@ -34,18 +34,18 @@ _STEPS_PER_REPORT: Final = 2000
 class Flusher:
     """Drains, adds up, packs and reports: once per second, every four seconds beside steps below 5 ms.
 
-    :mod:`~torchperfd.link.flush_schedule` says when. It also flushes when the tape is half full, when a
-    report is asked for, and when a daemon has just connected.
+    :mod:`~torchperfd.link.flush_schedule` computes the times. It also flushes when the ring buffer is half
+    full, when a report is requested, and when a daemon has just connected.
 
     The account is true whether or not a daemon listens; steps that a full ring or outbox
     threw away are counted by where that happened.
 
     Args:
-        replay: Reads the tape.
+        replay: Reads the ring buffer.
         names: What phases are called.
         outbox: Where reports go.
         faults: Where failures of ours are counted.
-        tallies: What is counted beside steps.
+        counters: What is counted beside steps.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class Flusher:
         names: PhaseNames,
         outbox: "Outbox[session_pb2.ClientMessage]",
         faults: Faults,
-        tallies: ProcessCounters,
+        counters: ProcessCounters,
     ) -> None:
-        self.account = Account()
+        self.totals = Totals()
         self._replay = replay
         self._recorder = replay.recorder
         self._names = names
         self._outbox = outbox
         self._faults = faults
-        self._tallies = tallies
+        self._counters = counters
         self._pace = Pace()
         # Reentrant, since a signal handler of the script may come to it again on the same thread.
         self._lock = threading.RLock()
@@ -135,26 +135,26 @@ class Flusher:
         from torchperfd.v1 import session_pb2
 
         # A new one: other threads, the script's signal handlers and forked children read it without a lock.
-        account = self.account.copy()
+        totals = self.totals.copy()
         drained = self._replay.drain(again=again)
-        account.fold(drained)
-        self._tallies.fill(account)
-        self.account = account
-        self._pace.fold(drained)
+        totals.add(drained)
+        self._counters.fill(totals)
+        self.totals = totals
+        self._pace.add(drained)
         self._unsent += drained
         if drained:
             training = drained[-1].kind[0] == TRAIN
             self._steps_say = session_pb2.RUN_STATE_TRAINING if training else session_pb2.RUN_STATE_VALIDATING
-        state = session_pb2.RUN_STATE_CHECKPOINTING if self._tallies.saving else self._steps_say
+        state = session_pb2.RUN_STATE_CHECKPOINTING if self._counters.saving else self._steps_say
         if state and state != self._state:
             self._state = state
             self.announce(state)
         unsent = self._unsent
-        due = report or sum(stretch.count for stretch in unsent) >= _STEPS_PER_REPORT
+        due = report or sum(batch.count for batch in unsent) >= _STEPS_PER_REPORT
         if not send and not (unsent and due):
             return
         try:
-            message = wire.account_message(account, self._names, self._recorder.recorded, self.dropped())
+            message = wire.totals_message(totals, self._names, self._recorder.recorded, self.dropped())
             arrivals = self._recorder.arrivals
             batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None
         except Exception as error:  # noqa: BLE001 - who detaches or asks for a report is the script
@@ -166,9 +166,9 @@ class Flusher:
             self._unsent = []
         self._outbox.put_newest("account", message)
 
-    def snapshot(self) -> Account:
+    def snapshot(self) -> Totals:
         """Return the account of all that was drained so far; it does not change any more. Takes no lock."""
-        return self.account
+        return self.totals
 
     def step_seconds(self) -> float:
         """Return how long training steps take lately; 0 before the first."""
@@ -183,8 +183,8 @@ class Flusher:
         with self._lock:
             phases = {self._names.name(slot): round(ns) for slot, ns in self._pace.phase_ns().items()}
             facts: dict[str, Any] = {"unrecorded_phase_ns": phases}
-            self._tallies.fill_loader(self.account)
-            facts["loader"] = asdict(self.account.loader or LoaderUse(cpus=available_cpus()))
+            self._counters.fill_loader(self.totals)
+            facts["loader"] = asdict(self.totals.loader or LoaderUse(cpus=available_cpus()))
             return facts
 
     def announce(self, state: int) -> None:
@@ -240,7 +240,7 @@ class Flusher:
                 else:
                     self.flush(report=report, again=True)
                     # Not where the script asks: a report must not begin a calibration.
-                    self._replay.overhead.on_flush((self.account.train.ns + self.account.validate.ns) / 1e9)
+                    self._replay.overhead.on_flush((self.totals.train.ns + self.totals.validate.ns) / 1e9)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
                 self._faults.note("flusher", error)
             self._answer(len(requests))
@@ -252,7 +252,7 @@ class Flusher:
         seconds = next_flush(
             FlushState(
                 unix_seconds=now,
-                steps=self.account.train.steps,
+                steps=self.totals.train.steps,
                 step_seconds=self.step_seconds(),
                 is_frequent=replay.recorder.device is not None,
                 is_live=replay.live,

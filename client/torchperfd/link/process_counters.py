@@ -11,7 +11,7 @@ from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
 from torchperfd.steps.recorder import DATA
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.totals import Account, GcTotals, PhaseTotals
+from torchperfd.steps.totals import GcTotals, PhaseTotals, Totals
 
 
 class ProcessCounters:
@@ -49,45 +49,45 @@ class ProcessCounters:
         """Whether a checkpoint is being written right now."""
         return self._loop.saving > 0
 
-    def fill(self, account: Account) -> None:
+    def fill(self, totals: Totals) -> None:
         """Bring the account up to date, once the drained steps are in it. It may be a step ahead of them."""
         loop = self._loop
-        account.train.micro_batches = loop.micro_batches
-        account.train.skipped = loop.skipped
-        account.checkpoint = PhaseTotals(loop.saves, loop.save_ns, loop.save_squares)
-        self._count_pauses(account)
+        totals.train.micro_batches = loop.micro_batches
+        totals.train.skipped = loop.skipped
+        totals.checkpoint = PhaseTotals(loop.saves, loop.save_ns, loop.save_squares)
+        self._count_pauses(totals)
         self._compilations.follow()
-        account.compiled = PhaseTotals(self._compilations.calls, self._compilations.ns)
-        account.ready = loop.ready if loop.ready >= 0 else None
-        account.train.tokens, account.warmup.tokens = loop.tokens, loop.warmup_tokens
-        passes = self._replay.passes
-        account.epoch = replace(passes.epoch)
-        account.train_pass = replace(passes.train)
-        account.validate_pass = replace(passes.validate)
+        totals.compiled = PhaseTotals(self._compilations.calls, self._compilations.ns)
+        totals.ready = loop.ready if loop.ready >= 0 else None
+        totals.train.tokens, totals.warmup.tokens = loop.tokens, loop.warmup_tokens
+        epochs = self._replay.epochs
+        totals.epoch = replace(epochs.epoch)
+        totals.train_pass = replace(epochs.train)
+        totals.validate_pass = replace(epochs.validate)
         overhead = self._replay.overhead
-        account.overhead, account.shed = overhead.ratio, overhead.degradation_level
-        account.cuda = self._accelerator.memory()
-        account.flops_per_step, account.peak_flops = self._accelerator.flops()
-        account.hooks = self._hooks()
-        self.fill_loader(account)
+        totals.overhead, totals.degradation_level = overhead.ratio, overhead.degradation_level
+        totals.cuda = self._accelerator.memory()
+        totals.flops_per_step, totals.peak_flops = self._accelerator.flops()
+        totals.hooks = self._hooks()
+        self.fill_loader(totals)
         self._loader.arm()
         for spent in self._accelerator.times():
-            phase = account.of(spent.kind).phases[spent.phase]
+            phase = totals.of(spent.kind).phases[spent.phase]
             phase.device_ns += spent.ns
             phase.device_calls += spent.calls
 
-    def fill_loader(self, account: Account) -> None:
+    def fill_loader(self, totals: Totals) -> None:
         """Bring what is known of the loader up to date."""
-        train = account.train
-        account.loader = self._loader.use(train.phases[DATA].calls / train.steps if train.steps else 0.0)
+        train = totals.train
+        totals.loader = self._loader.use(train.phases[DATA].calls / train.steps if train.steps else 0.0)
 
-    def _count_pauses(self, account: Account) -> None:
+    def _count_pauses(self, totals: Totals) -> None:
         # Steps have Unix times, collections those of the monotonic clock. The wall clock may be set during
         # training: the start is converted once, while the offset is that of the first step.
         offset = self._replay.recorder.wall_offset
-        if account.began_ns and not self._began_ns:
-            self._began_ns = account.began_ns - offset
-        self._pauses.settle(self._began_ns, account.ended_ns - offset)
-        account.gc = tuple(
+        if totals.began_ns and not self._began_ns:
+            self._began_ns = totals.began_ns - offset
+        self._pauses.settle(self._began_ns, totals.ended_ns - offset)
+        totals.gc = tuple(
             GcTotals(calls, ns) for calls, ns in zip(self._pauses.calls, self._pauses.ns, strict=True)
         )

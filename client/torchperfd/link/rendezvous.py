@@ -27,14 +27,14 @@ class Rendezvous:
     """Tells the job's other nodes of this node's daemon, and the daemon of theirs.
 
     Args:
-        tell: Takes the addresses of all daemons, this node's among them, whenever there are more.
+        on_daemons: Takes the addresses of all daemons, this node's among them, whenever there are more.
         environ: Of the process, as launchers set it.
     """
 
     def __init__(
-        self, tell: Callable[[Sequence[str]], None], environ: Mapping[str, str] = os.environ
+        self, on_daemons: Callable[[Sequence[str]], None], environ: Mapping[str, str] = os.environ
     ) -> None:
-        self._tell = tell
+        self._on_daemons = on_daemons
         # A job that was started again has other nodes, perhaps, and the same store.
         self._key = f"torchperfd/daemons/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         nodes = environ.get("GROUP_WORLD_SIZE", "")
@@ -43,7 +43,7 @@ class Rendezvous:
         self._known: tuple[str, ...] = ()
         self._thread: threading.Thread | None = None
 
-    def meet(self, address: str) -> None:
+    def discover_peers(self, address: str) -> None:
         """Begin; called again, as for a daemon that has come back, tell what is known.
 
         Args:
@@ -55,7 +55,7 @@ class Rendezvous:
             )
             self._thread.start()
         elif self._known:
-            self._tell(self._known)
+            self._on_daemons(self._known)
 
     def stop(self, timeout: float) -> None:
         """End it within so many seconds."""
@@ -87,6 +87,6 @@ class Rendezvous:
             known = tuple(dict.fromkeys(listed))
             if known != self._known:
                 self._known = known
-                self._tell(known)
+                self._on_daemons(known)
             if len(known) >= self._nodes > 0 or self._over.wait(pause):
                 return

@@ -15,7 +15,7 @@ from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import TRAIN, VALIDATE
 from torchperfd.steps.step_batch import StepBatch
-from torchperfd.steps.totals import Account, CudaMemory, GcTotals, KindTotals, PhaseTotals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -51,17 +51,17 @@ def hello(identity: Identity, torch_version: str) -> session_pb2.ClientMessage:
 
 
 def step_batch(
-    stretches: Sequence[StepBatch], names: PhaseNames, arrivals: Arrivals | None = None
+    batches: Sequence[StepBatch], names: PhaseNames, arrivals: Arrivals | None = None
 ) -> session_pb2.ClientMessage:
     """Pack drained steps; phases that never occur in them take no room, nor do arrivals."""
     batch = session_pb2.StepBatch(
-        count=sum(stretch.count for stretch in stretches),
-        kind=_join(each.kind for each in stretches),
-        start_ns=_join(each.start for each in stretches),
-        duration_ns=_join(each.duration for each in stretches),
+        count=sum(batch.count for batch in batches),
+        kind=_join(each.kind for each in batches),
+        start_ns=_join(each.start for each in batches),
+        duration_ns=_join(each.duration for each in batches),
     )
-    for slot in sorted({slot for each in stretches for slot in each.phases}):
-        columns = (each.phases[slot].ns if slot in each.phases else _zeros(each.count) for each in stretches)
+    for slot in sorted({slot for each in batches for slot in each.phases}):
+        columns = (each.phases[slot].ns if slot in each.phases else _zeros(each.count) for each in batches)
         batch.phases.add(phase=names.name(slot), ns=_join(columns))
     if arrivals is not None and arrivals.step:
         batch.arrivals.step = _join([arrivals.step])
@@ -85,53 +85,53 @@ def collective_report(request_id: int, groups: Sequence[GroupProgress]) -> sessi
     return session_pb2.ClientMessage(collective_report=report)
 
 
-def account_message(
-    account: Account, names: PhaseNames, recorded: int, dropped: Mapping[str, int]
+def totals_message(
+    totals: Totals, names: PhaseNames, recorded: int, dropped: Mapping[str, int]
 ) -> session_pb2.ClientMessage:
     """Pack the totals since attach."""
     message = session_pb2.Account(
         recorded_steps=recorded,
         dropped_steps=dict(dropped),
-        loader_ready=account.ready,
-        flops_per_step=account.flops_per_step,
-        peak_flops=account.peak_flops,
-        overhead_ratio=account.overhead,
-        shed_tiers=account.shed,
-        began_ns=account.began_ns,
-        ended_ns=account.ended_ns,
+        loader_ready=totals.ready,
+        flops_per_step=totals.flops_per_step,
+        peak_flops=totals.peak_flops,
+        overhead_ratio=totals.overhead,
+        shed_tiers=totals.degradation_level,
+        began_ns=totals.began_ns,
+        ended_ns=totals.ended_ns,
     )
     for kind in (TRAIN, VALIDATE):
-        if account.of(kind).steps:
-            _pack_kind(message.kinds.add(), kind, account.of(kind), names)
-    if account.warmup.steps:
-        _pack_kind(message.warmup, TRAIN, account.warmup, names)
+        if totals.of(kind).steps:
+            _pack_kind(message.kinds.add(), kind, totals.of(kind), names)
+    if totals.warmup.steps:
+        _pack_kind(message.warmup, TRAIN, totals.warmup, names)
     # That there was no save is something to tell; an older client says nothing.
     message.checkpoint.SetInParent()
-    for packed, totals in (
-        (message.checkpoint, account.checkpoint),
-        (message.epoch, account.epoch),
-        (message.train_pass, account.train_pass),
-        (message.validate_pass, account.validate_pass),
-        (message.compiled, account.compiled),
+    for packed, times in (
+        (message.checkpoint, totals.checkpoint),
+        (message.epoch, totals.epoch),
+        (message.train_pass, totals.train_pass),
+        (message.validate_pass, totals.validate_pass),
+        (message.compiled, totals.compiled),
     ):
-        if totals.calls:
-            _pack_phase(packed, totals)
-    for pauses in account.gc:
+        if times.calls:
+            _pack_phase(packed, times)
+    for pauses in totals.gc:
         message.gc.add(calls=pauses.calls, ns=pauses.ns)
-    for hook in account.hooks:
+    for hook in totals.hooks:
         message.hooks.add(name=hook.name, reason=hook.reason)
-    if account.loader is not None:
-        message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(account.loader)))
-    if account.cuda is not None:
-        message.cuda.allocated_bytes = account.cuda.allocated
-        message.cuda.reserved_bytes = account.cuda.reserved
-        message.cuda.peak_bytes = account.cuda.peak
+    if totals.loader is not None:
+        message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(totals.loader)))
+    if totals.cuda is not None:
+        message.cuda.allocated_bytes = totals.cuda.allocated
+        message.cuda.reserved_bytes = totals.cuda.reserved
+        message.cuda.peak_bytes = totals.cuda.peak
     return session_pb2.ClientMessage(account=message)
 
 
-def read_account(message: session_pb2.Account, names: PhaseNames) -> Account:
+def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
     """Unpack another rank's totals; user phases it names get slots in ``names``."""
-    account = Account(
+    totals = Totals(
         began_ns=message.began_ns,
         ended_ns=message.ended_ns,
         checkpoint=_read_phase(message.checkpoint),
@@ -144,19 +144,19 @@ def read_account(message: session_pb2.Account, names: PhaseNames) -> Account:
         flops_per_step=message.flops_per_step if message.HasField("flops_per_step") else None,
         peak_flops=message.peak_flops if message.HasField("peak_flops") else None,
         overhead=message.overhead_ratio if message.HasField("overhead_ratio") else None,
-        shed=message.shed_tiers,
+        degradation_level=message.shed_tiers,
         hooks=tuple(HookState(hook.name, hook.reason) for hook in message.hooks),
     )
     if message.HasField("cuda"):
         cuda = message.cuda
-        account.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
+        totals.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
     if message.HasField("loader"):
-        account.loader = _read_loader(message.loader)
+        totals.loader = _read_loader(message.loader)
     for packed in message.kinds:
         if packed.kind in (TRAIN, VALIDATE):
-            _read_kind(packed, account.of(packed.kind), names)
-    _read_kind(message.warmup, account.warmup, names)
-    return account
+            _read_kind(packed, totals.of(packed.kind), names)
+    _read_kind(message.warmup, totals.warmup, names)
+    return totals
 
 
 def _read_loader(packed: session_pb2.LoaderUse) -> LoaderUse:

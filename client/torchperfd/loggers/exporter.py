@@ -11,7 +11,7 @@ from typing import Any, Final
 from torchperfd import fields
 from torchperfd.fields import Field
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, KindTotals
+from torchperfd.steps.totals import KindTotals, Totals
 
 _LABELS: Final = ("run", "rank")
 
@@ -24,20 +24,20 @@ class Exporter:
         run: Value of the ``run`` label.
         rank: Value of the ``rank`` label.
         names: Phase names.
-        account: Returns the account as of now.
+        totals: Returns the account as of now.
 
     Raises:
         OSError: The port is taken.
     """
 
     def __init__(
-        self, port: int, *, run: str, rank: int, names: PhaseNames, account: Callable[[], Account]
+        self, port: int, *, run: str, rank: int, names: PhaseNames, totals: Callable[[], Totals]
     ) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._labels = [run, str(rank)]
         self._names = names
-        self._account = account
+        self._totals = totals
         registry = CollectorRegistry()
         registry.register(self)
         self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
@@ -45,8 +45,8 @@ class Exporter:
 
     def collect(self) -> Iterator[Any]:
         """Yield the metric families, as prometheus_client asks for them."""
-        account = self._account()
-        train = account.train
+        totals = self._totals()
+        train = totals.train
         yield self._family(fields.STEPS, train.steps)
         yield self._family(fields.STEP_SECONDS, train.ns / 1e9)
         yield self._phases(train)
@@ -54,11 +54,11 @@ class Exporter:
             yield self._family(fields.SAMPLES, train.samples)
         if train.tokens:
             yield self._family(fields.TOKENS, train.tokens)
-        utilization = account.flops_utilization(train)
+        utilization = totals.flops_utilization(train)
         if utilization is not None:
             yield self._family(fields.FLOPS_UTILIZATION, utilization)
-        if account.overhead is not None:
-            yield self._family(fields.OVERHEAD, account.overhead)
+        if totals.overhead is not None:
+            yield self._family(fields.OVERHEAD, totals.overhead)
 
     def _phases(self, train: KindTotals) -> Any:
         from prometheus_client.core import CounterMetricFamily

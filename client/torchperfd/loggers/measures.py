@@ -1,10 +1,10 @@
 """What loggers are sent: the means of the steps between two readings of the account. Pure."""
 
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, KindTotals
+from torchperfd.steps.totals import KindTotals, Totals
 
 
-def measures(before: Account, now: Account, names: PhaseNames) -> dict[str, float]:
+def measures(before: Totals, now: Totals, names: PhaseNames) -> dict[str, float]:
     """Return the numbers by name; none while no step has ended in between.
 
     The first training step is in none of them. Times are seconds per step, so that a step's
@@ -37,7 +37,7 @@ def _kind(kind: str, steps: KindTotals, names: PhaseNames) -> dict[str, float]:
     return found
 
 
-def _beside(now: Account, train: KindTotals) -> dict[str, float]:
+def _beside(now: Totals, train: KindTotals) -> dict[str, float]:
     found: dict[str, float] = {}
     utilization = now.flops_utilization(train)
     if utilization is not None:

@@ -10,7 +10,7 @@ from torchperfd.loggers.measures import measures
 from torchperfd.loggers.protocol import Logger
 from torchperfd.safety.flag import Flag
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account
+from torchperfd.steps.totals import Totals
 
 if TYPE_CHECKING:
     from torchperfd.report import RankReport
@@ -26,7 +26,7 @@ class Sender:
     Args:
         logger: Whom to call.
         place: What its failures are counted under.
-        account: Returns a copy of the account as of now.
+        totals: Returns a copy of the account as of now.
         steps: Returns how many training steps there are; asked often, so cheap.
         names: Phase names.
         faults: Where failures are counted.
@@ -38,7 +38,7 @@ class Sender:
         logger: Logger,
         place: str,
         *,
-        account: Callable[[], Account],
+        totals: Callable[[], Totals],
         steps: Callable[[], int],
         names: PhaseNames,
         faults: Faults,
@@ -46,14 +46,14 @@ class Sender:
     ) -> None:
         self.place = place
         self._logger = logger
-        self._account = account
+        self._totals = totals
         self._steps = steps
         self._names = names
         self._faults = faults
         self._on_first = on_first
         self._every_seconds = float(getattr(logger, "every_seconds", EVERY_SECONDS))
         self._every_steps = int(getattr(logger, "every_steps", 0))
-        self._sent = Account()
+        self._sent = Totals()
         self._report: RankReport | None = None
         self._ending = Flag()
         self._off = False
@@ -61,7 +61,7 @@ class Sender:
 
     def start(self) -> None:
         """Begin with what has been trained from here on."""
-        self._sent = self._account()
+        self._sent = self._totals()
         self._thread.start()
 
     def conclude(self, report: "RankReport") -> None:
@@ -81,11 +81,11 @@ class Sender:
         due = time.monotonic() + min(_FIRST_S, self._every_seconds)
         while not self._off and not self._ending.wait(self._pause(due)):
             if time.monotonic() >= due or self._enough_steps():
-                self._send(self._account())
+                self._send(self._totals())
                 due = time.monotonic() + self._every_seconds
         if self._report is not None and not self._off:
             report = self._report
-            self._send(report.account)
+            self._send(report.totals)
             if not self._off:
                 self._try(lambda: self._logger.log_table(report))
         self._try(lambda: self._logger.close())
@@ -97,7 +97,7 @@ class Sender:
     def _enough_steps(self) -> bool:
         return 0 < self._every_steps <= self._steps() - self._sent.train.steps
 
-    def _send(self, now: Account) -> None:
+    def _send(self, now: Totals) -> None:
         found = measures(self._sent, now, self._names)
         if not found:
             return

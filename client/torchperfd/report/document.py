@@ -4,35 +4,35 @@ from typing import Any
 
 from torchperfd.report.numbers import between_ns, fit_ns, steady_steps
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, KindTotals, PhaseTotals
+from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
 
 
-def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, Any]:
+def rank_document(rank: int, totals: Totals, names: PhaseNames) -> dict[str, Any]:
     """Return one rank's part of a ``torchperfd.run/1`` document.
 
     ``train`` has all steps, the first included; ``warmup`` is that first one again, by itself.
     What the rank does not know is null: ``fit``, for one, where only its totals are known.
     """
-    memory = account.cuda
+    memory = totals.cuda
     return {
         "rank": rank,
-        "train": _kind(account.train, names),
-        "validate": _kind(account.validate, names),
-        "warmup": _kind(account.warmup, names),
-        "fit": {"seconds_total": fit_ns(account) / 1e9, "between_seconds": between_ns(account) / 1e9}
-        if account.began_ns
+        "train": _kind(totals.train, names),
+        "validate": _kind(totals.validate, names),
+        "warmup": _kind(totals.warmup, names),
+        "fit": {"seconds_total": fit_ns(totals) / 1e9, "between_seconds": between_ns(totals) / 1e9}
+        if totals.began_ns
         else None,
         "passes": {
-            "epoch": _times(account.epoch),
-            "train": _times(account.train_pass),
-            "validate": _times(account.validate_pass),
+            "epoch": _times(totals.epoch),
+            "train": _times(totals.train_pass),
+            "validate": _times(totals.validate_pass),
         },
-        "checkpoint": _times(account.checkpoint),
+        "checkpoint": _times(totals.checkpoint),
         "gc": [
             {"generation": generation, "calls": pauses.calls, "seconds_total": pauses.ns / 1e9}
-            for generation, pauses in enumerate(account.gc)
+            for generation, pauses in enumerate(totals.gc)
         ],
-        "loader_ready_batches": account.ready,
+        "loader_ready_batches": totals.ready,
         "cuda": {
             "allocated_bytes": memory.allocated,
             "reserved_bytes": memory.reserved,
@@ -40,13 +40,13 @@ def rank_document(rank: int, account: Account, names: PhaseNames) -> dict[str, A
         }
         if memory is not None
         else None,
-        "flops_per_step": account.flops_per_step,
-        "peak_flops_per_second": account.peak_flops,
-        "model_flops_utilization": account.flops_utilization(steady_steps(account)),
-        "overhead_ratio": account.overhead,
-        "shed_tiers": account.shed,
+        "flops_per_step": totals.flops_per_step,
+        "peak_flops_per_second": totals.peak_flops,
+        "model_flops_utilization": totals.flops_utilization(steady_steps(totals)),
+        "overhead_ratio": totals.overhead,
+        "shed_tiers": totals.degradation_level,
         "hooks": [
-            {"name": hook.name, "on": hook.is_on, "reason": hook.reason or None} for hook in account.hooks
+            {"name": hook.name, "on": hook.is_on, "reason": hook.reason or None} for hook in totals.hooks
         ],
     }
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, CudaMemory, KindTotals
+from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
 
 FIT = "fit"
 EPOCH = "epoch"
@@ -60,7 +60,7 @@ class Table:
         skipped: Optimizer steps that were called off.
         gc_seconds: Pauses of the garbage collector; None where they are not worth telling.
         overhead: What the client costs, as a part of the time of training.
-        shed: Tiers of detail given up to keep within the overhead allowed.
+        degradation_level: Tiers of detail given up to keep within the overhead allowed.
         rows: The lines, group by group, within a group of phases longest first.
         notes: What a reader must know to read the numbers right.
     """
@@ -79,7 +79,7 @@ class Table:
     skipped: int
     gc_seconds: float | None
     overhead: float | None
-    shed: int
+    degradation_level: int
     rows: tuple[Row, ...]
     notes: tuple[str, ...]
 
@@ -89,67 +89,67 @@ class Table:
         return any(row.device_mean_seconds is not None for row in self.rows)
 
 
-def tabulate(rank: int, account: Account, names: PhaseNames, *, dropped: int) -> Table:
+def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> Table:
     """Return the table of an account.
 
     The first training step is a row of its own, outside every mean, provided another followed.
     """
-    apart = _apart(account)
-    train = steady_steps(account)
-    gc_ns = sum(generation.ns for generation in account.gc)
+    apart = _apart(totals)
+    train = steady_steps(totals)
+    gc_ns = sum(generation.ns for generation in totals.gc)
     return Table(
         rank=rank,
-        steps=account.train.steps,
-        validations=account.validate.steps,
+        steps=totals.train.steps,
+        validations=totals.validate.steps,
         step_seconds=_mean(train),
         samples_per_second=_rate(train.samples, train.ns),
         tokens_per_second=_rate(train.tokens, train.ns),
-        flops_per_second=_rate((account.flops_per_step or 0.0) * train.steps, train.ns),
-        flops_utilization=account.flops_utilization(train),
-        cuda=account.cuda,
-        saves=account.checkpoint.calls,
-        save_seconds=account.checkpoint.seconds,
-        skipped=account.train.skipped,
-        gc_seconds=gc_ns / 1e9 if _share(gc_ns, fit_ns(account)) >= _WORTH_TELLING else None,
-        overhead=account.overhead,
-        shed=account.shed,
-        rows=tuple(_rows(account, train, names, apart=apart)),
-        notes=tuple(_notes(account, dropped=dropped, apart=apart)),
+        flops_per_second=_rate((totals.flops_per_step or 0.0) * train.steps, train.ns),
+        flops_utilization=totals.flops_utilization(train),
+        cuda=totals.cuda,
+        saves=totals.checkpoint.calls,
+        save_seconds=totals.checkpoint.seconds,
+        skipped=totals.train.skipped,
+        gc_seconds=gc_ns / 1e9 if _share(gc_ns, fit_ns(totals)) >= _WORTH_TELLING else None,
+        overhead=totals.overhead,
+        degradation_level=totals.degradation_level,
+        rows=tuple(_rows(totals, train, names, apart=apart)),
+        notes=tuple(_notes(totals, dropped=dropped, apart=apart)),
     )
 
 
-def steady_steps(account: Account) -> KindTotals:
+def steady_steps(totals: Totals) -> KindTotals:
     """Return the training steps that means are made of: those after the first, where it is kept apart."""
-    return account.steady() if _apart(account) else account.train
+    return totals.steady() if _apart(totals) else totals.train
 
 
-def fit_ns(account: Account) -> int:
+def fit_ns(totals: Totals) -> int:
     """Return the time from the first step's start to the last one's end.
 
     Where that was not kept, or the wall clock was set back meanwhile, the time of the steps. An epoch
     begins before its first step, when its loader does, and is never longer than the fit.
     """
-    steps_ns = account.train.ns + account.validate.ns
-    return max(account.ended_ns - account.began_ns, steps_ns, account.epoch.ns)
+    steps_ns = totals.train.ns + totals.validate.ns
+    return max(totals.ended_ns - totals.began_ns, steps_ns, totals.epoch.ns)
 
 
-def between_ns(account: Account) -> int:
+def between_ns(totals: Totals) -> int:
     """Return the part of the fit that lies in no step; 0 where that was not kept."""
-    return fit_ns(account) - account.train.ns - account.validate.ns
+    return fit_ns(totals) - totals.train.ns - totals.validate.ns
 
 
-def _apart(account: Account) -> bool:
-    return account.train.steps > 1 and account.warmup.steps > 0
+def _apart(totals: Totals) -> bool:
+    return totals.train.steps > 1 and totals.warmup.steps > 0
 
 
-def _rows(account: Account, train: KindTotals, names: PhaseNames, *, apart: bool) -> Iterator[Row]:
-    fit = fit_ns(account)
-    if not account.train.steps and not account.validate.steps:
+def _rows(totals: Totals, train: KindTotals, names: PhaseNames, *, apart: bool) -> Iterator[Row]:
+    fit = fit_ns(totals)
+    if not totals.train.steps and not totals.validate.steps:
         return
-    yield Row(FIT, "fit", None, None, 1, _rate(account.train.samples, fit), fit / 1e9, 1.0 if fit else 0.0)
-    kinds = [("train", train), ("validate", account.validate)]
+    yield Row(FIT, "fit", None, None, 1, _rate(totals.train.samples, fit), fit / 1e9, 1.0 if fit else 0.0)
+    kinds = [("train", train), ("validate", totals.validate)]
     if apart:
-        kinds.append(("first step", account.warmup))
+        kinds.append(("first step", totals.warmup))
     for action, kind in kinds:
         if kind.steps:
             yield Row(
@@ -162,13 +162,13 @@ def _rows(account: Account, train: KindTotals, names: PhaseNames, *, apart: bool
                 kind.ns / 1e9,
                 _share(kind.ns, fit),
             )
-    if between_ns(account):
-        between = between_ns(account)
+    if between_ns(totals):
+        between = between_ns(totals)
         yield Row(FIT, "between steps", None, None, None, None, between / 1e9, _share(between, fit))
     for action, passes in (
-        ("epoch", account.epoch),
-        ("train", account.train_pass),
-        ("validate", account.validate_pass),
+        ("epoch", totals.epoch),
+        ("train", totals.train_pass),
+        ("validate", totals.validate_pass),
     ):
         if passes.calls:
             yield Row(
@@ -181,7 +181,7 @@ def _rows(account: Account, train: KindTotals, names: PhaseNames, *, apart: bool
                 passes.seconds,
                 _share(passes.ns, fit),
             )
-    for group, kind in ((TRAIN, train), (VALIDATE, account.validate)):
+    for group, kind in ((TRAIN, train), (VALIDATE, totals.validate)):
         slots = [slot for slot in range(len(names)) if kind.phases[slot].calls]
         for slot in sorted(slots, key=lambda slot: -kind.phases[slot].ns):
             phase = kind.phases[slot]
@@ -198,16 +198,16 @@ def _rows(account: Account, train: KindTotals, names: PhaseNames, *, apart: bool
             )
 
 
-def _notes(account: Account, *, dropped: int, apart: bool) -> Iterator[str]:
-    if account.train.steps > 1 and not apart:
+def _notes(totals: Totals, *, dropped: int, apart: bool) -> Iterator[str]:
+    if totals.train.steps > 1 and not apart:
         yield "the first step is part of every mean: it was not kept apart"
-    if account.train.steps == 1:
+    if totals.train.steps == 1:
         yield "the one training step paid for all that is initialised lazily"
-    if any(phase.device_calls for kind in (account.train, account.validate) for phase in kind.phases):
+    if any(phase.device_calls for kind in (totals.train, totals.validate) for phase in kind.phases):
         yield "time on the device passes beside the host's, so the two are never added up"
     if dropped:
         yield f"{dropped:,} steps went unrecorded; their time counts as between steps"
-    for hook in account.hooks:
+    for hook in totals.hooks:
         if not hook.is_on:
             yield f"hook {hook.name} is off: {hook.reason}; what it measures is missing"
 

@@ -8,7 +8,7 @@ from torchperfd.report import csv, html, markdown, text
 from torchperfd.report.document import rank_document
 from torchperfd.report.numbers import Table, tabulate
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account
+from torchperfd.steps.totals import Totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,20 +19,20 @@ class RankReport:
 
     Attributes:
         rank: Whose report it is.
-        account: The totals it was made of; must not change any more.
+        totals: The totals it was made of; must not change any more.
         names: What their phases are called.
         dropped: Steps that the recorder had to throw away.
         table: Every number that is shown.
     """
 
     rank: int
-    account: Account
+    totals: Totals
     names: PhaseNames
     dropped: int = 0
     table: Table = field(init=False)
 
     def __post_init__(self) -> None:
-        table = tabulate(self.rank, self.account, self.names, dropped=self.dropped)
+        table = tabulate(self.rank, self.totals, self.names, dropped=self.dropped)
         object.__setattr__(self, "table", table)
 
     def to_text(self) -> str:
@@ -53,7 +53,7 @@ class RankReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rank's part of a ``torchperfd.run/1`` document."""
-        return rank_document(self.rank, self.account, self.names)
+        return rank_document(self.rank, self.totals, self.names)
 
     def __str__(self) -> str:
         return self.to_text()

@@ -81,9 +81,10 @@ def _facts(table: Table) -> Iterator[str]:
         yield f"skipped optimizer steps: {table.skipped:,}"
     if table.gc_seconds is not None:
         yield f"garbage collector: {duration(table.gc_seconds)}, within the phases above and between steps"
-    if table.overhead is not None or table.shed:
+    if table.overhead is not None or table.degradation_level:
         parts = [] if table.overhead is None else [f"{_rounded(table.overhead)} of the time of training"]
-        parts += [f"{table.shed} tier{'s' if table.shed > 1 else ''} of detail shed"] if table.shed else []
+        if table.degradation_level:
+            parts.append(f"degradation level {table.degradation_level}")
         yield f"overhead of torchperfd: {' · '.join(parts)}"
 
 

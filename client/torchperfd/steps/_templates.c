@@ -1,7 +1,7 @@
-/* The recorder's work on steps that all go alike, in C; recorder.py says what it is.
+/* Applies a step template to later steps with the same events, as recorder.py would step by step.
 
-   The loop decides in Python what each event of a step means, once. Here that is done over again to
-   the steps after it; to very many of them without the interpreter's lock, which training wants meanwhile. */
+   The loop decides in Python, once, what each event of a step means. This module repeats the resulting operations for the
+   steps after it. For very many events it releases the GIL, so that training goes on meanwhile. */
 
 #define Py_LIMITED_API 0x030B0000
 #define PY_SSIZE_T_CLEAN
@@ -12,13 +12,12 @@
 #define MAX_DEPTH 64
 #define MAX_SLOTS 64
 
-/* Letting the lock go and having it back holds the training thread up once more: two sleeping threads are to be woken
-   up, and on the way there the step after it is late, too. That is worth more than the millisecond that fewer events
-   than these take. */
+/* Releasing the GIL and taking it back delays the training thread: two sleeping threads must be woken up. Fewer events
+   than these take about a millisecond, which is less than that delay. */
 #define MANY_EVENTS 65536
 
-enum { DONE, ENTER, EXIT, NAME_GAP, COUNT, CLOSE, ARRIVE }; /* what cycles.py writes, each with an operand */
-enum { INDEX, KIND, START, DURATION, SAMPLES, FIXED }; /* columns; then ns and calls of each phase */
+enum { DONE, ENTER, EXIT, NAME_GAP, COUNT, CLOSE, ARRIVE }; /* written by templates.py, each with an operand */
+enum { INDEX, KIND, START, DURATION, SAMPLES, FIXED }; /* columns, followed by ns and calls of each phase */
 
 typedef struct {
     int64_t time;
@@ -110,7 +109,7 @@ close_step(State *state, Row *row, int64_t now, int other)
     state->stack[0] = other;
 }
 
-/* Write a step into its place of every column, add it to the sum of all, and begin anew. */
+/* Write a step to its place in every column, add it to the sums, and clear the row. */
 static void
 write_step(Row *row, const uint8_t *phases, Py_ssize_t count, int64_t *place, Py_ssize_t stride, Row *sum)
 {
@@ -136,9 +135,9 @@ write_step(Row *row, const uint8_t *phases, Py_ssize_t count, int64_t *place, Py
     row->samples = 0;
 }
 
-/* Whether what is to be done keeps to the phases and within the stack, ends every event, and closes one step. */
+/* Whether the operations use known phases, stay within the stack, end every event, and close exactly one step. */
 static int
-is_sound(const uint8_t *deeds, Py_ssize_t size, Py_ssize_t length, const State *state, const uint8_t *phases,
+is_sound(const uint8_t *ops, Py_ssize_t size, Py_ssize_t length, const State *state, const uint8_t *phases,
          Py_ssize_t count, int other)
 {
     char known[256] = {0};
@@ -155,46 +154,46 @@ is_sound(const uint8_t *deeds, Py_ssize_t size, Py_ssize_t length, const State *
         if (state->stack[inner] < 0 || state->stack[inner] >= MAX_SLOTS || !known[state->stack[inner]])
             return 0;
     for (Py_ssize_t at = 0; at < size; at += 2) {
-        int deed = deeds[at], operand = deeds[at + 1];
-        int enters = deed == ENTER || deed == ARRIVE;
-        if (deed > ARRIVE || ((enters || deed == NAME_GAP) && !known[operand]))
+        int op = ops[at], operand = ops[at + 1];
+        int enters = op == ENTER || op == ARRIVE;
+        if (op > ARRIVE || ((enters || op == NAME_GAP) && !known[operand]))
             return 0;
-        events += deed == DONE;
-        closes += deed == CLOSE;
-        depth += enters - (deed == EXIT);
+        events += op == DONE;
+        closes += op == CLOSE;
+        depth += enters - (op == EXIT);
         if (depth < 0 || depth > MAX_DEPTH)
             return 0;
     }
-    return events == length && closes == 1 && depth == state->depth && size > 0 && deeds[size - 2] == DONE;
+    return events == length && closes == 1 && depth == state->depth && size > 0 && ops[size - 2] == DONE;
 }
 
-/* How many cycles the events begin with; and whether what comes then is the beginning of another. */
+/* Count the steps at the beginning of the events that match; begun: whether another one begins after them. */
 static Py_ssize_t
 count_alike(const Event *events, Py_ssize_t there, const int64_t *words, const int64_t *masks, Py_ssize_t length,
             int *begun)
 {
     const Event *event = events, *end = events + there;
-    for (Py_ssize_t cycles = 0;; cycles++)
+    for (Py_ssize_t steps = 0;; steps++)
         for (Py_ssize_t at = 0; at < length; at++, event++) {
             *begun = event == end;
             if (*begun || (event->word & masks[at]) != words[at])
-                return cycles;
+                return steps;
         }
 }
 
 static void
-work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t size, State *state,
+work(const Event *events, Py_ssize_t steps, const uint8_t *ops, Py_ssize_t size, State *state,
      const uint8_t *phases, Py_ssize_t count, int other, int64_t first, int64_t ahead, int64_t *columns,
      Py_ssize_t stride, Row *sum, Arrival *arrivals)
 {
     Row row;
     Arrival arrival = {0};
     memset(&row, 0, sizeof(row));
-    for (Py_ssize_t cycle = 0; cycle < cycles; cycle++) {
+    for (Py_ssize_t step = 0; step < steps; step++) {
         for (Py_ssize_t at = 0; at < size; at += 2) {
-            int operand = deeds[at + 1];
+            int operand = ops[at + 1];
             int64_t now = events->time, ago;
-            switch (deeds[at]) {
+            switch (ops[at]) {
             case ENTER:
                 enter_phase(state, now, operand);
                 break;
@@ -210,13 +209,13 @@ work(const Event *events, Py_ssize_t cycles, const uint8_t *deeds, Py_ssize_t si
                 break;
             case CLOSE:
                 close_step(state, &row, now, other);
-                row.index = first + cycle;
+                row.index = first + step;
                 row.kind = operand;
                 row.start = state->start + ahead;
                 row.duration = now - state->start;
-                write_step(&row, phases, count, columns + cycle, stride, sum);
-                arrival.step = first + cycle;
-                arrivals[cycle] = arrival;
+                write_step(&row, phases, count, columns + step, stride, sum);
+                arrival.step = first + step;
+                arrivals[step] = arrival;
                 arrival = (Arrival){0};
                 state->last = state->start = now;
                 break;
@@ -258,21 +257,21 @@ sums(const Row *sum, const uint8_t *phases, Py_ssize_t count)
 static PyObject *
 repeat(PyObject *module, PyObject *args)
 {
-    Py_buffer events, words, masks, deeds, state, phases;
+    Py_buffer events, words, masks, ops, state, phases;
     int other;
     long long first, ahead;
     PyObject *answer = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*iLL", &events, &words, &masks, &deeds, &state, &phases, &other,
+    if (!PyArg_ParseTuple(args, "y*y*y*y*w*y*iLL", &events, &words, &masks, &ops, &state, &phases, &other,
                           &first, &ahead))
         return NULL;
     Py_ssize_t length = words.len / (Py_ssize_t)sizeof(int64_t);
     Py_ssize_t there = events.len / (Py_ssize_t)sizeof(Event);
     if (length < 1 || masks.len != words.len || state.len != (Py_ssize_t)sizeof(State)
-        || !is_sound(deeds.buf, deeds.len, length, state.buf, phases.buf, phases.len, other)) {
-        PyErr_SetString(PyExc_ValueError, "no cycle of events that can be repeated");
+        || !is_sound(ops.buf, ops.len, length, state.buf, phases.buf, phases.len, other)) {
+        PyErr_SetString(PyExc_ValueError, "these operations do not make up one step");
         goto done;
     }
-    Py_ssize_t stride = there / length, cycles;
+    Py_ssize_t stride = there / length, steps;
     PyObject *columns = PyBytes_FromStringAndSize(NULL, stride * (FIXED + 2 * phases.len) * (Py_ssize_t)sizeof(int64_t));
     PyObject *arrivals = PyBytes_FromStringAndSize(NULL, stride * (Py_ssize_t)sizeof(Arrival));
     if (columns != NULL && arrivals != NULL) {
@@ -280,14 +279,14 @@ repeat(PyObject *module, PyObject *args)
         int begun;
         memset(&sum, 0, sizeof(sum));
         PyThreadState *thread = there > MANY_EVENTS ? PyEval_SaveThread() : NULL;
-        cycles = count_alike(events.buf, there, words.buf, masks.buf, length, &begun);
-        work(events.buf, cycles, deeds.buf, deeds.len, state.buf, phases.buf, phases.len, other, first, ahead,
+        steps = count_alike(events.buf, there, words.buf, masks.buf, length, &begun);
+        work(events.buf, steps, ops.buf, ops.len, state.buf, phases.buf, phases.len, other, first, ahead,
              (int64_t *)PyBytes_AsString(columns), stride, &sum, (Arrival *)PyBytes_AsString(arrivals));
         if (thread != NULL)
             PyEval_RestoreThread(thread);
         PyObject *totals = sums(&sum, phases.buf, phases.len);
         if (totals != NULL)
-            answer = Py_BuildValue("nOnOOO", cycles, begun ? Py_True : Py_False, stride, columns, totals, arrivals);
+            answer = Py_BuildValue("nOnOOO", steps, begun ? Py_True : Py_False, stride, columns, totals, arrivals);
         Py_XDECREF(totals);
     }
     Py_XDECREF(columns);
@@ -296,17 +295,17 @@ done:
     PyBuffer_Release(&events);
     PyBuffer_Release(&words);
     PyBuffer_Release(&masks);
-    PyBuffer_Release(&deeds);
+    PyBuffer_Release(&ops);
     PyBuffer_Release(&state);
     PyBuffer_Release(&phases);
     return answer;
 }
 
 static PyMethodDef functions[] = {
-    {"repeat", repeat, METH_VARARGS, "Do to the cycles that are alike what was done to one; see _templates.pyi."},
+    {"repeat", repeat, METH_VARARGS, "Repeat the operations of one step on the steps like it; see _templates.pyi."},
     {NULL, NULL, 0, NULL}};
 
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_templates", "The recorder's work on steps alike.", -1,
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_templates", "Applies step templates.", -1,
                                         functions, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC

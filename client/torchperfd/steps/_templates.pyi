@@ -6,7 +6,7 @@ def repeat(
     events: memoryview,
     words: array[int],
     masks: array[int],
-    deeds: bytes,
+    ops: bytes,
     state: array[int],
     phases: bytes,
     other: int,
@@ -14,19 +14,19 @@ def repeat(
     ahead: int,
     /,
 ) -> tuple[int, bool, int, bytes, tuple[tuple[int, int, float], ...], bytes]:
-    """Repeat ``deeds`` on the cycles that ``events`` begin with, whose words, masked, are ``words``.
+    """Repeat ``ops`` on the cycles that ``events`` begin with, whose words, masked, are ``words``.
 
     Args:
-        events: Of a tape, from the first of a cycle on.
+        events: Of a ring buffer, from the first of a cycle on.
         words: int64 per event of a cycle: what its word is, after masking.
         masks: int64 per event: which bits of the word count.
-        deeds: Pairs of a deed and its operand, as :mod:`torchperfd.steps.templates` names them.
+        ops: Pairs of a deed and its operand, as :mod:`torchperfd.steps.templates` names them.
         state: The recorder's at the edge: last, start, depth, then exclusive nanoseconds and phase by
             depth. It is that after the last cycle upon return.
         phases: Slots of all phases that occur, ``other`` among them.
         other: The phase of no phase.
         first: The first step's number within its kind.
-        ahead: Nanoseconds by which the wall clock is ahead of the tape's.
+        ahead: Nanoseconds by which the wall clock is ahead of the ring buffer's.
 
     Returns:
         How many cycles; whether the events end there or within what begins like another; the places in a

@@ -63,7 +63,7 @@ class EpochTracker:
             _add(self.epoch, now - self._epoch_began)
 
 
-def _add(account: PhaseTotals, ns: int) -> None:
-    account.calls += 1
-    account.ns += ns
-    account.squares += float(ns) * ns
+def _add(totals: PhaseTotals, ns: int) -> None:
+    totals.calls += 1
+    totals.ns += ns
+    totals.squares += float(ns) * ns

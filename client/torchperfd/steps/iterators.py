@@ -8,8 +8,7 @@ import sys
 import weakref
 from typing import Any, Final
 
-from torchperfd.events import EventBuffer
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, codes
 
 _MOST_KNOWN: Final = 8
 
@@ -21,27 +20,27 @@ class Iterators:
     lost. They are looked through when a loop begins.
 
     Args:
-        tape: Where to write.
+        buffer: Where to write.
     """
 
-    def __init__(self, tape: EventBuffer) -> None:
-        self._tape = tape
+    def __init__(self, buffer: EventBuffer) -> None:
+        self._buffer = buffer
         self._known: dict[int, weakref.ref[Any]] = {}
 
     def begin(self, iterator: Any) -> None:
         """A loop is about to draw from an iterator, which may be one that was drawn from before."""
-        tape, known = self._tape, self._known
-        if not tape.here():
+        buffer, known = self._buffer, self._known
+        if not buffer.here():
             return
         own = id(iterator)
         for key, reference in list(known.items()):
             alive = reference()
             if alive is None or alive is iterator:
                 del known[key]
-                tape.mark(on_tape.LEFT, key)
+                buffer.mark(codes.LEFT, key)
             elif _has_name(alive):
-                tape.mark(on_tape.LEFT, key | on_tape.LEFT_NAMED)
-        tape.mark(on_tape.PASS)
+                buffer.mark(codes.LEFT, key | codes.LEFT_NAMED)
+        buffer.mark(codes.PASS)
         try:
             known[own] = weakref.ref(iterator)
         except TypeError:

@@ -63,7 +63,7 @@ class Loop(LoopState):
 
     # For what repeats steps.
 
-    def standing(self) -> tuple[object, ...]:
+    def state_key(self) -> tuple[object, ...]:
         """Return all that decides what an event means; counts decide nothing, but that there are any."""
         return (
             *self.step.key(),

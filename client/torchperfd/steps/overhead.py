@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from torchperfd.events import EventBuffer, Timed
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, Timed, codes
 from torchperfd.safety.logs import log
 
 CHECK_EVERY_S: Final = 30.0
@@ -28,7 +27,7 @@ _EVICTING_BYTES: Final = 8 * 2**20
 """More than a second-level cache holds: between two hooks torch runs, and evicts what they need."""
 _MARKS_PER_TIMED: Final = 32
 
-_WITHIN_A_STEP: Final = (on_tape.ZERO, on_tape.FORWARD, on_tape.BACKWARD, on_tape.COLLECTIVE)
+_WITHIN_A_STEP: Final = (codes.ZERO, codes.FORWARD, codes.BACKWARD, codes.COLLECTIVE)
 
 
 def event_seconds() -> float:
@@ -36,13 +35,13 @@ def event_seconds() -> float:
 
     Takes some 30 ms of CPU time, and lets other threads run after each half millisecond.
     """
-    tape = EventBuffer(64)
-    timed = Timed(tape, _nothing, on_tape.BACKWARD, on_tape.BACKWARD_END)
+    buffer = EventBuffer(64)
+    timed = Timed(buffer, _nothing, codes.BACKWARD, codes.BACKWARD_END)
     evicting = bytes(_EVICTING_BYTES)
     differences = []
     for _ in range(_PAIRS):
         differences.append(_cold_ns(timed, evicting) - _cold_ns(_nothing, evicting))
-        tape.skip(len(tape))
+        buffer.skip(len(buffer))
     return max(0.0, statistics.median(differences)) / 2 / 1e9
 
 
@@ -58,7 +57,7 @@ class Overhead:
     """Estimates the client's part of training time.
 
     Args:
-        tape: What the hooks write on.
+        buffer: What the hooks write on.
         limit: The part of training time that may be spent on us; None for any.
         clock: Monotonic seconds.
         thread_clock: CPU seconds of the thread that calls :meth:`on_flush`.
@@ -71,7 +70,7 @@ class Overhead:
 
     def __init__(
         self,
-        tape: EventBuffer,
+        buffer: EventBuffer,
         limit: float | None = None,
         clock: Callable[[], float] = time.monotonic,
         thread_clock: Callable[[], float] = time.thread_time,
@@ -79,7 +78,7 @@ class Overhead:
     ) -> None:
         self.limit = limit
         self.degradation_level = 0
-        self._tape = tape
+        self._buffer = buffer
         self._clock = clock
         self._thread_clock = thread_clock
         self._calibrate = calibrate
@@ -114,10 +113,10 @@ class Overhead:
             if self._marks % _MARKS_PER_TIMED:
                 return mark()
             began = time.perf_counter_ns()
-            ticket = mark()
+            cuda_event_id = mark()
             self._timed_marks_ns += time.perf_counter_ns() - began
             self._timed_marks += 1
-            return ticket
+            return cuda_event_id
 
         return timed
 
@@ -160,16 +159,16 @@ class Overhead:
         """Give up the next detail if we take more than is allowed."""
         if self.limit is None or ratio <= self.limit or self.degradation_level == len(DEGRADATIONS):
             return
-        if self.degradation_level == 0 and self._tape.ticket is None:
+        if self.degradation_level == 0 and self._buffer.cuda_event_id is None:
             self.degradation_level = 1  # there are no device times
         given_up = DEGRADATIONS[self.degradation_level]
         self.degradation_level += 1
         if self.degradation_level == 1:
-            self._tape.ticket = None
+            self._buffer.cuda_event_id = None
         elif self.degradation_level == 2:
-            self._tape.muted |= sum(1 << code for code in _WITHIN_A_STEP)
+            self._buffer.muted |= sum(1 << code for code in _WITHIN_A_STEP)
         else:
-            self._tape.thread = 0
+            self._buffer.thread = 0
         log.warning(
             "torchperfd takes %.2f %% of training time, above max_overhead (%.2f %%): it gives up %s",
             100 * ratio,

@@ -20,16 +20,16 @@ class Pace:
         self._recent: deque[int] = deque(maxlen=_REMEMBERED)
         self._phases: dict[int, deque[int]] = {}
 
-    def fold(self, drained: Iterable[StepBatch]) -> None:
+    def add(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, whatever their kinds."""
-        for stretch in drained:
-            if stretch.kind[0] != TRAIN:
+        for batch in drained:
+            if batch.kind[0] != TRAIN:
                 continue
-            newest = stretch.duration[-_REMEMBERED:]
-            for slot in stretch.phases.keys() - self._phases.keys():
+            newest = batch.duration[-_REMEMBERED:]
+            for slot in batch.phases.keys() - self._phases.keys():
                 self._phases[slot] = deque([0] * len(self._recent), maxlen=_REMEMBERED)
             for slot, column in self._phases.items():
-                columns = stretch.phases.get(slot)
+                columns = batch.phases.get(slot)
                 column.extend(columns.ns[-_REMEMBERED:] if columns else [0] * len(newest))
             self._recent.extend(newest)
 

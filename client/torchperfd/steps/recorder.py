@@ -1,6 +1,6 @@
 """The recorder: exclusive phase times of one thread, step by step, in fixed memory.
 
-Who reads the tape writes here, the flusher drains. Both sides are plain assignments under
+Who reads the ring buffer writes here, the flusher drains. Both sides are plain assignments under
 the GIL, and the rows are made once and used over and over. When nobody drains for a
 whole ring, new steps are dropped and counted.
 
@@ -46,7 +46,7 @@ _ZERO_ROW: Final = (0,) * (_SQUARES + PHASE_SLOTS)
 class DeviceClock(Protocol):
     """What times the same phases on a device; told of everything in the recorder's own words."""
 
-    def boundary(self, phase: int, ticket: int) -> None:
+    def boundary(self, phase: int, cuda_event_id: int) -> None:
         """Since the last boundary ``phase`` was the innermost; -1 for no step, or for no ticket."""
 
     def call(self, phase: int) -> None:
@@ -96,6 +96,7 @@ class Recorder:
         "_written",
         "arrivals",
         "capacity",
+        "cuda_event_id",
         "depth",
         "device",
         "dropped",
@@ -103,7 +104,6 @@ class Recorder:
         "last",
         "recorded",
         "samples",
-        "ticket",
         "wall_offset",
     )
 
@@ -123,7 +123,7 @@ class Recorder:
         self.arrivals = ArrivalRecorder()
         """When the steps' collectives were come to."""
         self.device: DeviceClock | None = None
-        self.ticket = -1
+        self.cuda_event_id = -1
         """Number of the device event that belongs to what is being told; -1 for none."""
         self._clock = clock
         self._start = 0
@@ -442,7 +442,7 @@ class Recorder:
 
     # Steps that were recorded elsewhere; for who drains, too, and nobody else.
 
-    def standing(self) -> tuple[int, ...] | None:
+    def state_key(self) -> tuple[int, ...] | None:
         """At an edge, return what is open, beyond times: alike means that alike will follow.
 
         None where it cannot be told: no step is open, or there is more to it than phases.
@@ -454,17 +454,17 @@ class Recorder:
             return None
         return tuple(self._stack[: depth + 1])
 
-    def stand(self) -> "array[int]":
+    def packed_state(self) -> "array[int]":
         """Return where it stands at an edge: last, start, depth; exclusive ns, phase by depth."""
         return array("q", (self.last, self._start, self.depth, *self._exclusive, *self._stack))
 
-    def stand_at(self, standing: "array[int]", stretch: StepBatch) -> None:
+    def reset_to(self, state_key: "array[int]", batch: StepBatch) -> None:
         """Go on from the edge after a stretch, which comes after all that was recorded so far."""
-        self.last, self._start, depth = standing[:3]
-        self._exclusive[: depth + 1] = standing[3 : 4 + depth]
-        self.recorded += stretch.count
+        self.last, self._start, depth = state_key[:3]
+        self._exclusive[: depth + 1] = state_key[3 : 4 + depth]
+        self.recorded += batch.count
         self.make_room()
-        self._taken.append(stretch)
+        self._taken.append(batch)
 
     def make_room(self) -> None:
         """Put aside what was recorded so far, to be drained; under the same lock as that."""
@@ -500,7 +500,7 @@ class Recorder:
         """Tell the device clock which phase has been the innermost until now."""
         if self.device is not None:
             phase = self._stack[min(self.depth, MAX_DEPTH)] if self.is_open else -1
-            self.device.boundary(phase, self.ticket)
+            self.device.boundary(phase, self.cuda_event_id)
 
     # The draining side.
 
@@ -513,16 +513,16 @@ class Recorder:
     def _take(self) -> list[StepBatch]:
         read, written = self._read, self._written
         rows = [self._ring[number % (self.capacity + 1)] for number in range(read, written)]
-        stretches, start = [], 0
+        batches, start = [], 0
         for stop in range(1, len(rows) + 1):
             if stop == len(rows) or not _follows(rows[stop - 1], rows[stop]):
-                stretches.append(_stretch(rows[start:stop]))
+                batches.append(_batch(rows[start:stop]))
                 start = stop
         for row in rows:
             row[:] = _ZERO_ROW
         # Only now may these rows be used again.
         self._read = written
-        return stretches
+        return batches
 
 
 def _follows(row: list[int], following: list[int]) -> bool:
@@ -533,7 +533,7 @@ def _follows(row: list[int], following: list[int]) -> bool:
     return index > 0 or kind != TRAIN
 
 
-def _stretch(rows: list[list[int]]) -> StepBatch:
+def _batch(rows: list[list[int]]) -> StepBatch:
     columns = [*zip(*rows, strict=True)]
     duration = columns[_DURATION]
     phases = {}

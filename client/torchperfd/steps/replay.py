@@ -1,7 +1,7 @@
-"""The replay: reads the tape and tells the loop what happened, event by event.
+"""The replay: reads events from the ring buffer and calls the loop for each.
 
-In general it is the flusher that reads, once per second, far from the training thread.
-While a watcher must act at step edges, the training thread reads along as it writes.
+The flusher reads once per second, on its own thread. While a watcher must act at step edges, the training
+thread reads each event as soon as it has written it.
 """
 
 import threading
@@ -10,52 +10,51 @@ from collections.abc import Callable
 from struct import calcsize, iter_unpack, unpack_from
 from typing import Any, Final
 
-from torchperfd.events import EventBuffer
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.safety.interrupts import is_from_script
-from torchperfd.steps import templates as cycles
+from torchperfd.steps import templates
 from torchperfd.steps.epochs import EpochTracker
 from torchperfd.steps.loop import Loop, StepWatcher
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.recorder import BACKWARD, DATA, DeviceClock, Recorder
 from torchperfd.steps.step_batch import StepBatch
-from torchperfd.steps.templates import Cycles, Scribe
+from torchperfd.steps.templates import StepTemplates, TemplateRecorder
 
-_EVENT_BYTES: Final = calcsize(on_tape.EVENT_FORMAT)
+_EVENT_BYTES: Final = calcsize(codes.EVENT_FORMAT)
 _SLICE: Final = 512 * _EVENT_BYTES
-_PATIENCE: Final = 4
-"""So many steps that are no cycle, and the rest of what is on the tape is told one by one."""
+_MAX_UNKNOWN_STEPS: Final = 4
+"""So many steps that are no cycle, and the rest of what is on the ring buffer is told one by one."""
 
 
 class Replay:
-    """One tape's reader.
+    """Reads one ring buffer.
 
     Args:
-        tape: What the hooks write on; read by nobody else.
+        buffer: What the hooks write to; it has no other reader.
         capacity: Steps that the recorder holds until they are drained.
         faults: Where failures of ours are counted.
         overhead: Estimates our own cost.
 
     Attributes:
-        loop: What has been read so far adds up to this.
+        loop: The state after all events read so far.
         recorder: What times the loop's steps.
-        passes: The loop's passes over loaders.
+        epochs: The loop's passes over loaders.
         overhead: Estimates our own cost.
-        now: When that happened which is being told: the loop's and the recorder's clock.
-        follower: Called on the training thread after each event that it has read along, unless None.
+        now: Time of the event that is being handled, ns: the clock of the loop and the recorder.
+        after_read: Called on the training thread after each event that it reads itself, unless None.
     """
 
     def __init__(
-        self, tape: EventBuffer, capacity: int, faults: Faults, overhead: Overhead | None = None
+        self, buffer: EventBuffer, capacity: int, faults: Faults, overhead: Overhead | None = None
     ) -> None:
-        self.passes = EpochTracker()
-        self.overhead = overhead or Overhead(tape)
+        self.epochs = EpochTracker()
+        self.overhead = overhead or Overhead(buffer)
         self.now = time.perf_counter_ns()
-        self.follower: Callable[[], None] | None = None
+        self.after_read: Callable[[], None] | None = None
         self.recorder = Recorder(self, capacity)
         self.loop = Loop(self.recorder, self)
-        self._tape = tape
+        self._buffer = buffer
         self._faults = faults
         # Reentrant: what a watcher starts at an edge may read along, too.
         self._lock: Any = threading.RLock()
@@ -64,36 +63,36 @@ class Replay:
         self._given_up = False
         self._lost = 0
         self._newest = 0
-        # So many events were left on the tape, as the beginning of a step.
+        # Events left in the ring buffer, because a step had begun.
         self._left = 0
-        # What was taken off the tape and not told, since the script raised meanwhile; and how far that came.
+        # Events taken from the buffer and not handled, because the script raised; and bytes handled before.
         self._unread = b""
         self._told = 0
         # Of the calls that are under way, how deep phases were nested before, and optimizer calls.
         self._calls: list[tuple[int, int, int]] = []
         self._handlers = self._make_handlers()
-        self._cycles = Cycles(self.loop, self.recorder)
-        tape.on_full = self.catch_up
+        self._step_templates = StepTemplates(self.loop, self.recorder)
+        buffer.on_full = self.catch_up
 
     @property
     def live(self) -> bool:
         """Whether the training thread reads along."""
-        return self._tape.on_event is not None
+        return self._buffer.on_event is not None
 
     @property
     def thread(self) -> int:
         """The thread that trains; 0 for none."""
-        return self._tape.thread
+        return self._buffer.thread
 
     def catch_up(self, *, again: bool = False) -> None:
-        """Read what is on the tape; leaves it to the training thread where that reads along.
+        """Read what is on the ring buffer; leaves it to the training thread where that reads along.
 
         Args:
             again: Who calls soon calls again: what seems to be the beginning of a step like those before it
-                may stay on the tape until then, unless it already has and nothing came after it.
+                may stay on the ring buffer until then, unless it already has and nothing came after it.
         """
         with self._lock:
-            if not self.live or self._tape.here():
+            if not self.live or self._buffer.here():
                 self._read(again)
 
     @property
@@ -102,12 +101,12 @@ class Replay:
         return bool(self._lock._is_owned())
 
     def read_elsewhere(self, read: Callable[[], None]) -> None:
-        """Have ``read`` make room on a full tape where the main thread writes.
+        """Have ``read`` make room on a full ring buffer where the main thread writes.
 
         What a signal handler of the script raises on that thread must not interrupt the reading.
         """
         self._read_on_other_thread = read
-        self._tape.on_full = self._make_room_for_writer
+        self._buffer.on_full = self._make_room_for_writer
 
     def _make_room_for_writer(self) -> None:
         if threading.get_ident() == threading.main_thread().ident:
@@ -137,18 +136,18 @@ class Replay:
         """From now on, have ``mark`` called at every event, and ``device`` told what it was."""
         with self._lock:
             self.recorder.device = device
-            self._tape.ticket = self.overhead.timing(mark)
+            self._buffer.cuda_event_id = self.overhead.timing(mark)
 
     def go_live(self) -> None:
         """Have the training thread read along; what it has written so far is read here and now."""
         with self._lock:
             if not self.live:
                 self._read()
-                self._tape.on_event = self._read_along
+                self._buffer.on_event = self._read_along
 
     def leave(self) -> None:
         """Have the training thread only write again."""
-        self._tape.on_event = None
+        self._buffer.on_event = None
 
     def finish(self) -> None:
         """The loop is over, and nobody writes any more: read the rest and account for the last step."""
@@ -157,7 +156,7 @@ class Replay:
             self._read()
             try:
                 self.loop.finish()
-                self.passes.finish()
+                self.epochs.finish()
             except Exception as error:
                 if is_from_script(error):
                     raise
@@ -170,9 +169,9 @@ class Replay:
 
     def _read_along(self) -> None:
         self.catch_up()
-        follower = self.follower
-        if follower is not None:
-            follower()
+        after_read = self.after_read
+        if after_read is not None:
+            after_read()
 
     def _read(self, again: bool = False) -> None:
         if self._reading:
@@ -182,21 +181,21 @@ class Replay:
             if self._unread:
                 unread, self._unread = self._unread, b""
                 self._tell_all(memoryview(unread), 0)
-            while (there := len(self._tape)) and not self._given_up:
+            while (there := len(self._buffer)) and not self._given_up:
                 left, self._left = self._left, 0
                 self.recorder.wall_offset = time.time_ns() - time.perf_counter_ns()
-                if self._tape.lost != self._lost:
+                if self._buffer.lost != self._lost:
                     # Of what happened in between nothing is known.
-                    self._lost = self._tape.lost
+                    self._lost = self._buffer.lost
                     self.abandon()
-                events = memoryview(self._tape.peek())
+                events = memoryview(self._buffer.peek())
                 told, begun = 0, False
-                if cycles.AVAILABLE and not self.live:
-                    told, begun = self._read_cycles_or_none(events)
+                if templates.AVAILABLE and not self.live:
+                    told, begun = self._read_repeated_or_none(events)
                 if begun and again and there != left:
                     self._left = (len(events) - told) // _EVENT_BYTES
                     events = events[:told]
-                self._tape.skip(len(events) // _EVENT_BYTES)
+                self._buffer.skip(len(events) // _EVENT_BYTES)
                 self.overhead.count(len(events) // _EVENT_BYTES)
                 self._tell_all(events, told)
                 if self._left:
@@ -222,24 +221,24 @@ class Replay:
             self.abandon()
             raise
 
-    def _read_cycles_or_none(self, events: "memoryview[int]") -> tuple[int, bool]:
-        """The same as :meth:`_read_cycles`; what the script raises meanwhile costs these events."""
+    def _read_repeated_or_none(self, events: "memoryview[int]") -> tuple[int, bool]:
+        """The same as :meth:`_read_repeated`; what the script raises meanwhile costs these events."""
         try:
-            return self._read_cycles(events)
+            return self._read_repeated(events)
         except BaseException:
             # Some may have been counted, and none may be twice.
-            self._tape.skip(len(events) // _EVENT_BYTES)
+            self._buffer.skip(len(events) // _EVENT_BYTES)
             self.abandon()
             raise
 
-    def _read_cycles(self, events: "memoryview[int]") -> tuple[int, bool]:
+    def _read_repeated(self, events: "memoryview[int]") -> tuple[int, bool]:
         """Read while steps go as those before; return up to where, and whether another has begun there."""
-        position, patience = 0, _PATIENCE
+        position, patience = 0, _MAX_UNKNOWN_STEPS
         while position < len(events) and patience and not self._given_up:
-            repeated, begun = self._cycles.repeat(events[position:], self._newest)
+            repeated, begun = self._step_templates.repeat(events[position:], self._newest)
             if repeated:
-                position, patience = position + repeated, _PATIENCE
-                self.now, self._newest = unpack_from(on_tape.EVENT_FORMAT, events, position - _EVENT_BYTES)
+                position, patience = position + repeated, _MAX_UNKNOWN_STEPS
+                self.now, self._newest = unpack_from(codes.EVENT_FORMAT, events, position - _EVENT_BYTES)
             if begun:
                 return position, True
             self.recorder.make_room()
@@ -247,28 +246,30 @@ class Replay:
                 position += self._tell(events[position:], to_edge=True)
             else:
                 patience -= 1
-                with self._cycles.lesson() as lesson:
-                    position += self._tell(events[position:], lesson, to_edge=True)
+                with self._step_templates.learn() as learn:
+                    position += self._tell(events[position:], learn, to_edge=True)
         return position, False
 
-    def _tell(self, events: "memoryview[int]", lesson: Scribe | None = None, *, to_edge: bool = False) -> int:
+    def _tell(
+        self, events: "memoryview[int]", learn: TemplateRecorder | None = None, *, to_edge: bool = False
+    ) -> int:
         """Tell the loop event by event, ``to_edge`` until a step ends; return how many bytes that were."""
         handlers, recorder = self._handlers, self.recorder
         recorded, told, word = recorder.recorded, 0, self._newest
         try:
-            for self.now, word in iter_unpack(on_tape.EVENT_FORMAT, events):
-                code = word & on_tape.CODE_MASK
+            for self.now, word in iter_unpack(codes.EVENT_FORMAT, events):
+                code = word & codes.CODE_MASK
                 told += _EVENT_BYTES
                 try:
-                    if lesson is not None:
-                        lesson.event(word)
-                    handlers[code](word >> on_tape.ARGUMENT_SHIFT)
+                    if learn is not None:
+                        learn.event(word)
+                    handlers[code](word >> codes.ARGUMENT_SHIFT)
                 except Exception as error:
                     if is_from_script(error):
                         raise
                     self._fault(code, error)
-                    if lesson is not None:
-                        lesson.plain = False
+                    if learn is not None:
+                        learn.plain = False
                     if self._given_up:
                         break
                 if to_edge and recorder.recorded != recorded:
@@ -278,86 +279,86 @@ class Replay:
         return told
 
     def _fault(self, code: int, error: Exception) -> None:
-        place = f"hook {on_tape.PLACES.get(code, 'loop')}"
+        place = f"hook {codes.PLACES.get(code, 'loop')}"
         self._faults.note(place, error)
         self.abandon()
         if self._faults.spent(place):
             self._given_up = True
-            self._tape.thread = 0
+            self._buffer.thread = 0
 
     # Handlers, by code; each takes the event's argument.
 
     def _make_handlers(self) -> "list[Callable[[int], None]]":
         loop, recorder = self.loop, self.recorder
         told: dict[int, Callable[[int], None]] = {
-            on_tape.DRAW: self._draw,
-            on_tape.CLOSURE_DRAW: lambda _: loop.closure_draw_begin(),
-            on_tape.DRAWN: lambda samples: loop.draw_end(samples),
-            on_tape.EXHAUSTED: self._exhausted,
-            on_tape.FORWARD: lambda _: loop.forward_begin(True),
-            on_tape.EVALUATE: self._evaluate,
-            on_tape.FORWARD_END: lambda _: loop.forward_end(),
-            on_tape.BACKWARD: self._backward,
-            on_tape.BACKWARD_END: lambda _: loop.backward_end(self._depth_before()),
-            on_tape.ZERO: self._zero,
-            on_tape.ZERO_END: lambda _: loop.leave(self._depth_before()),
-            on_tape.OPTIMIZER: lambda optimizer: loop.optimizer_begin(optimizer),
-            on_tape.OPTIMIZER_END: lambda optimizer: loop.optimizer_end(optimizer),
-            on_tape.STALE: lambda _: recorder.unwind(),
-            on_tape.ELSEWHERE: lambda optimizer: loop.stepped_elsewhere(optimizer),
-            on_tape.SCALER: self._scaler,
-            on_tape.SCALER_END: self._scaler_end,
-            on_tape.SCALER_FAILED: lambda _: loop.leave(self._depth_before()),
-            on_tape.SAVE: self._save,
-            on_tape.SAVE_END: lambda _: loop.save_end(self._depth_before()),
-            on_tape.ENTER: lambda slot: loop.enter(slot),
-            on_tape.EXIT: lambda _: loop.exit(),
-            on_tape.STEP: lambda samples: loop.client_step(samples),
-            on_tape.SAMPLES: lambda samples: loop.count(samples),
-            on_tape.OUTER_DRAW: self._draw,
-            on_tape.OUTER_DRAWN: lambda samples: loop.draw_end(samples),
-            on_tape.BETWEEN: lambda _: loop.finish(),
-            on_tape.ADOPT: self._adopt,
-            on_tape.ABANDON: lambda _: self.abandon(),
-            on_tape.TICKET: self._ticket,
-            on_tape.READY: self._ready,
-            on_tape.TOKENS: self._tokens,
-            on_tape.COLLECTIVE: self._collective,
-            on_tape.COLLECTIVE_END: lambda _: loop.leave(self._depth_before()),
-            on_tape.REDUCTION: self._reduction,
-            on_tape.PASS: lambda _: loop.pass_begins(),
-            on_tape.LEFT: self._iterator_left,
-            on_tape.NOT_TRAINING: lambda ns: recorder.leave_out(ns),
-            on_tape.OPTIMIZER_MADE: lambda optimizer: loop.optimizer_made(optimizer),
+            codes.DRAW: self._draw,
+            codes.CLOSURE_DRAW: lambda _: loop.closure_draw_begin(),
+            codes.DRAWN: lambda samples: loop.draw_end(samples),
+            codes.EXHAUSTED: self._exhausted,
+            codes.FORWARD: lambda _: loop.forward_begin(True),
+            codes.EVALUATE: self._evaluate,
+            codes.FORWARD_END: lambda _: loop.forward_end(),
+            codes.BACKWARD: self._backward,
+            codes.BACKWARD_END: lambda _: loop.backward_end(self._depth_before()),
+            codes.ZERO: self._zero,
+            codes.ZERO_END: lambda _: loop.leave(self._depth_before()),
+            codes.OPTIMIZER: lambda optimizer: loop.optimizer_begin(optimizer),
+            codes.OPTIMIZER_END: lambda optimizer: loop.optimizer_end(optimizer),
+            codes.STALE: lambda _: recorder.unwind(),
+            codes.ELSEWHERE: lambda optimizer: loop.stepped_elsewhere(optimizer),
+            codes.SCALER: self._scaler,
+            codes.SCALER_END: self._scaler_end,
+            codes.SCALER_FAILED: lambda _: loop.leave(self._depth_before()),
+            codes.SAVE: self._save,
+            codes.SAVE_END: lambda _: loop.save_end(self._depth_before()),
+            codes.ENTER: lambda slot: loop.enter(slot),
+            codes.EXIT: lambda _: loop.exit(),
+            codes.STEP: lambda samples: loop.client_step(samples),
+            codes.SAMPLES: lambda samples: loop.count(samples),
+            codes.OUTER_DRAW: self._draw,
+            codes.OUTER_DRAWN: lambda samples: loop.draw_end(samples),
+            codes.BETWEEN: lambda _: loop.finish(),
+            codes.ADOPT: self._adopt,
+            codes.ABANDON: lambda _: self.abandon(),
+            codes.CUDA_EVENT: self._cuda_event,
+            codes.READY: self._ready,
+            codes.TOKENS: self._tokens,
+            codes.COLLECTIVE: self._collective,
+            codes.COLLECTIVE_END: lambda _: loop.leave(self._depth_before()),
+            codes.REDUCTION: self._reduction,
+            codes.PASS: lambda _: loop.pass_begins(),
+            codes.LEFT: self._iterator_left,
+            codes.NOT_TRAINING: lambda ns: recorder.leave_out(ns),
+            codes.OPTIMIZER_MADE: lambda optimizer: loop.optimizer_made(optimizer),
         }
-        return [told[code] for code in range(on_tape.CODES)]
+        return [told[code] for code in range(codes.CODES)]
 
     def _draw(self, argument: int) -> None:
-        loop, iterator = self.loop, argument & on_tape.ITERATOR_MASK
+        loop, iterator = self.loop, argument & codes.ITERATOR_MASK
         outermost = not self.recorder.inside(DATA)
         loop.draw_begin(
             iterator,
-            gradients=not argument & on_tape.DRAW_WITHOUT_GRADIENTS,
-            evaluation_mode=bool(argument & on_tape.DRAW_IN_EVALUATION),
+            gradients=not argument & codes.DRAW_WITHOUT_GRADIENTS,
+            evaluation_mode=bool(argument & codes.DRAW_IN_EVALUATION),
         )
         if outermost and iterator:
-            self.passes.draw(iterator, self.now, loop.train_steps, loop.validate_steps)
+            self.epochs.draw(iterator, self.now, loop.train_steps, loop.validate_steps)
 
     def _exhausted(self, iterator: int) -> None:
         loop = self.loop
         loop.draw_stop(iterator)
         if not self.recorder.inside(DATA):
-            self.passes.exhausted(iterator, self.now, loop.train_steps, loop.validate_steps)
+            self.epochs.exhausted(iterator, self.now, loop.train_steps, loop.validate_steps)
 
     def _iterator_left(self, argument: int) -> None:
-        iterator = argument & on_tape.ITERATOR_MASK
-        self.loop.left(iterator, for_sure=not argument & on_tape.LEFT_NAMED)
+        iterator = argument & codes.ITERATOR_MASK
+        self.loop.left(iterator, for_sure=not argument & codes.LEFT_NAMED)
 
     def _evaluate(self, argument: int) -> None:
         self.loop.forward_begin(
             False,
-            evaluation_mode=not argument & on_tape.EVALUATE_IN_TRAINING_MODE,
-            backward_may_follow=bool(argument & on_tape.EVALUATE_WITH_GRADIENTS),
+            evaluation_mode=not argument & codes.EVALUATE_IN_TRAINING_MODE,
+            backward_may_follow=bool(argument & codes.EVALUATE_WITH_GRADIENTS),
         )
 
     def _ready(self, following: int) -> None:
@@ -366,8 +367,8 @@ class Replay:
     def _tokens(self, tokens: int) -> None:
         self.loop.tokens += tokens
 
-    def _ticket(self, following: int) -> None:
-        self.recorder.ticket = following - 1
+    def _cuda_event(self, following: int) -> None:
+        self.recorder.cuda_event_id = following - 1
 
     def _call(self, optimizer: int = 0) -> None:
         self._calls.append((self.recorder.depth, optimizer, self.loop.optimizer_calls))

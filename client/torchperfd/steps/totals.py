@@ -115,13 +115,13 @@ class KindTotals:
             tokens=self.tokens - part.tokens,
         )
 
-    def fold(self, stretch: StepBatch) -> None:
+    def add(self, batch: StepBatch) -> None:
         """Add steps of this kind."""
-        self.steps += stretch.count
-        self.ns += stretch.total_ns
-        self.squares += stretch.squares
-        self.samples += stretch.total_samples
-        for slot, columns in stretch.phases.items():
+        self.steps += batch.count
+        self.ns += batch.total_ns
+        self.squares += batch.squares
+        self.samples += batch.total_samples
+        for slot, columns in batch.phases.items():
             phase = self.phases[slot]
             phase.calls += columns.total_calls
             phase.ns += columns.total_ns
@@ -152,7 +152,7 @@ class CudaMemory:
 
 
 @dataclass(slots=True)
-class Account:
+class Totals:
     """Everything since attach.
 
     Attributes:
@@ -174,7 +174,7 @@ class Account:
         peak_flops: What the device can do of them in a second; None where unknown.
         overhead: What the client costs, as a part of the time of training; None where not measured.
         loader: How the training loader is used; None before a sample, and without a loader.
-        shed: Tiers of detail that were given up to keep within the overhead allowed.
+        degradation_level: Tiers of detail that were given up to keep within the overhead allowed.
         hooks: Which hooks are on; empty where that is not known.
     """
 
@@ -194,20 +194,20 @@ class Account:
     flops_per_step: float | None = None
     peak_flops: float | None = None
     overhead: float | None = None
-    shed: int = 0
+    degradation_level: int = 0
     loader: LoaderUse | None = None
     hooks: tuple[HookState, ...] = ()
 
-    def fold(self, drained: Iterable[StepBatch]) -> None:
+    def add(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, in the order of time."""
-        for stretch in drained:
-            self.began_ns = self.began_ns or stretch.start[0]
-            self.ended_ns = stretch.start[-1] + stretch.duration[-1]
-            if (stretch.kind[0], stretch.index[0]) == (TRAIN, 0):
-                self.warmup.fold(stretch)
-            self.of(stretch.kind[0]).fold(stretch)
+        for batch in drained:
+            self.began_ns = self.began_ns or batch.start[0]
+            self.ended_ns = batch.start[-1] + batch.duration[-1]
+            if (batch.kind[0], batch.index[0]) == (TRAIN, 0):
+                self.warmup.add(batch)
+            self.of(batch.kind[0]).add(batch)
 
-    def copy(self) -> "Account":
+    def copy(self) -> "Totals":
         """Return the account as it is now."""
         return replace(
             self,

@@ -4,8 +4,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from torchperfd.events import EventBuffer
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, codes
 
 T = TypeVar("T")
 
@@ -19,13 +18,13 @@ class WrappedIterator(Generic[T], Iterator[T]):
     def __init__(
         self,
         iterable: Iterable[T],
-        tape: EventBuffer,
+        buffer: EventBuffer,
         begins: Callable[[object], None],
         samples_in: Callable[[Any], int],
     ) -> None:
         self._iterable = iterable
         self._iterator: Iterator[T] | None = None
-        self._tape = tape
+        self._buffer = buffer
         self._begins = begins
         self._samples_in = samples_in
 
@@ -38,16 +37,16 @@ class WrappedIterator(Generic[T], Iterator[T]):
         if self._iterator is None:
             self._iterator = iter(self._iterable)
             self._begins(self)
-        tape = self._tape
-        here = tape.mark(on_tape.OUTER_DRAW, id(self) | _without_gradients())
+        buffer = self._buffer
+        here = buffer.mark(codes.OUTER_DRAW, id(self) | _without_gradients())
         try:
             batch = next(self._iterator)
         except BaseException:
             if here:
-                tape.mark(on_tape.EXHAUSTED, id(self))
+                buffer.mark(codes.EXHAUSTED, id(self))
             raise
         if here:
-            tape.mark(on_tape.OUTER_DRAWN, self._samples_in(batch))
+            buffer.mark(codes.OUTER_DRAWN, self._samples_in(batch))
         return batch
 
 
@@ -55,4 +54,4 @@ def _without_gradients() -> int:
     torch: Any = sys.modules.get("torch")
     if torch is None or torch.is_grad_enabled():
         return 0
-    return on_tape.DRAW_WITHOUT_GRADIENTS
+    return codes.DRAW_WITHOUT_GRADIENTS

@@ -75,6 +75,6 @@ while raised == seen:
     if raised == before:
         break
 train(10)
-train_account = client.report().account.train
+train_account = client.report().totals.train
 difference = train_account.ns - sum(phase.ns for phase in train_account.phases)
 print(f"raised {raised} seen {seen} difference {difference} faults {sum(client._faults.counts().values())}")

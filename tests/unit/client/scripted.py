@@ -53,19 +53,19 @@ def unpack(drained: Iterable[StepBatch], names: PhaseNames = NAMES) -> list[Step
     """Return drained steps one by one, without the phases that did not occur."""
     return [
         Step(
-            kind={TRAIN: "train", VALIDATE: "validate"}[stretch.kind[number]],
-            index=stretch.index[number],
-            duration=stretch.duration[number],
+            kind={TRAIN: "train", VALIDATE: "validate"}[batch.kind[number]],
+            index=batch.index[number],
+            duration=batch.duration[number],
             phases={
                 names.name(slot): (columns.calls[number], columns.ns[number])
-                for slot, columns in stretch.phases.items()
+                for slot, columns in batch.phases.items()
                 if columns.calls[number] or columns.ns[number]
             },
-            samples=stretch.samples[number],
-            start=stretch.start[number] - WALL_AHEAD,
+            samples=batch.samples[number],
+            start=batch.start[number] - WALL_AHEAD,
         )
-        for stretch in drained
-        for number in range(stretch.count)
+        for batch in drained
+        for number in range(batch.count)
     ]
 
 

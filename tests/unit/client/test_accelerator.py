@@ -43,11 +43,11 @@ def test_every_phase_has_its_time_on_the_device(device: None) -> None:
     train(model, optimizer, loader(5))
     evaluate(model, loader(3))
     client.finish()
-    account = client.report().account
+    totals = client.report().totals
     assert calls(client) == per_step(7)
 
     def on_device(kind: str) -> dict[str, tuple[float, int]]:
-        phases = getattr(account, kind).phases
+        phases = getattr(totals, kind).phases
         return {
             client._names.name(slot): (phases[slot].device_ns / MS, phases[slot].device_calls)
             for slot in range(len(client._names))
@@ -65,17 +65,17 @@ def test_every_phase_has_its_time_on_the_device(device: None) -> None:
 def test_a_client_without_a_device_tells_of_none(client: torchperfd.Client) -> None:
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
-    account = client.report().account
-    assert account.cuda is None
-    assert account.flops_per_step is None
-    assert all(phase.device_calls == 0 for phase in account.train.phases)
-    assert client._tape.ticket is None
+    totals = client.report().totals
+    assert totals.cuda is None
+    assert totals.flops_per_step is None
+    assert all(phase.device_calls == 0 for phase in totals.train.phases)
+    assert client._buffer.cuda_event_id is None
 
 
 def test_memory_is_told_as_it_is(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = CudaMemory(allocated=1, reserved=2, peak=3)
     monkeypatch.setattr("torchperfd.device.accelerator.read_cuda_memory", lambda: memory)
-    assert client.report().account.cuda == memory
+    assert client.report().totals.cuda == memory
 
 
 def test_the_operations_of_a_step_are_counted_once_and_the_tape_is_left_alone_again(
@@ -87,10 +87,10 @@ def test_the_operations_of_a_step_are_counted_once_and_the_tape_is_left_alone_ag
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = train(model, optimizer, loader(6, batch_size=4))
     client.report()
-    account = client.report().account
+    totals = client.report().totals
     # Of 4 samples: 4 to 8 and 8 to 2 forward, backward both by weight, and the second by input.
-    assert account.flops_per_step == 2 * 4 * (4 * 8 + 8 * 2) * 2 + 2 * 4 * 8 * 2
-    assert account.peak_flops == 1e12
+    assert totals.flops_per_step == 2 * 4 * (4 * 8 + 8 * 2) * 2 + 2 * 4 * 8 * 2
+    assert totals.peak_flops == 1e12
     assert not client._replay.live
     assert calls(client)["steps"] == 6
     client.detach()
@@ -106,7 +106,7 @@ def test_tokens_are_counted_where_the_script_tells(client: torchperfd.Client) ->
         client.count_tokens(28)
         train(model, optimizer, [batch])
     client.finish()
-    train_account = client.report().account
+    train_account = client.report().totals
     assert train_account.train.tokens == 3 * 128
     assert train_account.warmup.tokens == 128
     assert train_account.steady().tokens == 2 * 128

@@ -16,7 +16,7 @@ def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:
 
 
 @given(st.lists(st.sampled_from(["arrive", "close", "forget", "drain", "hold"]), max_size=60), st.data())
-def test_what_is_told_is_what_was_written(deeds: list[str], data: st.DataObject) -> None:
+def test_what_is_told_is_what_was_written(ops: list[str], data: st.DataObject) -> None:
     book, told, expected = ArrivalRecorder(), [], []
     step = 0
     # By hand: the arrivals of the open step and of a held one, None for none held.
@@ -29,16 +29,16 @@ def test_what_is_told_is_what_was_written(deeds: list[str], data: st.DataObject)
             expected.append((step, min(times), max(times)))
         step += 1
 
-    for now, deed in enumerate(deeds, start=1):
-        if deed == "arrive":
+    for now, op in enumerate(ops, start=1):
+        if op == "arrive":
             book.arrive(now)
             current.append(now)
-        elif deed == "drain":
+        elif op == "drain":
             told += rows(book.drain())
-        elif deed == "hold" and held is None:
+        elif op == "hold" and held is None:
             book.hold()
             current, held = [], current
-        elif deed in ("close", "forget"):
+        elif op in ("close", "forget"):
             if held is not None:
                 fate = data.draw(st.sampled_from(["rejoin", "release", "discard"]))
                 if fate == "rejoin":
@@ -50,7 +50,7 @@ def test_what_is_told_is_what_was_written(deeds: list[str], data: st.DataObject)
                 else:
                     book.discard()
                 held = None
-            if deed == "close":
+            if op == "close":
                 book.close(step)
                 ended(current)
             else:

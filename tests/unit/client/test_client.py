@@ -46,7 +46,7 @@ def test_the_report_is_of_all_steps_up_to_now(client: torchperfd.Client) -> None
         client.step()
         report = client.report()
         assert isinstance(report, RankReport)
-        assert report.account.train.steps == expected
+        assert report.totals.train.steps == expected
     assert [report.table.steps, report.table.rows[1].calls] == [3, 2]
     assert str(report).startswith("rank 0 · train · 3 steps")
 
@@ -55,7 +55,7 @@ def test_the_report_is_still_there_after_detaching(client: torchperfd.Client) ->
     client.step()
     client.detach()
     client.step()
-    assert client.report().account.train.steps == 1
+    assert client.report().totals.train.steps == 1
 
 
 def test_a_bad_phase_name_is_the_callers_error(client: torchperfd.Client) -> None:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from torchperfd.hooks.compilations import Compilations
-from torchperfd.link.wire import account_message, read_account
+from torchperfd.link.wire import read_totals, totals_message
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account, PhaseTotals
+from torchperfd.steps.totals import PhaseTotals, Totals
 
 MODULE = "torch._dynamo.callback"
 Callbacks = list[Callable[..., None]]
@@ -93,7 +93,7 @@ print(compilations.calls, compilations.ns > 0)
 
 
 def test_the_account_carries_them() -> None:
-    account, names = Account(compiled=PhaseTotals(4, 9_000)), PhaseNames()
-    packed = account_message(account, names, 0, {}).account
-    assert read_account(packed, names).compiled == PhaseTotals(4, 9_000)
-    assert not account_message(Account(), names, 0, {}).account.HasField("compiled")
+    totals, names = Totals(compiled=PhaseTotals(4, 9_000)), PhaseNames()
+    packed = totals_message(totals, names, 0, {}).account
+    assert read_totals(packed, names).compiled == PhaseTotals(4, 9_000)
+    assert not totals_message(Totals(), names, 0, {}).account.HasField("compiled")

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperfd.device.clock import (
+    NO_CUDA_EVENT,
+    NO_KIND,
     NO_PHASE,
-    NO_TICKET,
-    NOBODY,
     DeviceTime,
     DeviceTimes,
     apart_from_captures,
@@ -87,9 +87,9 @@ class Script:
         self.times = device.times(capacity)
 
     def boundary(self, phase: int) -> int:
-        ticket = self.times.mark()
-        self.times.boundary(phase, ticket)
-        return ticket
+        cuda_event_id = self.times.mark()
+        self.times.boundary(phase, cuda_event_id)
+        return cuda_event_id
 
     def phase(self, phase: int, ns: int) -> None:
         """Between the boundary before and the next, the device works for ``phase``."""
@@ -136,7 +136,7 @@ def test_times_wait_for_their_step_to_end_and_a_step_that_is_forgotten_has_none(
     script.phase(FORWARD, 7)
     device.run()
     assert script.times.collect() == []
-    script.times.close(NOBODY)
+    script.times.close(NO_KIND)
     script.phase(FORWARD, 9)
     script.times.close(VALIDATE)
     device.run()
@@ -231,8 +231,8 @@ def test_a_phase_that_is_entered_within_another_splits_its_call_not_its_count() 
 
 def test_the_time_between_a_ticket_and_none_is_lost_on_either_side() -> None:
     times = Device().times()
-    for ticket in (times.mark(), NO_TICKET, NO_TICKET, times.mark()):
-        times.boundary(FORWARD, ticket)
+    for cuda_event_id in (times.mark(), NO_CUDA_EVENT, NO_CUDA_EVENT, times.mark()):
+        times.boundary(FORWARD, cuda_event_id)
     times.close(TRAIN)
     assert times.collect() == []
     assert times.lost == 4
@@ -243,9 +243,9 @@ def test_two_boundaries_may_share_a_ticket() -> None:
     script = Script(device)
     script.boundary(NO_PHASE)
     device.launch(4)
-    ticket = script.boundary(FORWARD)
+    cuda_event_id = script.boundary(FORWARD)
     script.times.close(TRAIN)
-    script.times.boundary(LOSS, ticket)
+    script.times.boundary(LOSS, cuda_event_id)
     script.phase(BACKWARD, 6)
     script.times.close(TRAIN)
     device.run()
@@ -258,10 +258,10 @@ def test_nothing_is_recorded_while_a_graph_is_captured_and_nobody_is_charged_for
     script.boundary(NO_PHASE)
     script.phase(DATA, 1)
     device.capturing = True
-    assert script.boundary(FORWARD) == NO_TICKET
+    assert script.boundary(FORWARD) == NO_CUDA_EVENT
     device.launch(50)
     device.capturing = False
-    assert script.boundary(BACKWARD) != NO_TICKET
+    assert script.boundary(BACKWARD) != NO_CUDA_EVENT
     script.phase(OTHER, 2)
     script.times.close(TRAIN)
     device.run()
@@ -313,7 +313,7 @@ def test_events_are_made_as_they_are_needed_and_used_again() -> None:
 def test_where_no_event_is_left_intervals_are_lost_until_the_device_catches_up() -> None:
     device = Device()
     script = Script(device, capacity=2)
-    assert [script.boundary(FORWARD) for _ in range(4)] == [0, 1, NO_TICKET, NO_TICKET]
+    assert [script.boundary(FORWARD) for _ in range(4)] == [0, 1, NO_CUDA_EVENT, NO_CUDA_EVENT]
     device.launch(8)
     device.run()
     script.times.collect()
@@ -353,7 +353,7 @@ def test_an_error_of_cuda_stays_inside_and_ten_are_the_end(fails: str) -> None:
             times.close(TRAIN)
             assert all(time.ns == 0 for time in times.collect())
         assert times.failure == "RuntimeError: CUDA error: device-side assert triggered"
-    assert times.mark() == NO_TICKET
+    assert times.mark() == NO_CUDA_EVENT
 
 
 def test_an_interval_that_runs_backwards_between_streams_is_nobodys() -> None:
@@ -399,13 +399,13 @@ class Model:
         self.given: Counter[tuple[int, int, str]] = Counter()
 
     def boundary(self, phase: int) -> None:
-        ticket = self.times.mark()
-        self.times.boundary(phase, ticket)
+        cuda_event_id = self.times.mark()
+        self.times.boundary(phase, cuda_event_id)
         here = self.device.launched
-        if self.previous is not None and ticket != NO_TICKET and phase != NO_PHASE:
+        if self.previous is not None and cuda_event_id != NO_CUDA_EVENT and phase != NO_PHASE:
             self.step.ns[phase] += here - self.previous
             self.step.running.add(phase)
-        self.previous = None if ticket == NO_TICKET else here
+        self.previous = None if cuda_event_id == NO_CUDA_EVENT else here
 
     def work(self, phase: int, ns: int) -> None:
         """A phase of which the device does a part at once, and somebody looks."""
@@ -421,7 +421,7 @@ class Model:
             self.step.calls[phase] += 1
 
     def settle(self, truth: Truth, kind: int) -> None:
-        if kind != NOBODY:
+        if kind != NO_KIND:
             for phase in truth.running:
                 truth.calls[phase] += 1
             for phase, ns in truth.ns.items():
@@ -464,7 +464,7 @@ class Model:
 
 
 PHASES = st.sampled_from((NO_PHASE, DATA, FORWARD, OTHER))
-KINDS = st.sampled_from((NOBODY, TRAIN, VALIDATE))
+KINDS = st.sampled_from((NO_KIND, TRAIN, VALIDATE))
 WORK = st.integers(0, 9)
 STORIES = st.lists(
     st.one_of(
@@ -509,10 +509,10 @@ def test_totals_are_the_truth_and_no_event_is_lost_to_the_pool(
     assert model.times.failure == ""
     assert len(model.device.made) <= capacity
     # Nothing is under way, but perhaps the newest boundary's event.
-    model.times.boundary(NO_PHASE, NO_TICKET)
-    assert NO_TICKET not in [model.times.mark() for _ in range(capacity)]
+    model.times.boundary(NO_PHASE, NO_CUDA_EVENT)
+    assert NO_CUDA_EVENT not in [model.times.mark() for _ in range(capacity)]
     assert len(model.device.made) <= capacity
-    assert model.times.mark() == NO_TICKET
+    assert model.times.mark() == NO_CUDA_EVENT
 
 
 # CUDA's own.

@@ -80,7 +80,7 @@ def test_whatever_is_drawn_times_are_never_negative(
         now, trained, validated = now + ns, trained + trains, validated + validates
         (passes.exhausted if exhausted else passes.draw)(iterator, now, trained, validated)
     passes.finish()
-    for account in (passes.train, passes.validate, passes.epoch):
-        assert account.ns >= 0
-        assert account.ns <= account.calls * now
+    for totals in (passes.train, passes.validate, passes.epoch):
+        assert totals.ns >= 0
+        assert totals.ns <= totals.calls * now
     assert passes.epoch.ns <= now

@@ -1,4 +1,4 @@
-"""The tape and what writes on it, in C and in Python: the same events, and nothing of ours comes out."""
+"""The ring buffer and its hooks: equal events from C and Python; no error of ours reaches the script."""
 
 import copy
 import functools
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from torchperfd import events as tapes
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 from torchperfd.events import reference as portable
 from torchperfd.hooks.batches import samples_in
 
@@ -35,17 +35,17 @@ both = pytest.mark.parametrize("kind", BOTH)
 Written = list[tuple[int, int]]
 
 
-def written(tape: Any) -> Written:
-    """Take codes and arguments off a tape; check that times never run backwards."""
-    events = list(struct.iter_unpack(on_tape.EVENT_FORMAT, tape.peek()))
-    tape.skip(len(events))
+def written(buffer: Any) -> Written:
+    """Take codes and arguments from a ring buffer; check that times never run backwards."""
+    events = list(struct.iter_unpack(codes.EVENT_FORMAT, buffer.peek()))
+    buffer.skip(len(events))
     times = [time for time, _ in events]
     assert times == sorted(times)
-    return [(word & on_tape.CODE_MASK, word >> on_tape.ARGUMENT_SHIFT) for _, word in events]
+    return [(word & codes.CODE_MASK, word >> codes.ARGUMENT_SHIFT) for _, word in events]
 
 
-def codes(tape: Any) -> list[int]:
-    return [code for code, _ in written(tape)]
+def codes_in(buffer: Any) -> list[int]:
+    return [code for code, _ in written(buffer)]
 
 
 @pytest.mark.needs("gcc")
@@ -55,79 +55,79 @@ def test_where_there_is_a_compiler_the_tape_is_compiled() -> None:
 
 @both
 def test_what_is_marked_is_read_once_and_in_order(kind: Any) -> None:
-    tape = kind.EventBuffer(16)
-    assert tape.mark(3, 42)
-    assert tape.mark(5)
-    tape.write(7, -1)
-    tape.write(1, 2**54)
-    assert len(tape) == 4
-    assert written(tape) == [(3, 42), (5, 0), (7, -1), (1, 2**54)]
-    assert len(tape) == 0
-    assert tape.peek() == b""
+    buffer = kind.EventBuffer(16)
+    assert buffer.mark(3, 42)
+    assert buffer.mark(5)
+    buffer.write(7, -1)
+    buffer.write(1, 2**54)
+    assert len(buffer) == 4
+    assert written(buffer) == [(3, 42), (5, 0), (7, -1), (1, 2**54)]
+    assert len(buffer) == 0
+    assert buffer.peek() == b""
 
 
 @both
 def test_other_threads_may_write_but_not_mark(kind: Any) -> None:
-    tape = kind.EventBuffer(16)
+    buffer = kind.EventBuffer(16)
     said: list[bool] = []
 
     def work() -> None:
-        said.extend((tape.here(), tape.mark(1)))
-        tape.write(2)
+        said.extend((buffer.here(), buffer.mark(1)))
+        buffer.write(2)
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert said == [False, False]
-    assert written(tape) == [(2, 0)]
-    tape.thread = 0
-    assert not tape.mark(1)
+    assert written(buffer) == [(2, 0)]
+    buffer.thread = 0
+    assert not buffer.mark(1)
 
 
 @both
 def test_another_thread_can_be_followed(kind: Any) -> None:
-    tape = kind.EventBuffer(16)
-    assert tape.thread == threading.get_ident()
+    buffer = kind.EventBuffer(16)
+    assert buffer.thread == threading.get_ident()
     said: list[object] = []
     there, told = threading.Event(), threading.Event()
 
     def work() -> None:
         there.set()
         assert told.wait(10)
-        said.extend((tape.thread == threading.get_ident(), tape.here(), tape.mark(1)))
+        said.extend((buffer.thread == threading.get_ident(), buffer.here(), buffer.mark(1)))
 
     thread = threading.Thread(target=work)
     thread.start()
     assert there.wait(10)
-    tape.thread = thread.ident
-    assert not tape.mark(2)
+    buffer.thread = thread.ident
+    assert not buffer.mark(2)
     told.set()
     thread.join()
     assert said == [True, True, True]
-    tape.thread = 0
-    assert (tape.thread, tape.here()) == (0, False)
-    assert codes(tape) == [1]
+    buffer.thread = 0
+    assert (buffer.thread, buffer.here()) == (0, False)
+    assert codes_in(buffer) == [1]
 
 
 @both
 def test_listeners_come_and_go(kind: Any) -> None:
-    tape = kind.EventBuffer(16, 9)
+    buffer = kind.EventBuffer(16, 9)
     heard: list[int] = []
 
     def listen() -> None:
-        heard.append(len(tape))
+        heard.append(len(buffer))
 
-    for name, there in (("on_event", listen), ("ticket", lambda: 6)):
-        nobody = getattr(tape, name)
+    for name, there in (("on_event", listen), ("cuda_event_id", lambda: 6)):
+        nobody = getattr(buffer, name)
         assert not nobody
-        setattr(tape, name, there)
-        assert getattr(tape, name) is there
-        tape.mark(1)
-        setattr(tape, name, nobody)
-        assert getattr(tape, name) is nobody
-        tape.mark(2)
+        setattr(buffer, name, there)
+        assert getattr(buffer, name) is there
+        buffer.mark(1)
+        setattr(buffer, name, nobody)
+        assert getattr(buffer, name) is nobody
+        buffer.mark(2)
     assert heard == [1]
-    assert written(tape) == [(1, 0), (2, 0), (9, 7), (1, 0), (2, 0)]
+    assert written(buffer) == [(1, 0), (2, 0), (9, 7), (1, 0), (2, 0)]
 
 
 @both
@@ -139,107 +139,107 @@ def test_what_is_no_event_is_refused(kind: Any, arguments: tuple[Any, ...]) -> N
 
 @both
 def test_a_full_tape_asks_for_room_and_counts_what_finds_none(kind: Any) -> None:
-    tape = kind.EventBuffer(8)
+    buffer = kind.EventBuffer(8)
     for code in range(20):
-        tape.write(code)
-    kept = len(tape)
+        buffer.write(code)
+    kept = len(buffer)
     assert kept == 7  # an event may take two places
-    assert tape.lost == 20 - kept
-    assert [code for code, _ in written(tape)] == list(range(kept))
+    assert buffer.lost == 20 - kept
+    assert [code for code, _ in written(buffer)] == list(range(kept))
     read: Written = []
-    tape.on_full = lambda: read.extend(written(tape))
+    buffer.on_full = lambda: read.extend(written(buffer))
     for code in range(30):
-        tape.write(code)
-    assert [code for code, _ in read + written(tape)] == list(range(30))
-    assert tape.lost == 20 - kept
+        buffer.write(code)
+    assert [code for code, _ in read + written(buffer)] == list(range(30))
+    assert buffer.lost == 20 - kept
 
 
 @both
 def test_what_is_not_skipped_stays(kind: Any) -> None:
-    tape = kind.EventBuffer(8)
+    buffer = kind.EventBuffer(8)
     for round_ in range(9):
         for code in (1, 2, 3):
-            tape.write(code, round_)
-        before = tape.peek()
-        assert tape.peek() == before
-        tape.skip(2)
-        assert tape.peek() == before[-16:]
-        assert written(tape) == [(3, round_)]
+            buffer.write(code, round_)
+        before = buffer.peek()
+        assert buffer.peek() == before
+        buffer.skip(2)
+        assert buffer.peek() == before[-16:]
+        assert written(buffer) == [(3, round_)]
     for count in (1, -1):
         with pytest.raises((ValueError, OverflowError)):
-            tape.skip(count)
+            buffer.skip(count)
 
 
 @both
 @pytest.mark.parametrize(("capacity", "events"), [(4096, 3000), (131_072, 100_000)])
 def test_many_events_are_the_same_as_few(kind: Any, capacity: int, events: int) -> None:
-    tape = kind.EventBuffer(capacity)
+    buffer = kind.EventBuffer(capacity)
     for number in range(events):
-        tape.write(number % 30, number)
-    assert written(tape) == [(number % 30, number) for number in range(events)]
+        buffer.write(number % 30, number)
+    assert written(buffer) == [(number % 30, number) for number in range(events)]
 
 
 @both
 def test_a_tape_that_is_half_full_says_so_once_until_it_is_read(kind: Any) -> None:
-    tape = kind.EventBuffer(64)
+    buffer = kind.EventBuffer(64)
     calls: list[int] = []
-    tape.on_low = lambda: calls.append(len(tape))
+    buffer.on_low = lambda: calls.append(len(buffer))
     for _ in range(2):
         for code in range(50):
-            tape.write(code % 30)
+            buffer.write(code % 30)
         assert len(calls) == 1
         assert 30 <= calls.pop() <= 32
-        tape.skip(len(tape))
-    assert tape.lost == 0
-    tape.on_low = lambda: 1 / 0
+        buffer.skip(len(buffer))
+    assert buffer.lost == 0
+    buffer.on_low = lambda: 1 / 0
     for _ in range(200):
-        tape.write(1)
-    assert len(tape) == 63
+        buffer.write(1)
+    assert len(buffer) == 63
 
 
 def test_a_ring_reads_around_its_end() -> None:
     if native is None:
-        pytest.skip("only the compiled tape is a ring")
-    tape = native.EventBuffer(8)
+        pytest.skip("only the compiled buffer is a ring")
+    buffer = native.EventBuffer(8)
     for start in range(40):
         for code in range(start % 5 + 1):
-            tape.write(code, start)
-        assert written(tape) == [(code, start) for code in range(start % 5 + 1)]
+            buffer.write(code, start)
+        assert written(buffer) == [(code, start) for code in range(start % 5 + 1)]
 
 
 @both
 def test_a_ticket_goes_ahead_of_every_event(kind: Any) -> None:
-    tape = kind.EventBuffer(16, 29)
+    buffer = kind.EventBuffer(16, 29)
     numbers = iter([5, -1])
 
-    def ticket() -> int:
+    def cuda_event_id() -> int:
         return next(numbers)
 
-    tape.ticket = ticket
-    tape.write(1)
-    tape.write(2)
-    tape.write(3)  # no more numbers: StopIteration is ours alone
-    tape.ticket = None
-    tape.write(4)
-    assert written(tape) == [(29, 6), (1, 0), (29, 0), (2, 0), (29, 0), (3, 0), (4, 0)]
+    buffer.cuda_event_id = cuda_event_id
+    buffer.write(1)
+    buffer.write(2)
+    buffer.write(3)  # no more numbers: StopIteration is ours alone
+    buffer.cuda_event_id = None
+    buffer.write(4)
+    assert written(buffer) == [(29, 6), (1, 0), (29, 0), (2, 0), (29, 0), (3, 0), (4, 0)]
 
 
 @both
 def test_a_listener_hears_of_every_event_and_its_failures_stay_with_us(kind: Any) -> None:
-    tape = kind.EventBuffer(16)
+    buffer = kind.EventBuffer(16)
     heard: list[int] = []
 
     def listener() -> None:
-        heard.append(len(tape))
+        heard.append(len(buffer))
         raise ZeroDivisionError
 
-    tape.on_event = listener
-    timed = kind.Timed(tape, lambda: 1 / 0, 1, 2, 3)
+    buffer.on_event = listener
+    timed = kind.Timed(buffer, lambda: 1 / 0, 1, 2, 3)
     with pytest.raises(ZeroDivisionError) as caught:
         timed()
     assert caught.traceback[-1].name == "<lambda>"
     assert heard == [1, 2]
-    assert written(tape) == [(1, 0), (3, 0)]
+    assert written(buffer) == [(1, 0), (3, 0)]
 
 
 @both
@@ -248,7 +248,7 @@ def test_a_listener_hears_of_every_event_and_its_failures_stay_with_us(kind: Any
 def test_what_a_signal_handler_raises_in_a_listener_is_the_programs(
     kind: Any, when: int, signal: type[BaseException]
 ) -> None:
-    tape = kind.EventBuffer(16)
+    buffer = kind.EventBuffer(16)
     calls: list[None] = []
 
     def listener() -> None:
@@ -256,9 +256,9 @@ def test_what_a_signal_handler_raises_in_a_listener_is_the_programs(
         if len(calls) == when:
             raise signal
 
-    tape.on_event = listener
+    buffer.on_event = listener
     done: list[int] = []
-    timed = kind.Timed(tape, lambda: done.append(1), 1, 2)
+    timed = kind.Timed(buffer, lambda: done.append(1), 1, 2)
     with pytest.raises(signal):
         timed()
     assert len(done) == when - 1
@@ -276,22 +276,22 @@ class Owner:
         return args, kwargs
 
 
-def hosted(kind: Any, tape: Any) -> type[Owner]:
+def hosted(kind: Any, buffer: Any) -> type[Owner]:
     """Return a class of which ``method`` is timed."""
-    timed = functools.update_wrapper(kind.Timed(tape, Owner.method, 1, 2), Owner.method)
+    timed = functools.update_wrapper(kind.Timed(buffer, Owner.method, 1, 2), Owner.method)
     return type("Hosted", (Owner,), {"method": timed})
 
 
 @both
 def test_a_timed_method_is_called_as_it_was_and_looks_like_itself(kind: Any) -> None:
-    tape = kind.EventBuffer(64)
-    owner = hosted(kind, tape)()
+    buffer = kind.EventBuffer(64)
+    owner = hosted(kind, buffer)()
     assert owner.method(1, two=2) == ((1,), {"two": 2})
     assert type(owner).method(owner, 3) == ((3,), {})
     assert [*map(owner.method, (4,))] == [((4,), {})]
     assert owner.method(*(), **{}) == ((), {})
     assert [args for args, _ in owner.seen] == [(1,), (3,), (4,), ()]
-    assert written(tape) == [(1, 0), (2, 0)] * 4
+    assert written(buffer) == [(1, 0), (2, 0)] * 4
     assert inspect.ismethod(owner.method)
     assert inspect.signature(owner.method) == inspect.signature(Owner().method)
     assert (owner.method.__name__, owner.method.__doc__) == ("method", "Do something.")
@@ -310,32 +310,32 @@ def test_a_timed_function_is_pickled_and_copied_by_name(kind: Any, monkeypatch: 
 
 @both
 def test_nobody_is_timed_who_is_muted_silenced_or_elsewhere(kind: Any) -> None:
-    tape = kind.EventBuffer(16)
-    timed = kind.Timed(tape, lambda: "result", 1, 2)
-    tape.muted = 1 << 1
+    buffer = kind.EventBuffer(16)
+    timed = kind.Timed(buffer, lambda: "result", 1, 2)
+    buffer.muted = 1 << 1
     assert timed() == "result"
-    tape.muted = 1 << 2
+    buffer.muted = 1 << 2
     assert timed() == "result"
-    assert written(tape) == [(1, 0), (2, 0)]
+    assert written(buffer) == [(1, 0), (2, 0)]
     results: list[str] = []
     thread = threading.Thread(target=lambda: results.append(timed()))
     thread.start()
     thread.join()
     assert results == ["result"]
-    tape.thread = 0
+    buffer.thread = 0
     assert timed() == "result"
-    assert written(tape) == []
+    assert written(buffer) == []
 
 
 @both
 def test_a_call_in_which_we_are_silenced_has_no_end(kind: Any) -> None:
-    tape = kind.EventBuffer(16)
+    buffer = kind.EventBuffer(16)
 
     def silence() -> None:
-        tape.thread = 0
+        buffer.thread = 0
 
-    kind.Timed(tape, silence, 1, 2)()
-    assert written(tape) == [(1, 0)]
+    kind.Timed(buffer, silence, 1, 2)()
+    assert written(buffer) == [(1, 0)]
 
 
 # Draws.
@@ -369,14 +369,14 @@ class Workers(Batches):
 
 def drawing(
     kind: Any,
-    tape: Any,
+    buffer: Any,
     monkeypatch: pytest.MonkeyPatch,
     ahead: Callable[[Any], bool] = lambda _: False,
     models: list[Any] | None = None,
 ) -> tuple[Any, list[str]]:
     told: list[str] = []
     draws = kind.Draws(
-        tape,
+        buffer,
         Batches.__next__,
         1,
         2,
@@ -396,8 +396,8 @@ def drawing(
 
 @both
 def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = kind.EventBuffer(256)
-    _, told = drawing(kind, tape, monkeypatch)
+    buffer = kind.EventBuffer(256)
+    _, told = drawing(kind, buffer, monkeypatch)
     batches: list[Any] = [
         torch.ones(7, 3),
         torch.ones(7, 3).numpy(),
@@ -420,20 +420,20 @@ def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.Mo
     expected = [samples_in(batch) for batch in batches]
     assert expected[:10] == [7, 7, 1, 0, 6, 5, 5, 4, 3, 0]
     draws = [event for samples in expected for event in ((1, id(iterator)), (2, samples))]
-    assert written(tape) == [*draws, (1, id(iterator)), (3, id(iterator))]
+    assert written(buffer) == [*draws, (1, id(iterator)), (3, id(iterator))]
     assert told == ["exhausted"]
 
 
 @both
 def test_draws_say_whether_the_loop_evaluates(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape, models = kind.EventBuffer(64), [nn.Linear(2, 1), nn.Linear(2, 1)]
+    buffer, models = kind.EventBuffer(64), [nn.Linear(2, 1), nn.Linear(2, 1)]
     references = [weakref.ref(model) for model in models]
-    drawing(kind, tape, monkeypatch, models=references)
+    drawing(kind, buffer, monkeypatch, models=references)
     iterator = Batches([1] * 6)
 
     def flags() -> int:
         next(iterator)
-        (_, argument), _ = written(tape)
+        (_, argument), _ = written(buffer)
         assert argument & ~3 == id(iterator)
         return int(argument & 3)
 
@@ -457,65 +457,65 @@ def test_a_hostile_batch_is_handed_on(kind: Any, monkeypatch: pytest.MonkeyPatch
         def shape(self) -> Any:
             raise RuntimeError("look away")
 
-    tape = kind.EventBuffer(64)
-    drawing(kind, tape, monkeypatch)
+    buffer = kind.EventBuffer(64)
+    drawing(kind, buffer, monkeypatch)
     batch = Hostile()
     iterator = Batches([batch])
     assert list(iterator) == [batch]
-    assert codes(tape) == [1, 2, 1, 3]
+    assert codes_in(buffer) == [1, 2, 1, 3]
 
 
 @both
 def test_a_draw_that_fails_fails_as_before(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = kind.EventBuffer(64)
-    _, told = drawing(kind, tape, monkeypatch)
+    buffer = kind.EventBuffer(64)
+    _, told = drawing(kind, buffer, monkeypatch)
     error = OSError("disk")
     with pytest.raises(OSError, match="disk") as caught:
         list(Batches([1, error]))
     assert caught.value is error
-    assert codes(tape) == [1, 2, 1, 3]
+    assert codes_in(buffer) == [1, 2, 1, 3]
     assert told == ["exhausted"]
 
 
 @both
 def test_unusual_draws_are_announced(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    tape = kind.EventBuffer(64)
+    buffer = kind.EventBuffer(64)
     announced: list[Any] = []
 
     def ahead(iterator: Any) -> bool:
         announced.append(iterator)
-        tape.mark(9)
+        buffer.mark(9)
         return len(announced) < 4
 
-    draws, _ = drawing(kind, tape, monkeypatch, ahead)
+    draws, _ = drawing(kind, buffer, monkeypatch, ahead)
     plain, workers = Batches([1, 2, 3, 4]), Workers([1])
     assert next(workers) == 1
     assert next(plain) == 1
     draws.watching = True
     assert next(plain) == 2
     draws.watching = False
-    tape.steps_open = 1
+    buffer.steps_open = 1
     assert next(plain) == 3
     assert next(plain) == 4  # not to be timed
     assert announced == [workers, plain, plain, plain]
-    assert codes(tape) == [9, 2, 1, 2, 9, 2, 9, 2, 9]
+    assert codes_in(buffer) == [9, 2, 1, 2, 9, 2, 9, 2, 9]
 
 
 # Forward.
 
 
-def timed_forward(kind: Any, tape: Any, module: nn.Module, compiled: Any = None) -> Any:
-    forward = kind.Forward(tape, module, compiled, torch.is_grad_enabled, 1, 2, 3)
+def timed_forward(kind: Any, buffer: Any, module: nn.Module, compiled: Any = None) -> Any:
+    forward = kind.Forward(buffer, module, compiled, torch.is_grad_enabled, 1, 2, 3)
     vars(module)["_compiled_call_impl"] = forward
     return forward
 
 
 @both
 def test_a_forward_tells_training_from_evaluation(kind: Any) -> None:
-    tape = kind.EventBuffer(64)
+    buffer = kind.EventBuffer(64)
     module = nn.Linear(2, 1)
     expected = module(torch.ones(1, 2))
-    timed_forward(kind, tape, module)
+    timed_forward(kind, buffer, module)
     assert torch.equal(module(torch.ones(1, 2)), expected)
     assert torch.equal(module(input=torch.ones(1, 2)), expected)
     with torch.no_grad():
@@ -524,14 +524,14 @@ def test_a_forward_tells_training_from_evaluation(kind: Any) -> None:
     module(torch.ones(1, 2))
     with pytest.raises(RuntimeError):
         module(torch.ones(1, 3))
-    tape.muted = 1 << 1
+    buffer.muted = 1 << 1
     module.train()
     module(torch.ones(1, 2))
     train, frozen = [(1, 0), (3, 0)], [(2, 2), (3, 0)]
-    assert written(tape) == [*train, *train, (2, 1), (3, 0), *frozen, *frozen]
+    assert written(buffer) == [*train, *train, (2, 1), (3, 0), *frozen, *frozen]
     with torch.no_grad():
         module.eval()(torch.ones(1, 2))
-    assert written(tape) == [(2, 0), (3, 0)]
+    assert written(buffer) == [(2, 0), (3, 0)]
 
 
 @both
@@ -569,11 +569,11 @@ def test_a_forward_does_not_keep_its_module_alive(kind: Any) -> None:
 
 @both
 def test_a_forward_calls_what_was_in_its_place(kind: Any) -> None:
-    tape = kind.EventBuffer(64)
+    buffer = kind.EventBuffer(64)
     module = nn.Linear(1, 1).eval()
-    forward = timed_forward(kind, tape, module, lambda *args, **kwargs: (args, kwargs))
+    forward = timed_forward(kind, buffer, module, lambda *args, **kwargs: (args, kwargs))
     assert forward(1, a=2) == ((1,), {"a": 2})
-    assert written(tape) == [(2, 2), (3, 0)]
+    assert written(buffer) == [(2, 2), (3, 0)]
 
 
 @both
@@ -616,22 +616,22 @@ def test_steps_of_known_optimizers_are_written_and_others_left_to_the_caller(kin
     class Optimizer:
         pass
 
-    tape, one, other = kind.EventBuffer(64), Optimizer(), Optimizer()
+    buffer, one, other = kind.EventBuffer(64), Optimizer(), Optimizer()
     known: dict[int, weakref.ref[Any]] = {id(one): weakref.ref(one), id(other): weakref.ref(one)}
-    steps = kind.Steps(tape, known, 1, 2)
+    steps = kind.Steps(buffer, known, 1, 2)
     assert steps.begin(one)
-    assert tape.steps_open == 1
+    assert buffer.steps_open == 1
     assert not steps.begin(one)  # one within another
     assert steps.end(one)
-    assert tape.steps_open == 0
+    assert buffer.steps_open == 0
     assert steps.end(one)
-    assert tape.steps_open == 0
+    assert buffer.steps_open == 0
     assert not steps.begin(other)  # somebody else's reference: the id has been taken over
     assert not steps.begin(Optimizer())
-    tape.thread = 0
+    buffer.thread = 0
     assert not steps.begin(one)
     assert not steps.end(one)
-    assert written(tape) == [(1, id(one)), (2, id(one)), (2, id(one))]
+    assert written(buffer) == [(1, id(one)), (2, id(one)), (2, id(one))]
 
 
 # All of it at once.
@@ -651,8 +651,8 @@ ACTIONS = st.lists(
 
 def play(kind: ModuleType, actions: list[tuple[str, Any, Any]]) -> list[Any]:
     """Return all that can be told from outside."""
-    tape: Any = kind.EventBuffer(1024)
-    me = tape.thread
+    buffer: Any = kind.EventBuffer(1024)
+    me = buffer.thread
     seen: list[Any] = []
 
     def nested(depth: int, fails: bool) -> int:
@@ -662,25 +662,25 @@ def play(kind: ModuleType, actions: list[tuple[str, Any, Any]]) -> list[Any]:
             raise KeyError(depth)
         return 17
 
-    timed: Any = kind.Timed(tape, nested, 5, 6, 7)
+    timed: Any = kind.Timed(buffer, nested, 5, 6, 7)
     for name, one, two in actions:
         if name == "mark":
-            seen.append(tape.mark(one, two))
+            seen.append(buffer.mark(one, two))
         elif name in ("call", "raise"):
             try:
                 seen.append(timed(one, name == "raise"))
             except KeyError as error:
                 seen.append(repr(error))
         elif name == "mute":
-            tape.muted = one
+            buffer.muted = one
         elif name == "drain":
-            seen.append(written(tape))
+            seen.append(written(buffer))
         else:
-            tape.thread = me if one else 0
-    return [*seen, written(tape), tape.lost]
+            buffer.thread = me if one else 0
+    return [*seen, written(buffer), buffer.lost]
 
 
-@pytest.mark.skipif(native is None, reason="there is no compiled tape to compare with")
+@pytest.mark.skipif(native is None, reason="there is no compiled buffer to compare with")
 @settings(max_examples=200)
 @given(ACTIONS)
 def test_both_halves_say_the_same(actions: list[tuple[str, Any, Any]]) -> None:
@@ -692,14 +692,14 @@ def test_the_compiled_half_loses_no_reference() -> None:
     class Optimizer:
         pass
 
-    tape, optimizer, module = native.EventBuffer(64, 29), Optimizer(), nn.Linear(2, 1)
-    forward = timed_forward(native, tape, module)
-    steps = native.Steps(tape, {id(optimizer): weakref.ref(optimizer)}, 1, 2)
+    buffer, optimizer, module = native.EventBuffer(64, 29), Optimizer(), nn.Linear(2, 1)
+    forward = timed_forward(native, buffer, module)
+    steps = native.Steps(buffer, {id(optimizer): weakref.ref(optimizer)}, 1, 2)
     result = object()
     argument = object()
-    timed = native.Timed(tape, lambda *_, **__: result, 1, 2)
+    timed = native.Timed(buffer, lambda *_, **__: result, 1, 2)
     draws = native.Draws(
-        tape,
+        buffer,
         lambda iterator: iterator,
         1,
         2,
@@ -713,9 +713,9 @@ def test_the_compiled_half_loses_no_reference() -> None:
         [weakref.ref(module)],
     )
     inputs = torch.ones(1, 2)
-    tape.on_full = tape.on_low = lambda: tape.skip(len(tape))
-    tape.ticket = lambda: 10**6
-    watched = [optimizer, result, argument, timed, forward, steps, draws, tape, module, inputs]
+    buffer.on_full = buffer.on_low = lambda: buffer.skip(len(buffer))
+    buffer.cuda_event_id = lambda: 10**6
+    watched = [optimizer, result, argument, timed, forward, steps, draws, buffer, module, inputs]
 
     def exercise() -> None:
         for _ in range(500):
@@ -724,9 +724,9 @@ def test_the_compiled_half_loses_no_reference() -> None:
             steps.end(optimizer)
             draws(watched)
             module(inputs)
-            tape.on_event = lambda: argument
+            buffer.on_event = lambda: argument
             timed(argument)
-            tape.on_event = None
+            buffer.on_event = None
 
     exercise()
     gc.collect()

@@ -10,7 +10,7 @@ import torchperfd
 from torchperfd.loggers.exporter import Exporter
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import FORWARD
-from torchperfd.steps.totals import Account
+from torchperfd.steps.totals import Totals
 
 OPTIONAL = (
     "torchperfd_train_samples_total",
@@ -36,25 +36,25 @@ def scrape(port: int) -> dict[str, float]:
 
 
 def test_a_scrape_has_the_account_as_of_now() -> None:
-    account, names = Account(), PhaseNames()
+    totals, names = Totals(), PhaseNames()
     augment = names.slot("augment")
-    exporter = Exporter(0, run="bert-17", rank=3, names=names, account=lambda: account)
+    exporter = Exporter(0, run="bert-17", rank=3, names=names, totals=lambda: totals)
     try:
         assert scrape(exporter.port) == {
             "torchperfd_train_steps_total{run=bert-17,rank=3}": 0,
             "torchperfd_train_step_seconds_total{run=bert-17,rank=3}": 0,
         }
-        account.train.steps, account.train.ns = 2, 3_000_000_000
-        account.train.phases[FORWARD].calls, account.train.phases[FORWARD].ns = 2, 2_500_000_000
-        account.train.phases[augment].calls, account.train.phases[augment].ns = 1, 500_000_000
+        totals.train.steps, totals.train.ns = 2, 3_000_000_000
+        totals.train.phases[FORWARD].calls, totals.train.phases[FORWARD].ns = 2, 2_500_000_000
+        totals.train.phases[augment].calls, totals.train.phases[augment].ns = 1, 500_000_000
         assert scrape(exporter.port) == {
             "torchperfd_train_steps_total{run=bert-17,rank=3}": 2,
             "torchperfd_train_step_seconds_total{run=bert-17,rank=3}": 3,
             "torchperfd_train_phase_seconds_total{run=bert-17,rank=3,phase=forward}": 2.5,
             "torchperfd_train_phase_seconds_total{run=bert-17,rank=3,phase=augment}": 0.5,
         }
-        account.train.samples, account.train.tokens = 64, 4096
-        account.flops_per_step, account.peak_flops, account.overhead = 3e12, 1e13, 0.0031
+        totals.train.samples, totals.train.tokens = 64, 4096
+        totals.flops_per_step, totals.peak_flops, totals.overhead = 3e12, 1e13, 0.0031
         found = scrape(exporter.port)
         assert {name: found[f"{name}{{run=bert-17,rank=3}}"] for name in OPTIONAL} == {
             "torchperfd_train_samples_total": 64,
@@ -67,7 +67,7 @@ def test_a_scrape_has_the_account_as_of_now() -> None:
 
 
 def test_it_listens_on_loopback_only_and_no_more_once_closed() -> None:
-    exporter = Exporter(0, run="r", rank=0, names=PhaseNames(), account=Account)
+    exporter = Exporter(0, run="r", rank=0, names=PhaseNames(), totals=Totals)
     assert exporter._server.server_address[0] == "127.0.0.1"
     exporter.close().join()
     with pytest.raises(ConnectionRefusedError):
@@ -75,8 +75,8 @@ def test_it_listens_on_loopback_only_and_no_more_once_closed() -> None:
 
 
 def test_two_exporters_share_nothing() -> None:
-    first = Exporter(0, run="a", rank=0, names=PhaseNames(), account=Account)
-    second = Exporter(0, run="b", rank=0, names=PhaseNames(), account=Account)
+    first = Exporter(0, run="a", rank=0, names=PhaseNames(), totals=Totals)
+    second = Exporter(0, run="b", rank=0, names=PhaseNames(), totals=Totals)
     try:
         assert all("run=a" in series for series in scrape(first.port))
         assert all("run=b" in series for series in scrape(second.port))

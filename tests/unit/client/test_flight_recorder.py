@@ -92,7 +92,7 @@ def test_an_entry_of_another_form_is_refused_in_one_way(more: dict[str, Any]) ->
 
 def answer(client: torchperfd.Client) -> session_pb2.CollectiveReport:
     client._outbox.take(0, 1000)
-    client._dialogue.obey(
+    client._daemon_session.handle_command(
         session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=7))
     )
     (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("collective_report"))

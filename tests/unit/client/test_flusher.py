@@ -5,7 +5,7 @@ import torch
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
-from torchperfd.events import codes as on_tape
+from torchperfd.events import codes
 
 
 def test_flusher_tape_half_full_is_woken(client: torchperfd.Client) -> None:
@@ -13,14 +13,14 @@ def test_flusher_tape_half_full_is_woken(client: torchperfd.Client) -> None:
     while not client._flusher._wake.empty():
         client._flusher._wake.get()
     for _ in range(50_000):
-        client._tape.mark(on_tape.ENTER, 14)
-        client._tape.mark(on_tape.EXIT)
+        client._buffer.mark(codes.ENTER, 14)
+        client._buffer.mark(codes.EXIT)
         if not client._flusher._wake.empty():
             break
     assert client._flusher._wake.qsize() == 1
-    assert 50_000 < len(client._tape) < 70_000
+    assert 50_000 < len(client._buffer) < 70_000
     client._flusher.flush()
-    assert len(client._tape) == 0
+    assert len(client._buffer) == 0
 
 
 def test_flush_without_report_sends_no_steps(client: torchperfd.Client) -> None:
@@ -46,7 +46,7 @@ def test_flush_account_unpackable_is_counted_as_fault(
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
     with monkeypatch.context() as patch:
-        patch.setattr("torchperfd.link.wire.account_message", lambda *_: 1 / 0)
+        patch.setattr("torchperfd.link.wire.totals_message", lambda *_: 1 / 0)
         client._outbox.take(0, 100)
         client._flusher.flush(send=True)
         assert client._faults.counts() == {"report": 1}

@@ -34,9 +34,9 @@ def test_a_plain_loop_has_one_of_each_phase_per_step(client: torchperfd.Client) 
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
     assert calls(client) == per_step(3)
-    account = client.report().account.train
-    assert sum(phase.ns for phase in account.phases) == account.ns > 0
-    assert account.samples == 6
+    totals = client.report().totals.train
+    assert sum(phase.ns for phase in totals.phases) == totals.ns > 0
+    assert totals.samples == 6
     assert client._faults.counts() == {}
 
 
@@ -198,7 +198,7 @@ def test_wrapping_any_iterable_makes_it_a_loader(client: torchperfd.Client) -> N
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), client.wrap([batch] * 3))
     counted = calls(client)
     assert (counted["steps"], counted["data"], counted["backward"]) == (3, 3, 3)
-    assert client.report().account.train.samples == 15
+    assert client.report().totals.train.samples == 15
 
 
 def test_user_phases_and_explicit_steps(client: torchperfd.Client) -> None:
@@ -214,7 +214,7 @@ def test_user_phases_and_explicit_steps(client: torchperfd.Client) -> None:
         client.step(samples=10)
     counted = calls(client)
     assert (counted["steps"], counted["augment"], counted["optimizer"]) == (4, 8, 4)
-    assert client.report().account.train.samples == 4 * (2 + 10)
+    assert client.report().totals.train.samples == 4 * (2 + 10)
 
 
 # What raises.
@@ -265,7 +265,7 @@ def test_a_backward_that_raises_leaves_its_phase(client: torchperfd.Client) -> N
     train(model, optimizer, loader(2))
     # What the attempt left behind was zeroed unused: its batch is over, not a micro-batch.
     assert calls(client) == per_step(3, optimizer=2)
-    assert client.report().account.train.skipped == 1
+    assert client.report().totals.train.skipped == 1
 
 
 def test_a_forward_that_raises_leaves_its_phase(client: torchperfd.Client) -> None:
@@ -309,7 +309,7 @@ def test_an_optimizer_that_raises_is_over_with_the_next_draw(client: torchperfd.
     assert open_phases(client) == 0
     # Its gradients were zeroed unused, so that batch is a step of its own.
     assert calls(client) == per_step(3)
-    assert client.report().account.train.skipped == 1
+    assert client.report().totals.train.skipped == 1
 
 
 def test_an_optimizer_that_raises_is_over_without_a_loader_too() -> None:
@@ -393,11 +393,11 @@ def test_roots_are_the_parentless_modules_of_an_optimizer() -> None:
 
 
 def make_roots() -> RootModels:
-    tape, faults = EventBuffer(16), Faults()
-    links = HookLinks(Iterators(tape), LoaderSampler(), Compilations())
-    replay = Replay(tape, 4, faults)
-    forward.install(HookContext("forward", tape, replay, faults, links))
-    return RootModels(HookContext("models", tape, replay, faults, links))
+    buffer, faults = EventBuffer(16), Faults()
+    links = HookLinks(Iterators(buffer), LoaderSampler(), Compilations())
+    replay = Replay(buffer, 4, faults)
+    forward.install(HookContext("forward", buffer, replay, faults, links))
+    return RootModels(HookContext("models", buffer, replay, faults, links))
 
 
 @pytest.fixture

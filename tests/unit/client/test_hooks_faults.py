@@ -148,7 +148,7 @@ def test_workers_that_cannot_be_counted_serve_all_the_same(
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
     assert calls(client)["steps"] == 8
     assert client._faults.counts() == {}
-    assert client.report().account.ready is None
+    assert client.report().totals.ready is None
 
 
 def unsupported(_queue: object) -> int:
@@ -172,8 +172,8 @@ def test_a_failure_costs_the_step_in_progress_and_no_other(monkeypatch: pytest.M
     assert client._faults.counts() == {"hook backward": 1}
     assert client._hooks is not None
     assert client._hooks.active
-    account = client.report().account.train
-    assert sum(phase.ns for phase in account.phases) == account.ns
+    totals = client.report().totals.train
+    assert sum(phase.ns for phase in totals.phases) == totals.ns
 
 
 def test_a_watcher_that_fails_disturbs_nothing(undisturbed: Outcome, client: torchperfd.Client) -> None:

@@ -190,15 +190,15 @@ def test_a_torch_that_lacks_a_place_loses_that_phase_only(
 
 def test_silenced_hooks_pass_through_and_can_still_be_taken_off() -> None:
     before = patched_attributes()
-    tape, faults = EventBuffer(64), Faults()
-    hooks = Hooks(tape, Replay(tape, 16, faults), faults)
+    buffer, faults = EventBuffer(64), Faults()
+    hooks = Hooks(buffer, Replay(buffer, 16, faults), faults)
     hooks.install()
     try:
-        tape.thread = 0  # as in a forked child
+        buffer.thread = 0  # as in a forked child
         assert not hooks.active
         model = tiny_model()
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
-        assert len(tape) == 0
+        assert len(buffer) == 0
     finally:
         hooks.uninstall()
     assert same(before, patched_attributes())

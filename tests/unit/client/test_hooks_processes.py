@@ -23,7 +23,7 @@ model = tiny_model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 client = torchperfd.attach(run="mine")
 train(model, optimizer, loader(2))
-client.report()  # all that is on the tape has been read
+client.report()  # all that is on the ring buffer has been read
 recorder = client._recorder
 before = recorder.recorded
 
@@ -95,7 +95,7 @@ def test_forked_workers_record_no_draws_of_their_own(client: torchperfd.Client) 
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches())
     assert torch.equal(torch.cat(told), torch.zeros(8, 2))
     assert calls(client) == per_step(4)
-    assert client.report().account.train.samples == 8
+    assert client.report().totals.train.samples == 8
 
 
 def test_a_loader_without_workers_may_draw_from_another_and_it_is_one_draw(client: torchperfd.Client) -> None:

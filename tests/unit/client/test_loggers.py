@@ -15,7 +15,7 @@ from torchperfd.loggers.sender import Sender
 from torchperfd.report import RankReport
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import DATA, FORWARD
-from torchperfd.steps.totals import Account, CudaMemory, KindTotals
+from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
 
 MS = 10**6
 
@@ -44,7 +44,7 @@ class Keeper:
         self.closed += 1
 
 
-def account(steps: int, *, first_ms: int = 0, validations: int = 0) -> Account:
+def totals(steps: int, *, first_ms: int = 0, validations: int = 0) -> Totals:
     """Return steps of 10 ms and 32 samples, a fifth of it data, after a first one that took longer."""
 
     def kind(steps: int, extra_ms: int = 0) -> KindTotals:
@@ -54,7 +54,7 @@ def account(steps: int, *, first_ms: int = 0, validations: int = 0) -> Account:
         return made
 
     warmup = kind(1, first_ms) if steps else KindTotals()
-    return Account(kind(steps, first_ms), kind(validations), warmup)
+    return Totals(kind(steps, first_ms), kind(validations), warmup)
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -65,7 +65,7 @@ def until(true: Callable[[], bool]) -> None:
 
 
 def test_measures_are_the_means_of_what_came_since() -> None:
-    assert measures(account(11), account(31, validations=4), PhaseNames()) == pytest.approx(
+    assert measures(totals(11), totals(31, validations=4), PhaseNames()) == pytest.approx(
         {
             "torchperfd/train/step_seconds": 0.01,
             "torchperfd/train/samples_per_second": 3200,
@@ -84,11 +84,11 @@ def test_measures_are_the_means_of_what_came_since() -> None:
 
 
 def test_what_is_known_beside_the_steps_is_told_with_them() -> None:
-    before, now = account(11), account(31)
+    before, now = totals(11), totals(31)
     now.train.tokens = 20 * 512
     now.flops_per_step, now.peak_flops, now.overhead = 4e12, 1e15, 0.0031
     now.cuda = CudaMemory(1, 2, 3)
-    told, plain = measures(before, now, PhaseNames()), measures(before, account(31), PhaseNames())
+    told, plain = measures(before, now, PhaseNames()), measures(before, totals(31), PhaseNames())
     assert {name: told[name] for name in told.keys() - plain.keys()} == pytest.approx(
         {
             "torchperfd/train/tokens_per_second": 51_200,
@@ -103,19 +103,19 @@ def test_what_is_known_beside_the_steps_is_told_with_them() -> None:
 
 
 def test_the_first_step_is_in_no_measure() -> None:
-    told = measures(Account(), account(3, first_ms=5000), PhaseNames())
+    told = measures(Totals(), totals(3, first_ms=5000), PhaseNames())
     assert told["torchperfd/train/step_seconds"] == pytest.approx(0.01)
-    assert measures(Account(), account(1, first_ms=5000), PhaseNames()) == {}
+    assert measures(Totals(), totals(1, first_ms=5000), PhaseNames()) == {}
 
 
 def test_nothing_new_is_nothing_to_tell() -> None:
-    assert measures(account(9), account(9), PhaseNames()) == {}
+    assert measures(totals(9), totals(9), PhaseNames()) == {}
 
 
 def test_a_phase_never_makes_a_level_of_its_own() -> None:
-    names, now = PhaseNames(), account(3)
+    names, now = PhaseNames(), totals(3)
     now.train.phases[names.slot("aug/crop")].calls = 3
-    assert "torchperfd/train/phase_seconds/aug_crop" in measures(account(1), now, names)
+    assert "torchperfd/train/phase_seconds/aug_crop" in measures(totals(1), now, names)
 
 
 # The sender, without a client.
@@ -125,7 +125,7 @@ class Senders:
     """Makes senders, and ends those that a test leaves behind."""
 
     def __init__(self) -> None:
-        self.now = account(1)
+        self.now = totals(1)
         self.faults = Faults(limit=3)
         self.made: list[Sender] = []
 
@@ -133,7 +133,7 @@ class Senders:
         sender = Sender(
             logger,
             "logger Test",
-            account=lambda: self.now.copy(),
+            totals=lambda: self.now.copy(),
             steps=lambda: self.now.train.steps,
             names=PhaseNames(),
             faults=self.faults,
@@ -159,9 +159,9 @@ def senders() -> Iterator[Senders]:
 def test_it_tells_what_is_new_and_at_the_end_the_rest_and_the_table(senders: Senders) -> None:
     keeper, firsts = Keeper(), list[int]()
     sender = senders.start(keeper, lambda: firsts.append(1))
-    senders.now = account(11)
+    senders.now = totals(11)
     until(lambda: bool(keeper.metrics))
-    senders.now = account(21)
+    senders.now = totals(21)
     until(lambda: len(keeper.metrics) == 2)
     keeper.every_seconds = 60
     report = senders.report()
@@ -178,7 +178,7 @@ def test_it_tells_what_is_new_and_at_the_end_the_rest_and_the_table(senders: Sen
 def test_what_came_after_the_last_time_is_told_at_the_end(senders: Senders) -> None:
     keeper = Keeper(every_seconds=3600)
     sender = senders.start(keeper)
-    senders.now = account(5)
+    senders.now = totals(5)
     sender.conclude(senders.report())
     sender.join(5)
     assert [step for step, _ in keeper.metrics] == [5]
@@ -187,12 +187,12 @@ def test_what_came_after_the_last_time_is_told_at_the_end(senders: Senders) -> N
 def test_steps_may_say_when(senders: Senders) -> None:
     keeper = Keeper(every_seconds=float("inf"), every_steps=10)
     senders.start(keeper)
-    senders.now = account(11)
+    senders.now = totals(11)
     until(lambda: len(keeper.metrics) == 1)
-    senders.now = account(20)
+    senders.now = totals(20)
     time.sleep(0.6)
     assert [step for step, _ in keeper.metrics] == [11]
-    senders.now = account(21)
+    senders.now = totals(21)
     until(lambda: len(keeper.metrics) == 2)
 
 
@@ -206,7 +206,7 @@ def test_one_that_raises_is_counted_and_left_alone_past_the_limit(senders: Sende
     broken = Broken()
     sender = senders.start(broken)
     for steps in range(2, 100):
-        senders.now = account(steps)
+        senders.now = totals(steps)
         if broken.closed:
             break
         time.sleep(0.05)
@@ -228,7 +228,7 @@ def test_one_whose_library_is_missing_is_tried_once(
 ) -> None:
     missing = Missing()
     senders.start(missing)
-    senders.now = account(3)
+    senders.now = totals(3)
     until(lambda: bool(missing.closed))
     assert len(missing.metrics) == 1
     assert "pip install 'torchperfd[wandb]'" in caplog.text

@@ -8,8 +8,7 @@ import torch
 from tests.unit.client.training import calls, loader, tiny_model, train
 
 import torchperfd
-from torchperfd.events import EventBuffer
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, codes
 from torchperfd.steps.overhead import CALIBRATE_EVERY_S, CHECK_EVERY_S, DEGRADATIONS, Overhead, event_seconds
 
 
@@ -19,14 +18,14 @@ class Training:
     def __init__(
         self, *, event_us: float = 1.0, events: int = 0, flusher: float = 0.0, limit: float | None = None
     ) -> None:
-        self.tape = EventBuffer(16)
+        self.buffer = EventBuffer(16)
         self.seconds = 0.0
         self.calibrations = 0
         self.event_us = event_us
         self._events = events
         self._flusher = flusher
         self.overhead = Overhead(
-            self.tape,
+            self.buffer,
             limit,
             clock=lambda: self.seconds,
             thread_clock=lambda: 5.0 + self._flusher * self.seconds,
@@ -92,13 +91,18 @@ def test_overhead_device_marks_are_sampled() -> None:
 
 def test_overhead_above_limit_gives_up_level_by_level(caplog: pytest.LogCaptureFixture) -> None:
     training = Training(events=50, limit=0.01)
-    training.tape.ticket = lambda: 1
+    training.buffer.cuda_event_id = lambda: 1
     seen = []
     for _ in range(4):
         training.run(round(CHECK_EVERY_S))
-        tape = training.tape
+        buffer = training.buffer
         seen.append(
-            (training.overhead.degradation_level, tape.ticket is None, tape.muted != 0, tape.thread == 0)
+            (
+                training.overhead.degradation_level,
+                buffer.cuda_event_id is None,
+                buffer.muted != 0,
+                buffer.thread == 0,
+            )
         )
     assert seen[0] == (1, True, False, False)
     assert seen[1] == (2, True, True, False)
@@ -112,8 +116,8 @@ def test_overhead_without_device_times_mutes_phases_first() -> None:
     training = Training(events=50, limit=0.01)
     training.run(round(CHECK_EVERY_S))
     assert training.overhead.degradation_level == 2
-    muted = (on_tape.ZERO, on_tape.FORWARD, on_tape.BACKWARD, on_tape.COLLECTIVE)
-    assert training.tape.muted == sum(1 << code for code in muted)
+    muted = (codes.ZERO, codes.FORWARD, codes.BACKWARD, codes.COLLECTIVE)
+    assert training.buffer.muted == sum(1 << code for code in muted)
 
 
 @pytest.mark.parametrize("limit", [None, 0.01])
@@ -121,7 +125,7 @@ def test_overhead_within_limit_gives_up_nothing(limit: float | None) -> None:
     training = Training(events=5, limit=limit)
     training.run(120)
     assert training.overhead.degradation_level == 0
-    assert training.tape.muted == 0
+    assert training.buffer.muted == 0
 
 
 def test_event_seconds_is_plausible() -> None:
@@ -132,7 +136,7 @@ def test_overhead_real_training_is_reported(client: torchperfd.Client) -> None:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     deadline = time.monotonic() + 120
-    while (ratio := client.report().account.overhead) is None and time.monotonic() < deadline:
+    while (ratio := client.report().totals.overhead) is None and time.monotonic() < deadline:
         train(model, optimizer, loader(30))
     assert ratio is not None
     assert ratio > 0
@@ -142,9 +146,9 @@ def test_shed_phases_leave_the_steps(client: torchperfd.Client) -> None:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, loader(3))
-    client._tape.muted = sum(1 << code for code in (on_tape.ZERO, on_tape.FORWARD, on_tape.BACKWARD))
+    client._buffer.muted = sum(1 << code for code in (codes.ZERO, codes.FORWARD, codes.BACKWARD))
     train(model, optimizer, loader(4))
     counted = calls(client)
     assert (counted["steps"], counted["data"], counted["optimizer"]) == (7, 7, 7)
     assert (counted["forward"], counted["backward"], counted["zero_grad"]) == (3, 3, 3)
-    assert client.report().account.train.micro_batches == 7
+    assert client.report().totals.train.micro_batches == 7

@@ -21,24 +21,24 @@ def drained(*steps: tuple[int, int]) -> list[StepBatch]:
 
 def test_before_the_first_step_there_is_none() -> None:
     pace = Pace()
-    pace.fold(drained())
-    pace.fold(drained((VALIDATE, 5)))
+    pace.add(drained())
+    pace.add(drained((VALIDATE, 5)))
     assert pace.step_ns == 0
 
 
 def test_it_is_the_mean_of_training_steps() -> None:
     pace = Pace()
-    pace.fold(drained((TRAIN, 10), (VALIDATE, 1000), (TRAIN, 20)))
-    pace.fold(drained((TRAIN, 30)))
+    pace.add(drained((TRAIN, 10), (VALIDATE, 1000), (TRAIN, 20)))
+    pace.add(drained((TRAIN, 30)))
     assert pace.step_ns == 20
 
 
 def test_rare_long_steps_do_not_count_but_every_other_one_does() -> None:
     pace = Pace()
-    pace.fold(drained(*[(TRAIN, 10)] * 9, (TRAIN, 31)))
+    pace.add(drained(*[(TRAIN, 10)] * 9, (TRAIN, 31)))
     assert pace.step_ns == 10
     pace = Pace()
-    pace.fold(drained(*[(TRAIN, 10), (TRAIN, 24)] * 9))
+    pace.add(drained(*[(TRAIN, 10), (TRAIN, 24)] * 9))
     assert pace.step_ns == 17
 
 
@@ -47,7 +47,7 @@ def test_the_oldest_are_forgotten(at_once: bool) -> None:
     pace = Pace()
     steps = [*[(TRAIN, 100)] * 500, *[(TRAIN, 50)] * 64]
     for batch in [steps] if at_once else [[step] for step in steps]:
-        pace.fold(drained(*batch))
+        pace.add(drained(*batch))
     assert pace.step_ns == 50
 
 
@@ -63,7 +63,7 @@ def test_phases_are_means_over_the_same_steps() -> None:
             recorder.exit()
         clock.advance(rest)
         recorder.close(TRAIN, number)
-        pace.fold(recorder.drain())
+        pace.add(recorder.drain())
     assert pace.step_ns == 10
     assert pace.phase_ns()[DATA] == 4
     assert sum(pace.phase_ns().values()) == 10

@@ -18,8 +18,7 @@ from torchperfd.captures.capture import CaptureOptions, CaptureOutcome, CaptureS
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.pause import PauseEstimate
 from torchperfd.errors import CaptureError
-from torchperfd.events import EventBuffer
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.hooks.profiler import ARBITER
 from torchperfd.identity import read_identity
@@ -57,7 +56,7 @@ class Prepared:
     """A capture of a loop of its own, and how it ended."""
 
     def __init__(self, directory: Path) -> None:
-        self.replay = Replay(EventBuffer(1024, on_tape.TICKET), 64, Faults())
+        self.replay = Replay(EventBuffer(1024, codes.CUDA_EVENT), 64, Faults())
         self.outcomes: list[CaptureOutcome] = []
         self.pauses = PauseEstimate()
         self.capture = RankCapture(
@@ -75,7 +74,7 @@ class Prepared:
 
 def test_a_capture_that_is_never_armed_gives_up_and_lets_training_write_only(tmp_path: Path) -> None:
     prepared = Prepared(tmp_path)
-    assert prepared.capture.prepare(patience=0.01) == ""
+    assert prepared.capture.prepare(timeout=0.01) == ""
     assert prepared.capture.ended.wait(30)
     assert [outcome.reason for outcome in prepared.outcomes] == [
         "no start step came within the time given; capture again"
@@ -89,7 +88,7 @@ def test_a_capture_that_is_never_armed_gives_up_and_lets_training_write_only(tmp
 
 def test_a_capture_that_is_armed_in_time_has_no_deadline(tmp_path: Path) -> None:
     prepared = Prepared(tmp_path)
-    assert prepared.capture.prepare(patience=0.2) == ""
+    assert prepared.capture.prepare(timeout=0.2) == ""
     prepared.capture.arm(5)
     assert not prepared.capture.ended.wait(0.4)
     assert prepared.replay.live

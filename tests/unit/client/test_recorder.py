@@ -78,9 +78,9 @@ def test_a_phase_directly_inside_itself_is_one_call() -> None:
     clock.advance(1000)
     recorder.exit()
     recorder.close(TRAIN, 0)
-    (stretch,) = recorder.drain()
-    assert unpack([stretch])[0].phases == {"optimizer": (1, 1111), "other": (1, 0)}
-    assert stretch.phases[OPTIMIZER].squares == 1111.0**2
+    (batch,) = recorder.drain()
+    assert unpack([batch])[0].phases == {"optimizer": (1, 1111), "other": (1, 0)}
+    assert batch.phases[OPTIMIZER].squares == 1111.0**2
 
 
 def test_a_phase_inside_itself_with_another_between_is_two_calls() -> None:
@@ -100,10 +100,10 @@ def test_squares_are_of_each_call() -> None:
         spend(recorder, clock, DATA, ns)
         clock.advance(10)
     recorder.close(TRAIN, 0)
-    (stretch,) = recorder.drain()
-    squares = {slot: columns.squares for slot, columns in stretch.phases.items()}
+    (batch,) = recorder.drain()
+    squares = {slot: columns.squares for slot, columns in batch.phases.items()}
     assert squares == {DATA: 9.0 + 16 + 25, OTHER: 30.0**2}
-    assert stretch.squares == (12 + 30) ** 2
+    assert batch.squares == (12 + 30) ** 2
 
 
 def test_a_step_starts_where_the_one_before_has_ended() -> None:
@@ -127,7 +127,7 @@ def test_starts_are_told_in_wall_time_as_last_read() -> None:
     recorder.close(TRAIN, 1)
     recorder.wall_offset = 2_000_000
     recorder.close(TRAIN, 2)
-    starts = [start for stretch in recorder.drain() for start in stretch.start]
+    starts = [start for batch in recorder.drain() for start in batch.start]
     assert starts == [1_000_050, 1_000_050, 2_000_050]
 
 
@@ -155,14 +155,14 @@ def test_a_named_gap_counts_from_the_newest_boundary_and_only_until_it_is_named_
     recorder.exit()
     clock.advance(50_000)
     recorder.close(TRAIN, 0)
-    (stretch,) = recorder.drain()
-    assert unpack([stretch])[0].phases == {
+    (batch,) = recorder.drain()
+    assert unpack([batch])[0].phases == {
         "forward": (1, 100),
         "loss": (1, 320),
         "backward": (1, 4000),
         "other": (1, 50_001),
     }
-    assert stretch.phases[LOSS].squares == 320.0**2
+    assert batch.phases[LOSS].squares == 320.0**2
 
 
 def test_a_gap_that_is_still_named_when_the_step_ends_is_charged_and_forgotten() -> None:
@@ -200,11 +200,11 @@ def test_a_phase_open_at_an_edge_is_one_call_on_either_side() -> None:
     clock.advance(11)
     recorder.exit()
     recorder.close(TRAIN, 1)
-    stretches = recorder.drain()
-    first, second = unpack(stretches)
+    batches = recorder.drain()
+    first, second = unpack(batches)
     assert first.phases == {"forward": (1, 5), "data": (1, 30), "other": (1, 0)}
     assert second.phases == {"forward": (1, 11), "data": (1, 700), "other": (1, 0)}
-    assert [stretch.phases[DATA].squares for stretch in stretches] == [30.0**2, 700.0**2]
+    assert [batch.phases[DATA].squares for batch in batches] == [30.0**2, 700.0**2]
 
 
 def test_a_step_may_end_at_its_newest_boundary() -> None:
@@ -329,14 +329,14 @@ def test_steps_are_drained_once_and_in_order_across_the_end_of_the_ring() -> Non
             spend(recorder, clock, DATA, written + 1)
             recorder.close(TRAIN, written)
             written += 1
-        stretches = recorder.drain()
+        batches = recorder.drain()
         expected = range(drained, written)
-        steps = unpack(stretches)
+        steps = unpack(batches)
         assert [step.index for step in steps] == list(expected)
         assert [step.samples for step in steps] == [100 + number for number in expected]
         assert [step.phases["data"] for step in steps] == [(1, number + 1) for number in expected]
         squares = [(number + 1) ** 2 for number in expected]
-        assert sum(stretch.phases[DATA].squares for stretch in stretches) == sum(squares)
+        assert sum(batch.phases[DATA].squares for batch in batches) == sum(squares)
         drained = written
     assert (recorder.recorded, recorder.dropped) == (20, 0)
     assert recorder.drain() == []
@@ -350,16 +350,16 @@ def test_a_stretch_is_of_one_kind_and_of_steps_that_follow_one_another_and_the_f
         recorder.samples = number
         clock.advance(10**number)
         recorder.close(kind, index)
-    stretches = recorder.drain()
-    assert [(each.kind[0], each.index[0], each.count) for each in stretches] == [
+    batches = recorder.drain()
+    assert [(each.kind[0], each.index[0], each.count) for each in batches] == [
         *((TRAIN, 0, 1), (TRAIN, 1, 2), (VALIDATE, 0, 2), (TRAIN, 3, 1), (TRAIN, 5, 1))
     ]
-    assert [(each.total_ns, each.total_samples, each.squares) for each in stretches] == [
+    assert [(each.total_ns, each.total_samples, each.squares) for each in batches] == [
         *((1, 0, 1.0), (110, 3, 10.0**2 + 10.0**4), (11_000, 7, 10.0**6 + 10.0**8)),
         *((10**5, 5, 10.0**10), (10**6, 6, 10.0**12)),
     ]
-    assert all(each.phases[OTHER].total_ns == each.total_ns for each in stretches)
-    assert all(each.phases[OTHER].total_calls == each.count for each in stretches)
+    assert all(each.phases[OTHER].total_ns == each.total_ns for each in batches)
+    assert all(each.phases[OTHER].total_calls == each.count for each in batches)
 
 
 def test_a_full_ring_keeps_the_oldest_and_counts_what_it_drops() -> None:
@@ -658,25 +658,25 @@ def test_any_sequence_of_calls_comes_to_what_the_model_says(
 
 def check_drain(recorder: Recorder, model: Model) -> None:
     expected, model.waiting = model.waiting, []
-    for stretch in recorder.drain():
-        least, most = dict.fromkeys(stretch.phases, 0.0), dict.fromkeys(stretch.phases, 0.0)
-        for number in range(stretch.count):
+    for batch in recorder.drain():
+        least, most = dict.fromkeys(batch.phases, 0.0), dict.fromkeys(batch.phases, 0.0)
+        for number in range(batch.count):
             step = expected.pop(0)
-            assert (stretch.kind[number], stretch.index[number]) == (step["kind"], step["index"])
-            assert stretch.duration[number] == step["duration"] == sum(step["ns"])
-            assert stretch.samples[number] == step["samples"]
+            assert (batch.kind[number], batch.index[number]) == (step["kind"], step["index"])
+            assert batch.duration[number] == step["duration"] == sum(step["ns"])
+            assert batch.samples[number] == step["samples"]
             for slot in range(PHASE_SLOTS):
                 ns, calls = step["ns"][slot], step["calls"][slot]
-                if slot not in stretch.phases:
+                if slot not in batch.phases:
                     assert ns == calls == 0
                     continue
-                columns = stretch.phases[slot]
+                columns = batch.phases[slot]
                 assert (columns.ns[number], columns.calls[number]) == (ns, calls)
                 assert ns >= 0
                 most[slot] += float(ns) ** 2
                 least[slot] += float(ns) ** 2 / calls if calls else 0.0
         # The sum of squares is between that of equal calls and that of one call doing it all.
-        for slot, columns in stretch.phases.items():
+        for slot, columns in batch.phases.items():
             assert 0.999999 * least[slot] <= columns.squares <= 1.000001 * most[slot]
             assert (columns.total_ns, columns.total_calls) == (sum(columns.ns), sum(columns.calls))
     assert expected == []

@@ -57,7 +57,7 @@ def nodes() -> Iterator[list[JobNode]]:
 def test_each_hears_of_all_and_is_done(nodes: list[JobNode]) -> None:
     nodes += [JobNode("3") for _ in range(3)]
     for number, node in enumerate(nodes):
-        node.rendezvous.meet(f"node{number}:9408")
+        node.rendezvous.discover_peers(f"node{number}:9408")
     everyone = {f"node{number}:9408" for number in range(3)}
     for node in nodes:
         heard = node.hear()
@@ -68,25 +68,25 @@ def test_each_hears_of_all_and_is_done(nodes: list[JobNode]) -> None:
         node.rendezvous._thread.join(10)
         assert not node.rendezvous._thread.is_alive()
     assert nodes[0].told.empty()
-    nodes[0].rendezvous.meet("node0:9408")
+    nodes[0].rendezvous.discover_peers("node0:9408")
     assert nodes[0].hear() == everyone
 
 
 @pytest.mark.usefixtures("_store")
 def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(nodes: list[JobNode]) -> None:
     nodes += [JobNode(), JobNode()]
-    nodes[0].rendezvous.meet("a:1")
+    nodes[0].rendezvous.discover_peers("a:1")
     assert nodes[0].hear() == {"a:1"}
-    nodes[1].rendezvous.meet("b:1")
+    nodes[1].rendezvous.discover_peers("b:1")
     assert nodes[0].hear() == {"a:1", "b:1"}
 
 
 @pytest.mark.usefixtures("_store")
 def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(nodes: list[JobNode]) -> None:
     nodes += [JobNode(), JobNode(attempt="1")]
-    nodes[0].rendezvous.meet("gone:1")
+    nodes[0].rendezvous.discover_peers("gone:1")
     assert nodes[0].hear() == {"gone:1"}
-    nodes[1].rendezvous.meet("new:1")
+    nodes[1].rendezvous.discover_peers("new:1")
     assert nodes[1].hear() == {"new:1"}
 
 
@@ -103,7 +103,7 @@ def test_without_a_store_nothing_is_told_and_it_can_be_ended(
     monkeypatch.setattr(rendezvous, "_TIMEOUT", rendezvous._TIMEOUT / 100)
     nodes.append(JobNode())
     with caplog.at_level("INFO", "torchperfd"):
-        nodes[0].rendezvous.meet("a:1")
+        nodes[0].rendezvous.discover_peers("a:1")
         if not meets:
             nodes[0].rendezvous.stop(5.0)
         assert nodes[0].rendezvous._thread is not None
@@ -120,15 +120,15 @@ def test_one_rank_of_a_node_meets_the_others_if_its_daemon_asks(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, local_rank: int, address: str, meets: bool
 ) -> None:
     met: list[str] = []
-    monkeypatch.setattr(client._dialogue.rendezvous, "meet", met.append)
-    monkeypatch.setattr(client._dialogue, "_identity", replace(client._identity, local_rank=local_rank))
-    client._dialogue.on_welcome(session_pb2.Welcome(fleet_address=address))
+    monkeypatch.setattr(client._daemon_session.rendezvous, "discover_peers", met.append)
+    monkeypatch.setattr(client._daemon_session, "_identity", replace(client._identity, local_rank=local_rank))
+    client._daemon_session.on_welcome(session_pb2.Welcome(fleet_address=address))
     assert met == (["a:1"] if meets else [])
 
 
 def test_what_is_heard_goes_to_the_daemon(client: torchperfd.Client) -> None:
     client._outbox.take(0, 1000)
-    client._dialogue._tell_daemons(("a:1", "b:1"))
+    client._daemon_session._tell_daemons(("a:1", "b:1"))
     (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("job_daemons"))
     assert list(message.job_daemons.addresses) == ["a:1", "b:1"]
     assert not [thread for thread in threading.enumerate() if thread.name == "torchperfd-rendezvous"]

@@ -1,4 +1,4 @@
-"""Reading the tape: the loop hears of everything once, in order, on the right thread."""
+"""Reading the ring buffer: the loop hears of everything once, in order, on the right thread."""
 
 import threading
 from threading import get_ident
@@ -7,29 +7,28 @@ from typing import Any
 import pytest
 from tests.unit.client.scripted import unpack
 
-from torchperfd.events import EventBuffer
-from torchperfd.events import codes as on_tape
+from torchperfd.events import EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.steps.loop import Loop
 from torchperfd.steps.replay import Replay
 
 PLAIN = (
-    *((on_tape.DRAW, 112), (on_tape.DRAWN, 32)),
-    *((on_tape.ZERO, 0), (on_tape.ZERO_END, 0)),
-    *((on_tape.FORWARD, 0), (on_tape.FORWARD_END, 0)),
-    *((on_tape.BACKWARD, 0), (on_tape.BACKWARD_END, 0)),
-    *((on_tape.OPTIMIZER, 1), (on_tape.OPTIMIZER_END, 1)),
+    *((codes.DRAW, 112), (codes.DRAWN, 32)),
+    *((codes.ZERO, 0), (codes.ZERO_END, 0)),
+    *((codes.FORWARD, 0), (codes.FORWARD_END, 0)),
+    *((codes.BACKWARD, 0), (codes.BACKWARD_END, 0)),
+    *((codes.OPTIMIZER, 1), (codes.OPTIMIZER_END, 1)),
 )
 
 
 def make(events: int = 1024, steps: int = 64) -> tuple[EventBuffer, Replay]:
-    tape = EventBuffer(events, on_tape.TICKET)
-    return tape, Replay(tape, steps, Faults())
+    buffer = EventBuffer(events, codes.CUDA_EVENT)
+    return buffer, Replay(buffer, steps, Faults())
 
 
-def write(tape: EventBuffer, *events: tuple[int, int]) -> None:
+def write(buffer: EventBuffer, *events: tuple[int, int]) -> None:
     for code, argument in events:
-        tape.write(code, argument)
+        buffer.write(code, argument)
 
 
 class Watcher:
@@ -46,23 +45,23 @@ class Watcher:
 
 
 def test_every_code_has_a_meaning() -> None:
-    tape, replay = make()
-    for code in range(on_tape.CODES):
-        tape.write(code)
+    buffer, replay = make()
+    for code in range(codes.CODES):
+        buffer.write(code)
     replay.catch_up()
     assert replay._faults.counts() == {}
-    codes = {value for name, value in vars(on_tape).items() if name.isupper() and isinstance(value, int)}
-    assert set(range(on_tape.CODES)) <= codes
+    known = {value for name, value in vars(codes).items() if name.isupper() and isinstance(value, int)}
+    assert set(range(codes.CODES)) <= known
 
 
 def test_steps_take_from_event_to_event_as_it_was_written() -> None:
-    tape, replay = make()
+    buffer, replay = make()
     for _ in range(4):
-        write(tape, *PLAIN)
-    write(tape, (on_tape.DRAW, 112), (on_tape.EXHAUSTED, 112))
-    before = len(tape)
+        write(buffer, *PLAIN)
+    write(buffer, (codes.DRAW, 112), (codes.EXHAUSTED, 112))
+    before = len(buffer)
     replay.catch_up()
-    assert (before, len(tape)) == (42, 0)
+    assert (before, len(buffer)) == (42, 0)
     steps = unpack(replay.recorder.drain())
     assert [(step.kind, step.index, step.samples) for step in steps] == [("train", n, 32) for n in range(4)]
     for step in steps:
@@ -70,18 +69,18 @@ def test_steps_take_from_event_to_event_as_it_was_written() -> None:
         assert {name: count for name, (count, _) in step.phases.items()} == dict.fromkeys(
             ("data", "forward", "loss", "backward", "optimizer", "zero_grad", "other"), 1
         )
-    assert (replay.passes.train.calls, replay.loop.micro_batches) == (1, 4)
+    assert (replay.epochs.train.calls, replay.loop.micro_batches) == (1, 4)
 
 
 def test_calls_that_nest_end_where_they_began() -> None:
     """A save within a backward within an optimizer's closure: each end belongs to the newest begin."""
-    tape, replay = make()
+    buffer, replay = make()
     write(
-        tape,
-        *((on_tape.DRAW, 112), (on_tape.DRAWN, 1), (on_tape.OPTIMIZER, 1)),
-        *((on_tape.ZERO, 0), (on_tape.ZERO_END, 0), (on_tape.FORWARD, 0), (on_tape.FORWARD_END, 0)),
-        *((on_tape.BACKWARD, 0), (on_tape.SAVE, 0), (on_tape.SAVE_END, 0), (on_tape.BACKWARD_END, 0)),
-        *((on_tape.OPTIMIZER_END, 1), (on_tape.DRAW, 112), (on_tape.EXHAUSTED, 112)),
+        buffer,
+        *((codes.DRAW, 112), (codes.DRAWN, 1), (codes.OPTIMIZER, 1)),
+        *((codes.ZERO, 0), (codes.ZERO_END, 0), (codes.FORWARD, 0), (codes.FORWARD_END, 0)),
+        *((codes.BACKWARD, 0), (codes.SAVE, 0), (codes.SAVE_END, 0), (codes.BACKWARD_END, 0)),
+        *((codes.OPTIMIZER_END, 1), (codes.DRAW, 112), (codes.EXHAUSTED, 112)),
     )
     replay.catch_up()
     (step,) = unpack(replay.recorder.drain())
@@ -92,8 +91,8 @@ def test_calls_that_nest_end_where_they_began() -> None:
 
 
 def test_a_watcher_is_told_on_the_thread_that_writes_and_of_every_edge_to_come() -> None:
-    tape, replay = make()
-    write(tape, *PLAIN, *PLAIN)
+    buffer, replay = make()
+    write(buffer, *PLAIN, *PLAIN)
     watcher = Watcher()
     wanted = threading.Thread(target=lambda: replay.watch(watcher))  # as a capture's own thread does
     wanted.start()
@@ -101,26 +100,26 @@ def test_a_watcher_is_told_on_the_thread_that_writes_and_of_every_edge_to_come()
     assert replay.live
     assert watcher.edges == []  # what was written so far was read before anybody watched
     assert replay.loop.train_steps == 1
-    write(tape, *PLAIN, *PLAIN)
+    write(buffer, *PLAIN, *PLAIN)
     assert watcher.edges == [("train", 2, get_ident()), ("train", 3, get_ident())]
     replay.unwatch(watcher)
     assert not replay.live
-    write(tape, *PLAIN)
-    assert len(tape) == len(PLAIN)
+    write(buffer, *PLAIN)
+    assert len(buffer) == len(PLAIN)
     assert len(watcher.edges) == 2
 
 
 def test_while_the_training_thread_reads_along_nobody_else_reads() -> None:
-    tape, replay = make()
+    buffer, replay = make()
     replay.go_live()
-    tape.on_event = lambda: None  # it has written, but not come to read yet
-    write(tape, *PLAIN)
+    buffer.on_event = lambda: None  # it has written, but not come to read yet
+    write(buffer, *PLAIN)
     reader = threading.Thread(target=replay.catch_up)
     reader.start()
     reader.join()
-    assert len(tape) == len(PLAIN)
+    assert len(buffer) == len(PLAIN)
     replay.catch_up()
-    assert len(tape) == 0
+    assert len(buffer) == 0
 
 
 def test_somebody_elses_watcher_is_left_alone() -> None:
@@ -133,26 +132,26 @@ def test_somebody_elses_watcher_is_left_alone() -> None:
 
 
 def test_a_tape_that_is_full_is_read_on_the_spot() -> None:
-    tape, replay = make(events=32)
+    buffer, replay = make(events=32)
     for _ in range(50):
-        write(tape, *PLAIN)
+        write(buffer, *PLAIN)
     replay.finish()
     assert replay.loop.train_steps == 50
-    assert tape.lost == 0
+    assert buffer.lost == 0
 
 
 def test_after_lost_events_the_open_step_is_lost_and_no_other() -> None:
-    tape, replay = make(events=32)
-    tape.on_full = None  # nobody makes room
-    write(tape, *PLAIN, *PLAIN[:5])
+    buffer, replay = make(events=32)
+    buffer.on_full = None  # nobody makes room
+    write(buffer, *PLAIN, *PLAIN[:5])
     replay.catch_up()
     for _ in range(9):
-        write(tape, *PLAIN)
-    assert tape.lost > 0
-    write(tape, *PLAIN)
+        write(buffer, *PLAIN)
+    assert buffer.lost > 0
+    write(buffer, *PLAIN)
     replay.catch_up()
-    tape.on_full = replay.catch_up
-    write(tape, *PLAIN, *PLAIN)
+    buffer.on_full = replay.catch_up
+    write(buffer, *PLAIN, *PLAIN)
     replay.finish()
     durations = [step.phases for step in unpack(replay.recorder.drain())]
     assert replay._faults.counts() == {}
@@ -166,32 +165,32 @@ def test_what_cannot_be_understood_is_counted_and_at_the_limit_nothing_is_read(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    tape, replay = make(events=4096)
+    buffer, replay = make(events=4096)
     monkeypatch.setattr(Loop, "forward_end", fail)
     for _ in range(30):
-        write(tape, *PLAIN)
+        write(buffer, *PLAIN)
     replay.catch_up()
     assert replay._faults.counts() == {"hook forward": 10}
-    assert tape.thread == 0
+    assert buffer.thread == 0
     monkeypatch.undo()
-    write(tape, *PLAIN)
+    write(buffer, *PLAIN)
     replay.catch_up()
     replay.finish()
     assert replay._faults.counts() == {"hook forward": 10}
 
 
 def test_a_scaler_that_lets_the_optimizer_step_and_one_that_does_not() -> None:
-    tape, replay = make()
-    refused = ((on_tape.SCALER, 1), (on_tape.SCALER_END, 0))
+    buffer, replay = make()
+    refused = ((codes.SCALER, 1), (codes.SCALER_END, 0))
     allowed = (
-        (on_tape.SCALER, 1),
-        (on_tape.OPTIMIZER, 1),
-        (on_tape.OPTIMIZER_END, 1),
-        (on_tape.SCALER_END, 0),
+        (codes.SCALER, 1),
+        (codes.OPTIMIZER, 1),
+        (codes.OPTIMIZER_END, 1),
+        (codes.SCALER_END, 0),
     )
-    failed = ((on_tape.SCALER, 1), (on_tape.SCALER_FAILED, 0))
+    failed = ((codes.SCALER, 1), (codes.SCALER_FAILED, 0))
     for way in (refused, allowed, refused, failed, allowed):
-        write(tape, *PLAIN[:8], *way)
+        write(buffer, *PLAIN[:8], *way)
     replay.finish()
     assert replay.loop.refused == 2
     assert replay.recorder.depth == 0

@@ -17,7 +17,7 @@ from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate, size
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import DATA, FORWARD, OTHER
-from torchperfd.steps.totals import Account, CudaMemory, GcTotals, KindTotals, PhaseTotals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 
 MS = 10**6
 
@@ -46,27 +46,27 @@ def report() -> RankReport:
     warmup.phases[FORWARD] = phase(2, 4000 * MS)
     validate = KindTotals(steps=2, ns=3 * MS, squares=2 * (1.5 * MS) ** 2)
     validate.phases[FORWARD] = phase(2, 3 * MS)
-    return RankReport(3, Account(train, validate, warmup, began_ns=1000, ended_ns=1000 + 6503 * MS), names)
+    return RankReport(3, Totals(train, validate, warmup, began_ns=1000, ended_ns=1000 + 6503 * MS), names)
 
 
 @pytest.fixture
 def full(report: RankReport) -> RankReport:
     """The same on a GPU, in two epochs, with all that there is to tell."""
-    account = report.account
-    account.train.tokens, account.warmup.tokens = 101 * 8192, 8192
-    account.train.skipped, account.train.micro_batches = 3, 202
-    account.train.phases[FORWARD].device_ns, account.train.phases[FORWARD].device_calls = 4180 * MS, 192
-    account.warmup.phases[FORWARD].device_ns, account.warmup.phases[FORWARD].device_calls = 3800 * MS, 2
-    account.epoch = phase(2, 6500 * MS, [1000.0 * MS, 5500.0 * MS])
-    account.train_pass = phase(2, 6400 * MS, [980.0 * MS, 5420.0 * MS])
-    account.validate_pass = phase(1, 50 * MS)
-    account.checkpoint = phase(2, 250 * MS)
-    account.gc = (GcTotals(40, 5 * MS), GcTotals(4, 10 * MS), GcTotals(1, 100 * MS))
-    account.ready = 2
-    account.cuda = CudaMemory(allocated=5 * 2**30, reserved=6 * 2**30, peak=5_888_802_816)
-    account.flops_per_step, account.peak_flops = 2e12, 989e12
-    account.overhead, account.shed = 0.00312, 1
-    return RankReport(3, account, report.names)
+    totals = report.totals
+    totals.train.tokens, totals.warmup.tokens = 101 * 8192, 8192
+    totals.train.skipped, totals.train.micro_batches = 3, 202
+    totals.train.phases[FORWARD].device_ns, totals.train.phases[FORWARD].device_calls = 4180 * MS, 192
+    totals.warmup.phases[FORWARD].device_ns, totals.warmup.phases[FORWARD].device_calls = 3800 * MS, 2
+    totals.epoch = phase(2, 6500 * MS, [1000.0 * MS, 5500.0 * MS])
+    totals.train_pass = phase(2, 6400 * MS, [980.0 * MS, 5420.0 * MS])
+    totals.validate_pass = phase(1, 50 * MS)
+    totals.checkpoint = phase(2, 250 * MS)
+    totals.gc = (GcTotals(40, 5 * MS), GcTotals(4, 10 * MS), GcTotals(1, 100 * MS))
+    totals.ready = 2
+    totals.cuda = CudaMemory(allocated=5 * 2**30, reserved=6 * 2**30, peak=5_888_802_816)
+    totals.flops_per_step, totals.peak_flops = 2e12, 989e12
+    totals.overhead, totals.degradation_level = 0.00312, 1
+    return RankReport(3, totals, report.names)
 
 
 @pytest.mark.parametrize("layout", ["text", "markdown", "csv", "html"])
@@ -84,8 +84,8 @@ def test_it_prints_and_shows_itself(report: RankReport) -> None:
 def test_the_text_fits_a_terminal_and_is_aligned(report: RankReport) -> None:
     names = PhaseNames()
     for name in ("資料の拡張", "a phase whose name goes on for 64 characters, which is permitted"):
-        report.account.train.phases[names.slot(name)] = phase(3, 7 * MS)
-    text = RankReport(0, report.account, names).to_text()
+        report.totals.train.phases[names.slot(name)] = phase(3, 7 * MS)
+    text = RankReport(0, report.totals, names).to_text()
     lines = text.splitlines()[1:]
     widths = [sum(2 if east_asian_width(c) in "WF" else 1 for c in line) for line in lines]
     assert len(set(widths)) == 1
@@ -148,8 +148,8 @@ def test_passes_are_a_group_of_their_own(full: RankReport) -> None:
 
 
 def test_the_fit_is_never_shorter_than_its_epochs(full: RankReport) -> None:
-    full.account.epoch = phase(1, 7000 * MS)
-    rows = {(row.phase, row.action): row for row in RankReport(0, full.account, full.names).table.rows}
+    full.totals.epoch = phase(1, 7000 * MS)
+    rows = {(row.phase, row.action): row for row in RankReport(0, full.totals, full.names).table.rows}
     assert rows["fit", "fit"].seconds_total == rows["epoch", "epoch"].seconds_total == 7.0
     assert rows["fit", "between steps"].seconds_total == pytest.approx(0.997)
 
@@ -158,8 +158,8 @@ def test_rates_and_the_share_of_the_peak_are_those_of_the_steps_after_the_first(
     assert full.table.tokens_per_second == pytest.approx(819_200)
     assert full.table.flops_per_second == pytest.approx(200e12)
     assert full.table.flops_utilization == pytest.approx(200 / 989)
-    full.account.peak_flops = None
-    text = RankReport(3, full.account, full.names).to_text()
+    full.totals.peak_flops = None
+    text = RankReport(3, full.totals, full.names).to_text()
     assert "compute: 200 TFLOP/s\n" in text
     assert "MFU" not in text
 
@@ -191,23 +191,23 @@ def test_what_is_not_known_is_not_told(report: RankReport) -> None:
 
 def test_pauses_are_told_from_a_hundredth_of_the_fit_on(report: RankReport) -> None:
     for ms, told in ((65, False), (66, True)):
-        report.account.gc = (GcTotals(1, MS), GcTotals(1, (ms - 1) * MS))
-        text = RankReport(0, report.account, report.names).to_text()
+        report.totals.gc = (GcTotals(1, MS), GcTotals(1, (ms - 1) * MS))
+        text = RankReport(0, report.totals, report.names).to_text()
         assert (f"garbage collector: {ms} ms" in text) == told
 
 
 def test_detail_that_was_shed_is_told_even_before_its_cost_is_known(report: RankReport) -> None:
-    report.account.shed = 2
-    text = RankReport(0, report.account, report.names).to_text()
-    assert "  overhead of torchperfd: 2 tiers of detail shed" in text.splitlines()
+    report.totals.degradation_level = 2
+    text = RankReport(0, report.totals, report.names).to_text()
+    assert "  overhead of torchperfd: degradation level 2" in text.splitlines()
 
 
 def test_where_only_totals_are_known_the_table_says_so() -> None:
     """Another rank's, whose client is older than ours."""
-    account = Account()
-    account.train = KindTotals(steps=4, ns=8 * MS)
-    account.train.phases[FORWARD] = phase(4, 8 * MS)
-    report = RankReport(1, account, PhaseNames())
+    totals = Totals()
+    totals.train = KindTotals(steps=4, ns=8 * MS)
+    totals.train.phases[FORWARD] = phase(4, 8 * MS)
+    report = RankReport(1, totals, PhaseNames())
     assert [row.action for row in report.table.rows] == ["fit", "train", "forward"]
     assert report.table.rows[1].std_seconds is None
     assert "the first step is part of every mean" in report.to_text()
@@ -215,32 +215,32 @@ def test_where_only_totals_are_known_the_table_says_so() -> None:
 
 
 def test_a_single_step_is_not_taken_away_from_itself() -> None:
-    account = Account()
-    account.train = KindTotals(steps=1, ns=8 * MS)
-    account.train.phases[FORWARD] = phase(1, 8 * MS)
-    account.warmup = account.train.copy()
-    table = RankReport(1, account, PhaseNames()).table
+    totals = Totals()
+    totals.train = KindTotals(steps=1, ns=8 * MS)
+    totals.train.phases[FORWARD] = phase(1, 8 * MS)
+    totals.warmup = totals.train.copy()
+    table = RankReport(1, totals, PhaseNames()).table
     assert [row.action for row in table.rows] == ["fit", "train", "forward"]
     assert table.notes == ("the one training step paid for all that is initialised lazily",)
 
 
 def test_only_validation_is_a_report_too() -> None:
-    account = Account()
-    account.validate = KindTotals(steps=2, ns=8 * MS)
-    account.validate.phases[FORWARD] = phase(2, 8 * MS)
-    report = RankReport(0, account, PhaseNames())
+    totals = Totals()
+    totals.validate = KindTotals(steps=2, ns=8 * MS)
+    totals.validate.phases[FORWARD] = phase(2, 8 * MS)
+    report = RankReport(0, totals, PhaseNames())
     assert report.to_text().startswith("rank 0 · validate · 2 steps\n")
 
 
 def test_lost_steps_are_told(report: RankReport) -> None:
-    told = RankReport(0, report.account, report.names, dropped=1234)
+    told = RankReport(0, report.totals, report.names, dropped=1234)
     note = "1,234 steps went unrecorded; their time counts as between steps"
     assert told.table.notes == (note,)
     assert all(note in layout for layout in (told.to_text(), told.to_markdown(), told.to_html()))
 
 
 def test_without_steps_every_layout_says_so() -> None:
-    empty = RankReport(7, Account(), PhaseNames())
+    empty = RankReport(7, Totals(), PhaseNames())
     assert empty.to_text() == "rank 7: no step was seen"
     assert empty.to_markdown() == "**rank 7: no step was seen**\n"
     assert "rank 7: no step was seen" in empty.to_html()
@@ -248,17 +248,17 @@ def test_without_steps_every_layout_says_so() -> None:
 
 
 def test_steps_that_took_no_time_do_not_divide_by_it() -> None:
-    account = Account()
-    account.train.steps = 2
-    account.train.phases[OTHER].calls = 2
-    text = RankReport(0, account, PhaseNames()).to_text()
+    totals = Totals()
+    totals.train.steps = 2
+    totals.train.phases[OTHER].calls = 2
+    text = RankReport(0, totals, PhaseNames()).to_text()
     assert text.splitlines()[0] == "rank 0 · train · 2 steps · 0 s a step"
     assert " ".join(text.splitlines()[-2].split()) == "train other 0 s 0 s 2 - 0 s 0.0%"
 
 
 def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) -> None:
     verdict = {"cause": "input"}
-    other = RankReport(0, Account(), PhaseNames())
+    other = RankReport(0, Totals(), PhaseNames())
     document = run_document("bert-17", [report, other], verdict)
     assert document == json.loads(json.dumps(document))
     assert list(document) == ["schema", "run", "ranks", "verdict"]

@@ -35,10 +35,12 @@ def files() -> list[int]:
     return memory_files(contract.STACKS_FILE)
 
 
-def told(client: torchperfd.Client) -> session_pb2.StackReport:
+def daemons(client: torchperfd.Client) -> session_pb2.StackReport:
     """Return what the client answers, asked on the calling thread."""
     client._outbox.take(0, 1000)
-    client._dialogue.obey(session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=7)))
+    client._daemon_session.handle_command(
+        session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=7))
+    )
     (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("stack_report"))
     assert message.stack_report.request_id == 7
     return message.stack_report
@@ -74,8 +76,8 @@ def test_it_tells_every_thread_with_its_name_and_its_frames(
     client: torchperfd.Client, helper: Callable[[Callable[[], None]], threading.Thread]
 ) -> None:
     thread = helper(lambda: None)
-    report = told(client)
-    by_ident = {told.ident: told for told in report.threads}
+    report = daemons(client)
+    by_ident = {daemons.ident: daemons for daemons in report.threads}
     assert set(by_ident) == set(sys._current_frames())
     assert by_ident[thread.ident or 0].name == "a helper"
     functions = [frame.function for frame in by_ident[thread.ident or 0].frames]
@@ -91,20 +93,20 @@ def test_the_training_thread_is_the_one_whose_steps_are_timed(
     client: torchperfd.Client, helper: Callable[[Callable[[], None]], threading.Thread]
 ) -> None:
     answers: list[session_pb2.StackReport] = []
-    helper(lambda: answers.append(told(client)))
+    helper(lambda: answers.append(daemons(client)))
     (training,) = (thread for thread in answers[0].threads if thread.training)
     assert training.ident == threading.main_thread().ident
 
 
 def test_phase_and_step_are_as_the_tape_last_said(client: torchperfd.Client) -> None:
-    assert (told(client).phase, told(client).step) == ("", 0)
+    assert (daemons(client).phase, daemons(client).step) == ("", 0)
     for _ in range(3):
         client.step()
     with client.phase("augment"):
         client._replay.catch_up()
-        assert (told(client).phase, told(client).step) == ("augment", 3)
+        assert (daemons(client).phase, daemons(client).step) == ("augment", 3)
     client._replay.catch_up()
-    assert told(client).phase == "other"
+    assert daemons(client).phase == "other"
 
 
 def test_the_answer_keeps_no_frame_and_so_nothing_of_the_scripts_alive(client: torchperfd.Client) -> None:
@@ -113,7 +115,7 @@ def test_the_answer_keeps_no_frame_and_so_nothing_of_the_scripts_alive(client: t
 
     def work() -> "weakref.ref[Tensor]":
         tensor = Tensor()
-        told(client)
+        daemons(client)
         return weakref.ref(tensor)
 
     gc.disable()
@@ -124,7 +126,7 @@ def test_the_answer_keeps_no_frame_and_so_nothing_of_the_scripts_alive(client: t
 
 
 def test_endless_recursion_and_odd_names_are_cut_to_size(client: torchperfd.Client) -> None:
-    space: dict[str, Any] = {"told": told, "client": client}
+    space: dict[str, Any] = {"told": daemons, "client": client}
     name = "f" * 2000
     code = f"def {name}(n):\n    return told(client) if not n else {name}(n - 1)\nanswer = {name}(500)\n"
     exec(compile(code, "/tmp/\udcff.py", "exec"), space)
@@ -172,7 +174,7 @@ def test_without_a_real_time_signal_there_is_neither_handler_nor_file(
     client = torchperfd.attach()
     assert (caught(), files()) == before
     assert [VARIABLE in message for message in caplog.messages] == ([] if chosen == "off" else [True])
-    assert told(client).threads
+    assert daemons(client).threads
     client.detach()
 
 

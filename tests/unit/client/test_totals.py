@@ -9,7 +9,7 @@ from tests.unit.client.scripted import WALL_AHEAD, Clock
 
 from torchperfd.steps.recorder import DATA, FORWARD, OTHER, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
 from torchperfd.steps.step_batch import StepBatch
-from torchperfd.steps.totals import Account, CudaMemory, GcTotals, KindTotals, PhaseTotals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 
 
 def record(steps: list[tuple[int, int, dict[int, int]]], before: int = 0) -> list[StepBatch]:
@@ -31,8 +31,8 @@ def record(steps: list[tuple[int, int, dict[int, int]]], before: int = 0) -> lis
 
 
 def test_kinds_are_kept_apart_however_they_are_mixed() -> None:
-    account = Account()
-    account.fold(
+    totals = Totals()
+    totals.add(
         record(
             [
                 (TRAIN, 4, {DATA: 1}),
@@ -44,28 +44,28 @@ def test_kinds_are_kept_apart_however_they_are_mixed() -> None:
             ]
         )
     )
-    assert (account.train.steps, account.train.ns, account.train.samples) == (3, 1011, 12)
-    assert (account.validate.steps, account.validate.ns, account.validate.samples) == (3, 110_100, 24)
-    assert account.train.phases[DATA] == PhaseTotals(3, 1011, 1.0 + 100 + 10**6)
-    assert account.validate.phases[DATA] == PhaseTotals(2, 10_100, 10.0**4 + 10**8)
-    assert account.validate.phases[FORWARD] == PhaseTotals(1, 100_000, 10.0**10)
-    assert account.train.phases[FORWARD] == PhaseTotals()
+    assert (totals.train.steps, totals.train.ns, totals.train.samples) == (3, 1011, 12)
+    assert (totals.validate.steps, totals.validate.ns, totals.validate.samples) == (3, 110_100, 24)
+    assert totals.train.phases[DATA] == PhaseTotals(3, 1011, 1.0 + 100 + 10**6)
+    assert totals.validate.phases[DATA] == PhaseTotals(2, 10_100, 10.0**4 + 10**8)
+    assert totals.validate.phases[FORWARD] == PhaseTotals(1, 100_000, 10.0**10)
+    assert totals.train.phases[FORWARD] == PhaseTotals()
 
 
 def test_folding_nothing_changes_nothing() -> None:
-    account = Account()
-    account.fold(record([]))
-    assert account == Account()
+    totals = Totals()
+    totals.add(record([]))
+    assert totals == Totals()
 
 
 def test_the_first_training_step_is_also_kept_by_itself() -> None:
-    account = Account()
-    account.fold(record([(VALIDATE, 8, {FORWARD: 7}), (TRAIN, 4, {FORWARD: 1000, DATA: 5})]))
-    account.fold(record([(TRAIN, 4, {FORWARD: 10}), (TRAIN, 4, {FORWARD: 30}), (TRAIN, 4, {})], before=1))
-    assert (account.train.steps, account.train.ns, account.train.samples) == (4, 1045, 16)
-    assert (account.warmup.steps, account.warmup.ns, account.warmup.samples) == (1, 1005, 4)
-    assert account.warmup.phases[FORWARD] == PhaseTotals(1, 1000, 1e6)
-    steady = account.steady()
+    totals = Totals()
+    totals.add(record([(VALIDATE, 8, {FORWARD: 7}), (TRAIN, 4, {FORWARD: 1000, DATA: 5})]))
+    totals.add(record([(TRAIN, 4, {FORWARD: 10}), (TRAIN, 4, {FORWARD: 30}), (TRAIN, 4, {})], before=1))
+    assert (totals.train.steps, totals.train.ns, totals.train.samples) == (4, 1045, 16)
+    assert (totals.warmup.steps, totals.warmup.ns, totals.warmup.samples) == (1, 1005, 4)
+    assert totals.warmup.phases[FORWARD] == PhaseTotals(1, 1000, 1e6)
+    steady = totals.steady()
     assert (steady.steps, steady.ns, steady.samples, steady.squares) == (3, 40, 12, 1000.0)
     assert steady.phases[FORWARD] == PhaseTotals(2, 40, 1000.0)
     assert steady.phases[DATA] == PhaseTotals()
@@ -73,9 +73,9 @@ def test_the_first_training_step_is_also_kept_by_itself() -> None:
 
 
 def test_steps_deviate_from_their_mean_if_that_was_kept() -> None:
-    account = Account()
-    account.fold(record([(VALIDATE, 0, {DATA: ns}) for ns in (2, 4, 4, 10)]))
-    assert account.validate.std_seconds == pytest.approx(3e-9)
+    totals = Totals()
+    totals.add(record([(VALIDATE, 0, {DATA: ns}) for ns in (2, 4, 4, 10)]))
+    assert totals.validate.std_seconds == pytest.approx(3e-9)
     assert KindTotals().std_seconds is None
     assert KindTotals(steps=2, ns=10).std_seconds is None
 
@@ -84,34 +84,36 @@ def test_the_fit_goes_from_the_first_step_to_the_last_with_all_that_lies_between
     clock = Clock()
     recorder = Recorder(clock, capacity=4)
     recorder.wall_offset = WALL_AHEAD
-    account = Account()
+    totals = Totals()
     for index in range(2):
         recorder.open()
         clock.advance(100)
         recorder.close(TRAIN, index)
         recorder.abandon()
-        account.fold(recorder.drain())
+        totals.add(recorder.drain())
         clock.advance(1000)
-    assert account.ended_ns - account.began_ns == 1200
-    assert account.train.ns == 200
+    assert totals.ended_ns - totals.began_ns == 1200
+    assert totals.train.ns == 200
 
 
 def test_a_copy_does_not_change_with_the_account() -> None:
-    account = Account()
-    account.fold(record([(TRAIN, 1, {DATA: 5})]))
-    copy = account.copy()
-    assert copy == account
-    account.fold(record([(TRAIN, 1, {DATA: 5})], before=1))
+    totals = Totals()
+    totals.add(record([(TRAIN, 1, {DATA: 5})]))
+    copy = totals.copy()
+    assert copy == totals
+    totals.add(record([(TRAIN, 1, {DATA: 5})], before=1))
     assert (copy.train.steps, copy.train.phases[DATA].ns, copy.warmup.steps) == (1, 5, 1)
 
 
 def test_a_copy_shares_nothing_that_may_change() -> None:
-    account = Account(epoch=PhaseTotals(1, 5, 25.0), cuda=CudaMemory(1, 2, 3), overhead=0.01, shed=1)
-    copy = account.copy()
-    assert copy == account
-    for phase in (account.epoch, account.train_pass, account.validate_pass, account.checkpoint):
+    totals = Totals(
+        epoch=PhaseTotals(1, 5, 25.0), cuda=CudaMemory(1, 2, 3), overhead=0.01, degradation_level=1
+    )
+    copy = totals.copy()
+    assert copy == totals
+    for phase in (totals.epoch, totals.train_pass, totals.validate_pass, totals.checkpoint):
         phase.calls += 1
-    account.gc[2].calls += 1
+    totals.gc[2].calls += 1
     assert (copy.epoch, copy.train_pass, copy.validate_pass) == (
         PhaseTotals(1, 5, 25.0),
         PhaseTotals(),
@@ -137,20 +139,20 @@ def test_time_on_the_device_is_a_mean_of_the_calls_timed_there() -> None:
 
 
 def test_the_peak_is_used_as_far_as_the_steps_go() -> None:
-    account = Account(flops_per_step=4e12, peak_flops=1e15)
+    totals = Totals(flops_per_step=4e12, peak_flops=1e15)
     steps = KindTotals(steps=10, ns=100_000_000)
-    assert account.flops_utilization(steps) == pytest.approx(0.4)
-    assert account.flops_utilization(KindTotals()) is None
-    assert Account(flops_per_step=4e12).flops_utilization(steps) is None
-    assert Account(peak_flops=1e15).flops_utilization(steps) is None
+    assert totals.flops_utilization(steps) == pytest.approx(0.4)
+    assert totals.flops_utilization(KindTotals()) is None
+    assert Totals(flops_per_step=4e12).flops_utilization(steps) is None
+    assert Totals(peak_flops=1e15).flops_utilization(steps) is None
 
 
 def test_of_finds_the_kind_or_says_that_there_is_none() -> None:
-    account = Account()
-    assert account.of(TRAIN) is account.train
-    assert account.of(VALIDATE) is account.validate
+    totals = Totals()
+    assert totals.of(TRAIN) is totals.train
+    assert totals.of(VALIDATE) is totals.validate
     with pytest.raises(ValueError, match="no such kind of step: 3"):
-        account.of(3)
+        totals.of(3)
 
 
 def test_mean_and_deviation_are_those_of_the_calls() -> None:
@@ -184,21 +186,21 @@ _STEPS = st.lists(
 def test_an_account_is_the_sum_of_its_steps_however_they_are_drained(
     steps: list[tuple[int, int, dict[int, int]]], cut: int
 ) -> None:
-    account = Account()
-    account.fold(record(steps[:cut]))
-    account.fold(record(steps[cut:]))
+    totals = Totals()
+    totals.add(record(steps[:cut]))
+    totals.add(record(steps[cut:]))
     for kind in (TRAIN, VALIDATE):
         own = [(samples, phases) for step_kind, samples, phases in steps if step_kind == kind]
-        totals = account.of(kind)
-        assert totals.steps == len(own)
-        assert totals.samples == sum(samples for samples, _ in own)
-        assert totals.ns == sum(sum(phases.values()) for _, phases in own)
-        assert sum(phase.ns for phase in totals.phases) == totals.ns
+        kind_totals = totals.of(kind)
+        assert kind_totals.steps == len(own)
+        assert kind_totals.samples == sum(samples for samples, _ in own)
+        assert kind_totals.ns == sum(sum(phases.values()) for _, phases in own)
+        assert sum(phase.ns for phase in kind_totals.phases) == kind_totals.ns
         for slot in set(range(PHASE_SLOTS)) - {OTHER}:
             spent = [phases[slot] for _, phases in own if slot in phases]
-            assert totals.phases[slot].calls == len(spent)
-            assert totals.phases[slot].ns == sum(spent)
-            assert math.isclose(totals.phases[slot].squares, sum(float(ns) ** 2 for ns in spent))
+            assert kind_totals.phases[slot].calls == len(spent)
+            assert kind_totals.phases[slot].ns == sum(spent)
+            assert math.isclose(kind_totals.phases[slot].squares, sum(float(ns) ** 2 for ns in spent))
 
 
 def test_a_phase_open_across_an_edge_is_in_the_account_even_before_it_ends() -> None:
@@ -209,7 +211,7 @@ def test_a_phase_open_across_an_edge_is_in_the_account_even_before_it_ends() -> 
     for index in range(3):
         clock.advance(10)
         recorder.close(TRAIN, index)
-    account = Account()
-    account.fold(recorder.drain())
-    assert account.train.phases[PHASE_SLOTS - 1] == PhaseTotals(3, 30, 300.0)
-    assert account.train.ns == 30
+    totals = Totals()
+    totals.add(recorder.drain())
+    assert totals.train.phases[PHASE_SLOTS - 1] == PhaseTotals(3, 30, 300.0)
+    assert totals.train.ns == 30

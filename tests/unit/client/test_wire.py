@@ -19,7 +19,7 @@ from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
 from torchperfd.steps.step_batch import StepBatch
-from torchperfd.steps.totals import Account, CudaMemory, GcTotals, KindTotals, PhaseTotals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account
 
@@ -107,13 +107,13 @@ def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int
 def test_an_account_arrives_as_it_was_added_up(
     steps: list[tuple[int, int, dict[int, list[int]]]], recorded: int, dropped: dict[str, int]
 ) -> None:
-    names, account = all_names(), Account()
-    account.fold(record(steps))
-    message = sent(wire.account_message(account, names, recorded, dropped)).account
+    names, totals = all_names(), Totals()
+    totals.add(record(steps))
+    message = sent(wire.totals_message(totals, names, recorded, dropped)).account
 
     theirs = translate_account.totals(message)
     assert (theirs.recorded, theirs.dropped) == (recorded, dropped)
-    for ours, total in ((account.train, theirs.train), (account.validate, theirs.validate)):
+    for ours, total in ((totals.train, theirs.train), (totals.validate, theirs.validate)):
         assert (total.steps, total.ns, total.samples) == (ours.steps, ours.ns, ours.samples)
         assert {name: (phase.calls, phase.ns, phase.squares) for name, phase in total.phases.items()} == {
             names.name(slot): (phase.calls, phase.ns, phase.squares)
@@ -121,13 +121,13 @@ def test_an_account_arrives_as_it_was_added_up(
             if phase.calls
         }
 
-    assert told_by_the_daemon(message) == account
+    assert told_by_the_daemon(message) == totals
 
 
-def told_by_the_daemon(message: session_pb2.Account) -> Account:
+def told_by_the_daemon(message: session_pb2.Account) -> Totals:
     """Return the account that another rank reads, which asks the daemon."""
     again = translate_account.account_message(translate_account.totals(message))
-    return wire.read_account(session_pb2.Account.FromString(again.SerializeToString()), all_names())
+    return wire.read_totals(session_pb2.Account.FromString(again.SerializeToString()), all_names())
 
 
 _COUNT = st.integers(0, 2**40)
@@ -164,7 +164,7 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
 @settings(max_examples=60)
 @given(
     st.builds(
-        Account,
+        Totals,
         train=_KIND,
         validate=_KIND,
         warmup=_KIND,
@@ -180,22 +180,22 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         flops_per_step=_QUANTITY,
         peak_flops=_QUANTITY,
         overhead=_QUANTITY,
-        shed=st.integers(0, 9),
+        degradation_level=st.integers(0, 9),
         loader=st.none() | _LOADER,
         hooks=st.just((HookState("loader"), HookState("forward", "this torch has no Module._call_impl")))
         | st.just(()),
     )
 )
-def test_all_that_is_known_beside_the_steps_arrives_too(account: Account) -> None:
-    message = sent(wire.account_message(account, all_names(), 0, {})).account
-    assert wire.read_account(message, all_names()) == account
-    assert told_by_the_daemon(message) == account
+def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:
+    message = sent(wire.totals_message(totals, all_names(), 0, {})).account
+    assert wire.read_totals(message, all_names()) == totals
+    assert told_by_the_daemon(message) == totals
 
 
 def test_no_field_of_the_account_stays_at_home() -> None:
     """Each is told by one of the messages' own, under whatever name."""
     for ours, theirs in (
-        (Account, session_pb2.Account),
+        (Totals, session_pb2.Account),
         (KindTotals, session_pb2.KindAccount),
         (PhaseTotals, session_pb2.PhaseAccount),
         (CudaMemory, session_pb2.CudaMemory),
@@ -208,7 +208,7 @@ def test_no_field_of_the_account_stays_at_home() -> None:
             session_pb2.PhaseAccount: {"phase"},
         }
         told = {field.name for field in theirs.DESCRIPTOR.fields} - beside.get(theirs, set())
-        kept = {field.name for field in fields(ours)} - ({"train", "validate"} if ours is Account else set())
+        kept = {field.name for field in fields(ours)} - ({"train", "validate"} if ours is Totals else set())
         assert len(told) == len(kept), (told, kept)
 
 
@@ -216,8 +216,8 @@ def test_an_older_client_tells_what_it_knows_and_the_rest_stays_unknown() -> Non
     message = session_pb2.Account(recorded_steps=4, dropped_steps={"ring": 1})
     kind = message.kinds.add(kind=session_pb2.STEP_KIND_TRAIN, steps=4, step_ns=40, samples=8)
     kind.phases.add(phase="data", calls=4, ns=40, sum_squares_ns2=400.0)
-    for told in (wire.read_account(message, all_names()), told_by_the_daemon(message)):
-        expected = Account(train=KindTotals(steps=4, ns=40, samples=8), gc=())
+    for told in (wire.read_totals(message, all_names()), told_by_the_daemon(message)):
+        expected = Totals(train=KindTotals(steps=4, ns=40, samples=8), gc=())
         expected.train.phases[DATA] = PhaseTotals(4, 40, 400.0)
         assert told == expected
     theirs = translate_account.totals(message)
@@ -227,9 +227,9 @@ def test_an_older_client_tells_what_it_knows_and_the_rest_stays_unknown() -> Non
 
 
 def test_an_older_daemon_reads_what_it_knows() -> None:
-    account = Account(train=_kind(4, PhaseTotals(4, 5, 25.0, 6, 4), (8, 1, 99)), warmup=KindTotals(steps=1))
-    account.cuda, account.overhead, account.ready = CudaMemory(1, 2, 3), 0.01, 0
-    new = wire.account_message(account, all_names(), 4, {"ring": 1})
+    totals = Totals(train=_kind(4, PhaseTotals(4, 5, 25.0, 6, 4), (8, 1, 99)), warmup=KindTotals(steps=1))
+    totals.cuda, totals.overhead, totals.ready = CudaMemory(1, 2, 3), 0.01, 0
+    new = wire.totals_message(totals, all_names(), 4, {"ring": 1})
     old = older_message().FromString(new.SerializeToString()).account
     assert (old.recorded_steps, dict(old.dropped_steps)) == (4, {"ring": 1})
     (kind,) = old.kinds
@@ -256,7 +256,7 @@ def older_message() -> Any:
 def test_phases_that_never_occurred_take_no_room() -> None:
     message = wire.step_batch(record([(TRAIN, 1, {DATA: [5]})] * 3), all_names()).steps
     assert [column.phase for column in message.phases] == ["data", "other"]
-    empty = wire.account_message(Account(), PhaseNames(), 0, {}).account
+    empty = wire.totals_message(Totals(), PhaseNames(), 0, {}).account
     assert len(empty.kinds) == 0
 
 
@@ -279,10 +279,10 @@ def test_user_phases_of_another_rank_get_slots_by_name() -> None:
     message.kinds.add(kind=session_pb2.STEP_KIND_UNSPECIFIED, steps=99)
     names = PhaseNames()
     ours = names.slot("ours")
-    account = wire.read_account(message, names)
-    assert account.train.phases[ours].ns == 20
-    assert account.train.phases[names.slot("theirs")].ns == 10
-    assert (account.train.steps, account.validate.steps) == (1, 0)
+    totals = wire.read_totals(message, names)
+    assert totals.train.phases[ours].ns == 20
+    assert totals.train.phases[names.slot("theirs")].ns == 10
+    assert (totals.train.steps, totals.validate.steps) == (1, 0)
 
 
 def test_columns_are_little_endian_whatever_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,8 +45,8 @@ def evaluate(model: nn.Module, batches: Iterable[Any]) -> None:
 
 def calls(client: torchperfd.Client, kind: str = "train") -> dict[str, int]:
     """Return how often each phase occurred, and ``steps``."""
-    account = client.report().to_dict()[kind]
-    return {"steps": account["steps"], **{name: phase["calls"] for name, phase in account["phases"].items()}}
+    totals = client.report().to_dict()[kind]
+    return {"steps": totals["steps"], **{name: phase["calls"] for name, phase in totals["phases"].items()}}
 
 
 def open_phases(client: torchperfd.Client) -> int:

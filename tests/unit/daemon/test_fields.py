@@ -8,8 +8,8 @@ from tests.support.node import ROOT
 from torchperfd.fields import FIELDS, Field
 from torchperfd.report.document import rank_document
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.totals import Account
 from torchperfd.steps.totals import CudaMemory as ClientCudaMemory
+from torchperfd.steps.totals import Totals
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.store import RankIdentity, Store
 
@@ -33,9 +33,9 @@ def test_fields_are_the_families_of_a_rank_in_order() -> None:
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.metric)
 def test_field_stands_in_the_report_document(field: Field) -> None:
-    account = Account(cuda=ClientCudaMemory(1, 2, 3))
+    totals = Totals(cuda=ClientCudaMemory(1, 2, 3))
     *groups, key = field.report.split(".")
-    document: dict[str, Any] = rank_document(0, account, PhaseNames())
+    document: dict[str, Any] = rank_document(0, totals, PhaseNames())
     for group in groups:
         document = document[group]
     assert key in document

@@ -117,31 +117,31 @@ HOT static PyObject *
 draws_call(Draws *self, PyObject *args, PyObject *kwargs)
 {
     Hook *hook = &self->hook;
-    Tape *tape = hook->tape;
-    if (!here(tape) || PyTuple_Size(args) != 1)
+    EventBuffer *buffer = hook->buffer;
+    if (!here(buffer) || PyTuple_Size(args) != 1)
         return PyObject_Call(hook->held[ORIGINAL], args, kwargs);
     PyObject *iterator = PyTuple_GetItem(args, 0);
     int64_t own = (int64_t)(intptr_t)iterator;
-    if (self->watching || tape->steps_open || (PyObject *)Py_TYPE(iterator) != hook->held[PLAIN]) {
+    if (self->watching || buffer->steps_open || (PyObject *)Py_TYPE(iterator) != hook->held[PLAIN]) {
         int timed = announce(self, iterator);
         if (timed <= 0)
             return timed < 0 ? NULL : PyObject_Call(hook->held[ORIGINAL], args, kwargs);
     }
     else {
         int64_t flags = evaluation_flags(self);
-        if (flags < 0 || put(tape, hook->begin, own | flags) < 0)
-            return end_at_once(tape, hook->failed, own);
+        if (flags < 0 || put(buffer, hook->begin, own | flags) < 0)
+            return end_at_once(buffer, hook->failed, own);
     }
     PyObject *batch = PyObject_Call(hook->held[ORIGINAL], args, kwargs);
     if (batch == NULL) {
-        if (put(tape, hook->failed, own) == 0)
+        if (put(buffer, hook->failed, own) == 0)
             notify(hook->held[EXHAUSTED]);
         return NULL;
     }
     int64_t samples = count_samples(self, batch);
     if (samples < 0)
         Py_CLEAR(batch);
-    if (put(tape, hook->end, samples > 0 ? samples : 0) < 0)
+    if (put(buffer, hook->end, samples > 0 ? samples : 0) < 0)
         Py_CLEAR(batch);
     return batch;
 }
@@ -149,16 +149,16 @@ draws_call(Draws *self, PyObject *args, PyObject *kwargs)
 static PyObject *
 draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tape",  "original",  "begin",      "end",          "failed", "plain", "tensor",
+    static char *names[] = {"buffer",  "original",  "begin",      "end",          "failed", "plain", "tensor",
                             "ahead", "exhausted", "samples_in", "grad_enabled", "models", NULL};
-    PyObject *tape, *held[COUNT];
+    PyObject *buffer, *held[COUNT];
     int begin, end, failed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOO!OOOOO!", names, tape_type, &tape, &held[ORIGINAL], &begin,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOO!OOOOO!", names, buffer_type, &buffer, &held[ORIGINAL], &begin,
                                      &end, &failed, &held[PLAIN], &PyType_Type, &held[TENSOR], &held[AHEAD],
                                      &held[EXHAUSTED], &held[SAMPLES_IN], &held[GRAD_ENABLED], &PyList_Type,
                                      &held[MODELS]))
         return NULL;
-    Draws *self = (Draws *)new_hook(type, tape, held, COUNT);
+    Draws *self = (Draws *)new_hook(type, buffer, held, COUNT);
     if (self == NULL)
         return NULL;
     self->hook.begin = begin;

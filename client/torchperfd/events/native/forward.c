@@ -66,17 +66,17 @@ call_module(const Forward *self, PyObject *module, PyObject *args, PyObject *kwa
 HOT static PyObject *
 call_timed(const Forward *self, PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    Tape *tape = self->hook.tape;
+    EventBuffer *buffer = self->hook.buffer;
     int argument = evaluation(self, module);
     if (argument < 0)
         return NULL;
     int code = argument == TRAINS ? self->hook.begin : self->evaluate;
-    if (is_muted(tape, code))
+    if (is_muted(buffer, code))
         return call_module(self, module, args, kwargs);
-    if (put(tape, code, argument == TRAINS ? 0 : argument) < 0)
-        return end_at_once(tape, self->hook.end, 0);
+    if (put(buffer, code, argument == TRAINS ? 0 : argument) < 0)
+        return end_at_once(buffer, self->hook.end, 0);
     PyObject *result = call_module(self, module, args, kwargs);
-    if (here(tape) && put(tape, self->hook.end, 0) < 0)
+    if (here(buffer) && put(buffer, self->hook.end, 0) < 0)
         Py_CLEAR(result);
     return result;
 }
@@ -89,7 +89,7 @@ forward_call(Forward *self, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_ReferenceError, "the module whose call was timed is gone");
         return NULL;
     }
-    PyObject *result = (here(self->hook.tape) ? call_timed : call_module)(self, module, args, kwargs);
+    PyObject *result = (here(self->hook.buffer) ? call_timed : call_module)(self, module, args, kwargs);
     Py_DECREF(module);
     return result;
 }
@@ -104,14 +104,14 @@ forward_reduce(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none))
 static PyObject *
 forward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tape", "module", "compiled", "grad_enabled", "train", "evaluate", "end", NULL};
-    PyObject *tape, *module, *held[COUNT];
+    static char *names[] = {"buffer", "module", "compiled", "grad_enabled", "train", "evaluate", "end", NULL};
+    PyObject *buffer, *module, *held[COUNT];
     int train, evaluate, end;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOiii", names, tape_type, &tape, &module, &held[COMPILED],
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOiii", names, buffer_type, &buffer, &module, &held[COMPILED],
                                      &held[GRAD_ENABLED], &train, &evaluate, &end))
         return NULL;
     held[MODULE] = PyWeakref_NewRef(module, NULL); /* in the module's own dict this must not keep it alive */
-    Forward *self = held[MODULE] == NULL ? NULL : (Forward *)new_hook(type, tape, held, COUNT);
+    Forward *self = held[MODULE] == NULL ? NULL : (Forward *)new_hook(type, buffer, held, COUNT);
     Py_XDECREF(held[MODULE]);
     if (self == NULL)
         return NULL;

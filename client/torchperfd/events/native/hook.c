@@ -17,12 +17,12 @@ prepare_hooks(void)
 }
 
 Hook *
-new_hook(PyTypeObject *type, PyObject *tape, PyObject *const *objects, int count)
+new_hook(PyTypeObject *type, PyObject *buffer, PyObject *const *objects, int count)
 {
     Hook *self = (Hook *)PyType_GenericAlloc(type, 0);
     if (self == NULL)
         return NULL;
-    self->tape = (Tape *)Py_NewRef(tape);
+    self->buffer = (EventBuffer *)Py_NewRef(buffer);
     for (int number = 0; number < count; number++)
         self->held[number] = objects[number] == Py_None ? NULL : Py_XNewRef(objects[number]);
     return self;
@@ -33,7 +33,7 @@ hook_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Hook *hook = (Hook *)self;
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(hook->tape);
+    Py_VISIT(hook->buffer);
     Py_VISIT(hook->dict);
     for (int number = 0; number < MAX_HELD; number++)
         Py_VISIT(hook->held[number]);
@@ -44,7 +44,7 @@ int
 hook_clear(PyObject *self)
 {
     Hook *hook = (Hook *)self;
-    Py_CLEAR(hook->tape);
+    Py_CLEAR(hook->buffer);
     Py_CLEAR(hook->dict);
     for (int number = 0; number < MAX_HELD; number++)
         Py_CLEAR(hook->held[number]);
@@ -106,14 +106,14 @@ PyGetSetDef function_getset[] = {
 HOT static PyObject *
 timed_call(Hook *self, PyObject *args, PyObject *kwargs)
 {
-    Tape *tape = self->tape;
+    EventBuffer *buffer = self->buffer;
     PyObject *original = Py_NewRef(self->held[ORIGINAL]), *result; /* the call may replace it */
-    int is_timed = here(tape) && !is_muted(tape, self->begin);
-    if (is_timed && put(tape, self->begin, 0) < 0)
-        result = end_at_once(tape, self->failed, 0);
+    int is_timed = here(buffer) && !is_muted(buffer, self->begin);
+    if (is_timed && put(buffer, self->begin, 0) < 0)
+        result = end_at_once(buffer, self->failed, 0);
     else {
         result = PyObject_Call(original, args, kwargs);
-        if (is_timed && here(tape) && put(tape, result == NULL ? self->failed : self->end, 0) < 0)
+        if (is_timed && here(buffer) && put(buffer, result == NULL ? self->failed : self->end, 0) < 0)
             Py_CLEAR(result);
     }
     Py_DECREF(original);
@@ -123,13 +123,13 @@ timed_call(Hook *self, PyObject *args, PyObject *kwargs)
 static PyObject *
 timed_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tape", "original", "begin", "end", "failed", NULL};
-    PyObject *tape, *original;
+    static char *names[] = {"buffer", "original", "begin", "end", "failed", NULL};
+    PyObject *buffer, *original;
     int begin, end, failed = -1;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Oii|i", names, tape_type, &tape, &original, &begin, &end,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!Oii|i", names, buffer_type, &buffer, &original, &begin, &end,
                                      &failed))
         return NULL;
-    Hook *self = new_hook(type, tape, &original, 1);
+    Hook *self = new_hook(type, buffer, &original, 1);
     if (self == NULL)
         return NULL;
     self->begin = begin;

@@ -18,7 +18,7 @@ add_type(PyObject *module, PyType_Spec *spec, PyTypeObject **kept)
 }
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_native",
-                                        "The tape and what writes on it.", -1, NULL, NULL, NULL, NULL, NULL};
+                                        "The ring buffer and the hooks that write to it.", -1, NULL, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC
 PyInit__native(void)
@@ -26,7 +26,7 @@ PyInit__native(void)
     if (prepare_errors() < 0 || prepare_hooks() < 0 || prepare_forward() < 0)
         return NULL;
     PyObject *module = PyModule_Create(&definition);
-    if (module == NULL || add_type(module, &tape_spec, &tape_type) < 0 || add_type(module, &timed_spec, NULL) < 0
+    if (module == NULL || add_type(module, &buffer_spec, &buffer_type) < 0 || add_type(module, &timed_spec, NULL) < 0
         || add_type(module, &draws_spec, NULL) < 0 || add_type(module, &forward_spec, NULL) < 0
         || add_type(module, &steps_spec, NULL) < 0) {
         Py_XDECREF(module);

@@ -19,11 +19,11 @@ is_known(const Hook *self, PyObject *optimizer)
 HOT static PyObject *
 steps_begin(Hook *self, PyObject *optimizer)
 {
-    Tape *tape = self->tape;
-    if (!here(tape) || tape->steps_open || !is_known(self, optimizer))
+    EventBuffer *buffer = self->buffer;
+    if (!here(buffer) || buffer->steps_open || !is_known(self, optimizer))
         Py_RETURN_FALSE;
-    int raised = put(tape, self->begin, (int64_t)(intptr_t)optimizer);
-    tape->steps_open++; /* as for a step that raises: the next one finds this one open */
+    int raised = put(buffer, self->begin, (int64_t)(intptr_t)optimizer);
+    buffer->steps_open++; /* as for a step that raises: the next one finds this one open */
     if (raised < 0)
         return NULL;
     Py_RETURN_TRUE;
@@ -32,12 +32,12 @@ steps_begin(Hook *self, PyObject *optimizer)
 HOT static PyObject *
 steps_end(Hook *self, PyObject *optimizer)
 {
-    Tape *tape = self->tape;
-    if (!here(tape))
+    EventBuffer *buffer = self->buffer;
+    if (!here(buffer))
         Py_RETURN_FALSE;
-    if (tape->steps_open > 0)
-        tape->steps_open--;
-    if (put(tape, self->end, (int64_t)(intptr_t)optimizer) < 0)
+    if (buffer->steps_open > 0)
+        buffer->steps_open--;
+    if (put(buffer, self->end, (int64_t)(intptr_t)optimizer) < 0)
         return NULL;
     Py_RETURN_TRUE;
 }
@@ -45,13 +45,13 @@ steps_end(Hook *self, PyObject *optimizer)
 static PyObject *
 steps_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tape", "known", "begin", "end", NULL};
-    PyObject *tape, *known;
+    static char *names[] = {"buffer", "known", "begin", "end", NULL};
+    PyObject *buffer, *known;
     int begin, end;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!ii", names, tape_type, &tape, &PyDict_Type, &known, &begin,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!ii", names, buffer_type, &buffer, &PyDict_Type, &known, &begin,
                                      &end))
         return NULL;
-    Hook *self = new_hook(type, tape, &known, 1);
+    Hook *self = new_hook(type, buffer, &known, 1);
     if (self == NULL)
         return NULL;
     self->begin = begin;
