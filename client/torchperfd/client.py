@@ -88,7 +88,7 @@ def attach(
         loggers: Where to send what is measured, besides the daemon; see :mod:`torchperfd.loggers`.
         max_overhead: The part of training time, 0 to 1, that this may cost. Where it costs more by its
             own estimate, it gives up detail, level by level, and logs that. Unlimited by default.
-        flops: Count the operations of one training step, and tell FLOP/s and MFU from them.
+        flops: Count the operations of one training step, and report FLOP/s and MFU.
         peak_flops: Operations per second that the device can do; looked up when left out.
     """
     global _current, _attaching_thread
@@ -278,7 +278,7 @@ class Client:
     def phase(self, name: str) -> "Phase":
         """Return a context manager that times a phase of your own.
 
-        At most 16 names are told apart; further ones are counted as ``other``.
+        At most 16 names are kept; further ones are counted as ``other``.
 
         Raises:
             ValueError: The name is empty, longer than 64 characters, or unprintable.
@@ -321,7 +321,7 @@ class Client:
         return WrappedIterator(iterable, self._buffer, self._iterator_begins, self._samples_in)
 
     def report(self) -> RankReport:
-        """Return the account so far; ``print(client.report())`` shows the phase table."""
+        """Return the totals so far; ``print(client.report())`` shows the phase table."""
         if self.attached:
             self._flusher.refresh()
         dropped = self._recorder.dropped
@@ -457,7 +457,7 @@ class Client:
             sender.join(max(0.05, deadline - time.monotonic()))
 
     def finish(self) -> None:
-        """End the loop: account for its last step, take the hooks off, stay connected."""
+        """End the loop: finish its last step, remove the hooks, stay connected."""
         if not self.attached:
             return
         if self._pending_torch is not None:

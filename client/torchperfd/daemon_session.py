@@ -1,6 +1,6 @@
-"""What this process and its node's daemon say to each other, apart from what is measured.
+"""The session of this process with its node's daemon: greeting, commands and their results.
 
-Each order goes to the part that it concerns, on the stream's thread; what is no part's own is answered here.
+Each command is passed to the component that it concerns, on the stream's thread; the rest is answered here.
 """
 
 import sys
@@ -39,7 +39,7 @@ class DaemonSession:
     Attributes:
         metrics_url: Where the daemon serves its metrics; empty before it has welcomed us.
         job_captures: Captures of the whole job that the script has ordered.
-        rendezvous: Where the job's ranks tell each other of their daemons.
+        rendezvous: Exchanges the daemons' addresses between the job's ranks.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DaemonSession:
     def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
         """Do what a daemon asks for."""
         if message.HasField("dump_stacks"):
-            self._flusher.flush()  # it tells which phase the step is in
+            self._flusher.flush()  # so that the newest phase is known
             self._stacks.report(message.dump_stacks)
         elif message.HasField("tell_collectives"):
             self._tell_collectives(message.tell_collectives.request_id)
@@ -129,7 +129,7 @@ class DaemonSession:
         try:
             record = dump()
             groups = flight_recorder.read(record) if record is not None else []
-        except Exception as error:  # noqa: BLE001 - the stacks tell without it
+        except Exception as error:  # noqa: BLE001 - the stacks are sent without it
             self._faults.note("flight recorder", error)
         self._outbox.put(wire.collective_report(request_id, groups))
 

@@ -8,7 +8,7 @@ _LIMIT = 10
 class Faults:
     """Counts internal errors by the place where they were caught.
 
-    A place that fails ``limit`` times is switched off by whoever asks :meth:`spent`.
+    A place that fails ``limit`` times is switched off by the caller of :meth:`spent`.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:

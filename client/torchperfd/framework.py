@@ -19,7 +19,7 @@ _LOOPS: Final = {
 def framework_around(thread: int) -> str:
     """Return the framework whose loop a thread is in, by its frames now; empty for a plain loop.
 
-    Of frameworks within one another the outermost counts. That a package is imported says nothing:
+    Of frameworks within one another the outermost counts. An imported package is no evidence:
     many a plain loop takes its model or its metrics from one.
 
     Args:

@@ -1,4 +1,4 @@
-"""Who this process is: its run, its rank, and what tells it from any other process."""
+"""Identity of this process: its run, its rank, and a key unlike that of any other process."""
 
 import os
 import platform
@@ -44,7 +44,7 @@ def read_identity(
     """Read the identity from arguments, then the launcher's environment, then the process itself.
 
     Args:
-        run: Overrides what the launcher says; stable across elastic restarts.
+        run: Overrides the name from the launcher; stable across elastic restarts.
         job_name: What people call this kind of run; the script's name by default.
         environ: The environment; torchrun and Slurm variables are understood.
         proc: Root of procfs.
@@ -57,7 +57,7 @@ def read_identity(
     pod_uid = environ.get("POD_UID", "")
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     if elastic == "none":
-        # torchrun's default when nobody named the run: the same for every run there is.
+        # torchrun's default for a run without a name: the same for every run there is.
         elastic = ""
     # A pod's uid comes after the rendezvous: a job of several pods is one run.
     shared = elastic or slurm_job_id or _rendezvous_name(environ, Path(script).stem) or pod_uid

@@ -47,7 +47,7 @@ class Annotations:
             step.__exit__(None, None, None)
 
     def abandon(self) -> None:
-        """Leave all of them open for good, since the profiler under which they began is gone.
+        """Never close the open annotations: the profiler under which they began is gone.
 
         Where another one is on by then, torch would write an annotation's end into memory that the first had.
         """
@@ -61,7 +61,7 @@ class Annotations:
 
 
 _abandoned: Final[list[Any]] = []
-"""Annotations must not be garbage either, as that ends them, too; a handful for each capture that is lost."""
+"""Kept alive, because garbage collection would close them; a few for each lost capture."""
 
 
 def _opened(name: str) -> Any:

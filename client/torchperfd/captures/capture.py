@@ -145,7 +145,7 @@ class RankCapture:
     # On a thread of its own.
 
     def prepare(self, timeout: float = _ARM_TIMEOUT_S) -> str:
-        """Do ahead of time what would stall a step or fail late; return why not, or ''.
+        """Do ahead of time all that would stall a step or fail late; return the reason of a failure, or ''.
 
         Args:
             timeout: Seconds after which the capture fails unless it has been armed.
@@ -201,7 +201,7 @@ class RankCapture:
 
         Args:
             start_step: The first one; None for whichever begins next, where no other rank has to agree.
-            steps: How many; 0 for as many as the options say.
+            steps: Number of steps; 0 for the number in the options.
 
         Raises:
             ValueError: No capture has so many.
@@ -249,7 +249,7 @@ class RankCapture:
                 self._replay.unwatch(self)
 
     def validate_edge(self) -> None:
-        """Bear with a short validation in between."""
+        """Go on through a short validation; give up in a long one."""
         decision = self._state.validate_edge()
         if decision.action is Action.GIVE_UP:
             self._give_up(decision.reason, retry=decision.retry)

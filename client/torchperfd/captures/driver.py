@@ -71,7 +71,7 @@ class CaptureDriver:
         self._annotations.close()
 
     def release(self) -> tracer.Tracer | None:
-        """Hand the trace over as it is, None if nothing is being recorded; nothing is annotated any more."""
+        """Return the trace unchanged and stop annotating; None if nothing is being recorded."""
         trace, self._trace = self._trace, None
         self._replay.after_read = None
         return trace

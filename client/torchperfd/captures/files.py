@@ -63,8 +63,8 @@ class CapturesDirectory:
         """Return the folder of a capture.
 
         Args:
-            capture_id: Its name, as the daemon says.
-            directory: The folder, as the daemon says; empty for what the name comes to.
+            capture_id: Its name, from the daemon.
+            directory: The folder, from the daemon; empty for the one that follows from the name.
 
         Raises:
             ValueError: The name is none of a capture, or the folder is another one.

@@ -34,7 +34,7 @@ class Capture:
         """Wait for the trace, from a thread that does not train; return where it is.
 
         Raises:
-            CaptureError: The capture failed; the message says why.
+            CaptureError: The capture failed; the message has the reason.
             CaptureTimeoutError: It did not end within ``timeout`` seconds.
         """
         if not self._capture.ended.wait(timeout):
@@ -69,7 +69,7 @@ class Capture:
         return {self._capture.rank: self.path} if outcome is not None and outcome.ok else {}
 
     def report(self) -> str:
-        """Return what ``torchperfd analyze`` says of the trace; runs it as a process of its own.
+        """Return the output of ``torchperfd analyze`` for the trace; runs it as a process of its own.
 
         Raises:
             CaptureError: There is no trace, or it cannot be read.
@@ -82,7 +82,7 @@ class Capture:
 
 
 def analysis_of(path: Path) -> str:
-    """Return what ``torchperfd analyze`` says of a trace or a directory of them.
+    """Return the output of ``torchperfd analyze`` for a trace or a directory of traces.
 
     Raises:
         CaptureError: It cannot be read.

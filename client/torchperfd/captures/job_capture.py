@@ -57,7 +57,7 @@ class JobCapture:
     def paths(self) -> dict[int, Path]:
         """The traces there are on this node, by rank; also of a capture that is partial.
 
-        Empty before the end. ``nodes`` says where the others are.
+        Empty before the end. ``nodes`` has the locations of the others.
         """
         newest = self._newest
         if newest is None or not newest.ended:
@@ -107,7 +107,7 @@ class JobCapture:
         return self.path
 
     def report(self) -> str:
-        """Return what ``torchperfd analyze`` says of all ranks; runs it as a process of its own.
+        """Return the output of ``torchperfd analyze`` for all ranks; runs it as a process of its own.
 
         Raises:
             CaptureError: Some rank has no trace, or one cannot be read.
@@ -119,7 +119,7 @@ class JobCapture:
         self._cancel()
 
     def on_result(self, result: "session_pb2.CaptureOrderResult") -> None:
-        """Take note of how far the daemon says it is."""
+        """Update the progress from a message of the daemon."""
         self._newest = result
         if result.ended:
             self._ended.set()

@@ -2,7 +2,7 @@
 
 torch records the history and hands out the snapshot; the file is the pickle that its own
 ``memory_viz`` page and module read. A ``Tracer`` like those of :mod:`torchperfd.captures.tracer`,
-so that a snapshot is written, hashed and told of as a trace is.
+so that a snapshot is written, hashed and reported like a trace.
 """
 
 import pickle

@@ -83,7 +83,7 @@ class NodeCounter:
 
 
 def warning(seconds: float, options: CaptureOptions) -> str:
-    """Return what to say of a pause, and what shortens it; '' if it is short."""
+    """Return a warning with the pause and how to shorten it; '' if the pause is short."""
     if seconds <= LONG_PAUSE_S:
         return ""
     extras = {

@@ -25,7 +25,7 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"')
 
 
 class NotWrittenError(Exception):
-    """There is no trace; the message says why, in one line."""
+    """There is no trace; the message has the reason, in one line."""
 
 
 @dataclass(frozen=True, slots=True)

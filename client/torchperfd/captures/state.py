@@ -108,7 +108,7 @@ class CaptureState:
 
         Args:
             start_step: The first one; None for the next one, whichever that is.
-            steps: How many; 0 for as many as the options say.
+            steps: Number of steps; 0 for the number in the options.
 
         Raises:
             ValueError: No capture has so many.

@@ -101,7 +101,7 @@ class Recorded:
         profile_memory: Allocations.
         with_flops: What FLOPs are counted from: shapes and scalars of operator inputs. The count itself
             torch writes into no trace.
-        with_modules: Which module runs. Of modules that TorchScript has not compiled, torch tells that
+        with_modules: Which module runs. Of modules that TorchScript has not compiled, torch records that
             among Python stacks only, so that these are recorded, too.
     """
 

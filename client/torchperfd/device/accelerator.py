@@ -1,4 +1,4 @@
-"""The accelerator: what is told of the device beside the host's times, as far as there is one."""
+"""The accelerator: device times, memory and FLOPs, if the process uses a device."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -49,7 +49,7 @@ class Accelerator:
                 self.watch()
 
     def watch(self) -> None:
-        """Have the operations of a step counted, if anybody wants that; torch is imported."""
+        """Count the operations of a step if that was requested; torch is imported."""
         if not self._wants_flops:
             return
         try:
@@ -84,7 +84,7 @@ class Accelerator:
     def times(self) -> list[DeviceTime]:
         """Return what has been timed on the device since the last call; begins to, once that is possible."""
         if self._times is None:
-            # The first step initialises what later ones use: no step to tell device times of.
+            # The first step initialises what later ones use, so it has no device times.
             if not self._over and self._replay.loop.train_steps:
                 self._times = cuda_device_times()
                 if self._times is not None:

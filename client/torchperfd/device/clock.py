@@ -1,12 +1,12 @@
 """Device times: what the phases of steps take on the device, from CUDA events.
 
-The host only launches work, so its clock says nothing of when the device does it. An event
+The host only launches work, so its clock does not show when the device does it. An event
 recorded at every phase boundary does: between two of them the device was in the phase that
 lay between them on the host, working or waiting.
 
 Nothing here waits for the device. Events come from a pool of fixed size and are asked for
 their times once the device has passed them; where none is left, or a CUDA graph is being
-captured, the intervals on either side are lost, and nobody is charged for them.
+captured, the intervals on either side are lost, and no phase is charged for them.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ class DeviceTime:
     """What one phase has taken on the device, in steps of one kind.
 
     Attributes:
-        kind: Kind of the steps, as told to :meth:`DeviceTimes.close`.
+        kind: Kind of the steps, as passed to :meth:`DeviceTimes.close`.
         phase: Slot of the phase.
         ns: Exclusive nanoseconds on the device.
         calls: Calls of the phase that were timed there, at least in part.
@@ -89,7 +89,7 @@ class _Part:
 class DeviceTimes:
     """Times the phases of one thread's steps on one device.
 
-    :meth:`mark` belongs to the training thread, everything else to whoever replays its events;
+    :meth:`mark` belongs to the training thread, everything else to the thread that reads its events;
     the two share plain integers and a deque, and no lock. The replay tells of steps in the
     recorder's words: :meth:`close`, :meth:`hold`, :meth:`rejoin`, :meth:`release`.
 
@@ -102,7 +102,7 @@ class DeviceTimes:
 
     Attributes:
         capacity: The same.
-        lost: Intervals that nobody was charged for: an event was missing or could not be read.
+        lost: Intervals charged to no phase: an event was missing or could not be read.
         failure: The newest error, in one line. After ten, nothing is marked or read any more.
     """
 
@@ -204,7 +204,7 @@ class DeviceTimes:
     def call(self, phase: int) -> None:
         """A call of ``phase`` has ended; one whose intervals were all lost does not count.
 
-        A phase that is still open when its step ends is a call without being told of.
+        A phase that is still open when its step ends counts as a call by itself.
         """
         if phase in self._step.running:
             self._step.running.discard(phase)

@@ -1,4 +1,4 @@
-"""CUDA memory: what the caching allocator says that it holds. Asks the allocator, not the device."""
+"""CUDA memory, as the caching allocator counts it; the device is not asked."""
 
 import sys
 from typing import Any

@@ -1,7 +1,7 @@
-"""The ring buffer: what hooks write down on the training thread, event by event, to be read elsewhere.
+"""Events: hooks write them to a ring buffer on the training thread; another thread reads them.
 
-What writes on it exists twice: in C, where a compiler was at hand when the package was built,
-and in Python, for where there was none. Both write the same; the C one costs a fifth.
+The buffer and its hooks exist in C, compiled when the package is built, and in Python, where no
+compiler was available. Both write the same events; the C one costs a fifth.
 """
 
 try:

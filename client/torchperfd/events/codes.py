@@ -3,12 +3,12 @@
 from typing import Final
 
 # fmt: off
-DRAW: Final = 0             # argument: the iterator's id, and what DRAW_... say
+DRAW: Final = 0             # argument: the iterator's id, and DRAW_... flags
 CLOSURE_DRAW: Final = 1     # the closure of an optimizer that is at work draws
 DRAWN: Final = 2            # argument: samples in the batch
 EXHAUSTED: Final = 3        # the draw raised, in general StopIteration; argument: the iterator's id
 FORWARD: Final = 4
-EVALUATE: Final = 5         # argument: what EVALUATE_... say
+EVALUATE: Final = 5         # argument: EVALUATE_... flags
 FORWARD_END: Final = 6
 BACKWARD: Final = 7
 BACKWARD_END: Final = 8
@@ -26,9 +26,9 @@ SAVE_END: Final = 19
 ENTER: Final = 20           # argument: the phase's slot
 EXIT: Final = 21
 STEP: Final = 22            # argument: samples
-SAMPLES: Final = 23         # argument: samples of the newest batch, if its draw did not tell
-OUTER_DRAW: Final = 24      # a framework draws; argument: what DRAW_... say
-OUTER_DRAWN: Final = 25     # argument: samples, if no DataLoader inside has told
+SAMPLES: Final = 23         # argument: samples of the newest batch, if unknown at its draw
+OUTER_DRAW: Final = 24      # a framework draws; argument: DRAW_... flags
+OUTER_DRAWN: Final = 25     # argument: samples, if not known from a DataLoader inside
 BETWEEN: Final = 26         # the loop is over, until the next draw
 ADOPT: Final = 27           # from here on another thread writes
 ABANDON: Final = 28         # a hook has failed: the step in progress is lost
@@ -46,7 +46,7 @@ OPTIMIZER_MADE: Final = 38  # argument: id of a new optimizer, with parameters o
 
 CODES: Final = 39
 
-# Iterators lie at even addresses: what else there is to say of them goes into the low bits.
+# Iterators lie at even addresses, so the low bits are free for flags.
 DRAW_WITHOUT_GRADIENTS: Final = 1  # gradients are off
 DRAW_IN_EVALUATION: Final = 2  # the models are in evaluation mode
 LEFT_NAMED: Final = 1  # the script holds the iterator by a name

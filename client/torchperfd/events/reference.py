@@ -1,4 +1,4 @@
-"""The ring buffer and what writes on it, in Python; ``native/`` does the same in C."""
+"""The ring buffer and its hooks in Python; ``native/`` has the same in C."""
 
 import time
 import weakref
@@ -29,15 +29,15 @@ class EventBuffer:
         cuda_event_code: The code of the event that carries what ``cuda_event_id`` returns.
 
     Attributes:
-        thread: The thread that is followed; 0 for none.
-        steps_open: Optimizer steps at work; kept by the hooks.
-        muted: Codes, as bits, whose calls go unnoticed.
+        thread: The training thread; 0 for none.
+        steps_open: Optimizer steps in progress; updated by the hooks.
+        muted: Bit mask of codes whose calls are not recorded.
         lost: Events for which there was no room.
         on_event: Called after every event, unless None.
         on_low: Called when there is room for half as many events as at first, once until events are taken
             off, unless None.
         on_full: Called to make room, unless None.
-        cuda_event_id: Called for a number that precedes each event, -1 for none, unless None.
+        cuda_event_id: Called before each event for its CUDA event id, -1 for none, unless None.
     """
 
     __slots__ = (
@@ -57,9 +57,9 @@ class EventBuffer:
 
     def __init__(self, capacity: int, cuda_event_code: int = 0) -> None:
         if capacity < 4:
-            raise ValueError("a ring buffer holds at least 4 events")
+            raise ValueError("capacity must be at least 4 events")
         if capacity & (capacity - 1):
-            raise ValueError("a ring buffer holds a power of two of events")
+            raise ValueError("capacity must be a power of two")
         self.thread = get_ident()
         self.steps_open = 0
         self.muted = 0
@@ -75,7 +75,7 @@ class EventBuffer:
         self._events = array("q")
 
     def mark(self, code: int, argument: int = 0) -> bool:
-        """Write an event if this is the thread that is followed; return whether it is."""
+        """Write an event if this is the training thread; return whether it is."""
         if get_ident() != self.thread:
             return False
         self.write(code, argument)
@@ -100,18 +100,18 @@ class EventBuffer:
             self._events.extend((time.perf_counter_ns(), ABANDON))
 
     def here(self) -> bool:
-        """Return whether this is the thread that is followed."""
+        """Return whether this is the training thread."""
         return get_ident() == self.thread
 
     def peek(self) -> bytes:
-        """Return all events on the ring buffer: pairs of native int64, a time and argument << 8 | code."""
-        # Whoever writes meanwhile writes behind them.
+        """Return all events in the buffer: pairs of native int64, a time and argument << 8 | code."""
+        # Events that are written meanwhile come after them.
         return self._events[: len(self._events)].tobytes()
 
     def skip(self, count: int) -> None:
-        """Take so many events from the ring buffer, the oldest."""
+        """Remove the ``count`` oldest events."""
         if not 0 <= count <= len(self):
-            raise ValueError("there are not so many events on the ring buffer")
+            raise ValueError("the buffer holds fewer events than count")
         del self._events[: 2 * count]
         self._low_mark = self._capacity // 2
 
@@ -138,7 +138,7 @@ class EventBuffer:
 
 
 def evaluation_flags(grad_enabled: Callable[[], bool], models: "list[weakref.ref[Any]]") -> int:
-    """Return what a draw says of evaluation: the ``DRAW_...`` that hold, or 0."""
+    """Return the ``DRAW_...`` flags that hold for a draw, or 0."""
     flags = 0 if grad_enabled() else DRAW_WITHOUT_GRADIENTS
     alive = [model for reference in models if (model := reference()) is not None]
     if alive and not any(model.training for model in alive):
@@ -147,7 +147,7 @@ def evaluation_flags(grad_enabled: Callable[[], bool], models: "list[weakref.ref
 
 
 class _Function:
-    """What stands in the place of a function, and is bound and pickled as it was."""
+    """Replaces a function; bound and pickled like the original."""
 
     def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
         call: Callable[..., Any] = self  # type: ignore[assignment]
@@ -202,7 +202,7 @@ class Draws(_Function):
         buffer: Where to write.
         original: The method.
         begin: Code of the event before.
-        end: Code of the event after, which tells how many samples there are.
+        end: Code of the event after, whose argument is the number of samples.
         failed: Code of the event after where there is no batch.
         plain: The class of iterators without workers: what they draw needs no announcement.
         tensor: The class of plain tensors, of which C has a shorter way to the length.
@@ -280,7 +280,7 @@ class Forward:
 
     Args:
         buffer: Where to write.
-        module: The module, which is not kept alive.
+        module: The module, held by a weak reference.
         compiled: What is called instead of the module's own ``_call_impl``, if anything.
         grad_enabled: Returns whether gradients are computed.
         train: Code of the event before a call for training.

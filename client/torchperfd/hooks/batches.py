@@ -57,7 +57,7 @@ def _kind(cls: type) -> int:
 
 
 def _numbers(part: Any, nesting: int) -> list[int]:
-    """Return how many samples a part may hold, the likeliest first; none where it says nothing."""
+    """Return how many samples a part may hold, the likeliest first; empty if it does not show that."""
     kind = _kinds.get(type(part))
     if kind is None:
         kind = _kind(type(part))

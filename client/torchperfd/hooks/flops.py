@@ -1,7 +1,7 @@
 """FLOPs: the floating-point operations of one training step.
 
 torch counts them by a dispatch mode that sees every operator of the step. Its own mode,
-``FlopCounterMode``, is not for a step of somebody else's: it hooks all modules, refuses
+``FlopCounterMode``, does not suit a step of the script: it hooks all modules, refuses
 operators of higher order, makes ``torch.compile`` refuse, and an error in one of its formulas
 is the script's. So here its formulas are used in a mode that only looks on.
 
@@ -72,7 +72,7 @@ class StepFlops:
         if self._counter is not None and self._leave(self._counter):
             self._attempts += 1
             if self._attempts == _ATTEMPTS:
-                self.reason = "training steps and validation steps take turns too fast"
+                self.reason = "training and validation steps alternate too fast"
         # Half of the attempts begin here, for loops that validate after every training step; the
         # others do not, for those with many validation steps in a row.
         if self._counter is None and not self.ended and self._attempts % 2:
@@ -114,7 +114,7 @@ class StepFlops:
             self.precision = _precision(max(counter.flops, key=lambda dtype: counter.flops[dtype]))
 
     def _leave(self, counter: "_Counter") -> bool:
-        """Take the mode off, if it is on top of this thread's; else it is somebody else's turn first."""
+        """Remove the mode if it is the topmost of this thread; else another one must be removed first."""
         if _get_current_dispatch_mode() is not counter:
             self.reason = self.reason or "another dispatch mode was begun within the step"
             return False
@@ -131,7 +131,7 @@ class StepFlops:
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks on as operators run, and adds up by type what torch's formulas say of them."""
+    """Observes operators as they run, and adds up their FLOPs by type, with torch's formulas."""
 
     supports_higher_order_operators = True
 

@@ -23,7 +23,7 @@ def inside_step(frame: FrameType | None) -> bool:
 
 
 def skip_code(code: CodeType) -> None:
-    """Have dynamo run this code as it is.
+    """Have dynamo run this code without compiling it.
 
     Raises:
         AttributeError: This torch has no such setting.
@@ -55,7 +55,7 @@ def keep_functions_out_of_graphs(module: ModuleType) -> None:
 
 
 def keep_out_of_graphs(function: F, *, inline: bool = False) -> F:
-    """Have dynamo run a hook as it is where compiled code calls it.
+    """Have dynamo run a hook without compiling it where compiled code calls it.
 
     Otherwise dynamo compiles the hook's frame as well: an extra graph, in which the hook takes
     itself for compiled and stays silent. Where torch has no such setting, nothing happens; the hook

@@ -1,4 +1,4 @@
-"""Models that ``torch.load`` gives back, the best so far, say."""
+"""Models that ``torch.load`` returns, for example the best so far."""
 
 import functools
 from typing import Any

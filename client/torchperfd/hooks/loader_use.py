@@ -44,7 +44,7 @@ def install(context: HookContext) -> None:
 
 
 class LoaderSampler:
-    """Takes the samples. Its methods are the training thread's, except for those that say otherwise."""
+    """Takes the samples. Its methods run on the training thread, unless documented otherwise."""
 
     def __init__(self) -> None:
         self._due = False
@@ -191,7 +191,7 @@ class LoaderSampler:
         )
 
     def _follow_workers(self, iterator: Any) -> None:
-        """Add what the workers have done since the last time, by the kernel's account of them."""
+        """Add the workers' CPU time since the last call, as counted by the kernel."""
         try:
             spent = [_schedstat(f"/proc/{worker.pid}/schedstat") for worker in iterator._workers]
             received = iterator._rcvd_idx
@@ -266,7 +266,7 @@ def _ratio(pairs: list[tuple[int, int]]) -> float | None:
 
 
 def _queued_ns() -> int:
-    """Return how long this thread has been ready to run without a CPU; 0 where the kernel does not say."""
+    """Return how long this thread has been ready to run without a CPU; 0 where it is not counted."""
     try:
         with open(_SCHEDSTAT, "rb") as file:  # noqa: PTH123 - on the training thread, and pathlib is slow
             fields = file.read(128).split()

@@ -175,7 +175,7 @@ class RootModels(Models):
 def _is_new(thing: Any, known: dict[int, "weakref.ref[Any]"]) -> bool:
     """Add a thing to those that are known; return whether it was not among them.
 
-    An id alone does not tell: the model of the next fold may live where the last one did.
+    An id alone is not enough: the model of the next fold may live where the last one did.
     """
     seen = known.get(id(thing))
     if seen is not None and seen() is thing:
@@ -201,7 +201,7 @@ def _kind_of(model: nn.Module) -> tuple[type, int]:
 
 
 def _may_have_parents(modules: list[nn.Module]) -> bool:
-    """Return whether one of the modules is in a dict of modules, as it is in its parent's.
+    """Return whether one of the modules is in a dict of modules, as in its parent's.
 
     A parent is made ahead of its children, so that it may be among the older objects while they are not.
     """

@@ -56,12 +56,12 @@ def install(context: HookContext) -> None:
 
 
 def _hook(steps: Steps, ends: bool, otherwise: Callable[[Optimizer], None]) -> Callable[..., None]:
-    """Return a hook that tells ``steps``, or else calls ``otherwise``; nothing of it gets into graphs."""
+    """Return a hook that calls ``steps``, or else ``otherwise``; nothing of it gets into graphs."""
     compiling = torch.compiler.is_dynamo_compiling
-    tell = steps.end if ends else steps.begin
+    notify = steps.end if ends else steps.begin
 
-    def told(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not compiling() and not tell(optimizer):
+    def hook(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not compiling() and not notify(optimizer):
             otherwise(optimizer)
 
-    return keep_out_of_graphs(told, inline=True)
+    return keep_out_of_graphs(hook, inline=True)

@@ -25,7 +25,7 @@ class Patches:
         setattr(owner, name, replacement)
 
         def undo() -> None:
-            # What somebody has replaced since is left alone: taking their patch away would break
+            # A later patch of other code is left alone: taking their patch away would break
             # them, and ours passes through once it is silenced.
             if vars(owner).get(name) is replacement:
                 setattr(owner, name, original)

@@ -48,7 +48,7 @@ class ModuleImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module as every other finder would, with a loader that tells us when it is done.
+        """Find the module as every other finder would, with a loader that calls back when it is done.
 
         A caller may only want to know whether there is such a module: keep waiting for its import.
         """
@@ -88,23 +88,23 @@ class ModuleImport(MetaPathFinder):
 class _ModuleAgain(Loader):
     """Imports a module that has been imported before."""
 
-    def __init__(self, module: ModuleType, tell: Callable[[ModuleType], None]) -> None:
+    def __init__(self, module: ModuleType, on_loaded: Callable[[ModuleType], None]) -> None:
         self._module = module
         self._spec = module.__spec__
-        self._tell = tell
+        self._on_loaded = on_loaded
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return self._module
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
-        self._tell(module)
+        self._on_loaded(module)
 
 
 class _TellingLoader(Loader):
-    def __init__(self, loader: Loader, tell: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader, on_loaded: Callable[[ModuleType], None]) -> None:
         self._loader = loader
-        self._tell = tell
+        self._on_loaded = on_loaded
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -118,4 +118,4 @@ class _TellingLoader(Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._tell(module)
+        self._on_loaded(module)

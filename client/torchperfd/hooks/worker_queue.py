@@ -23,7 +23,7 @@ def install(context: HookContext) -> None:
 
 
 def ready_batches(iterator: Any) -> int:
-    """Return how many batches the workers have ready, -1 where that cannot be told."""
+    """Return how many batches the workers have ready, -1 where that is unknown."""
     try:
         size: int = iterator._worker_result_queue.qsize()
     except (NotImplementedError, OSError) as error:

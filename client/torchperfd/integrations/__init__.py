@@ -26,7 +26,7 @@ _NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB
 
 
 class IntegrationSession:
-    """Attaches the client for a framework's loop, if the script has not, and speaks to it.
+    """Attaches the client for a framework's loop, if the script has not, and writes its events.
 
     Args:
         job: What people call this kind of run.
@@ -75,8 +75,8 @@ class IntegrationSession:
 
         Args:
             model: The model whose forward to time; found by itself when left out.
-            job: What to fall back on when nobody has said what people call this kind of run.
-            run: What to fall back on when nobody has named the run.
+            job: Name of this kind of run, unless the script or the environment has one.
+            run: Name of the run, unless the script or the launcher has one.
             launched_as: What a launcher puts into the environment, ``RANK`` and the like, where the
                 framework is its own launcher and does not.
         """
@@ -99,7 +99,7 @@ class IntegrationSession:
         self.mark(codes.BETWEEN)
 
     def end(self) -> None:
-        """The framework's loop is over: detach if it was us who attached, else only account for it."""
+        """The framework's loop is over: detach if this session attached, else only finish the loop."""
         self.between_loops()
         following, self._following = self._following, False
         client = self._client
@@ -150,7 +150,7 @@ def suppress_errors(method: F) -> F:
     place = f"integration {method.__module__.rpartition('.')[2]} {method.__name__}"
 
     @functools.wraps(method)
-    def quiet(self: Any, *args: Any, **kwargs: Any) -> None:
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         if self.session.spent(place):
             return
         try:
@@ -161,4 +161,4 @@ def suppress_errors(method: F) -> F:
                 raise
             self.session.fault(place, error)
 
-    return cast(F, quiet)
+    return cast(F, guarded)

@@ -1,7 +1,7 @@
 """fastai: ``Learner(..., cbs=torchperfd.integrations.fastai.TorchperfdCallback())``.
 
 fastai's optimizers are none of torch's, so that the automatic hooks see no optimizer, hence
-no step, and cannot find the model. The callback tells them both.
+no step, and cannot find the model. The callback reports both.
 """
 
 import functools

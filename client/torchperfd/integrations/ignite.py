@@ -1,6 +1,6 @@
 """Ignite: ``torchperfd.integrations.ignite.attach(trainer)``, and the same for evaluators.
 
-The automatic hooks time an engine's loop as it is, as long as a DataLoader feeds it. What
+The automatic hooks time an engine's loop without changes, as long as a DataLoader feeds it. What
 is attached here besides: batches from anything else are drawn and counted, and what happens
 when an epoch is complete belongs to no step.
 """

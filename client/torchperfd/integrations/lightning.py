@@ -3,7 +3,7 @@
 Lightning calls ``training_step``, never the module itself, so that the automatic hooks see
 no forward and no validation; it stops drawing where a loader's length ends; and it knows
 what moves batches, what saves checkpoints and which callback takes how long. All of that it
-tells its profiler, once per action: ours turns the actions into phases. The callback names
+reports to its profiler, once per action: ours turns the actions into phases. The callback names
 the run and brings the profiler along, around whichever one the user has chosen.
 """
 
@@ -176,7 +176,7 @@ class Profiler(pl.profilers.Profiler):
         return self._phase("module_hooks") if hook.startswith("on_") else None
 
     def _is_overridden(self, owner: str, name: str, hook: str) -> bool:
-        """Return whether anybody's code runs: most hooks of most callbacks are Lightning's empty ones."""
+        """Return whether a hook is overridden: most hooks of most callbacks are Lightning's empty ones."""
         trainer = self._trainer
         base = getattr(pl, owner, None)
         whose = {
@@ -212,7 +212,7 @@ class Callback(pl.Callback):
 
     @property
     def session(self) -> IntegrationSession:
-        """What speaks to the client."""
+        """The session that writes events to the client."""
         return self._profiler.session
 
     @property
@@ -222,7 +222,7 @@ class Callback(pl.Callback):
 
     @suppress_errors
     def setup(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", stage: str) -> None:
-        """Attach, and listen to what the trainer tells its profiler."""
+        """Attach, and receive the actions that the trainer reports to its profiler."""
         if isinstance(trainer.profiler, Profiler):
             self._profiler = trainer.profiler
             return

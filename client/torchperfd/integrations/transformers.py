@@ -1,7 +1,7 @@
 """Transformers: ``Trainer(callbacks=[torchperfd.integrations.transformers.TorchperfdCallback()])``.
 
-The automatic hooks time the Trainer's loop as it is. The callback names the run and the
-model, tells the saving of checkpoints from the rest of a step, and detaches at the end.
+The automatic hooks time the Trainer's loop. The callback names the run and the
+model, separates the saving of checkpoints from the rest of a step, and detaches at the end.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ class TorchperfdCallback(TrainerCallback):
 
     @suppress_errors
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What follows is logging, then evaluation, then saving, as far as ``control`` says so."""
+        """Next come logging, evaluation and saving, as far as ``control`` requests them."""
         if not control.should_log and not control.should_evaluate:
             self._save_begins(control)
 

@@ -45,7 +45,7 @@ _LEAVE_BUDGET_S: Final = 0.9
 
 @dataclass(slots=True)
 class RunOptions:
-    """What the command line of ``run`` said."""
+    """Options on the command line of ``run``."""
 
     script: Script
     run: str | None = None
@@ -57,7 +57,7 @@ class RunOptions:
 
 
 class _BadUsageError(Exception):
-    """The command line makes no sense; the message says why."""
+    """The command line is invalid; the message has the reason."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -210,7 +210,7 @@ def _rank_reports(client: "Client", answer: "control_pb2.GetRunResponse | None")
     from torchperfd.report import RankReport
     from torchperfd.steps.phases import PhaseNames
 
-    # This process's own account is complete whatever the daemon has received of it.
+    # This process's own totals are complete, also where the daemon has not received all of them.
     reports = [client.report()]
     for rank in answer.ranks if answer is not None else ():
         if rank.identity.rank != client.rank:

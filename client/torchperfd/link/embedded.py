@@ -1,4 +1,4 @@
-"""The embedded daemon: a child process for those who have no service on their node."""
+"""The embedded daemon: a child process where the node has no service."""
 
 import contextlib
 import os
@@ -29,11 +29,11 @@ class EmbeddedDaemon:
         return self._process.pid
 
     def leave(self, timeout: float) -> None:
-        """Let the daemon go: it stops once nobody needs it. Waits for that up to ``timeout`` seconds."""
+        """Close the pipe to the daemon: it stops once unused. Waits up to ``timeout`` seconds."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        # Another rank may still need it; then it outlives us, as an orphan with a purpose.
+        # Another rank may still use it; then it goes on after this process has ended.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout)
 

@@ -35,7 +35,7 @@ class GroupProgress:
 
 
 def read(record: bytes) -> list[GroupProgress]:
-    """Return what a record says, in the order in which the groups were first used.
+    """Return the progress of each group, in the order in which the groups were first used.
 
     Args:
         record: JSON, as torch writes it.

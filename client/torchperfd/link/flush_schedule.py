@@ -5,7 +5,7 @@ from typing import Final
 
 REPORT_S: Final = 1.0
 FREQUENT_S: Final = 0.25
-"""While there is something to read more often than the daemon is to hear of it."""
+"""Where events must be read more often than the daemon needs a report."""
 SHORT_STEPS_S: Final = 4.0
 """Beside short steps: each flush delays one of them by about its own length."""
 SHORT_STEP_S: Final = 0.005

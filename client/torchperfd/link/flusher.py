@@ -1,4 +1,4 @@
-"""The flusher: one thread that has the ring buffer read and empties the recorder into account and outbox."""
+"""The flusher: one thread that drains the ring buffer and the recorder into totals and outbox."""
 
 import sys
 import threading
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _LONGEST_FLUSH_S: Final = 10.0
 """Longest wait of a script that asks for a flush; reading a full buffer event by event takes a second."""
 _STEPS_PER_REPORT: Final = 2000
-"""The daemon hears of steps once per second, or of so many: what costs it is messages, not steps."""
+"""Steps are reported once per second, or this many at once: the daemon pays per message, not per step."""
 
 
 class Flusher:
@@ -37,15 +37,15 @@ class Flusher:
     :mod:`~torchperfd.link.flush_schedule` computes the times. It also flushes when the ring buffer is half
     full, when a report is requested, and when a daemon has just connected.
 
-    The account is true whether or not a daemon listens; steps that a full ring or outbox
-    threw away are counted by where that happened.
+    The totals are correct with or without a daemon. Steps dropped by a full ring or outbox are counted by
+    where they were dropped.
 
     Args:
         replay: Reads the ring buffer.
-        names: What phases are called.
+        names: Names of the phases.
         outbox: Where reports go.
         faults: Where failures of ours are counted.
-        counters: What is counted beside steps.
+        counters: Counts beside the steps.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Flusher:
         # Reentrant, since a signal handler of the script may come to it again on the same thread.
         self._lock = threading.RLock()
         self._is_flushing = False
-        # Its put() may come from anywhere: it takes no lock that who is interrupted could hold.
+        # put() may be called anywhere: it takes no lock that interrupted code could hold.
         self._wake: SimpleQueue[None] = SimpleQueue()
         # Locks to release after the next flush, and whether that is to report.
         self._requests: deque[tuple[LockType, bool]] = deque()
@@ -86,7 +86,7 @@ class Flusher:
         self._thread.start()
 
     def abandon_in_child(self) -> None:
-        """Take note that there is no thread any more: the caller is a forked child."""
+        """Mark the thread as ended, in a forked child."""
         self._is_running = False
 
     def dropped(self) -> dict[str, int]:
@@ -157,7 +157,7 @@ class Flusher:
             message = wire.totals_message(totals, self._names, self._recorder.recorded, self.dropped())
             arrivals = self._recorder.arrivals
             batch = wire.step_batch(unsent, self._names, arrivals.drain()) if unsent else None
-        except Exception as error:  # noqa: BLE001 - who detaches or asks for a report is the script
+        except Exception as error:  # noqa: BLE001 - the caller may be the script
             self._faults.note("report", error)
             return
         # One right after the other, so that they leave together.
@@ -167,7 +167,7 @@ class Flusher:
         self._outbox.put_newest("account", message)
 
     def snapshot(self) -> Totals:
-        """Return the account of all that was drained so far; it does not change any more. Takes no lock."""
+        """Return the totals of all drained steps; they do not change any more. Takes no lock."""
         return self.totals
 
     def step_seconds(self) -> float:
@@ -175,7 +175,7 @@ class Flusher:
         return self._pace.step_ns / 1e9
 
     def unrecorded(self) -> dict[str, Any]:
-        """Return what a trace is to say of steps that nothing records, beside their length.
+        """Return facts on steps without a profiler, for the trace, beside their length.
 
         ``unrecorded_phase_ns``: means of the latest training steps, by phase.
         ``loader``: how they use their loader (:class:`~torchperfd.steps.loader_use.LoaderUse`).

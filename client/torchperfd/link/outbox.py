@@ -1,4 +1,4 @@
-"""What waits to be sent: bounded, and it says what it threw away."""
+"""Messages that wait to be sent: bounded, with a count of dropped steps."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Tallies: what is counted beside the steps, and belongs into the account all the same."""
+"""Process counters: the parts of the totals that do not come from steps."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ class ProcessCounters:
         replay: Whose loop, passes and overhead to read.
         pauses: The garbage collector's.
         compilations: The compiler's.
-        accelerator: What is told of the device.
+        accelerator: Device memory, times and FLOPs.
         loader: Samples how the loader is used.
         hooks: Returns which hooks are on.
     """
@@ -50,7 +50,7 @@ class ProcessCounters:
         return self._loop.saving > 0
 
     def fill(self, totals: Totals) -> None:
-        """Bring the account up to date, once the drained steps are in it. It may be a step ahead of them."""
+        """Update the totals, after the drained steps were added. They may be a step ahead of those."""
         loop = self._loop
         totals.train.micro_batches = loop.micro_batches
         totals.train.skipped = loop.skipped

@@ -1,8 +1,8 @@
-"""The rendezvous: where ranks of a job on different nodes tell each other which daemons watch them.
+"""The rendezvous: ranks of a job on different nodes exchange the addresses of their daemons.
 
 What all nodes of a job share is the store that their ranks have met at. A daemon that wants to find its peers
 there says so in its welcome, and one rank of each node then adds its daemon's address to a list in the store
-and reads those of the others. That goes over a connection of its own: nobody who trains ever waits for it.
+and reads those of the others. This uses a connection of its own, so training never waits for it.
 """
 
 import os

@@ -43,7 +43,7 @@ _CHANNEL_OPTIONS: Final = (
     # It pings after each message to learn how much the line takes: threads of ours that wake up beside
     # training for nothing, on a socket of this very node.
     ("grpc.http2.bdp_probe", 0),
-    # How long a connection is waited for whose daemon accepts it and says nothing. For as long gRPC keeps its
+    # Longest wait for a daemon that accepts the connection and does not answer. For as long gRPC keeps its
     # socket, even if the channel has been closed.
     ("grpc.min_reconnect_backoff_ms", 3000),
 )
@@ -76,7 +76,7 @@ def _listening(path: str) -> int | None:
 
 
 class Stream:
-    """Sends what the outbox holds and hands on what the daemon says.
+    """Sends the messages of the outbox and passes on those of the daemon.
 
     Args:
         sockets: Where a daemon may listen, in the order to try.
@@ -145,7 +145,7 @@ class Stream:
         return self.connections if self.connected else 0
 
     def get_run(self, run: str, timeout: float) -> "control_pb2.GetRunResponse | None":
-        """Ask the daemon for the account of a whole run; None when it does not answer in time."""
+        """Ask the daemon for the totals of a whole run; None when it does not answer in time."""
         channel = self._channel
         if channel is None or not self.connected:
             return None
@@ -158,7 +158,7 @@ class Stream:
                 control_pb2.GetRunRequest(run=self._run_there or run), timeout=timeout
             )
         except grpc.RpcError as error:
-            log.debug("the daemon did not give the run's account: %s", error)
+            log.debug("no totals of the run from the daemon: %s", error)
             return None
 
     def stop(self, timeout: float) -> None:
@@ -308,7 +308,7 @@ class Stream:
 
 
 def load_grpc() -> bool:
-    """Import grpc with fork support off; return False, having said why, where that cannot be.
+    """Import grpc with fork support off; log the reason and return False where that fails.
 
     Best called on the script's own thread before it imports anything: two threads in the
     same packages at once may see each other's half-made modules.

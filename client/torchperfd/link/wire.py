@@ -105,7 +105,7 @@ def totals_message(
             _pack_kind(message.kinds.add(), kind, totals.of(kind), names)
     if totals.warmup.steps:
         _pack_kind(message.warmup, TRAIN, totals.warmup, names)
-    # That there was no save is something to tell; an older client says nothing.
+    # Set even without a save: a missing field means an older client.
     message.checkpoint.SetInParent()
     for packed, times in (
         (message.checkpoint, totals.checkpoint),

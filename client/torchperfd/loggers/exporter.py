@@ -17,14 +17,14 @@ _LABELS: Final = ("run", "rank")
 
 
 class Exporter:
-    """Serves one rank's account on ``http://127.0.0.1:<port>/metrics``.
+    """Serves one rank's totals on ``http://127.0.0.1:<port>/metrics``.
 
     Args:
         port: 0 for any free one.
         run: Value of the ``run`` label.
         rank: Value of the ``rank`` label.
         names: Phase names.
-        totals: Returns the account as of now.
+        totals: Returns the current totals.
 
     Raises:
         OSError: The port is taken.

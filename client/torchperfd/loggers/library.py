@@ -8,7 +8,7 @@ def library(name: str, extra: str) -> Any:
     """Return a module that is not a dependency of ours.
 
     Raises:
-        ImportError: It is not installed; the message says how to get it.
+        ImportError: It is not installed; the message has the command that installs it.
     """
     try:
         return import_module(name)

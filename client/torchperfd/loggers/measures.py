@@ -1,4 +1,4 @@
-"""What loggers are sent: the means of the steps between two readings of the account. Pure."""
+"""Measures for loggers: the means of the steps between two readings of the totals. Pure."""
 
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import KindTotals, Totals

@@ -1,4 +1,4 @@
-"""The sender: one thread per logger, between the account and a tracker that may be slow or broken."""
+"""The sender: one thread per logger, between the totals and a tracker that may be slow or broken."""
 
 import threading
 import time
@@ -26,7 +26,7 @@ class Sender:
     Args:
         logger: Whom to call.
         place: What its failures are counted under.
-        totals: Returns a copy of the account as of now.
+        totals: Returns a copy of the current totals.
         steps: Returns how many training steps there are; asked often, so cheap.
         names: Phase names.
         faults: Where failures are counted.

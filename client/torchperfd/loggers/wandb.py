@@ -19,7 +19,7 @@ class WandbLogger:
 
     What is logged joins the script's next ``run.log(...)``, whatever steps it counts by: a row of
     our own would advance the run's step, and W&B drops rows whose step has passed. Between two
-    such calls the newest numbers win; a script that never logs anything says ``commit=True``.
+    such calls the newest numbers win; a script that never logs anything passes ``commit=True``.
 
     Args:
         run: What ``wandb.init()`` returned; by default, the run that is active.

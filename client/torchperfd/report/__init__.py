@@ -1,4 +1,4 @@
-"""The report: one account as the phase table, for people, and as a versioned document. Pure.
+"""The report: one set of totals as the phase table, for people, and as a versioned document. Pure.
 
 ``numbers`` computes every figure once; the renderers (``text``, ``markdown``, ``html``,
 ``csv``) only lay out what it found, so they cannot disagree.

@@ -31,5 +31,5 @@ def render(table: Table) -> str:
 def _plain(value: str | float | None) -> str:
     if value is None:
         return ""
-    # Nanoseconds are all there is to tell.
+    # Only nanoseconds are known.
     return f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -11,7 +11,7 @@ EPOCH = "epoch"
 TRAIN = "train"
 VALIDATE = "validate"
 _WORTH_TELLING = 0.01
-"""Part of the fit that the garbage collector must take before it is told."""
+"""Least share of the fit at which garbage collection is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Table:
 
 
 def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> Table:
-    """Return the table of an account.
+    """Return the table of totals.
 
     The first training step is a row of its own, outside every mean, provided another followed.
     """

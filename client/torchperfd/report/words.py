@@ -44,7 +44,7 @@ def facts(table: Table) -> tuple[str, ...]:
 
 
 def rate(per_second: float | None) -> str:
-    """Return a rate; from ten million on, where only the magnitude says anything, in millions."""
+    """Return a rate; from ten million on, where only the magnitude matters, in millions."""
     if per_second is None:
         return NOTHING
     if per_second >= 99.95:
@@ -56,7 +56,7 @@ def size(count: int) -> str:
     """Return bytes in the unit that reads best, three significant digits."""
     number = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        # From 1000 on, three digits say more in the next unit.
+        # From 1000 on, three digits read better in the next unit.
         if number < 999.5:
             return f"{number:.3g} {unit}"
         number /= 1024

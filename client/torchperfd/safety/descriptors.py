@@ -15,7 +15,7 @@ _DIRECTORY: Final = "/proc/self/fd"
 
 
 def open_descriptors() -> dict[int, str]:
-    """Return what each descriptor of this process stands for; empty where the platform does not say."""
+    """Return the target of each descriptor of this process; empty where the platform does not list them."""
     found = {}
     try:
         numbers = os.listdir(_DIRECTORY)  # noqa: PTH208 - pathlib is not worth its import here

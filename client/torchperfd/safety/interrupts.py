@@ -1,10 +1,10 @@
-"""Exceptions that the script raises while our code runs, told apart from our own failures.
+"""Separates exceptions that the script raises while our code runs from our own failures.
 
 Python runs a signal handler between two instructions of whatever code the main thread executes. A timeout, or
 torch's "DataLoader worker died", may therefore be raised inside a hook of ours. It belongs to training and
 must reach it. The same holds for exceptions that another thread or a debugger injects.
 
-No interface tells who raised an exception. Its traceback does: Python calls a handler with the frame that it
+Only its traceback shows where an exception comes from: Python calls a handler with the frame that it
 interrupted, so the handler's frame has its own caller among its arguments. Trace functions get it as well.
 """
 

@@ -1,4 +1,4 @@
-"""Arrivals: when a rank came to the collectives of each training step."""
+"""Arrivals: when a rank entered the collectives of each training step."""
 
 from array import array
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Final
 _MOST_STEPS: Final = 4096
 _COLUMNS: Final = 3
 STEP_BYTES: Final = 8 * _COLUMNS
-"""What one step is written down in."""
+"""Bytes per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class Arrivals:
 
     Attributes:
         step: The steps' indices.
-        first_ns: When the rank came to the step's first collective, Unix time.
-        last_ns: When it came to the last one.
+        first_ns: When the rank entered the step's first collective, Unix time.
+        last_ns: When it entered the last one.
     """
 
     step: "array[int]"
@@ -26,9 +26,9 @@ class Arrivals:
 
 
 class ArrivalRecorder:
-    """Writes arrivals down, step by step, as the recorder does times; in bounded memory.
+    """Records arrivals, step by step, in bounded memory.
 
-    The recorder writes, the flusher drains; who writes meanwhile writes behind what is drained.
+    The recorder writes, the flusher drains. Steps written during a drain come after the drained ones.
     """
 
     __slots__ = ("_finished", "_first", "_held_first", "_held_last", "_last")
@@ -44,7 +44,7 @@ class ArrivalRecorder:
         return bool(self._first or self._held_first)
 
     def arrive(self, unix_ns: int) -> None:
-        """The rank has come to a collective."""
+        """The rank enters a collective."""
         self._first = self._first or unix_ns
         self._last = unix_ns
 
@@ -90,6 +90,6 @@ class ArrivalRecorder:
         return Arrivals(*(taken[column::_COLUMNS] for column in range(_COLUMNS)))
 
     def _finish(self, step: int, first: int, last: int) -> None:
-        # Where nobody drains, the oldest steps are the ones to tell of.
+        # Without a drain, the oldest steps are kept.
         if first and len(self._finished) < _COLUMNS * _MOST_STEPS:
             self._finished.extend((step, first, last))

@@ -54,7 +54,7 @@ class DrawnBatches:
             del self._draws[next(iter(self._draws))]
 
     def count(self, samples: int) -> None:
-        """The newest batch has so many samples, which its draw did not say."""
+        """Set the number of samples of the newest batch, unknown at its draw."""
         if self._unused:
             self._unused[-1] = self._unused[-1][0], samples
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from torchperfd.steps.totals import PhaseTotals
 
-# Iterators that are drawn from by turns; of a loop that was left early nothing is ever heard again.
+# Iterators in use at a time; a loop that is left early never reports its end.
 _MOST_AT_ONCE: Final = 8
 
 

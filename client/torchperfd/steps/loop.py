@@ -99,7 +99,7 @@ class Loop(LoopState):
         """
         recorder = self.recorder
         if recorder.depth and recorder.inside(OPTIMIZER):
-            # step() raised, so its post hook never ran; a closure's draws are told apart by the hook.
+            # step() raised, so its post hook never ran; the hook marks draws inside a closure.
             recorder.unwind()
         if recorder.depth and recorder.inside(DATA):
             # A data set that reads from a loader, or a prefetcher around one: the outer draw is the loop's.
@@ -206,7 +206,7 @@ class Loop(LoopState):
         """
         if self.recorder.idle():
             if self.explicit and (self.step.stepped or self.step.backwards):
-                pass  # the script says where steps end
+                pass  # the script ends steps itself
             elif gradients or (evaluation_mode and backward_may_follow and self.trains_in_eval_mode):
                 loop_rules.TRAIN_FORWARD_EVALUATED.apply(self)
                 loop_rules.TRAIN_FORWARD.apply(self)
@@ -314,7 +314,7 @@ class Loop(LoopState):
         self.step.step(optimizer)
         loop_rules.OPTIMIZER_ENDS.apply(self)
 
-    # What the script says, and saves.
+    # Calls of client.step(), and checkpoints.
 
     def enter(self, phase: int) -> None:
         """Any other phase begins: the zeroing of gradients, or one of the script's own.
@@ -356,7 +356,7 @@ class Loop(LoopState):
             self._saving_since = 0
 
     def client_step(self, samples: int) -> None:
-        """The script says that a training step ends here; from now on only it decides."""
+        """End a training step, by client.step(); from now on only these calls end steps."""
         self.explicit = True
         loop_rules.CLIENT_STEP.apply(self)
         self.recorder.open()

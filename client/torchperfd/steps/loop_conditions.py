@@ -142,7 +142,7 @@ def stepped_in_held(state: LoopState) -> bool:
 
 
 def is_explicit(state: LoopState) -> bool:
-    """The script says where steps end, by client.step()."""
+    """The script ends steps itself, by client.step()."""
     return state.explicit
 
 

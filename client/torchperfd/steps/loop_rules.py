@@ -129,7 +129,7 @@ class Decision:
         )
 
     def apply(self, state: LoopState) -> None:
-        """Do what the first matching rule says."""
+        """Carry out the actions of the first matching rule."""
         for tests, then in self._rows[state.held]:
             for condition, wanted in tests:
                 if condition(state) is not wanted:
@@ -219,7 +219,7 @@ PASS_BEGINS: Final = Decision(
 )
 TRAIN_FORWARD_EVALUATED: Final = Decision(
     "forward for training, after an evaluation",
-    # Unless this was in the middle of its batch: the next optimizer will tell.
+    # Unless this was in the middle of its batch: the next optimizer step decides.
     Rule(EVALUATED, when=[evaluated, has_not(drew), has_not(held_by_closer)]),
     # The loop that draws nothing trains again.
     Rule(EVALUATED, when=[evaluated, has_not(drew)], then=[release, close_validate]),
@@ -260,7 +260,7 @@ def evaluate_undrawn(state: LoopState) -> None:
 
 ACTING_FORWARD: Final = Decision(
     "forward in training mode without gradients",
-    # An agent acts, or a generator is sampled from; or the script evaluates and has not said so.
+    # An agent acts, or a generator is sampled from; or the script evaluates in training mode.
     Rule(when=[drew, stepped]),
     Rule(when=[drew, went_backward]),
     Rule(UNSEEN, when=[drew], then=[rejoin, note_evaluation]),
@@ -270,7 +270,7 @@ ACTING_FORWARD: Final = Decision(
 )
 BACKWARD: Final = Decision(
     "backward",
-    # Where the optimizer is known that stepped, the next to step will tell.
+    # If the optimizer that stepped is known, the next optimizer step decides.
     Rule(EVALUATED, when=[has_not(held_optimizer_is_known)], then=[rejoin]),
     Rule([PENDING, UNSEEN, BEGUN], then=[rejoin]),
     Rule(when=[stepped, has_not(is_explicit), may_have_ended], then=[hold_stepped]),

@@ -63,7 +63,7 @@ class LoopState:
         draws: Whether the loop draws at all.
         draws_ahead: Whether it draws ahead of the use.
         loader_ended: Whether the iterator has ended that it drew from last.
-        explicit: Whether the script says where steps end.
+        explicit: Whether the script ends steps itself.
         closer: The optimizer that steps last in a step.
         newest_optimizers: Those of the newest step.
         unstepped: Those that have never stepped.

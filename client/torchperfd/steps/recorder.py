@@ -1,8 +1,8 @@
 """The recorder: exclusive phase times of one thread, step by step, in fixed memory.
 
-Who reads the ring buffer writes here, the flusher drains. Both sides are plain assignments under
-the GIL, and the rows are made once and used over and over. When nobody drains for a
-whole ring, new steps are dropped and counted.
+The reader of the ring buffer writes, the flusher drains. Both sides are plain assignments under
+the GIL, and the rows are made once and reused. When the ring is full, new steps are dropped
+and counted.
 
 A stack of open phases makes times exclusive: entering a phase stops the clock
 of the one around it. The bottom of the stack is the *gap*, the time of no
@@ -44,7 +44,7 @@ _ZERO_ROW: Final = (0,) * (_SQUARES + PHASE_SLOTS)
 
 
 class DeviceClock(Protocol):
-    """What times the same phases on a device; told of everything in the recorder's own words."""
+    """Times the same phases on a device; its methods match those of the recorder."""
 
     def boundary(self, phase: int, cuda_event_id: int) -> None:
         """Since the last boundary ``phase`` was the innermost; -1 for no step, or for no ticket."""
@@ -66,7 +66,7 @@ class DeviceClock(Protocol):
 
 
 class Clock(Protocol):
-    """Monotonic nanoseconds: when that happened which is being told."""
+    """Time of the event that is being handled, monotonic nanoseconds."""
 
     now: int
 
@@ -76,7 +76,7 @@ class Recorder:
 
     Args:
         capacity: Steps the ring holds; about 1.5 kB each.
-        clock: When that happened which is being told.
+        clock: Time of the event that is being handled.
     """
 
     __slots__ = (
@@ -124,7 +124,7 @@ class Recorder:
         """When the steps' collectives were come to."""
         self.device: DeviceClock | None = None
         self.cuda_event_id = -1
-        """Number of the device event that belongs to what is being told; -1 for none."""
+        """CUDA event id of the event that is being handled; -1 for none."""
         self._clock = clock
         self._start = 0
         # Lists, not arrays: adding to an element is three times as fast. The live row is the
@@ -197,12 +197,12 @@ class Recorder:
         self.depth += 1
 
     def arrive(self, ago: int = 0) -> None:
-        """Enter ``collective_wait``: the rank has come to a collective, so many ns ago. Starts no step."""
+        """Enter ``collective_wait``: the rank has come to a collective, ``ago`` ns ago. Starts no step."""
         if not self.is_open:
             self.push(COLLECTIVE_WAIT)
             return
         now, depth = self._clock.now, self.depth
-        # What was told of since then stays as it was told.
+        # Phases that were recorded since then keep their times.
         waited = min(ago, now - self.last)
         self.arrivals.arrive(now - ago + self.wall_offset)
         self.enter(COLLECTIVE_WAIT)
@@ -307,7 +307,7 @@ class Recorder:
         """Note that the open step may end now: what it has so far is held.
 
         Made for steps that go on in the end: then noting it has cost a copy. :meth:`rejoin`,
-        :meth:`release` or :meth:`discard` says which it was.
+        :meth:`release` or :meth:`discard` decides which it was.
 
         Args:
             at_last: It may have ended at its newest phase boundary instead of now.
@@ -440,12 +440,12 @@ class Recorder:
             self.last += ns
             self._start += ns
 
-    # Steps that were recorded elsewhere; for who drains, too, and nobody else.
+    # Steps that were recorded by a template; called under the lock of the drain.
 
     def state_key(self) -> tuple[int, ...] | None:
-        """At an edge, return what is open, beyond times: alike means that alike will follow.
+        """Return the open phases at a step edge: equal keys lead to equal steps for equal events.
 
-        None where it cannot be told: no step is open, or there is more to it than phases.
+        None if there is no such key: no step is open, or its state is more than its open phases.
         """
         depth = self.depth
         if not self.is_open or self.device is not None or self._held_within or depth > MAX_DEPTH:
@@ -455,11 +455,11 @@ class Recorder:
         return tuple(self._stack[: depth + 1])
 
     def packed_state(self) -> "array[int]":
-        """Return where it stands at an edge: last, start, depth; exclusive ns, phase by depth."""
+        """Return the state at a step edge: last, start, depth; exclusive ns, phase by depth."""
         return array("q", (self.last, self._start, self.depth, *self._exclusive, *self._stack))
 
     def reset_to(self, state_key: "array[int]", batch: StepBatch) -> None:
-        """Go on from the edge after a stretch, which comes after all that was recorded so far."""
+        """Append a batch of steps and continue from the edge after it, whose state is ``state_key``."""
         self.last, self._start, depth = state_key[:3]
         self._exclusive[: depth + 1] = state_key[3 : 4 + depth]
         self.recorded += batch.count
@@ -497,7 +497,7 @@ class Recorder:
                 self.device.call(phase)
 
     def _mark_boundary(self) -> None:
-        """Tell the device clock which phase has been the innermost until now."""
+        """Report to the device clock the phase that was the innermost until now."""
         if self.device is not None:
             phase = self._stack[min(self.depth, MAX_DEPTH)] if self.is_open else -1
             self.device.boundary(phase, self.cuda_event_id)

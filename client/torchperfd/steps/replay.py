@@ -24,7 +24,7 @@ from torchperfd.steps.templates import StepTemplates, TemplateRecorder
 _EVENT_BYTES: Final = calcsize(codes.EVENT_FORMAT)
 _SLICE: Final = 512 * _EVENT_BYTES
 _MAX_UNKNOWN_STEPS: Final = 4
-"""So many steps that are no cycle, and the rest of what is on the ring buffer is told one by one."""
+"""After this many steps without a template the rest of the buffer is handled event by event."""
 
 
 class Replay:
@@ -67,7 +67,7 @@ class Replay:
         self._left = 0
         # Events taken from the buffer and not handled, because the script raised; and bytes handled before.
         self._unread = b""
-        self._told = 0
+        self._handled = 0
         # Of the calls that are under way, how deep phases were nested before, and optimizer calls.
         self._calls: list[tuple[int, int, int]] = []
         self._handlers = self._make_handlers()
@@ -121,19 +121,19 @@ class Replay:
             return self.recorder.drain()
 
     def watch(self, watcher: StepWatcher) -> None:
-        """Have ``watcher`` told of step edges, on the training thread, from now on."""
+        """Call ``watcher`` at step edges, on the training thread, from now on."""
         self.go_live()
         self.loop.watcher = watcher
 
     def unwatch(self, watcher: StepWatcher) -> None:
-        """Stop telling ``watcher``; somebody else's is left alone."""
+        """Stop calling ``watcher``; another watcher is left alone."""
         if self.loop.watcher is watcher:
             self.loop.watcher = None
         if self.loop.watcher is None:
             self.leave()
 
     def time_device(self, device: DeviceClock, mark: Callable[[], int]) -> None:
-        """From now on, have ``mark`` called at every event, and ``device`` told what it was."""
+        """Call ``mark`` at every event and report boundaries to ``device``, from now on."""
         with self._lock:
             self.recorder.device = device
             self._buffer.cuda_event_id = self.overhead.timing(mark)
@@ -150,7 +150,7 @@ class Replay:
         self._buffer.on_event = None
 
     def finish(self) -> None:
-        """The loop is over, and nobody writes any more: read the rest and account for the last step."""
+        """End the loop: read the remaining events and finish the last step. No hook writes any more."""
         with self._lock:
             self.leave()
             self._read()
@@ -175,12 +175,12 @@ class Replay:
 
     def _read(self, again: bool = False) -> None:
         if self._reading:
-            return  # an event that was written while one is being told; it comes next
+            return  # an event was written while another is handled; it comes next
         self._reading = True
         try:
             if self._unread:
                 unread, self._unread = self._unread, b""
-                self._tell_all(memoryview(unread), 0)
+                self._handle_all(memoryview(unread), 0)
             while (there := len(self._buffer)) and not self._given_up:
                 left, self._left = self._left, 0
                 self.recorder.wall_offset = time.time_ns() - time.perf_counter_ns()
@@ -189,35 +189,35 @@ class Replay:
                     self._lost = self._buffer.lost
                     self.abandon()
                 events = memoryview(self._buffer.peek())
-                told, begun = 0, False
+                handled, begun = 0, False
                 if templates.AVAILABLE and not self.live:
-                    told, begun = self._read_repeated_or_none(events)
+                    handled, begun = self._read_repeated_or_none(events)
                 if begun and again and there != left:
-                    self._left = (len(events) - told) // _EVENT_BYTES
-                    events = events[:told]
+                    self._left = (len(events) - handled) // _EVENT_BYTES
+                    events = events[:handled]
                 self._buffer.skip(len(events) // _EVENT_BYTES)
                 self.overhead.count(len(events) // _EVENT_BYTES)
-                self._tell_all(events, told)
+                self._handle_all(events, handled)
                 if self._left:
                     return
         finally:
             self._reading = False
 
-    def _tell_all(self, events: "memoryview[int]", start: int) -> None:
-        """Tell the loop of events from ``start`` on; the rest stays unread if the script raises meanwhile."""
-        position, self._told = start, 0
+    def _handle_all(self, events: "memoryview[int]", start: int) -> None:
+        """Handle the events from ``start`` on; the rest stays unread if the script raises meanwhile."""
+        position, self._handled = start, 0
         try:
             for position in range(start, len(events), _SLICE):
                 if self._given_up:
                     return
                 if not self.live:
                     self.recorder.make_room()
-                    # The training thread wants the interpreter: let it go on, every half millisecond.
+                    # Release the GIL to the training thread, every half millisecond.
                     time.sleep(0)
-                self._told = 0
-                self._tell(events[position : position + _SLICE])
+                self._handled = 0
+                self._handle(events[position : position + _SLICE])
         except BaseException:
-            self._unread = bytes(events[position + self._told :])
+            self._unread = bytes(events[position + self._handled :])
             self.abandon()
             raise
 
@@ -243,40 +243,40 @@ class Replay:
                 return position, True
             self.recorder.make_room()
             if repeated:
-                position += self._tell(events[position:], to_edge=True)
+                position += self._handle(events[position:], to_edge=True)
             else:
                 patience -= 1
-                with self._step_templates.learn() as learn:
-                    position += self._tell(events[position:], learn, to_edge=True)
+                with self._step_templates.learn() as learning:
+                    position += self._handle(events[position:], learning, to_edge=True)
         return position, False
 
-    def _tell(
-        self, events: "memoryview[int]", learn: TemplateRecorder | None = None, *, to_edge: bool = False
+    def _handle(
+        self, events: "memoryview[int]", learning: TemplateRecorder | None = None, *, to_edge: bool = False
     ) -> int:
-        """Tell the loop event by event, ``to_edge`` until a step ends; return how many bytes that were."""
+        """Handle event by event, ``to_edge`` until a step ends; return the number of bytes handled."""
         handlers, recorder = self._handlers, self.recorder
-        recorded, told, word = recorder.recorded, 0, self._newest
+        recorded, handled, word = recorder.recorded, 0, self._newest
         try:
             for self.now, word in iter_unpack(codes.EVENT_FORMAT, events):
                 code = word & codes.CODE_MASK
-                told += _EVENT_BYTES
+                handled += _EVENT_BYTES
                 try:
-                    if learn is not None:
-                        learn.event(word)
+                    if learning is not None:
+                        learning.event(word)
                     handlers[code](word >> codes.ARGUMENT_SHIFT)
                 except Exception as error:
                     if is_from_script(error):
                         raise
                     self._fault(code, error)
-                    if learn is not None:
-                        learn.plain = False
+                    if learning is not None:
+                        learning.plain = False
                     if self._given_up:
                         break
                 if to_edge and recorder.recorded != recorded:
                     break
         finally:
-            self._newest, self._told = word, told
-        return told
+            self._newest, self._handled = word, handled
+        return handled
 
     def _fault(self, code: int, error: Exception) -> None:
         place = f"hook {codes.PLACES.get(code, 'loop')}"
@@ -290,7 +290,7 @@ class Replay:
 
     def _make_handlers(self) -> "list[Callable[[int], None]]":
         loop, recorder = self.loop, self.recorder
-        told: dict[int, Callable[[int], None]] = {
+        handlers: dict[int, Callable[[int], None]] = {
             codes.DRAW: self._draw,
             codes.CLOSURE_DRAW: lambda _: loop.closure_draw_begin(),
             codes.DRAWN: lambda samples: loop.draw_end(samples),
@@ -331,7 +331,7 @@ class Replay:
             codes.NOT_TRAINING: lambda ns: recorder.leave_out(ns),
             codes.OPTIMIZER_MADE: lambda optimizer: loop.optimizer_made(optimizer),
         }
-        return [told[code] for code in range(codes.CODES)]
+        return [handlers[code] for code in range(codes.CODES)]
 
     def _draw(self, argument: int) -> None:
         loop, iterator = self.loop, argument & codes.ITERATOR_MASK
@@ -393,7 +393,7 @@ class Replay:
         if self._calls:
             depth, optimizer, calls = self._calls.pop()
             self.loop.leave(depth + 1)
-            # The scaler's own call is one; a further one says that it let the optimizer step.
+            # The scaler's own call is one; a further one means that the optimizer stepped.
             self.loop.optimizer_end(optimizer, called_off=self.loop.optimizer_calls == calls + 1)
 
     def _save(self, _: int) -> None:

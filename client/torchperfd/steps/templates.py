@@ -1,10 +1,9 @@
-"""Cycles: steps whose events are those of the step before, of which the loop has no more to learn.
+"""Step templates: the result of one step, reused for later steps with the same sequence of events.
 
-What the loop makes of an event depends on the events so far, never on when they happened. A step that
-ends in the state in which it began therefore says what to do with every step after it that has the
-same events. That is done in C (``_templates.c``), all such steps at once, so that the training thread gives
-up a thirtieth of the time that telling one by one takes, and gives it up in one go. Where the C half is
-missing everything is told one by one.
+The loop's decision on an event depends on the events so far, never on their times. A step that ends in
+the state in which it began is therefore a template for every later step with the same events. C code
+(``_templates.c``) applies it to all such steps at once, in a thirtieth of the time that handling event by
+event takes from the training thread. Without the C module every event is handled by itself.
 """
 
 from array import array
@@ -52,7 +51,7 @@ _REPEATABLE: Final = frozenset(
 
 
 class TemplateRecorder:
-    """Stands in for the recorder while a step is told, and writes down what the loop has it do."""
+    """Replaces the recorder during one step, and records the operations that the loop asks it for."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.plain = True
@@ -63,14 +62,14 @@ class TemplateRecorder:
         self._recorder = recorder
 
     def event(self, word: int) -> None:
-        """The next event is about to be told."""
+        """The next event is about to be handled."""
         if self.words:
             self.end()
         self.words.append(word)
         self.plain &= word & codes.CODE_MASK in _REPEATABLE and len(self.words) < _MOST_EVENTS
 
     def end(self) -> None:
-        """All that the newest event does is done."""
+        """The newest event has been handled."""
         self.ops += bytes((_DONE, 0))
 
     # What the loop calls, and can be repeated.
@@ -128,7 +127,7 @@ class TemplateRecorder:
         self.ops += bytes((_COUNT, 0))
         self._recorder.samples = samples
 
-    # What only looks, and what cannot be repeated.
+    # Reads without effect, and what cannot be repeated.
 
     @property
     def is_open(self) -> bool:
@@ -157,7 +156,7 @@ class StepTemplate:
     """A step that ends in the state in which it began.
 
     Args:
-        recorder: What was written down of it.
+        recorder: The operations recorded during it.
         counted: By how much each of the loop's counts grew.
         around: Phases that it began in.
     """
@@ -221,7 +220,7 @@ class StepTemplate:
 
 
 class StepTemplates:
-    """Knows the cycles of one loop.
+    """The step templates of one loop.
 
     Args:
         loop: Decides what events mean.
@@ -235,9 +234,9 @@ class StepTemplates:
 
     @contextmanager
     def learn(self) -> Iterator[TemplateRecorder | None]:
-        """Have the step that is told meanwhile written down, and keep it if it is a cycle.
+        """Record the step that is handled meanwhile, and keep it if it is a template.
 
-        Gives None where it cannot be one.
+        Yields None where it cannot be one.
         """
         around, state = self._recorder.state_key(), self._state_key()
         if around is None:
@@ -259,7 +258,7 @@ class StepTemplates:
                 self._known.popitem(last=False)
 
     def repeat(self, events: memoryview, before: int) -> tuple[int, bool]:
-        """Take in the steps that are known, if they come now.
+        """Apply a known template to the next events, if they match.
 
         Args:
             events: What comes.

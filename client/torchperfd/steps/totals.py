@@ -66,14 +66,14 @@ class KindTotals:
     Attributes:
         steps: How many.
         ns: Their time.
-        samples: What they trained or validated on, where the batches told.
+        samples: What they trained or validated on, where the batches show it.
         phases: Totals by phase slot; their time sums to ``ns``.
         squares: Sum over steps of squared nanoseconds; 0 where it was not kept.
         micro_batches: Batches that went backward in them; more than ``steps`` where gradients
             accumulate. Kept for training only.
         skipped: Optimizer steps that were called off: refused by a ``GradScaler``, or their
             gradients zeroed unused. Kept for training only.
-        tokens: What they trained or validated on, where the script told.
+        tokens: What they trained or validated on, where the script reports it.
     """
 
     steps: int = 0
@@ -208,7 +208,7 @@ class Totals:
             self.of(batch.kind[0]).add(batch)
 
     def copy(self) -> "Totals":
-        """Return the account as it is now."""
+        """Return a copy that shares nothing that may change."""
         return replace(
             self,
             train=self.train.copy(),

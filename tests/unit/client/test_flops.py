@@ -320,7 +320,7 @@ def test_a_loop_that_only_ever_validates_is_given_up() -> None:
         flops.train_edge(index)
         flops.validate_edge()
         flops.validate_edge()
-    assert flops.reason == "training steps and validation steps take turns too fast"
+    assert flops.reason == "training and validation steps alternate too fast"
     assert flops.ended
 
 

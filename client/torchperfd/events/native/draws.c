@@ -75,8 +75,8 @@ count_samples(const Draws *self, PyObject *batch)
     return samples > 0 && samples == other ? samples : count_unusual(self, batch);
 }
 
-/* Which DRAW_... hold; a model that does not say is in training mode. -1 with an error set where the script's code raised
-   meanwhile. */
+/* Which DRAW_... hold; a model without the attribute counts as in training mode. -1 with an error set where the
+   script's code raised meanwhile. */
 HOT static int64_t
 evaluation_flags(const Draws *self)
 {
