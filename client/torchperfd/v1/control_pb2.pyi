@@ -854,7 +854,7 @@ class DownloadRequest(google.protobuf.message.Message):
     OFFSET_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     file: builtins.str
-    """a name that the manifest tells, or "manifest.json" """
+    """a name from the manifest, or "manifest.json" """
     offset: builtins.int
     """bytes that the caller has already"""
     def __init__(

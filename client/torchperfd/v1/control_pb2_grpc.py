@@ -150,7 +150,7 @@ class ControlServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelCapture(self, request, context):
-        """Gives a capture up that is queued or in progress; its stream tells the end.
+        """Cancels a capture that is queued or in progress; its stream reports the end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

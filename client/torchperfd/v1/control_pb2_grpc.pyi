@@ -66,7 +66,7 @@ class ControlStub:
         torchperfd.v1.control_pb2.CancelCaptureRequest,
         torchperfd.v1.control_pb2.CancelCaptureResponse,
     ]
-    """Gives a capture up that is queued or in progress; its stream tells the end."""
+    """Cancels a capture that is queued or in progress; its stream reports the end."""
 
     Download: grpc.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.DownloadRequest,
@@ -134,7 +134,7 @@ class ControlAsyncStub:
         torchperfd.v1.control_pb2.CancelCaptureRequest,
         torchperfd.v1.control_pb2.CancelCaptureResponse,
     ]
-    """Gives a capture up that is queued or in progress; its stream tells the end."""
+    """Cancels a capture that is queued or in progress; its stream reports the end."""
 
     Download: grpc.aio.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.DownloadRequest,
@@ -218,7 +218,7 @@ class ControlServicer(metaclass=abc.ABCMeta):
         request: torchperfd.v1.control_pb2.CancelCaptureRequest,
         context: _ServicerContext,
     ) -> typing.Union[torchperfd.v1.control_pb2.CancelCaptureResponse, collections.abc.Awaitable[torchperfd.v1.control_pb2.CancelCaptureResponse]]:
-        """Gives a capture up that is queued or in progress; its stream tells the end."""
+        """Cancels a capture that is queued or in progress; its stream reports the end."""
 
     @abc.abstractmethod
     def Download(

@@ -74,7 +74,7 @@ class FleetServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Survey(self, request, context):
-        """What this node's ranks do in their steps, and what this node's daemon says of it.
+        """The steps of this node's ranks, and the verdicts of this node's daemon.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

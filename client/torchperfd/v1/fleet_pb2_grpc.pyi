@@ -31,7 +31,7 @@ class FleetStub:
         torchperfd.v1.fleet_pb2.NodeSurveyRequest,
         torchperfd.v1.fleet_pb2.NodeSurvey,
     ]
-    """What this node's ranks do in their steps, and what this node's daemon says of it."""
+    """The steps of this node's ranks, and the verdicts of this node's daemon."""
 
     Stacks: grpc.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.StacksRequest,
@@ -57,7 +57,7 @@ class FleetAsyncStub:
         torchperfd.v1.fleet_pb2.NodeSurveyRequest,
         torchperfd.v1.fleet_pb2.NodeSurvey,
     ]
-    """What this node's ranks do in their steps, and what this node's daemon says of it."""
+    """The steps of this node's ranks, and the verdicts of this node's daemon."""
 
     Stacks: grpc.aio.UnaryStreamMultiCallable[
         torchperfd.v1.control_pb2.StacksRequest,
@@ -87,7 +87,7 @@ class FleetServicer(metaclass=abc.ABCMeta):
         request: torchperfd.v1.fleet_pb2.NodeSurveyRequest,
         context: _ServicerContext,
     ) -> typing.Union[torchperfd.v1.fleet_pb2.NodeSurvey, collections.abc.Awaitable[torchperfd.v1.fleet_pb2.NodeSurvey]]:
-        """What this node's ranks do in their steps, and what this node's daemon says of it."""
+        """The steps of this node's ranks, and the verdicts of this node's daemon."""
 
     @abc.abstractmethod
     def Stacks(

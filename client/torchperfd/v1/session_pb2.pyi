@@ -157,7 +157,7 @@ global___ClientMessage = ClientMessage
 @typing.final
 class Bundle(google.protobuf.message.Message):
     """Messages that were there at the same time, in order: one way for all, since a message on its
-    own costs the daemon more than what it says.
+    own costs the daemon more than its content.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -314,7 +314,7 @@ global___Welcome = Welcome
 @typing.final
 class RankIdentity(google.protobuf.message.Message):
     """Who a training process is. (run, rank) names it to people; (node,
-    pid_namespace, pid, process_start_ticks) tells two processes apart.
+    pid_namespace, pid, process_start_ticks) differs between any two processes.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -889,7 +889,7 @@ global___CaptureOptions = CaptureOptions
 
 @typing.final
 class PrepareCapture(google.protobuf.message.Message):
-    """Phase one: get ready (imports done, file can be written) and say how far you are."""
+    """Phase one: get ready (imports done, file can be written) and report the newest step."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1187,7 +1187,7 @@ class StackReport(google.protobuf.message.Message):
     PACKAGE_FIELD_NUMBER: builtins.int
     request_id: builtins.int
     phase: builtins.str
-    """of the training thread, as the tape last said; empty between steps"""
+    """of the training thread, by its newest event; empty between steps"""
     step: builtins.int
     """index of the training step in progress"""
     package: builtins.str
@@ -1217,12 +1217,12 @@ class ThreadStack(google.protobuf.message.Message):
     FRAMES_FIELD_NUMBER: builtins.int
     OWN_FIELD_NUMBER: builtins.int
     ident: builtins.int
-    """as threading.get_ident() says"""
+    """the value of threading.get_ident()"""
     name: builtins.str
     """empty when unknown"""
     training: builtins.bool
     own: builtins.bool
-    """a thread of torchperfd itself; the daemon tells this one to commands"""
+    """a thread of torchperfd itself; the daemon passes this on to commands"""
     @property
     def frames(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StackFrame]:
         """innermost first"""
@@ -1340,7 +1340,7 @@ global___GroupProgress = GroupProgress
 
 @typing.final
 class JobDaemons(google.protobuf.message.Message):
-    """The daemons that watch a job, as its ranks have told each other at their rendezvous."""
+    """The daemons that watch a job, as its ranks have exchanged them at their rendezvous."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
