@@ -16,25 +16,25 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OUTPUT = Path("demo-out")
 RUN = "digits-demo"
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 def main() -> int:
     OUTPUT.mkdir(exist_ok=True)
     report = OUTPUT / "report.json"
-    title("Train a small CNN on real handwritten digits. The script knows nothing of torchperfd")
+    title("Train a small CNN on real handwritten digits. The script does not import torchperfd")
     training = start(
         *("run", "--run", RUN, "--report", str(report)), str(HERE / "train_digits.py"), "--epochs", "40"
     )
     try:
         wait_for_steps(training)
-        title("While it trains: who is there, and what is it doing?")
+        title("While it trains: list the runs and their current phases")
         show("ps")
         title("Profile the next five steps, without stopping it")
         directory = capture()
         title("What Prometheus would scrape right now (a few of the series)")
         show_metrics()
-        title("The training goes on to its end, and says where its time went")
+        title("The training ends, and prints the time of each phase")
         code = training.wait()
     finally:
         if training.poll() is None:
@@ -74,14 +74,14 @@ def ask(*arguments: str) -> str:
 
 
 def wait_for_steps(training: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and training.poll() is None:
         answer = ask("ps", "--json")
         runs = json.loads(answer)["runs"] if answer else []
         if any(rank["steps"] > 100 for run in runs if run["run"] == RUN for rank in run["ranks"]):
             return
         time.sleep(0.2)
-    raise SystemExit("the training makes no steps; its output above should say why")
+    raise SystemExit("the training made no steps; see its output above")
 
 
 def capture() -> Path:

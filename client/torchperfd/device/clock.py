@@ -145,7 +145,7 @@ class DeviceTimes:
         self._freed = 0
         self._events: list[Any] = [None] * capacity
         self._spare: deque[Event] = deque()
-        # Of the replay: its newest ticket, its newest one that was none, and what is to be read.
+        # Of the replay: its newest event id, its newest missing one, and the intervals to read.
         self._last = NO_CUDA_EVENT
         self._seen = NO_CUDA_EVENT
         self._pending: deque[tuple[_Part, int, int, int]] = deque()
@@ -160,7 +160,7 @@ class DeviceTimes:
         """Record an event on the current stream.
 
         Returns:
-            The event's ticket, larger than all before; ``NO_CUDA_EVENT`` where none was recorded.
+            The event's id, larger than all before; ``NO_CUDA_EVENT`` where none was recorded.
         """
         cuda_event_id = self._marked
         if cuda_event_id - self._freed >= self.capacity or self._failures >= _LIMIT:
@@ -187,7 +187,7 @@ class DeviceTimes:
         Args:
             phase: Slot of the phase; ``NO_PHASE`` when no step was open.
             cuda_event_id: What :meth:`mark` returned at this boundary. Two boundaries may share it.
-                After ``NO_CUDA_EVENT`` nothing is known until the next ticket but one.
+                After ``NO_CUDA_EVENT`` nothing is known until the next id but one.
         """
         first, self._last = self._last, cuda_event_id
         self._seen = max(self._seen, cuda_event_id)

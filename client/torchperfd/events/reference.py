@@ -18,7 +18,7 @@ from torchperfd.events.codes import (
 )
 from torchperfd.safety.interrupts import is_from_script
 
-_MAX_PER_EVENT = 2  # the event, and a ticket for it
+_MAX_PER_EVENT = 2  # the event, and one with its CUDA event id
 
 
 class EventBuffer:

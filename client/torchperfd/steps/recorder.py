@@ -47,7 +47,7 @@ class DeviceClock(Protocol):
     """Times the same phases on a device; its methods match those of the recorder."""
 
     def boundary(self, phase: int, cuda_event_id: int) -> None:
-        """Since the last boundary ``phase`` was the innermost; -1 for no step, or for no ticket."""
+        """Since the last boundary ``phase`` was the innermost; -1 for no step, or for no event id."""
 
     def call(self, phase: int) -> None:
         """A call of ``phase`` has ended."""
