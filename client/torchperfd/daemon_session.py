@@ -27,9 +27,9 @@ class DaemonSession:
     """Greets the daemon, handles its commands, and sends goodbye at the end.
 
     Args:
-        identity: Who we are.
+        identity: Run and rank of this process.
         flusher: Sends what is measured; begins anew with each daemon.
-        stacks: Answers where the threads are.
+        stacks: Answers requests for stacks.
         captures: Takes orders for captures of this process.
         outbox: Where answers go.
         session: Returns the number of the session that goes on, 0 between sessions.
@@ -77,7 +77,7 @@ class DaemonSession:
         return wire.hello(self._identity, _torch_version())
 
     def on_welcome(self, welcome: "session_pb2.Welcome") -> None:
-        """A daemon is there."""
+        """Take over the settings of a daemon that has accepted the session."""
         refused = self._captures.directory.offer(welcome.captures_dir, self._peer_uid())
         if refused:
             log.warning("%s; captures of this process go to %s", refused, self.captures_dir)
@@ -96,7 +96,7 @@ class DaemonSession:
         self._flusher.greet()
 
     def handle_command(self, message: "session_pb2.DaemonMessage") -> None:
-        """Do what a daemon asks for."""
+        """Handle a command of the daemon."""
         if message.HasField("dump_stacks"):
             self._flusher.flush()  # so that the newest phase is known
             self._stacks.report(message.dump_stacks)

@@ -1,4 +1,4 @@
-"""Where every thread of this process is: reported on request, and by a signal if a person asks for it.
+"""Stacks of every thread of this process: reported on request, or written at a signal.
 
 While any Python thread can run, the stream's thread answers. When a C extension hangs with the interpreter
 held, none can. The daemon then reads the process from outside with py-spy, if it can.
@@ -46,7 +46,7 @@ _MOST_FRAMES: Final = 128
 
 
 class StackReporter:
-    """Reports to the daemon where every thread is.
+    """Reports the stacks of all threads to the daemon.
 
     Args:
         buffer: Whose thread is the training thread.
@@ -116,7 +116,7 @@ class StackReporter:
 
     @property
     def descriptors(self) -> list[int]:
-        """What it has open."""
+        """Its open descriptors."""
         return [self._file] if self._file >= 0 else []
 
     def unregister_signal(self) -> None:

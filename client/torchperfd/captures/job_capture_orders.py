@@ -1,4 +1,4 @@
-"""Orders for captures of a whole job: rank 0's script places them with the node's daemon."""
+"""Orders for captures of a whole job: rank 0's script sends them to the node's daemon."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -72,7 +72,7 @@ class JobCaptureOrders:
         return capture
 
     def on_welcome(self, features: Iterable[str]) -> None:
-        """A daemon is there; orders of the one before it will not be answered."""
+        """Drop the orders to an earlier daemon: they will not be answered."""
         self.served = contract.CAPTURE_ORDER in features
         self._orders.clear()
 

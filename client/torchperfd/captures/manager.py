@@ -1,4 +1,4 @@
-"""The capture manager: where commands for captures of this process arrive."""
+"""The capture manager: handles commands for captures of this process."""
 
 import secrets
 import threading
@@ -62,7 +62,7 @@ class CaptureManager:
         self._own: set[str] = set()
         self._pauses = PauseEstimate()
         self.directory = CapturesDirectory()
-        """Where captures of this process go."""
+        """Directory for captures of this process."""
         self.torch_ready = Flag()
         """Set once the script has imported torch: a thread of ours that imports parts of it
         at the same time can break both."""

@@ -149,7 +149,7 @@ class CaptureState:
         return Decision(Action.WAIT)
 
     def end(self, outcome: CaptureOutcome) -> None:
-        """Note the outcome."""
+        """Set the outcome."""
         self.outcome = outcome
         self.stage = CaptureStage.COMPLETE if outcome.ok else CaptureStage.FAILED
         if not outcome.ok:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class HookUnavailableError(Exception):
-    """A hook has no place in this torch; the message names what is missing."""
+    """This torch has no place for a hook; the message names the missing part."""
 
 
 class Models:
@@ -47,10 +47,10 @@ class Models:
         self.alive: list[weakref.ref[nn.Module]] = []
 
     def add(self, model: "nn.Module") -> None:
-        """Time the forward of ``model``; twice is once."""
+        """Time the forward of ``model``; a second call has no effect."""
 
     def see(self, model: "nn.Module") -> None:
-        """Take note of a model that zeroes its gradients."""
+        """Remember a model that zeroes its gradients."""
 
     def before_step(self, optimizer: "Optimizer") -> None:
         """Look for models when an optimizer steps for the first time."""
@@ -157,12 +157,12 @@ class HookContext:
         return True
 
     def on_autograds_thread(self) -> bool:
-        """Return whether Python has not started the calling thread: it serves someone's backward."""
+        """Return whether Python has not started the calling thread: it runs a backward."""
         thread = _threads.get(get_ident())
         return thread is None or isinstance(thread, threading._DummyThread)
 
     def absorb(self, error: BaseException, *, costs_step: bool = True) -> bool:
-        """Deal with what was raised within this hook.
+        """Handle an error that was raised within this hook.
 
         Args:
             error: What was raised, caught on the thread that calls.
@@ -202,7 +202,7 @@ class HookContext:
         return keep_out_of_graphs(guarded)
 
     def turn_off(self, reason: str) -> None:
-        """Take the hook off for the rest of the run, and log why."""
+        """Remove the hook for the rest of the run, and log the reason."""
         if not self.reason:
             self.reason = reason
             log.warning("hook off: %s: %s; what it measures stays empty", self.name, reason)

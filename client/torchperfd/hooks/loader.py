@@ -15,7 +15,7 @@ from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 
 
 class _Never:
-    """Stands for a class that this torch does not have: every draw is announced then."""
+    """Replaces a class that this torch does not have: every draw is announced then."""
 
 
 def install(context: HookContext) -> None:

@@ -126,7 +126,7 @@ class LoaderSampler:
     def sampled(
         self, batch: Any, ready: int, wall_ns: int, cpu_ns: int, queued_ns: int, before: tuple[int, int]
     ) -> None:
-        """Take a sampled draw: what it gave, what it took, and the thread's counters before it.
+        """Add a sampled draw: its batch, its duration, and the thread's counters before it.
 
         Args:
             batch: What was drawn.
@@ -161,7 +161,7 @@ class LoaderSampler:
         return tensors, size
 
     def use(self, batches_per_step: float) -> LoaderUse | None:
-        """Return what is known by now, None before the first sample; called on the flushing thread."""
+        """Return the means of the samples so far, None before the first; called on the flushing thread."""
         iterator = self._iterator()
         if iterator is not None and self._workers:
             self._follow_workers(iterator)
@@ -207,7 +207,7 @@ class LoaderSampler:
 
 
 class TimedDraw:
-    """Stands for an iterator's own way to its next batch, once, and measures it.
+    """Replaces an iterator's method for the next batch, once, and measures it.
 
     Args:
         sampler: Takes the sample.
@@ -278,7 +278,7 @@ def _queued_ns() -> int:
 
 
 def _schedstat(path: str) -> tuple[int, int]:
-    """Return CPU time and time in line for a CPU; ns.
+    """Return CPU time and time waiting for a CPU; ns.
 
     Raises:
         OSError: The kernel has no such file, or the thread is gone.

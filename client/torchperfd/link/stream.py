@@ -1,4 +1,4 @@
-"""The stream: one thread that keeps a session with the node's daemon, come what may.
+"""The stream: one thread that keeps a session with the node's daemon.
 
 grpc is imported here and nowhere else, and only once a daemon is there, so that
 a training process without one never loads it. The synchronous API is used because
@@ -33,7 +33,7 @@ _AFTER_DROP_S: Final = 5.0
 _DROP_BUDGET_S: Final = 1.0
 _DROP_POLL_S: Final = 0.005
 _GRPC_OPENS: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "socket:", "pipe:")
-"""What gRPC's descriptors stand for."""
+"""Targets of gRPC's descriptors."""
 _NO_ROOM_S: Final = 10.0
 # What the outbox holds has ten megabytes at most, and a daemon takes messages of 16.
 _MOST_IN_A_BUNDLE: Final = 16
@@ -50,9 +50,9 @@ _CHANNEL_OPTIONS: Final = (
 
 
 _warned: Final[set[str]] = set()
-"""Warnings that were logged, each once: what causes them is met again every two seconds."""
+"""Warnings that were logged, each once: their cause recurs every two seconds."""
 _is_grpc_inherited = False
-"""Whether this process was forked while gRPC was at work: its locks and threads are not to be had again."""
+"""Whether this process was forked while gRPC was active: its locks and threads are unusable since."""
 
 
 def answers(path: str) -> bool:
@@ -100,7 +100,7 @@ class Stream:
         guard: DescriptorGuard,
     ) -> None:
         self._guard = guard
-        # Descriptors that the session has opened, and what they stand for.
+        # Descriptors that the session has opened, and their targets.
         self._opened: dict[int, str] = {}
         self._is_dropped = False
         self._sockets = sockets
@@ -141,7 +141,7 @@ class Stream:
 
     @property
     def session(self) -> int:
-        """The number of the session that goes on, 0 between sessions."""
+        """The number of the open session, 0 between sessions."""
         return self.connections if self.connected else 0
 
     def get_run(self, run: str, timeout: float) -> "control_pb2.GetRunResponse | None":
@@ -217,7 +217,7 @@ class Stream:
             delay = min(delay * 2, _LONGEST_DELAY_S)
 
     def _hold_session(self, path: str) -> bool:
-        """Talk to one daemon until the session ends; return whether to try again."""
+        """Run one session until it ends; return whether to try again."""
         import grpc
 
         from torchperfd.v1 import session_pb2_grpc
@@ -281,7 +281,7 @@ class Stream:
             time.sleep(_DROP_POLL_S)
 
     def _refuse(self, path: str, why: str | None) -> None:
-        """Say once that a daemon has no room for this process; it is left alone for a while."""
+        """Log once that a daemon has no room for this process, and pause before the next attempt."""
         if not self._refused:
             self._refused = True
             log.warning("the daemon at %s has no room for this process: %s", path, why)

@@ -1,4 +1,4 @@
-"""What torchperfd costs training, and which detail it gives up to stay within a limit.
+"""The cost of torchperfd for training, and the detail that it gives up to stay within a limit.
 
 The cost of one event is calibrated when the client attaches, and again every ten minutes. The overhead is
 that cost times the number of events, the cost of device marks, and the CPU time of the flusher's thread,
@@ -14,11 +14,11 @@ from torchperfd.events import EventBuffer, Timed, codes
 from torchperfd.safety.logs import log
 
 CHECK_EVERY_S: Final = 30.0
-"""Of training time: the overhead is the mean over so much of it."""
+"""Seconds of training time over which the overhead is averaged."""
 CALIBRATE_EVERY_S: Final = 600.0
 
 DEGRADATIONS: Final = ("device times", "the phases within a step", "everything")
-"""What is given up, one after the other, where the limit is exceeded."""
+"""The detail given up, level by level, while the limit is exceeded."""
 
 _LEAST_S: Final = 1.0
 """Of training time, before which the overhead is unknown."""
@@ -31,7 +31,7 @@ _WITHIN_A_STEP: Final = (codes.ZERO, codes.FORWARD, codes.BACKWARD, codes.COLLEC
 
 
 def event_seconds() -> float:
-    """Measure what writing one event takes, in seconds, with cold caches.
+    """Measure the time to write one event, in seconds, with cold caches.
 
     Takes some 30 ms of CPU time, and lets other threads run after each half millisecond.
     """
@@ -95,7 +95,7 @@ class Overhead:
 
     @property
     def ratio(self) -> float | None:
-        """Our part of training time, 0 to 1; None while it is not known."""
+        """The client's part of training time, 0 to 1; None while it is not known."""
         trained = self._trained - self._trained_before
         if self._checked_ratio is None and trained >= _LEAST_S:
             return self._spent / trained
@@ -121,7 +121,7 @@ class Overhead:
         return timed
 
     def on_flush(self, trained_seconds: float) -> None:
-        """Add what was spent since the last call; belongs to the flusher's thread.
+        """Add the time spent since the last call; called on the flusher's thread.
 
         Args:
             trained_seconds: The time of all steps so far.
@@ -156,7 +156,7 @@ class Overhead:
         self._trained_before, self._spent = self._trained, 0.0
 
     def _keep_within(self, ratio: float) -> None:
-        """Give up the next detail if we take more than is allowed."""
+        """Raise the degradation level if the overhead is above the limit."""
         if self.limit is None or ratio <= self.limit or self.degradation_level == len(DEGRADATIONS):
             return
         if self.degradation_level == 0 and self._buffer.cuda_event_id is None:
