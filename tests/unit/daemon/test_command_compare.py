@@ -150,7 +150,7 @@ def test_two_ranks_of_one_capture(compare: Run, tmp_path: Path) -> None:
         (["a.json", "--ranks", "0,1"], 3, "it has one trace only"),
         (["a.json", "none.json"], 3, "there is no trace at none.json"),
         (["a.json", "."], 2, "have no rank in common"),
-        (["a.json", "a.json", "--json", "--markdown"], 2, "ask for one of them"),
+        (["a.json", "a.json", "--json", "--markdown"], 2, "leave one out"),
         (["a.json", "bad.json"], 1, "not a PyTorch trace"),
     ],
 )
