@@ -1,8 +1,8 @@
-"""Across ranks: who comes to collectives last, and what that costs the others.
+"""Compares ranks: which rank arrives last at collectives, and the time that this costs the others.
 
-A collective is over for no rank before the last one has come. So the rank that is in it for the shortest
-time only transferred; what the others were in it longer, they waited. In synchronous training this is the
-one place where a slow rank shows: its steps take as long as everybody's.
+No rank leaves a collective before the last one has arrived. So the shortest time of any rank in a collective
+is the transfer, and the rest of the other ranks' time is waiting. In synchronous training a slow rank shows
+only here, since all ranks have the same step time.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from torchperfd_daemon.analysis.intervals import Cover
 from torchperfd_daemon.analysis.matching import Matches, match
 from torchperfd_daemon.analysis.trace import Int64
 
-# Below this part of the time recorded, waiting for a rank is not worth a word.
-_WORTH_SAYING: Final = 0.01
+# Waiting for a rank is reported from this share of the recorded time on.
+_LEAST_SHARE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,16 @@ class RankWait:
     """One rank among the others.
 
     Attributes:
-        rank: Which.
+        rank: The number of the rank.
         matched: Its collectives that were found on another rank too.
-        unmatched: Those that were not.
-        wait_ns: Time in which it was in a collective and waited; moments of several at once count once.
+        unmatched: Its other collectives.
+        wait_ns: Time in which it waited in a collective; overlapping waits count once.
         last: How often it was the last to arrive.
-        cost_ns: What the others waited for it when it was last, summed over them, likewise.
-        clock_ns: How far its clock is ahead of the reference's; None where no collective tells.
-        clock_residual_ns: How far its ends are from those of the rank that its clock was set by, on the
-            set clock, in the median; None where none tells.
+        cost_ns: Time for which the others waited for it when it was last, summed over them; overlapping waits
+            of one rank count once.
+        clock_ns: How far its clock is ahead of the reference's; None without a suitable collective.
+        clock_residual_ns: The median distance, after its clock was set, of its ends of collectives from those
+            of the rank by which it was set; None without a suitable collective.
     """
 
     rank: int
@@ -51,13 +52,12 @@ class KindWait:
     """All matched collectives of one kind.
 
     Attributes:
-        kind: What, by which group, and which event it was timed by.
-        ranks: Who took part.
-        calls: How many.
-        bytes: What they moved: of each the input or output, whichever is larger; None when a file does
-            not say.
-        transfer_ns: The shortest time that a rank was in it, summed over the calls.
-        wait_ns: What ranks were in it longer, summed over calls and ranks.
+        kind: The function, the process group, and the event that gives its time.
+        ranks: The ranks that took part.
+        calls: The number of calls.
+        bytes: The sum over calls of the larger of input and output; None if a file does not contain it.
+        transfer_ns: The shortest time of any rank in it, summed over the calls.
+        wait_ns: The time of ranks in it beyond that, summed over calls and ranks.
     """
 
     kind: Kind
@@ -69,21 +69,21 @@ class KindWait:
 
     @property
     def bytes_per_second(self) -> float | None:
-        """Bandwidth as the algorithm has it: bytes by transfer time (nccl-tests' ``algbw``)."""
+        """The algorithm bandwidth: bytes divided by transfer time (nccl-tests' ``algbw``)."""
         return self.bytes / self.transfer_ns * 1e9 if self.bytes and self.transfer_ns else None
 
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """What the traces of several ranks say together.
+    """The comparison of several ranks' traces.
 
     Attributes:
         ranks: Each rank, in order.
         kinds: Each kind of collective, most wait first.
-        missing: Ranks of the run without a trace here; who waited for one of them seems to transfer.
-        steps: Training steps that all traces hold; 0 when there is none, or numbers differ.
-        duration_ns: The longest of the recordings.
-        reference: The rank whose clock the others were set by.
+        missing: Ranks of the run without a trace here; waiting for one of them appears as transfer.
+        steps: The number of training steps that all traces contain; 0 without any, or if numbers differ.
+        duration_ns: The length of the longest recording.
+        reference: The rank by whose clock the others were set.
         by_sequence: Collectives matched by the group's own numbers.
         by_order: Those matched by their order.
         by_end: Those matched by end time.
@@ -101,30 +101,30 @@ class Across:
 
     @property
     def matched(self) -> int:
-        """All collectives found on two ranks at least."""
+        """The number of collectives found on at least two ranks."""
         return self.by_sequence + self.by_order + self.by_end
 
     @property
     def blamed(self) -> RankWait | None:
-        """The rank that keeps the others waiting; None where none does, or several by turns.
+        """The rank that the others wait for; None if there is none, or if it is not a single one.
 
-        It costs each of the others a hundredth of the time recorded at least, and twice what any other
-        rank costs.
+        It costs each of the others at least 1 % of the recorded time, and at least twice as much as any other
+        rank does.
         """
         first, second, *_ = sorted(self.ranks, key=lambda each: each.cost_ns, reverse=True)
-        worth_saying = first.cost_ns > 0 and self.cost_each_ns(first) >= _WORTH_SAYING * self.duration_ns
-        return first if worth_saying and first.cost_ns >= 2 * second.cost_ns else None
+        is_large = first.cost_ns > 0 and self.cost_each_ns(first) >= _LEAST_SHARE * self.duration_ns
+        return first if is_large and first.cost_ns >= 2 * second.cost_ns else None
 
     def cost_each_ns(self, rank: RankWait) -> float:
-        """What the rank cost each of the others, on average."""
+        """Return the mean time in ns that the rank cost each of the others."""
         return rank.cost_ns / (len(self.ranks) - 1)
 
 
 def across(traces: Mapping[int, Collectives]) -> Across | None:
     """Match the collectives of several ranks, by rank; None with fewer than two.
 
-    Formulas: a rank's wait in a collective is its time in it less the shortest time of any rank in it; of
-    that, it waited for the last to arrive for as long as it had come before it, on clocks set alike.
+    A rank's wait in a collective is its time in it less the shortest time of any rank in it. The part of the
+    wait that the last rank caused is at most the difference of their arrivals, after setting the clocks.
     """
     if len(traces) < 2:
         return None

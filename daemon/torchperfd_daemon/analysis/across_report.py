@@ -1,17 +1,17 @@
-"""The two faces of an `Across`: a table and a verdict for people, a dictionary for programs."""
+"""Renders an `Across` as tables and a verdict, and as a dictionary for programs."""
 
 from typing import IO, Any, Final
 
 from torchperfd_daemon.analysis.across import Across, RankWait
 from torchperfd_daemon.analysis.layout import Table, console_for, ms, printable
 
-# Clocks that differ by less are one host's, as far as ends can tell.
+# A smaller difference is within the precision of setting clocks by ends of collectives.
 _CLOCKS_DIFFER_NS: Final = 1_000_000
 _KINDS: Final = 5
 
 
 def across_to_dict(across: Across) -> dict[str, Any]:
-    """Return ``across`` of the ``torchperfd.analysis/1`` document; times in µs."""
+    """Return the part ``across`` of the ``torchperfd.analysis/1`` document; times in µs."""
     blamed = across.blamed
     return {
         "verdict": _verdict(across) if across.matched else None,
@@ -60,7 +60,7 @@ def _rank(across: Across, rank: RankWait) -> dict[str, Any]:
 
 
 def render_across(across: Across, out: IO[str]) -> None:
-    """Write who waited, for whom, and what it cost; as wide as a terminal, else uncut."""
+    """Write the waits, the cost of each rank and the verdict, in the terminal's width or else uncut."""
     console = console_for(out)
     console.print("across ranks", style="bold")
     console.print(_found(across))
@@ -79,7 +79,7 @@ def render_across(across: Across, out: IO[str]) -> None:
 
 
 def _found(across: Across) -> str:
-    """Say how much was matched, and what is not there to be."""
+    """Return the numbers of matched and unmatched collectives and the missing ranks, in words."""
     parts = [f"{across.matched:,} collectives found on several of {len(across.ranks):,} ranks"]
     unmatched = sum(rank.unmatched for rank in across.ranks)
     if unmatched:
@@ -121,7 +121,7 @@ def _kinds(across: Across) -> Table:
 
 
 def _caveats(across: Across) -> list[str]:
-    """Say what times are of, where that is no device and no span, and how clocks were set that differ."""
+    """Return notes: whether times are only those of host calls, and by how much clocks differ."""
     lines = []
     if any(each.kind.source == "call" for each in across.kinds):
         lines.append("neither kernels nor spans were recorded: times are those of the host's calls")
@@ -138,7 +138,7 @@ def _caveats(across: Across) -> list[str]:
 
 
 def _verdict(across: Across) -> str:
-    """Say in one sentence which rank is to blame, or that none is."""
+    """Return one sentence with the rank that the others wait for, if there is one."""
     blamed = across.blamed
     if blamed is None:
         return "no one rank keeps the others waiting"
@@ -151,6 +151,6 @@ def _verdict(across: Across) -> str:
 
 
 def _listed(ranks: tuple[int, ...]) -> str:
-    """Name some ranks; of many the first few."""
+    """Return ranks in words; at most eight are listed."""
     shown = ", ".join(map(str, ranks[:8])) + (" …" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"{len(ranks):,} ranks ({shown})"

@@ -1,7 +1,7 @@
-"""Where device time goes: compute, communication, copies, what of them is exposed, and idle time.
+"""Splits device time into compute, communication, copies, their exposed parts, and idle time.
 
-Communication and copies are exposed where nothing more useful runs at the same time: a collective
-behind a matrix product costs nothing, and the same collective alone costs all of its time.
+Communication and copies are exposed if nothing more useful runs at the same time: a collective beside a
+matrix product costs nothing, and the same collective alone costs all of its time.
 """
 
 from collections.abc import Sequence
@@ -20,21 +20,21 @@ from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """What a device did in one window of time. All times in ns.
+    """The use of a device in one window of time. All times in ns.
 
     ``compute``, ``comm``, ``memcpy`` and ``busy`` are the lengths of unions of intervals: two kernels at
     once count once.
 
     Attributes:
         n_gpu_events: Kernels, copies and fills.
-        window_ns: From the first start to the last end; of a step, the step's host time.
-        busy_ns: Anything ran.
-        compute_ns: A kernel that is no communication, or a fill, ran.
-        comm_ns: A communication kernel ran.
-        memcpy_ns: A copy ran.
-        exposed_comm_ns: Communication ran and compute did not.
-        exposed_memcpy_ns: A copy ran, and neither compute nor communication did.
-        overlap_ns: Communication and compute ran at once.
+        window_ns: Time from the first start to the last end; for a step, its host time.
+        busy_ns: Time in which anything ran.
+        compute_ns: Time in which a kernel other than communication, or a fill, ran.
+        comm_ns: Time in which a communication kernel ran.
+        memcpy_ns: Time in which a copy ran.
+        exposed_comm_ns: Time in which communication ran without compute.
+        exposed_memcpy_ns: Time in which a copy ran without compute or communication.
+        overlap_ns: Time in which communication and compute ran together.
     """
 
     n_gpu_events: int
@@ -49,7 +49,7 @@ class Breakdown:
 
     @property
     def idle_ns(self) -> int:
-        """Nothing ran."""
+        """Time in which nothing ran."""
         return self.window_ns - self.busy_ns
 
     @property
@@ -74,12 +74,12 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What one device of several did.
+    """One device of several.
 
     Attributes:
-        name: The device's number, or what the file calls it.
-        breakdown: Where its time goes, as in the trace's own.
-        kernel_ns: Its kernels' durations, added up.
+        name: The device's number, or its name in the file.
+        breakdown: The breakdown of its time.
+        kernel_ns: The sum of its kernels' durations.
     """
 
     name: str
@@ -151,7 +151,7 @@ class DeviceTime:
         return sorted(table, key=lambda kernel: (-kernel.sum_ns, kernel.name))
 
     def devices(self) -> list[Device]:
-        """Return each device's part, in order of name; nothing where there is one device only."""
+        """Return each device, in order of name; empty if there is only one."""
         threads = self._trace.threads
         names = {
             number: str(threads[number][0]) for number in np.unique(self._trace.thread[self.rows]).tolist()
@@ -195,7 +195,7 @@ class DeviceTime:
 def _breakdown(
     count: int, window: int, compute: int, comm: int, memcpy: int, useful: int, busy: int
 ) -> Breakdown:
-    """Put together what follows from the lengths of unions."""
+    """Build a breakdown from the lengths of the unions."""
     return Breakdown(
         n_gpu_events=count,
         window_ns=window,

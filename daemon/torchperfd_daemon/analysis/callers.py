@@ -1,7 +1,7 @@
-"""Who called an operator: its Python stack and module, from the frames that ``with_stack=True`` records.
+"""Finds the callers of an operator: its Python stack and module, from the frames of ``with_stack=True``.
 
-A backward operator counts as called from where its forward operator was, as in torch: the two have one
-sequence number. In a backward pass nothing of the model's own code is on the stack.
+A backward operator gets the caller of its forward operator, as in torch: both have the same sequence number.
+During a backward pass the model's own code is not on the stack.
 """
 
 from collections.abc import Callable, Hashable
@@ -59,7 +59,7 @@ class Callers:
         return self._labels(module, "")
 
     def _labels(self, label: Callable[[int], _Label], none: _Label) -> tuple[Int64, list[_Label]]:
-        """Number what ``label`` says of each caller; number 0 is ``none``, for calls without one."""
+        """Return each event's index into the table of labels, and the table; 0 is ``none``, for no caller."""
         table = {none: 0}
         used, inverse = np.unique(self._caller, return_inverse=True)
         numbers = [table.setdefault(label(caller), len(table)) for caller in used.tolist()]

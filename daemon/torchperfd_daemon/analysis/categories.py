@@ -1,4 +1,4 @@
-"""What kind of event each is, by the categories of all exporters or, where there is none, by name and place.
+"""Determines the kind of each event by the exporter's category, or without one by its name and place.
 
 Kineto's own categories are the ones used: ``kernel``, ``gpu_memcpy`` and ``gpu_memset`` ran on a device,
 ``<vendor>_runtime`` and ``<vendor>_driver`` launched that, ``cpu_op``, ``user_annotation`` and
@@ -19,7 +19,7 @@ ANNOTATION: Final = "user_annotation"
 OPERATOR: Final = "cpu_op"
 # The device waits for another stream or rank: nothing runs.
 WAIT: Final = "device_wait"
-# Sums that the exporter draws beside what ran.
+# Sums that the exporter writes as additional events.
 DERIVED: Final = "derived"
 UNKNOWN_LAUNCH: Final = "privateuse1_runtime"
 
@@ -44,7 +44,7 @@ _KNOWN: Final = DEVICE | LAUNCHES | {OPERATOR, ANNOTATION, "gpu_user_annotation"
 
 
 def category(written: str) -> str:
-    """Return Kineto's category for what a file says; an unknown one stays, in lower case."""
+    """Return Kineto's category for the one in a file; an unknown one is returned in lower case."""
     lowered = written.lower()
     if lowered in _KNOWN:
         return lowered
@@ -55,14 +55,14 @@ def category(written: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What tells the kind of an event that has no category.
+    """The data from which the kind of an event without a category is inferred.
 
     Attributes:
-        name: What ran.
-        process: What the file calls its process; empty when it does not.
-        labels: The process's labels, such as ``CPU`` or ``GPU 0``, likewise.
-        thread: What the file calls its thread, likewise.
-        on_stream: Its arguments name a stream or a kind of task of a device.
+        name: The event's name.
+        process: The name of its process in the file; empty without one.
+        labels: The process's labels, such as ``CPU`` or ``GPU 0``; empty without any.
+        thread: The name of its thread in the file; empty without one.
+        on_stream: Whether its arguments name a stream or a kind of device task.
     """
 
     name: str
@@ -97,7 +97,7 @@ _ANNOTATION_NAME: Final = re.compile(
 
 
 def inferred(hint: Hint) -> str:
-    """Return the category of an event without one; what nothing is known of counts as the host's."""
+    """Return the category of an event without one; an unknown event counts as the host's."""
     if _DERIVED_PROCESS.search(hint.process):
         return DERIVED
     if _COMMUNICATION_PROCESS.search(hint.process):

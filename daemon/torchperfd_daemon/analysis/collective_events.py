@@ -1,4 +1,4 @@
-"""The collectives of several ranks as columns, and which of them are one."""
+"""The collectives of several ranks as columns, and their matches."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -8,11 +8,11 @@ import numpy as np
 from torchperfd_daemon.analysis.collectives import Collectives
 from torchperfd_daemon.analysis.trace import Int64
 
-# What moves from or to one rank: some ranks are through before others have come, so ends tell nothing.
+# Collectives from or to one rank: some ranks leave before others arrive, so ends do not show the clocks.
 _ROOTED: Final = frozenset(
     {"broadcast", "_broadcast_oop", "Broadcast", "reduce", "_reduce_oop", "Reduce", "gather", "scatter"}
 )
-# Of these every rank of the group moves as many bytes, which tells collectives without numbers apart.
+# In these every rank of the group moves equally many bytes, which distinguishes collectives without numbers.
 _ALIKE: Final = frozenset(
     {"allreduce", "all_reduce", "AllReduce", "broadcast", "Broadcast", "reduce", "Reduce"}
 )
@@ -26,14 +26,14 @@ class CollectiveEvents:
     Attributes:
         ranks: The ranks, ascending; ``place`` is an index into them.
         kinds: Table of kinds over all ranks.
-        place: Whose it is.
+        place: The rank, an index into ``ranks``.
         kind: An index into ``kinds``.
-        sort: Equal for what may be one collective, as far as kind and bytes tell.
+        sort: Equal for events that may be one collective, by kind and bytes.
         start: In ns since the rank's own origin.
         end: Likewise.
-        bytes: Moved; -1 when not known.
-        match: Equal for what is one collective; -1 for what is not matched.
-        sequence: The number within its group; -1 when the file has none.
+        bytes: Bytes moved; -1 if unknown.
+        match: Equal for the events of one collective; -1 if not matched.
+        sequence: The number within its group; -1 if the file has none.
         ends_together: Whether all ranks end it at about the same time.
         matches: How many matches there are by sequence, by order and by end.
     """
@@ -68,7 +68,7 @@ class CollectiveEvents:
         return table
 
     def settle(self, way: int) -> None:
-        """Number the matches anew from 0, earlier ones first; what has no partner is not matched."""
+        """Renumber the matches from 0, earlier ones first; an event without a partner becomes unmatched."""
         found = np.flatnonzero(self.match >= 0)
         _, match, ranks = np.unique(self.match[found], return_inverse=True, return_counts=True)
         kept = ranks > 1

@@ -1,9 +1,9 @@
-"""The collectives of one trace as columns: what is needed to find each again in the other ranks' traces.
+"""The collectives of one trace as columns, with the data that finds each in the other ranks' traces.
 
-One collective leaves several events: the operator (``c10d::allreduce_``), what c10d records of its
-arguments (``record_param_comms``), a span of the backend (``gloo:all_reduce``), a kernel. It counts once,
-by the event that lasts as long as the ranks are in it: the kernel; without a device gloo's span; and in a
-file with neither, ``record_param_comms``, which is only the host's call. Sends and receives are left out.
+One collective has several events: the operator (``c10d::allreduce_``), its arguments
+(``record_param_comms``), a span of the backend (``gloo:all_reduce``) and a kernel. It counts once, by the
+event that covers its whole time: the kernel; without a device gloo's span; and in a file with neither,
+``record_param_comms``, which is only the host's call. Sends and receives are left out.
 """
 
 import math
@@ -45,13 +45,13 @@ _TYPES: Final = msgspec.json.Decoder(list[str])
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is done, and by which process group.
+    """The function of a collective, and its process group.
 
     Attributes:
         name: The collective, as the backend names it: ``allreduce``, ``_allgather_base``, ``all_reduce`` …
-        group: The process group's name; empty when the file does not tell groups apart.
-        ranks: The group's ranks as the file writes them; empty when it does not say.
-        source: The event that its time is of.
+        group: The process group's name; empty if the file does not distinguish groups.
+        ranks: The group's ranks, as written in the file; empty without them.
+        source: The kind of event that gives its time.
     """
 
     name: str
@@ -137,23 +137,23 @@ def collectives(trace: Trace, steps: Sequence[Step]) -> Collectives:
 
 def _by_arguments(trace: Trace, wanted: Flags, source: Source) -> _Found:
     """Take the wanted events whose arguments say what collective they are."""
-    told = trace.collective_args
-    collective = np.array([word.lower() not in _NO_COLLECTIVES for word in told.words], dtype=np.bool_)
-    element_bytes = np.array([_ELEMENT_BYTES.get(word.lower(), 0) for word in told.words], dtype=np.int64)
-    at = np.flatnonzero(wanted[told.row] & collective[told.name])
+    args = trace.collective_args
+    collective = np.array([word.lower() not in _NO_COLLECTIVES for word in args.words], dtype=np.bool_)
+    element_bytes = np.array([_ELEMENT_BYTES.get(word.lower(), 0) for word in args.words], dtype=np.int64)
+    at = np.flatnonzero(wanted[args.row] & collective[args.name])
     words, kind = np.unique(
-        np.column_stack([told.name[at], told.group[at], told.ranks[at]]), axis=0, return_inverse=True
+        np.column_stack([args.name[at], args.group[at], args.ranks[at]]), axis=0, return_inverse=True
     )
-    each = element_bytes[told.dtype[at]]
+    each = element_bytes[args.dtype[at]]
     return _Found(
-        row=told.row[at],
+        row=args.row[at],
         kinds=[
-            Kind(told.words[name], told.words[group], told.words[ranks], source)
+            Kind(args.words[name], args.words[group], args.words[ranks], source)
             for name, group, ranks in words.tolist()
         ],
         kind=kind.reshape(-1).astype(np.int32),
-        sequence=told.sequence[at],
-        bytes=np.where((told.elements[at] >= 0) & (each > 0), told.elements[at] * each, -1),
+        sequence=args.sequence[at],
+        bytes=np.where((args.elements[at] >= 0) & (each > 0), args.elements[at] * each, -1),
     )
 
 

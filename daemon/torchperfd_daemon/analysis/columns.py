@@ -36,12 +36,12 @@ class CollectiveColumns:
         self._sequence = array("q")
 
     def add(self, first_row: int, args: list[Args]) -> None:
-        """Append what a batch's arguments say, the first of them being of event ``first_row``."""
-        told = [row for row, each in enumerate(args) if each.collective]
-        if not told:
+        """Append the arguments of a batch, whose first event has row ``first_row``."""
+        rows = [row for row, each in enumerate(args) if each.collective]
+        if not rows:
             return
-        those = [args[row] for row in told]
-        self._row.extend([first_row + row for row in told])
+        those = [args[row] for row in rows]
+        self._row.extend([first_row + row for row in rows])
         self._name.extend([self._words[str(each.collective)] for each in those])
         self._group.extend([self._words[_word(each.process_group)] for each in those])
         ranks = [bytes(each.group_ranks).decode(errors="replace").strip('"') for each in those]

@@ -1,6 +1,6 @@
-"""Tells communication kernels by name: those of collective libraries, and code that reads peers' memory.
+"""Recognises communication kernels by name: those of collective libraries, and code that reads peers' memory.
 
-A kernel whose arguments name a process group needs no name; this is for all others.
+It is used for kernels whose arguments do not name a process group.
 """
 
 import re
@@ -17,7 +17,7 @@ _COMPUTE: Final = re.compile(
     r"|gemm|mat_?mul",
     re.IGNORECASE,
 )
-# These are communication whatever else the name says.
+# Names with these are communication in any case.
 _LIBRARIES: Final = (
     r"nccl|rccl|hccl|msccl|multimem|symm_mem|deep_ep|::ep::|nvshmem|cross_device_reduce"
     # Vendors' own libraries: Cambricon, Moore Threads and MetaX, Enflame, Intel, FlagCX.
@@ -35,7 +35,7 @@ _COLLECTIVE: Final = re.compile(_COLLECTIVES, re.IGNORECASE)
 
 
 def communicates(further: str | None = None) -> Callable[[str], bool]:
-    """Return what says of a kernel's name whether it is a communication kernel's.
+    """Return a function that tests whether a name is a communication kernel's.
 
     Args:
         further: A regular expression for names that count as well.

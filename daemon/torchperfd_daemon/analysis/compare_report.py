@@ -1,4 +1,4 @@
-"""The faces of a `Comparison`: text for people, Markdown for a pull request, a dictionary for programs."""
+"""Renders a `Comparison` as text, as Markdown for a pull request, and as a dictionary for programs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ COMPARISON_ORDERS: Final[dict[str, Callable[[Change], float]]] = {
     "after": lambda row: row.after,
 }
 _MEMORY: Final[ComparedTable] = "memory"
-# Few rows that make one picture together; of the others only those that differ are worth a line.
+# Tables with few rows are shown as a whole; in the others only rows that differ are shown.
 _WHOLE: Final = frozenset({"phases", "device", _MEMORY})
 _HEADS: Final[dict[ComparedTable, str]] = {
     "phases": "phase of the step",
@@ -92,7 +92,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def headline(comparison: Comparison) -> str:
-    """Say in one sentence what became of the step, and what made most of the difference."""
+    """Return one sentence with the change of the step and the rows that caused most of it."""
     step = comparison.step
     what = "B's steps take" if comparison.per_step else "B's recording takes"
     times = f"{what} {_time(step.after)}, A's {_time(step.before)} ({_percent(step)})"
@@ -154,7 +154,7 @@ def _described(side: Side) -> str:
 
 
 def _sections(comparison: Comparison, limit: int, sort_by: str) -> Iterator[tuple[Table, str]]:
-    """Yield the tables that have something to tell, each with the line below it."""
+    """Yield the tables that are not empty, each with the line below it."""
     if comparison.ranks:
         steps = [replace(step, name="?" if rank is None else str(rank)) for rank, step in comparison.ranks]
         yield _table("rank", steps, _ms_cells), ""
@@ -173,7 +173,7 @@ def _sections(comparison: Comparison, limit: int, sort_by: str) -> Iterator[tupl
 
 
 def _below(rows: int, differing: int, limit: int) -> str:
-    """Say what a table leaves out."""
+    """Return the line with the number of rows that a table leaves out."""
     hidden, same = max(differing - limit, 0), rows - differing
     parts = [f"{hidden:,} more differ, --limit {differing} shows all"] * bool(hidden)
     parts += [f"{same:,} of {rows:,} rows {'do' if same > 1 else 'does'} not differ"] * bool(same)

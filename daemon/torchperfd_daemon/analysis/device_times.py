@@ -1,4 +1,4 @@
-"""Device times that cannot be true: starts far outside the recording, and ends after everything else.
+"""Corrects impossible device times: starts far outside the recording, and ends after everything else.
 
 Exporters convert a device's clock to the host's, and now and then get a start or an end wrong by seconds
 or years. One such event would make a recording of milliseconds idle or busy for years.
@@ -11,10 +11,10 @@ import numpy as np
 
 from torchperfd_daemon.analysis.trace import Flags, Int32, Int64
 
-# What lies apart from the recording by more than this, and by more than ten times its length, is not of it.
+# An event farther from the recording than this, and than ten times its length, does not belong to it.
 _APART_NS: Final = 100_000_000
 _APART: Final = 10
-# Below this an end that is wrong does little harm, and cannot be told from one that is right.
+# Below this a wrong end does little harm, and cannot be distinguished from a correct one.
 _LONG_NS: Final = 1_000_000
 # Of the device events no more than one in so many can be left out; if more are apart, the clocks are.
 _FEW: Final = 10
@@ -25,8 +25,9 @@ class Outliers:
     """Device events that start far outside the recording.
 
     Attributes:
-        rows: Those to leave out.
-        clock_apart: Most device events are apart: two clocks are, and none is left out.
+        rows: The rows to leave out.
+        clock_apart: Whether most device events are far away. Then the clocks differ, and no event is left
+            out.
     """
 
     rows: Int64
@@ -87,7 +88,7 @@ class Overlaps:
 
 
 def shorten(start: Int64, end: Int64, stream: Int32, on_device: Flags) -> tuple[int, int]:
-    """End those device events when the next of their stream begins that are said to outlast the recording.
+    """Shorten device events that outlast the recording to the start of the next event of their stream.
 
     Returns:
         How many were shortened, and how many last as long, but have none after them on their stream.

@@ -1,7 +1,7 @@
-"""What is decoded of a trace's text: its events, their arguments, and what stands around them.
+"""The types into which a trace's text is decoded: events, their arguments, and the header.
 
-`Event` is that of a sound Kineto trace and decodes fastest. The others hold what it cannot: times that a
-double is too coarse for, and what tells the kind of an event without a category.
+`Event` is for a sound Kineto trace and decodes fastest. The others hold additional data: times for which a
+double is too coarse, and the data from which the kind of an event without a category is inferred.
 """
 
 import math
@@ -47,7 +47,7 @@ class Args(msgspec.Struct, gc=False):
 
 
 class ForeignArgs(Args, gc=False):
-    """What the arguments of an event without a category say of where it ran, and what metadata names.
+    """The arguments that show where an event without a category ran, and the names in metadata events.
 
     The names are those of torch_npu and of Kineto's metadata events.
     """
@@ -102,20 +102,20 @@ AnyEvent = Event | ExactEvent | ForeignEvent
 
 
 class Distributed(msgspec.Struct):
-    """Who wrote the trace, in a distributed run."""
+    """The rank that wrote the trace, in a distributed run."""
 
     rank: int | None = None
     world_size: int | None = None
 
 
 class Device(msgspec.Struct):
-    """What is known of one accelerator: its whole memory in bytes, 0 when the trace does not say."""
+    """One accelerator: its total memory in bytes, 0 if the trace does not contain it."""
 
     memory: int = msgspec.field(name="totalGlobalMem", default=0)
 
 
 class Capture(msgspec.Struct):
-    """What torchperfd's client knew when it captured the trace: of unrecorded steps, and of their loader."""
+    """Data from torchperfd's client at the time of the capture: the unrecorded steps and their loader."""
 
     unrecorded_step_ns: int = 0
     unrecorded_phase_ns: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -141,15 +141,15 @@ def _decoded(text: msgspec.Raw, kind: type[_Decoded]) -> _Decoded | None:
 
 
 class Header(msgspec.Struct):
-    """What stands around the events.
+    """The fields of a trace besides its events.
 
     Attributes:
-        base_ns: What all times are counted from, in ns since 1970; 0 when they are absolute.
+        base_ns: The origin of all times, in ns since 1970; 0 if they are absolute.
         distributed: Rank and world size; None for a run of one process.
         devices: The accelerators of the machine.
-        capture: What the client wrote into it; None for a trace of another origin.
-        warnings: What the exporter itself had to say, such as records that it lost.
-        errors: Likewise, of what failed.
+        capture: The data from torchperfd's client; None for a trace of another origin.
+        warnings: The exporter's warnings, such as lost records.
+        errors: The exporter's errors.
     """
 
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)

@@ -1,4 +1,4 @@
-"""The kinds of events that a file gives no category, inferred once all of it is read."""
+"""Infers the kinds of events without a category, after the whole file is read."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,7 +10,7 @@ _METADATA: Final = ("process_name", "process_labels", "thread_name")
 
 
 class Foreign:
-    """What a file without categories says of its processes and threads."""
+    """The processes and threads of a file without categories."""
 
     def __init__(self) -> None:
         self._processes: dict[int | str, str] = {}

@@ -1,6 +1,6 @@
-"""What a host thread did at which time, as far as it explains why the device was idle.
+"""The activity of a host thread over time, as far as it explains an idle device.
 
-`idle` has the rules by which a gap is charged to one of these causes.
+`idle` contains the rules that attribute a gap to one of these causes.
 """
 
 import re
@@ -50,7 +50,7 @@ _COLLECTIVE_CALLS: Final = ("c10d::", "record_param_comms")
 _FUNCTION: Final = re.compile(r"(?P<file>.+)\(\d+\): .*", re.DOTALL)
 _LIBRARY: Final = re.compile(r"(?:^|/)torch/|/lib/python3|^<")
 _AUTOGRAD: Final = ("autograd::", "torch::autograd::")
-# Of one part in so many of a gap in calls the host is said to be launching.
+# If calls fill at least one part in this many of a gap, its cause is launching.
 _LAUNCHING_SHARE: Final = 10
 NOWHERE: Final = -1
 
@@ -106,7 +106,7 @@ class Kinds:
 
 
 class Host:
-    """One host thread: what it did at which time."""
+    """The activity of one host thread over time."""
 
     def __init__(self, trace: Trace, kinds: Kinds, thread: int) -> None:
         self._trace = trace
@@ -239,7 +239,7 @@ class Host:
         return filled[:_FILLING]
 
     def _asker(self, moment: Int64, name: Int32 | Int64) -> Int64:
-        """Return the name of the operator that is to be held to account at each moment, else ``name``."""
+        """Return the name of the responsible operator at each moment, or else ``name``."""
         asker = self._asking_spans.innermost(moment)
         return np.where(asker >= 0, np.append(self._trace.name[self._asking], NOWHERE)[asker], name)
 

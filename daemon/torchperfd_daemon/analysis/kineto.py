@@ -72,7 +72,7 @@ class Events:
         repaired: Events that were kept without fields that could not be read.
         damaged: The JSON was broken, or ended early; known once the last batch is out.
         more_exports: Another trace follows in the same file, unread; known once the last batch is out.
-        header: What stood around the events; complete once the last batch is out.
+        header: The fields besides the events; complete after the last batch.
     """
 
     def __init__(self, pieces: Iterable[bytes], *, foreign: bool = False) -> None:
@@ -111,7 +111,7 @@ class Events:
         self._read_tail(rest)
 
     def _find_events(self) -> tuple[bytes, bytes]:
-        """Return what stands before the events, and the beginning of their text."""
+        """Return the text before the events, and the beginning of their own text."""
         text = b""
         for piece in self._pieces:
             text += piece
@@ -278,7 +278,7 @@ class Events:
             return None
 
     def _read_tail(self, text: bytes) -> None:
-        """Read on to the end, which tells whether the file is whole, and keep the beginning of it."""
+        """Read to the end, which shows whether the file is complete, and keep the beginning of the rest."""
         final = text.rstrip()[-1:]
         window = text
         self.more_exports = _FIRST_EVENT.search(window) is not None
@@ -309,7 +309,7 @@ class Events:
 
 
 def peek(pieces: Iterable[bytes]) -> Header | None:
-    """Return what stands before a trace's events; None for text whose beginning is no trace's."""
+    """Return the fields before a trace's events; None if the text does not begin like a trace."""
     text = b""
     for piece in pieces:
         text += piece

@@ -1,4 +1,4 @@
-"""How numbers, names and tables look, in whichever report: on a terminal, in a log, as Markdown."""
+"""Formats numbers, names and tables of all reports, for terminals, logs and Markdown."""
 
 import re
 from collections.abc import Iterable

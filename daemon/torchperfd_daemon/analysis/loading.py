@@ -20,18 +20,18 @@ from torchperfd_daemon.analysis.tracefile import MAX_BYTES, TraceFile
 from torchperfd_daemon.analysis.unfinished import end_unfinished
 from torchperfd_daemon.errors import TorchperfdError
 
-# The recording window that the exporter draws around everything: not something that ran.
+# The exporter's event for the whole recording window, which is not an activity.
 _WINDOW: Final = ("Trace", "trace")
 _MEMORY: Final = "[memory]"
 # Beyond these a start or an end would leave int64 nanoseconds.
 _LATEST_START_US: Final = float(1 << 53)
 _LONGEST_US: Final = float(1 << 43)
-# What a trace may take in memory ends here, at some 70 bytes an event.
+# The limit of a trace's memory, at about 70 bytes per event.
 _MOST_EVENTS: Final = 1 << 26
 _NO_ARGS: Final = event_types.Args()
 _NO_FOREIGN_ARGS: Final = event_types.ForeignArgs()
 _UNNAMED: Final = "(no name)"
-# Of what the exporter itself has to say only this much is kept.
+# This much of the exporter's own messages is kept.
 _MOST_WARNINGS: Final = 5
 _LONGEST_WARNING: Final = 200
 _MOST_RANKS: Final = 1 << 31
@@ -43,9 +43,9 @@ _WHERE: Final = attrgetter("pid", "tid")
 def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
     """Read a Kineto trace, ``.json`` or ``.json.gz``; bad events are skipped and counted.
 
-    A file whose events lack categories is read anew, with what tells their kinds.
+    A file whose events lack categories is read a second time, with the data from which these are inferred.
 
-    The text is never in memory as a whole: what stays is some 60 bytes an event.
+    The text is never in memory as a whole; about 60 bytes per event remain.
 
     Args:
         path: The trace file.
@@ -85,7 +85,7 @@ def _read(path: Path, max_bytes: int, foreign: Foreign | None) -> Trace | None:
 def nanoseconds(microseconds: npt.NDArray[np.float64]) -> Int64:
     """Convert microseconds below 2^43, written with at most three decimals, to exact ns.
 
-    A double still tells neighbouring nanoseconds apart there, so each time is exact by itself. The whole
+    A double still distinguishes neighbouring nanoseconds there, so each time alone is exact. The whole
     part is set aside because a double cannot hold its product with 1000 as finely; and times are not
     subtracted as doubles, because that adds their errors and is 1 ns off now and then.
     """
@@ -131,7 +131,7 @@ class _Columns:
         self._reserved = array("q")
 
     def add(self, batch: list[Any]) -> None:
-        """Append the complete events of a batch, and what it says of memory."""
+        """Append the complete events of a batch and its events of memory."""
         complete = [event for event in batch if event.ph == "X"]
         if len(complete) < len(batch):
             self.events += len(batch) - len(complete)

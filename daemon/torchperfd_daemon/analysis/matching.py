@@ -1,9 +1,9 @@
-"""Which events of several ranks are one collective, and how the ranks' clocks differ.
+"""Matches the events of one collective on several ranks, and determines how the ranks' clocks differ.
 
-Collectives are matched by process group, sequence number and name. Where a file has no numbers, a group's
-collectives are the same sequence on all of its ranks, and the two sequences are laid side by side: with
-their last elements together, or, where the ends of the collectives agree much better so, elsewhere. What
-fits nowhere, since the file does not tell several groups apart, is matched by end time alone.
+Collectives are matched by process group, sequence number and name. In a file without numbers, a group's
+collectives are the same sequence on all of its ranks. The sequences are aligned at their last elements, or at
+another place if the ends of the collectives agree much better there. If the file does not distinguish groups,
+the sequences may not fit; the collectives are then matched by end time alone.
 """
 
 from collections.abc import Mapping
@@ -26,19 +26,19 @@ class Matches:
     Attributes:
         ranks: The ranks, ascending: the columns.
         kinds: Table of kinds.
-        kind: What each row is, an index into ``kinds``.
-        bytes: What each row moves; -1 when a file does not say.
-        here: Which ranks were found in which rows, two at least.
-        start: When a rank came; 0 where it was not found.
-        end: When it was through, likewise.
-        unmatched: Collectives of each rank that are in no row.
+        kind: The kind of each row, an index into ``kinds``.
+        bytes: The bytes that each row moves; -1 if a file does not contain them.
+        here: Which ranks were found in which rows, at least two in each.
+        start: When a rank arrived; 0 if it was not found.
+        end: When it left, likewise.
+        unmatched: The number of collectives of each rank that are in no row.
         by_sequence: Rows matched by the group's own numbers.
         by_order: Rows matched by their order.
         by_end: Rows matched by end time.
         reference: The rank whose clock all times are on.
-        clock: How far each rank's clock is ahead of the reference's, in ns; None where no row tells.
-        residual: How far each rank's ends still are from those of the rank that its clock was set by, in
-            ns, in the median; None where no row tells.
+        clock: How far each rank's clock is ahead of the reference's, in ns; None without a suitable row.
+        residual: The median distance in ns, after setting the clock, of each rank's ends from those of the
+            rank by which it was set; None without a suitable row.
     """
 
     ranks: tuple[int, ...]
@@ -93,7 +93,7 @@ def match(traces: Mapping[int, Collectives]) -> Matches:
 
 
 def _match_by_sequence(events: CollectiveEvents) -> None:
-    """Match what has the group's own number."""
+    """Match the events that have the group's own number."""
     numbered = np.flatnonzero(events.sequence >= 0)
     keys = np.column_stack([events.kind[numbered], events.sequence[numbered]])
     _, match = np.unique(keys, axis=0, return_inverse=True)
@@ -102,10 +102,10 @@ def _match_by_sequence(events: CollectiveEvents) -> None:
 
 
 def _match_by_order(events: CollectiveEvents) -> None:
-    """Match what has no number, group by group, by laying the ranks' sequences side by side.
+    """Match the events without a number, group by group, by aligning the ranks' sequences.
 
-    If one of them does not fit where groups have no names, these are several groups' collectives and
-    not one's, and what fits is chance: none is matched.
+    If groups have no names and one sequence does not fit, the events belong to several groups, and partial
+    fits are chance: none is matched.
     """
     groups = {kind: (kind.group, kind.ranks, kind.source) for kind in events.kinds}
     for group in dict.fromkeys(groups.values()):
@@ -137,7 +137,7 @@ def _match_by_end(events: CollectiveEvents, clocks: RankClocks) -> None:
         by_rank = [rows[events.place[rows] == at] for at in range(len(events.ranks))]
         for joining, (theirs, mine) in product((True, False), permutations(by_rank, 2)):
             left = mine[events.match[mine] < 0]
-            # Where this rank takes part already is no place for another of its collectives.
+            # A match that already contains this rank cannot contain another of its collectives.
             free = (events.match[theirs] >= 0) & ~np.isin(events.match[theirs], events.match[mine])
             if not joining:
                 free |= events.match[theirs] < 0

@@ -46,7 +46,7 @@ _HIDDEN: Final = frozenset(
         "aten::_version",
     }
 )
-# Frames that a table by stack tells apart, as a default.
+# Default number of frames by which a table distinguishes stacks.
 _FRAMES: Final = 5
 
 
@@ -147,7 +147,7 @@ def _groups(
 def _further(
     trace: Trace, group_by: GroupBy, host: Flags, frames: int
 ) -> tuple[Int64 | int, Sequence[str | tuple[str, ...]]]:
-    """Return what tells groups of one name apart: an index for each event, and its table."""
+    """Return the key that distinguishes groups of one name: an index for each event, and its table."""
     if group_by == "shape":
         table: dict[str, int] = {}
         numbers = [table.setdefault(_shapes(text), len(table)) for text in trace.shapes]

@@ -101,8 +101,8 @@ def _spans(trace: Trace, thread: int, steps: Sequence[Step]) -> tuple[Int64, Int
     backward = _joined(trace.start[nodes], trace.end[nodes], np.concatenate((edges, trace.start[own])))
     makers = own[_made_nodes(trace, own, calls, nodes)]
     forward = _joined(trace.start[makers], trace.end[makers], np.concatenate((edges, backward[0])))
-    told = Spans(trace.start[said], trace.end[said])
-    backward, forward = _outside(told, *backward), _outside(told, *forward)
+    annotated = Spans(trace.start[said], trace.end[said])
+    backward, forward = _outside(annotated, *backward), _outside(annotated, *forward)
     parts = [
         (trace.start[rows], trace.end[rows], phase),
         (*backward, np.full(len(backward[0]), PHASES.index("backward"))),
@@ -155,9 +155,9 @@ def _made_nodes(trace: Trace, own: Int64, calls: Int64, nodes: Int64) -> Flags:
     return made
 
 
-def _outside(told: Spans, start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Leave out the spans that begin where an annotation tells the phase."""
-    outside = told.innermost(start) < 0
+def _outside(annotated: Spans, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Leave out the spans that begin within an annotation of a phase."""
+    outside = annotated.innermost(start) < 0
     return start[outside], end[outside]
 
 

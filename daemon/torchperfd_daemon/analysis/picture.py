@@ -1,4 +1,4 @@
-"""What a page draws of a trace: a timeline and a flame graph, of bounded size whatever the trace's."""
+"""The parts of a trace that a page draws: a timeline and a flame graph, of bounded size for any trace."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -54,7 +54,7 @@ def draw(trace: Trace, rectangles: int) -> Picture:
 
 
 def _spans(trace: Trace) -> Flags:
-    """Return which events begin on one thread and end on another: only their names tell."""
+    """Return which events begin on one thread and end on another, which only their names show."""
     named = [name.startswith(ASYNC_PREFIXES) for name in trace.names]
     return np.array(named, dtype=np.bool_)[trace.name] & trace.of_categories({"user_annotation"})
 

@@ -31,7 +31,7 @@ def host_processes(trace: Trace) -> list[int | str]:
 
 
 def by_process(trace: Trace) -> Iterator[Trace]:
-    """Yield the trace of each process, or the whole trace where that is of one, or cannot be told apart.
+    """Yield the trace of each process, or the whole trace if it has one process or does not distinguish them.
 
     A process counts that has a fair part of the host's events, and launched something or marked steps. What
     is of no such process goes with the first.

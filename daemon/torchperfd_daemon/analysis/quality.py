@@ -1,4 +1,4 @@
-"""How far a trace's numbers can be trusted: what its file lost, and what in it cannot be true."""
+"""The quality of a trace: data that its file lost, and data that is impossible."""
 
 import re
 from dataclasses import dataclass, field

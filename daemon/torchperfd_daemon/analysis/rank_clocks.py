@@ -82,8 +82,8 @@ def _voted(events: CollectiveEvents, reference: int, rank: int, as_written: int)
         return as_written
     apart = np.sort(np.concatenate(votes))
     near, close = _within(apart, apart, 2 * TOGETHER_NS), _within(apart, apart, TOGETHER_NS // 2)
-    # Of a loop whose steps take the same time, a clock that is a step off has almost as many pairs near:
-    # one less. How close they are tells only where steps are as short as this.
+    # In a loop of equal steps, a clock that is one step off has almost as many near pairs: one less. The
+    # distance of the pairs decides only if steps are as short as this.
     most = int(np.lexsort((close, near))[-1])
     if near[most] <= _CLEARLY * _within(apart, np.array([as_written]), 2 * TOGETHER_NS)[0]:
         return as_written

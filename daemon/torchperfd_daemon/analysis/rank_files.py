@@ -1,4 +1,4 @@
-"""Finds the traces of ranks by what each file says of its rank, else by its name or its place among names."""
+"""Finds the traces of ranks by the rank in each file, or else by its name or its place among names."""
 
 import os
 import re
@@ -129,7 +129,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _looked_into(path: Path, *, only_traces: bool = False) -> _Found | None:
-    """Return what a file says of itself; None for what is no trace, if only traces are wanted."""
+    """Return a file's header; None for a file that is not a trace, if only traces are wanted."""
     named = next((int(match[1]) for each in _RANK_IN_NAME if (match := each.search(path.name))), None)
     own, is_trace = None, False
     try:
@@ -207,7 +207,7 @@ def _numbered(found: Sequence[_Found], say: Callable[[str], object]) -> list[Ran
 
 
 def _age(path: Path) -> tuple[int, tuple[tuple[int, int | str], ...], bool]:
-    """Return what orders a rank's files, the newest last; a plain file comes after a compressed one."""
+    """Return the sort key of a rank's files, the newest last; a plain file sorts after a compressed one."""
     written = _WRITTEN_AT.search(path.name)
     return int(written[1]) if written else 0, _natural(_stem(path)), path.suffix != ".gz"
 
@@ -218,6 +218,6 @@ def _stem(path: Path) -> Path:
 
 
 def _natural(path: Path) -> tuple[tuple[int, int | str], ...]:
-    """Return what orders paths as people do: step2 before step10."""
+    """Return the sort key of natural order: step2 before step10."""
     parts = re.split(r"(\d+)", str(path))
     return tuple((0, int(part)) if part.isascii() and part.isdigit() else (1, part) for part in parts)

@@ -137,7 +137,7 @@ def _idle(idle: Idle) -> list[dict[str, Any]]:
 
 
 def _grouped(summary: Summary, row: Operator) -> dict[str, Any]:
-    """Return what tells rows of one name apart."""
+    """Return the text that distinguishes rows of one name."""
     match summary.group_by:
         case "shape":
             return {"input_shapes": row.shapes}
@@ -239,7 +239,7 @@ def _idle_lines(summary: Summary) -> list[str]:
 
 
 def _phases_line(summary: Summary) -> list[str]:
-    """Say what the mean step's host time went to; nothing where no phase could be told."""
+    """Return the host time of the mean step by phase, in words; empty if no phase is known."""
     phases = summary.step_phases
     sums = Counter[str]()
     for step in phases:
@@ -255,7 +255,7 @@ def operator_table(summary: Summary, limit: int, sort_by: str) -> Table:
     """Return the first ``limit`` operators, with the columns that there is something to say in."""
     headings = ["operator", "calls", "self CPU ms", "self %", "total CPU ms"]
     with_device = any(row.total_device_ns for row in summary.operators)
-    # Room is short: who sorts by memory reads memory.
+    # The width is limited, so columns of memory are shown only if the table is sorted by them.
     with_memory = "memory" in sort_by
     if with_memory:
         headings += ["self CPU MB", "self GPU MB"]
@@ -279,7 +279,7 @@ def _cells(summary: Summary, row: Operator, with_device: bool, with_memory: bool
 
 
 def _label(row: Operator) -> str:
-    """Return a row's name, and what tells it from others of that name."""
+    """Return a row's name, and the text that distinguishes it from other rows of that name."""
     return " ".join(part for part in (row.name, row.shapes, row.module, " < ".join(row.stack)) if part)
 
 
@@ -291,7 +291,7 @@ def _sorted(summary: Summary, sort_by: str) -> list[Operator]:
 
 
 def _steps_lines(summary: Summary) -> list[str]:
-    """Say how long the steps are, whose times these are, and what marks them if not the profiler."""
+    """Return the length of the steps, the source of their times, and their marks if not the profiler's."""
     found = summary.steps
     if not found:
         return [

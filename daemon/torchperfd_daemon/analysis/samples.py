@@ -1,4 +1,4 @@
-"""What each step took, row by row: what a comparison needs to tell a difference from noise."""
+"""The time of each row in each step, from which a comparison distinguishes differences from noise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

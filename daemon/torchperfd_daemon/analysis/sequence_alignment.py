@@ -7,8 +7,8 @@ import numpy as np
 from torchperfd_daemon.analysis.collective_events import TOGETHER_NS, CollectiveEvents, median, nearest
 from torchperfd_daemon.analysis.trace import Int64
 
-# Two sequences that lie right have the same names, and their collectives run at the same time, but for
-# a few that threads began in another order, or that one rank was told late to be over.
+# Correctly aligned sequences have the same names, and their collectives run at the same time, except for
+# a few that threads began in another order, or whose end one rank noticed late.
 _MOSTLY: Final = 0.75
 # A farther position is believed when the ends then agree that much better: less is chance.
 _CLEARLY: Final = 2
@@ -72,7 +72,7 @@ def align(events: CollectiveEvents, longest: Int64, rows: Int64) -> tuple[Int64,
 def _shifts(longest: Int64, rows: Int64) -> list[int]:
     """Return where a sequence may stand in another, the closest to both ending together first.
 
-    The rarest sort that both have tells: each place of it in one is a place of it in the other.
+    The rarest sort that both have decides: each place of it in one is a place of it in the other.
     """
     at_end = len(longest) - len(rows)
     sorts = np.intersect1d(longest, rows)

@@ -1,4 +1,4 @@
-"""What marks the steps of a loop that does not call ``profiler.step()``.
+"""Finds the marks of the steps of a loop that does not call ``profiler.step()``.
 
 The first of these that repeats decides: the updates of an optimizer, the draws of a DataLoader, annotations
 of the user's own that come around in the same order. Where a batch has several updates (two optimizers), its

@@ -1,4 +1,4 @@
-"""The training steps of a trace: what marks them, and how long they take on the host and on the device."""
+"""The training steps of a trace: their marks, and their times on the host and on the device."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What one trace says: the result that every face of the analyser renders."""
+"""The analysis of one trace, which all reports of the analyser render."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

@@ -169,7 +169,7 @@ def _in_levels(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
         level = next((at for at, free in enumerate(free_from) if free <= start), len(free_from))
         free_from[level : level + 1] = [end]
         levels.append(level)
-        # Beyond the levels that are drawn there is no need to tell them apart.
+        # Levels beyond those that are drawn need not be distinguished.
         del free_from[_LEVELS:]
     return rows, np.array(levels, dtype=np.int64)
 

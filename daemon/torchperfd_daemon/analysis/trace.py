@@ -36,7 +36,7 @@ class Memory:
 
 @dataclass(slots=True)
 class CollectiveArgs:
-    """What the arguments of some events say of a collective, as parallel columns in file order.
+    """The arguments of events that describe a collective, as parallel columns in file order.
 
     Attributes:
         words: Table of names, groups, lists of ranks and element types; the first is empty.
@@ -61,7 +61,7 @@ class CollectiveArgs:
 
 @dataclass(slots=True)
 class Reading:
-    """How well a file could be read, beside what `Trace` says of that.
+    """The damage of a file and the exporter's messages, in addition to those in `Trace`.
 
     Attributes:
         skipped_why: How many events were left out for which reason; together they are ``Trace.skipped``.
@@ -125,7 +125,7 @@ class Trace:
         in_group: Its arguments name a process group.
         unfinished: It was never closed, or not before the recording was stopped.
         memory: What was allocated and freed; empty unless ``profile_memory`` was on.
-        collective_args: What arguments say of collectives, for the events that have such.
+        collective_args: The arguments of events that describe a collective.
         device_memory: Bytes of the smallest accelerator on record; 0 when the file does not say.
         unrecorded_step_ns: What a step took before it was recorded; 0 when the file does not say.
         reading: How well the file could be read.

@@ -1,7 +1,7 @@
-"""Advice: what to change in a training script, what that would save, and the exact setting.
+"""Advice: changes to a training script, with the predicted saving and the exact setting.
 
-Each rule looks at a `Scene`, one trace's steps, and says what it found; `advise` asks all of them and keeps
-what is worth saying. docs/advice.md has a paragraph on each.
+Each rule reads a `Scene`, the steps of one trace, and yields findings. `advise` runs all rules and keeps the
+findings that save enough. docs/advice.md describes each rule.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Rules on several devices: what of their communication is exposed, and by what means it is done."""
+"""Rules for several devices: their exposed communication, and the means of communication."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,4 +1,4 @@
-"""One piece of advice, which of several are worth saying, and those of several ranks as one list."""
+"""One piece of advice, the choice among several findings, and the advice of several ranks as one list."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ LOSES_AS_WELL: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to change, why, and what for.
+    """A change, its reason and its saving.
 
     Attributes:
         rule: The rule that found it, such as ``loader-workers``.
@@ -73,7 +73,7 @@ class Finding:
 def weigh(
     findings: Iterable[Finding], step_ns: float, idle_ns: float, per: Per = "step"
 ) -> tuple[Advice, ...]:
-    """Return what is worth saying, most time saved first.
+    """Return the findings that save enough as advice, most time saved first.
 
     No two findings save the same time: each is cut to what the larger ones leave of the step, and of the idle
     time where it saves that. So all savings together are never more than the step.
@@ -116,17 +116,17 @@ def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice
     Args:
         ranks: Each rank and the advice for it alone.
     """
-    told: dict[str, list[tuple[int | None, Advice]]] = {}
+    by_rule: dict[str, list[tuple[int | None, Advice]]] = {}
     for rank, each in ranks:
         for advice in each:
-            told.setdefault(advice.rule, []).append((rank, advice))
+            by_rule.setdefault(advice.rule, []).append((rank, advice))
     found = []
-    for rule, pairs in told.items():
+    for rule, pairs in by_rule.items():
         if rule in EXCHANGES and len(pairs) < len(ranks):
             continue
         choose = min if rule in EXCHANGES else max
         _, chosen = choose(pairs, key=lambda pair: pair[1].saves_ns_per_step)
-        # A rule also fires on ranks that lose a little by it: the change is not theirs to make.
+        # A rule also fires on ranks with a small loss, which are not named.
         least = 0.0 if rule in EXCHANGES else LOSES_AS_WELL * chosen.saves_ns_per_step
         numbers = {rank for rank, each in pairs if rank is not None and each.saves_ns_per_step >= least}
         found.append(replace(chosen, ranks=tuple(sorted(numbers))))

@@ -95,17 +95,17 @@ def mixed_precision(scene: Scene) -> Iterator[Finding]:
 def _single(scene: Scene, kernels: Int64) -> Flags:
     """Return which kernels compute products in single precision.
 
-    The operator that launched a kernel tells where it is one of torch's and its types are on record. Else the
-    kernel's name does: a graph's kernels belong to no operator of their own.
+    The operator that launched a kernel decides if it is one of torch's and its types are recorded. Otherwise
+    the kernel's name decides: a graph's kernels have no operator of their own.
     """
     trace, operator = scene.trace, scene.operator_of(kernels)
     is_torchs = np.fromiter((name.startswith("aten::") for name in trace.names), np.bool_)
-    tells = (operator >= 0) & is_torchs[trace.name[operator]] & (trace.type[operator] > 0)
+    has_types = (operator >= 0) & is_torchs[trace.name[operator]] & (trace.type[operator] > 0)
     eligible = np.fromiter((_ELIGIBLE.match(name) is not None for name in trace.names), np.bool_)
     by_operator = eligible[trace.name[operator]] & _with_tensors_of(scene, operator, "float")
     by_name = np.isin(kernels, trace.named(kernels, lambda name: _SINGLE_KERNELS.search(name) is not None))
     half = np.isin(kernels, trace.named(kernels, lambda name: _HALF_KERNELS.search(name) is not None))
-    single: Flags = np.where(tells, by_operator, by_name) & ~half
+    single: Flags = np.where(has_types, by_operator, by_name) & ~half
     return single
 
 

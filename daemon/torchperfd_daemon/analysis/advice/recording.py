@@ -1,18 +1,18 @@
-"""What the recording itself cost, so that the rules can judge the steps of a run that nobody records.
+"""Estimates the cost of the recording itself, so that rules apply to the steps of an unrecorded run.
 
 The profiler's own cost stands between its events, mostly outside the spans that it measures: leaf operators
 show nearly their true time, while whatever contains other events is too long by some `EVENT_NS` for each of
 them. So every span that the rules judge is corrected for the events in it. A little more, `AFTER_NS`, is lost
 somewhere in the step: events are written to new memory, and push the model's out of the caches.
 
-How fast the machine is tells the trace itself, where torchperfd's client has written into it what steps took
-before: all these costs are scaled so that the steps come out as long as those. What then is left is time that
-operators themselves took longer, with what the profiler keeps between their own data and the caches.
+If torchperfd's client has written the unrecorded step time into the trace, it shows the speed of the machine:
+all costs are scaled so that the corrected steps have that length. The rest is time by which operators
+themselves took longer, because the profiler's data displaces theirs from the caches.
 
-Now and then the memory for what is recorded must be had from the system, and steps take several times as
-long, though nothing in them is the cause: one operator of hundreds stands still for 30 ms. What recording
-cannot explain, nor waits for a loader, is no time of theirs, so the longest of such steps are left out. Where
-that is most of them, those kept have their part of it, and hardly tell what recording an event costs.
+Sometimes the profiler must get memory from the system. A step then takes several times as long although
+nothing in it is the cause: one operator of hundreds pauses for 30 ms. If neither recording nor waiting for a
+loader explains the time of a step, it does not belong to the step, so the longest of such steps are left out.
+If most steps are affected, the kept ones are as well, and hardly show the cost of recording an event.
 """
 
 from typing import Final
@@ -32,7 +32,7 @@ OUTERMOST_NS: Final = 300
 FRAME_NS: Final = 250
 MEMORY_NS: Final = 100
 
-# Machines differ by so much, as a standard deviation of the scale; more than the other nobody believes.
+# The standard deviation of the scale between machines; a scale beyond the second number is implausible.
 _MACHINES: Final = 0.5
 _MOST: Final = 3.0
 # The means of a few steps before and of a few that were recorded differ by so much anyway.
@@ -43,7 +43,7 @@ _LEAST_KEPT: Final = 0.25
 _WORKERS_DECIDE: Final = 0.2
 _MOST_INFLATED: Final = 2.0
 # Without a measurement of unrecorded steps, a step so many times the median is no usual one, if at most one
-# in so many is, or just one; of fewer steps than the last of these none can be told from the others.
+# in so many is, or just one; with fewer steps than the last number no step can be distinguished.
 _UNUSUAL: Final = 1.5
 _RARE: Final = 8
 _FEWEST_TO_COMPARE: Final = 3
