@@ -215,7 +215,7 @@ def judge_recorded(kind: str, trials: int, *, again: bool) -> list[str]:
     print(row(kind, float(np.mean([np.std(np.log(series)) for series in loops])), result))
     noise, steps, least, seconds = (
         max(getattr(each, name) for each in detectors)
-        for name in ("noise", "steps_to_tell", "least_change", "seconds_to_tell")
+        for name in ("noise", "steps_to_detect", "least_change", "seconds_to_detect")
     )
     print(
         f"  {reported} changes reported, {reported - false_alarms} confirmed by later steps;"

@@ -64,7 +64,7 @@ class Watched:
         for _ in range(seconds):
             self.job.train(1.0, change)
             began = time.thread_time()
-            self.observer.look()
+            self.observer.sample()
             spent += time.thread_time() - began
         return spent
 

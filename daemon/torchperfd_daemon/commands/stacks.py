@@ -71,7 +71,7 @@ def command(
         click.echo(json.dumps(to_dict(run, answers, merged, absent)))
     else:
         render_text(run, answers, merged, sys.stdout)
-    problems = [f"rank {rank.rank} has no stacks: {rank.outcome.value}" for rank in merged.untold]
+    problems = [f"rank {rank.rank} has no stacks: {rank.outcome.value}" for rank in merged.without_stacks]
     if absent:
         where = "on no node that answers" if fleet else "not here: on other nodes"
         problems.append(f"ranks {ranks_text(absent)} are {where}, or gone for a minute")

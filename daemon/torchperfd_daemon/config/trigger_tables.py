@@ -19,7 +19,7 @@ from torchperfd_daemon.config.kinds import (
     Switch,
     Text,
 )
-from torchperfd_daemon.triggers.rules import GRAVE_XIDS, PER_DAY, Action, Plan, Rule, Schedule, When
+from torchperfd_daemon.triggers.rules import PER_DAY, SEVERE_XIDS, Action, Plan, Rule, Schedule, When
 
 _MOST_TRIGGERS: Final = 100
 _RESERVED: Final = ("command", "script")  # who else asks for captures
@@ -129,7 +129,7 @@ def _rule(table: Mapping[str, object], where: str) -> Rule:
         hold_seconds=values.get("for", 0.0),
         metric=values.get("metric", ""),
         labels=values.get("labels", ()),
-        xids=values.get("xids", GRAVE_XIDS),
+        xids=values.get("xids", SEVERE_XIDS),
         options=CaptureOptions(**{name: values[name] for name in of_capture if name in values}),
         cooldown_seconds=values.get("cooldown", 1800.0),
         per_day=values.get("per_day", 10),

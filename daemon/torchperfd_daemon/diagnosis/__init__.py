@@ -1,4 +1,4 @@
-"""Diagnosis: from what ranks measured to a verdict. Pure: data in, dataclass out."""
+"""Diagnosis: derives the verdict on a run from its ranks' measurements. Pure, without I/O or clock."""
 
 from torchperfd_daemon.diagnosis.causes import rank_causes
 from torchperfd_daemon.diagnosis.evidence import RankEvidence

@@ -1,4 +1,4 @@
-"""What each cause costs a run: attributed one after the other, each takes its time out of the rest."""
+"""Attributes a run's lost time to causes, one after the other, so that no time counts twice."""
 
 import shlex
 import statistics
@@ -13,43 +13,43 @@ from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, capture_command
 
 LEAST_SHARE: Final = 0.05
-"""A cause that costs less of the step is not told."""
+"""A cause that costs a smaller share of the step is not reported."""
 EXPLAINED: Final = 0.5
-"""A slowdown of which less than this share has a cause is unknown."""
+"""A slowdown of which a smaller share has a cause gets the cause ``UNKNOWN``."""
 FULL_SOON_S: Final = 3600.0
-"""Memory that grows is told once it will be full within so long."""
+"""Growing memory is reported if it will be full within this time."""
 FORESIGHT: Final = 150.0
-"""Growth is believed to go on for so many times as long as it was seen."""
+"""Growth is extrapolated to at most this multiple of the time over which it was observed."""
 EVER_SINCE: Final[Mapping[Cause, float]] = {
     Cause.INPUT_BOUND: INPUT_BOUND_SHARE,
     Cause.SLOW_IO: INPUT_BOUND_SHARE,
     Cause.CPU_CONTENTION: 0.3,
     Cause.HOST_BOUND: 0.3,
 }
-"""The least share of what all ranks have lost ever since they started. Some of these is in every run."""
+"""Least shares of the step for causes that affect all ranks since the start. Every run has smaller ones."""
 _IDLE_DEVICE: Final = 0.5
 _NOT_HOST: Final = WAITING | {"data"}
 Measure = Callable[[RankEvidence], float]
-# Checkpoints do not make the rank that writes them late for a collective: the others wait elsewhere.
+# Checkpoints do not make the rank that writes them late for a collective: the others wait at another place.
 _BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT})
 
-# These hold back all threads of a rank: also those that exchange, once the last rank has arrived.
+# These slow all threads of a rank, including those that carry out collectives after the last rank arrives.
 _ALL_THREADS: Final = frozenset({Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION})
 
-# After a slowdown a rank is named unless the median of the others has this share of it, where it is not half:
-# ranks that wait for processors make the others wait for those that are left.
+# After a slowdown a rank is named unless the median of the others reaches this share of its loss, by default
+# half. Ranks that use more processors leave fewer to the others, which then wait as well.
 _ALIKE: Final[Mapping[Cause, float]] = {Cause.CPU_CONTENTION: 0.7}
 
-# These come with work that nobody times: guards to be checked, graphs that run for the first time.
+# These come with work that is not measured: checking guards, running graphs for the first time.
 _TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION})
 
-# As much of a rank's lateness, and the mechanism has all of it.
+# A cause that explains this share of a rank's lateness gets all of it.
 MOST_OF: Final = 0.75
 
-# Ranks that are late alike differ by chance, and one time the one is ahead, one time the other.
+# Ranks whose lateness reaches this share of the longest one differ only by chance.
 _AS_LATE: Final = 0.9
 
-# What a late rank's lateness is called, by the phase that most of it is in.
+# The cause of a rank's lateness, by the phase that contains most of it; SLOW_RANK for other phases.
 _OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
 
 _NEXT: Final[Mapping[Cause, str]] = {
@@ -63,26 +63,26 @@ _NEXT: Final[Mapping[Cause, str]] = {
 
 @dataclass(slots=True)
 class _Left:
-    """What no mechanism has claimed yet of one rank's step; seconds."""
+    """The seconds of one rank's step that no cause has claimed yet."""
 
     phases: dict[str, float]
     late: float
 
 
 class CauseAttribution:
-    """What is left of each rank's step while causes are attributed.
+    """Attributes the time of each rank's step to causes, and keeps the time that is left.
 
     Args:
         run: Its name.
-        seen: What is known of its ranks.
-        worker_cost: What a loader's worker costs on this machine.
+        seen: The evidence of its ranks.
+        worker_cost: Returns the cost of a loader's worker on this machine.
     """
 
     def __init__(self, run: str, seen: Sequence[RankEvidence], worker_cost: ReadWorkerCost) -> None:
         self._worker_cost = worker_cost
-        self.told: list[Verdict] = []
+        self.verdicts: list[Verdict] = []
         self.usual: list[str] = []
-        """What takes :data:`LEAST_SHARE` of the step, and less than it does in many a run."""
+        """Causes between :data:`LEAST_SHARE` and their share in :data:`EVER_SINCE`, in words."""
         self.step_seconds = statistics.median(rank.step_seconds for rank in seen)
         self._run = run
         self._seen = seen
@@ -92,12 +92,12 @@ class CauseAttribution:
         self._together = len(seen) > 1 and any(rank.phase_seconds.get("collective_wait") for rank in seen)
 
     def left(self, rank: RankEvidence, phase: str) -> float:
-        """Return the time of a phase that nothing has claimed; of a rank's past, all of it."""
+        """Return the unclaimed time of a phase; for a rank's past, all its time."""
         left = self._left.get(id(rank))
         return (left.phases if left else rank.phase_seconds).get(phase, 0.0)
 
     def host_seconds(self, rank: RankEvidence) -> float:
-        """Return the time for which a rank's device idles while the host does what nothing claims."""
+        """Return the time for which a rank's device idles during unclaimed work of the host."""
         if rank.device_busy is None or rank.device_busy >= _IDLE_DEVICE:
             return 0.0
         left = self._left.get(id(rank))
@@ -106,7 +106,7 @@ class CauseAttribution:
         return working - device_work(rank)
 
     def attribute(self, cause: Cause, phase: str, words: str, measure: Measure) -> None:
-        """Find out what a mechanism costs, and take its time out of what is left."""
+        """Determine the cost of a cause, add a verdict if it is large enough, and claim its time."""
         seen = self._seen
         lost = [max(0.0, measure(rank)) for rank in seen]
         worst = max(lost)
@@ -140,12 +140,12 @@ class CauseAttribution:
         text = f"{duration(cost)} of each {duration(rank.step_seconds)} step {words}"
         if cause is Cause.INPUT_BOUND:
             text += self._loader_remedy(rank, cost)
-        self._tell(cause, rank, None if alike else rank.rank, phase, text, cost)
+        self._add_verdict(cause, rank, None if alike else rank.rank, phase, text, cost)
         if not alike:
             self._claim(rank, cause, cost)
         elif cause in _ALL_THREADS:
             self._exchange = max(0.0, self._exchange - cost)
-        # What it has always taken is in the past's phases, too.
+        # Time that the cause has always taken is in the past's phases too, so only the growth is claimed.
         for each, seconds in zip(seen, beyond, strict=True):
             _take(self._left[id(each)].phases, phase, seconds)
 
@@ -160,25 +160,25 @@ class CauseAttribution:
         )
 
     def _starved(self, waited: float, cost: float) -> float:
-        """Return what a lack of processors costs: all that steps have grown by, if the wait is half of it.
+        """Return the cost of CPU contention: the whole growth of the steps if the wait is half of it.
 
-        A rank has more threads than those whose wait is measured, and the ranks wait for each other.
+        A rank has more threads than the measured ones, and the ranks wait for each other.
 
         Args:
-            waited: By how much more the threads measured wait, of the rank where that is most.
-            cost: What that costs by itself.
+            waited: The largest growth of any rank's measured wait.
+            cost: The cost of that wait alone.
         """
         growth = max(
             (each.step_seconds - each.before.step_seconds for each in self._seen if each.before), default=0.0
         )
-        growth -= sum(verdict.cost_seconds_per_step for verdict in self.told if verdict.has_grown)
+        growth -= sum(verdict.cost_seconds_per_step for verdict in self.verdicts if verdict.has_grown)
         return growth if growth > 0 and waited >= EXPLAINED * growth else cost
 
     def _lateness(self, rank: RankEvidence) -> float:
-        """Return what a rank is late by and nothing claims, or what its own work has grown by if that is it.
+        """Return a rank's unclaimed lateness, or the growth of its own work if that explains the lateness.
 
-        Who computes while the others do takes processors from them: they become slower, too, and the rank is
-        less late than it has more to do.
+        A rank that computes more takes processors from the others. They become slower too, so the rank is
+        late by less than its work has grown.
         """
         late = self._left[id(rank)].late
         if rank.before is None:
@@ -187,16 +187,16 @@ class CauseAttribution:
         return grown if late >= MOST_OF * grown > MOST_OF * late else late
 
     def _claim(self, rank: RankEvidence, cause: Cause, cost: float) -> None:
-        """Take what a mechanism costs out of what the rank is late by, and the rest out of the exchange."""
+        """Subtract the cost of a cause from the rank's lateness, and the rest from the exchange."""
         left = self._left[id(rank)]
         if cause in _ALL_THREADS:
             self._exchange -= max(0.0, cost - left.late)
         left.late = max(0.0, left.late - cost)
 
     def attribute_lateness(self) -> None:
-        """Tell the rank whose work is longest above its peers', what mechanisms claim of it apart.
+        """Add a verdict on the rank with the largest unclaimed lateness.
 
-        Of ranks that are late alike it is the first, at every look.
+        If several ranks are about equally late, the one with the lowest number is named, at every sample.
         """
         longest = max(self._left[id(each)].late for each in self._seen)
         alike = (each for each in self._seen if self._left[id(each)].late >= _AS_LATE * longest)
@@ -217,26 +217,26 @@ class CauseAttribution:
         cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
         if cause is Cause.INPUT_BOUND:
             text += self._loader_remedy(rank, cost)
-        if all(verdict.cause is not cause for verdict in self.told):
-            self._tell(cause, rank, rank.rank, phase, text, cost, ever_since=rank.late_ever_since)
+        if all(verdict.cause is not cause for verdict in self.verdicts):
+            self._add_verdict(cause, rank, rank.rank, phase, text, cost, ever_since=rank.late_ever_since)
 
     def attribute_exchange(self) -> None:
-        """Tell the time in collectives that even the last rank spends there, beyond what it was before.
+        """Add a verdict on the growth of the time that even the last rank spends in collectives.
 
-        Where main threads have come to wait for processors, so may have the threads that exchange: twice,
-        since they collect and then spread.
+        If main threads wait longer for processors than before, the threads that carry out collectives may as
+        well. Twice the wait is subtracted, since they first collect and then distribute.
         """
         cost = self._exchange
         starved = [max(0.0, r.queued_seconds - r.before.queued_seconds) for r in self._seen if r.before]
         if cost > 0 and cost - 2 * statistics.median(starved) >= LEAST_SHARE * self.step_seconds:
             words = "in collectives after the last rank has arrived, more than before"
             text = f"{duration(cost)} of each {duration(self.step_seconds)} step {words}"
-            self._tell(Cause.COLLECTIVE, self._seen[0], None, "collective_wait", text, cost)
+            self._add_verdict(Cause.COLLECTIVE, self._seen[0], None, "collective_wait", text, cost)
 
     def attribute_growth(self) -> None:
-        """Tell memory that is about to be full.
+        """Add a verdict on memory that will soon be full.
 
-        It costs what one rank that grows is late by without another reason: new pages have to be cleared.
+        Its cost is the unclaimed lateness of the one rank that grows: the kernel has to clear new pages.
         """
         growing = [rank for rank in self._seen if rank.full_in_seconds is not None]
         rank = min(growing, key=lambda each: each.full_in_seconds or 0.0, default=None)
@@ -244,7 +244,7 @@ class CauseAttribution:
             return
         if rank.full_in_seconds > min(FULL_SOON_S, FORESIGHT * rank.grows_for_seconds):
             return
-        if any(verdict.cause is Cause.MEMORY_PRESSURE for verdict in self.told):
+        if any(verdict.cause is Cause.MEMORY_PRESSURE for verdict in self.verdicts):
             return
         pace, minutes = rank.grows_by / 2**20, rank.full_in_seconds / 60
         text = f"memory grows by {pace:.3g} MiB/s and is full in {minutes:.0f} min"
@@ -254,9 +254,9 @@ class CauseAttribution:
             cost, left.late = left.late, 0.0
             text += f"; {duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
         named = None if alike else rank.rank
-        self._tell(Cause.MEMORY_PRESSURE, rank, named, "", text, cost, ever_since=True)
+        self._add_verdict(Cause.MEMORY_PRESSURE, rank, named, "", text, cost, ever_since=True)
 
-    def _tell(
+    def _add_verdict(
         self,
         cause: Cause,
         where: RankEvidence,
@@ -269,16 +269,16 @@ class CauseAttribution:
     ) -> None:
         has_grown = where.before is not None and not ever_since
         command = next_command(cause, self._run)
-        self.told.append(
+        self.verdicts.append(
             Verdict(cause, self._run, where.node, rank, phase, text, cost, command, has_grown=has_grown)
         )
 
 
 def _exchange_growth(seen: Sequence[RankEvidence]) -> float:
-    """Return by how much the time has grown that even the last rank to arrive spends in collectives.
+    """Return the growth of the time that even the last rank to arrive spends in collectives.
 
-    Where all own work takes longer as well, the ranks have become slower, and not the exchange: it needs
-    processors, too. 0 where there is no past.
+    If own work has grown on all ranks, the exchange may grow in proportion, since it needs processors too.
+    0 without a past.
     """
     pasts = [rank.before for rank in seen if rank.before]
     if len(seen) < 2 or len(pasts) < len(seen):
@@ -294,7 +294,7 @@ def _exchange_growth(seen: Sequence[RankEvidence]) -> float:
 
 
 def _take(left: dict[str, float], phase: str, seconds: float) -> None:
-    """Take time out of a phase, or out of all own work in proportion where the phase is not known."""
+    """Subtract time from a phase, or from all own work in proportion if the phase is unknown."""
     phases = [phase] if phase in left else [name for name in left if name not in WAITING]
     total = sum(left[name] for name in phases)
     for name in phases:
@@ -302,7 +302,7 @@ def _take(left: dict[str, float], phase: str, seconds: float) -> None:
 
 
 def next_command(cause: Cause, run: str) -> str:
-    """Return the command that shows more of a cause."""
+    """Return the command that shows more about a cause."""
     return _NEXT[cause].format(run=shlex.quote(run)) if cause in _NEXT else capture_command(run)
 
 

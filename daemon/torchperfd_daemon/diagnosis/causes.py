@@ -1,4 +1,4 @@
-"""From a run's evidence to its causes, each with what it costs, the costliest first."""
+"""Finds the causes of a run's lost time in its evidence, the costliest first."""
 
 import statistics
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, unmeasured
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
-# Mechanisms that measure their own time. Their order is that of blame where two claim the same time: who is
-# throttled also waits for the processor, and so does who has more to do, such as collections.
+# Causes with a measured time. If two claim the same time, the earlier one gets it: a throttled rank also
+# waits for the processor, and so does a rank with more work, such as garbage collections.
 _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
     (
         Cause.CGROUP_THROTTLING,
@@ -57,22 +57,22 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
 def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = unmeasured) -> list[Verdict]:
     """Return the causes of a run's lost time, the costliest first.
 
-    A cause costs what it takes beyond the healthy share: beyond the same rank's own past where the run has
-    become slower, else beyond the others' median where it is one rank's. A rank is named unless the median of
-    the others has half of it as well, or a cause needs a larger share. Where ranks wait for each other, one
-    rank's loss is the run's only as far as the rank is late, and what none of the mechanisms claims of a
-    rank's lateness is the rank's own.
+    The cost of a cause is its time beyond a reference: the same rank's past if the run has become slower,
+    else the others' median if it affects one rank. A rank is named unless the median of the others reaches
+    half of its loss, or the larger share that some causes need. If ranks wait for each other, one rank's loss
+    costs the run only as much as the rank is late. Lateness that no cause claims is attributed to the rank
+    itself.
 
-    Mechanisms that measure their own time come first, and what they claim is taken from the phases. What all
-    ranks have lost ever since they started counts from :data:`~.attribution.EVER_SINCE` on. Time in
-    collectives does not: how long an exchange has to take is not known. If less than :data:`EXPLAINED` of a
-    slowdown has a cause, the answer begins with ``UNKNOWN``, which costs the rest. Where nothing is lost it
-    is ``NONE``.
+    Causes with a measured time come first, and their time is subtracted from the phases. Time that all ranks
+    have lost since the start counts above the shares in :data:`~.attribution.EVER_SINCE`. Time in collectives
+    since the start does not count, since the necessary length of an exchange is unknown. If less than
+    :data:`EXPLAINED` of a slowdown has a cause, the first verdict is ``UNKNOWN`` and costs the rest. If
+    nothing is lost, the only verdict is ``NONE``.
 
     Args:
         run: Its name.
-        ranks: What is known of its ranks.
-        cost: What a loader's worker costs on this machine.
+        ranks: The evidence of its ranks.
+        cost: Returns the cost of a loader's worker on this machine.
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0]
     if not seen:
@@ -89,24 +89,25 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     attribution.attribute(
         Cause.HOST_BOUND, "", "with the device idle while the host works", attribution.host_seconds
     )
-    told = sorted(attribution.told, key=lambda verdict: -verdict.cost_seconds_per_step)
-    unknown = _unknown(run, seen, attribution.step_seconds, told)
+    verdicts = sorted(attribution.verdicts, key=lambda verdict: -verdict.cost_seconds_per_step)
+    unknown = _unknown(run, seen, attribution.step_seconds, verdicts)
     if unknown is not None:
-        told.insert(0, unknown)
-    if not told:
+        verdicts.insert(0, unknown)
+    if not verdicts:
         words = f"nothing takes {LEAST_SHARE:.0%} of a {duration(attribution.step_seconds)} step without need"
         if attribution.usual:
             usual = "; ".join(attribution.usual)
             words = f"nothing stands out of a {duration(attribution.step_seconds)} step: {usual}"
-        told = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))]
-    return told
+        verdicts = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))]
+    return verdicts
 
 
 def _unserved(rank: RankEvidence) -> float:
-    """Return the wait for a processor, beyond the past's where that is of the threads that exchange.
+    """Return the wait for a processor, which for the threads of collectives counts beyond the past's only.
 
-    Of them several wait one after the other and beside the step's own work: in every run, a part of it. Who
-    has more to do than in the past has to wait more often, and that much is no lack of processors.
+    Several of these wait one after the other and beside the step's own work, in every run to some degree. A
+    rank with more work than in the past waits more often. That part of the growth is not a lack of
+    processors.
     """
     queued, past = rank.queued_seconds - rank.throttled_seconds, rank.before
     if past is None:
@@ -118,30 +119,33 @@ def _unserved(rank: RankEvidence) -> float:
 
 
 def _stored(rank: RankEvidence) -> float:
-    """Return the wait for data that is storage's.
+    """Return the part of the wait for data that storage causes.
 
-    Where most of it is, all of it is: what a loader does besides, such as copying, belongs to the same reads.
+    If storage causes most of it, all of it counts: the loader's other work, such as copying, belongs to the
+    same reads.
     """
     waited = rank.phase_seconds.get("data", 0.0)
     return waited if rank.disk_seconds > EXPLAINED * waited else rank.disk_seconds
 
 
-def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence[Verdict]) -> Verdict | None:
-    """Return what a slowdown has no cause for, if that is most of it, and the phase that has grown most."""
+def _unknown(
+    run: str, seen: Sequence[RankEvidence], step: float, verdicts: Sequence[Verdict]
+) -> Verdict | None:
+    """Return a verdict on a slowdown that is mostly unexplained, with the phase that has grown most."""
     slowed = [
         (rank.step_seconds - rank.before.step_seconds, rank, rank.before) for rank in seen if rank.before
     ]
     if not slowed:
         return None
     slower, rank, before = max(slowed, key=lambda each: each[0])
-    # What was there before explains nothing of it.
-    unexplained = slower - sum(each.cost_seconds_per_step for each in told if each.has_grown)
+    # A cause that existed before explains nothing of the slowdown.
+    unexplained = slower - sum(each.cost_seconds_per_step for each in verdicts if each.has_grown)
     if slower < LEAST_SHARE * step or unexplained <= (1 - EXPLAINED) * slower:
         return None
-    if any(each.cause is Cause.CPU_CONTENTION for each in told):
-        # What other threads of the ranks wait for a processor is measured by nobody.
+    if any(each.cause is Cause.CPU_CONTENTION for each in verdicts):
+        # The wait of the ranks' other threads for a processor is not measured and may be the rest.
         return None
-    knock_on = _knock_on(slowed, slower, told)
+    knock_on = _knock_on(slowed, slower, verdicts)
     unexplained -= knock_on
     own = {name: seconds for name, seconds in rank.phase_seconds.items() if name not in WAITING}
     phase = max(own, key=lambda name: own[name] - before.phase_seconds.get(name, 0.0), default="")
@@ -155,19 +159,19 @@ def _unknown(run: str, seen: Sequence[RankEvidence], step: float, told: Sequence
 
 
 def _knock_on(
-    slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower: float, told: Sequence[Verdict]
+    slowed: Sequence[tuple[float, RankEvidence, RankEvidence]], slower: float, verdicts: Sequence[Verdict]
 ) -> float:
-    """Return how much of a slowdown is in exchanges, where most of it is in the ranks' own work; else 0.
+    """Return the part of a slowdown that is in exchanges if most of it is in the ranks' own work; else 0.
 
-    Ranks that all work longer also meet less evenly by chance: that is no part of what they do more. Less
-    than :data:`LEAST_SHARE` of the slowdown does not count.
+    Ranks that all work longer also arrive less evenly by chance, which makes exchanges longer. Less than
+    :data:`LEAST_SHARE` of the slowdown counts as 0.
 
     Args:
-        slowed: By how much each rank's steps have grown, the rank, and its past.
-        slower: By how much the run's have.
-        told: What has a cause, of the exchange as well.
+        slowed: For each rank the growth of its step, its evidence and its past.
+        slower: The growth of the run's step.
+        verdicts: The verdicts so far, including one on the exchange.
     """
     own = statistics.median(rank.own_seconds - past.own_seconds for _, rank, past in slowed)
-    exchange = sum(each.cost_seconds_per_step for each in told if each.cause is Cause.COLLECTIVE)
+    exchange = sum(each.cost_seconds_per_step for each in verdicts if each.cause is Cause.COLLECTIVE)
     beyond = slower - own - exchange
     return beyond if own >= MOST_OF * slower and beyond >= LEAST_SHARE * slower else 0.0

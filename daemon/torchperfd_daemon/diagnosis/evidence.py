@@ -1,4 +1,4 @@
-"""What is known of a run's ranks when the cause of their slowness is asked for."""
+"""The evidence about a run's ranks, from which diagnosis finds causes."""
 
 from dataclasses import dataclass, field
 
@@ -7,18 +7,18 @@ from torchperfd_daemon.loader_workers import LoaderFacts
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """One rank over a window of training steps. Times are means per step in seconds; unknown is 0 or empty.
+    """One rank over a window of training steps. Times are means per step in seconds; 0 or empty if unknown.
 
     Attributes:
         rank: Its number.
-        node: The node that it runs on.
-        step_seconds: Its step.
+        node: The name of its node.
+        step_seconds: The step.
         phase_seconds: Exclusive host time by phase, which sums to the step.
         collected_seconds: Garbage collections.
-        queued_seconds: Ready to run and without a processor (run-queue delay).
-        exchange_queued_seconds: The same of its threads that carry out collectives, summed.
-        throttled_seconds: Held back by the quota of its control group.
-        disk_seconds: Keeping storage busy or waiting for it, as far as it waits for data.
+        queued_seconds: Runnable without a processor (run-queue delay).
+        exchange_queued_seconds: The same for its threads that carry out collectives, summed.
+        throttled_seconds: Throttled by the quota of its control group.
+        disk_seconds: Keeping storage busy or waiting for it, at most the wait for data.
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
         compiled_seconds: Compilations of graphs by torch.compile after the first steps.
         checkpoint_seconds: Checkpoints within and between steps, spread over steps.
@@ -26,16 +26,16 @@ class RankEvidence:
         device_throttled: The share of the step in which power or heat slowed the device's clock.
         device_slowdown: The part of its clock that the device lost while throttled, 0 to 1.
         device_shared: The share of the device's busy time that other processes used.
-        grows_by: Bytes a second that its memory grows by, where that is certain.
-        grows_for_seconds: For how long it was seen to do so.
-        full_in_seconds: When there is no memory left at this pace; None when it does not grow.
-        before: The same rank before the run became slower; None when it did not.
-        late_seconds: Own work above the peers' median, where that is beyond chance
+        grows_by: Growth of its memory in bytes per second; 0 unless that is certain.
+        grows_for_seconds: For how long the growth was observed.
+        full_in_seconds: Time until memory is full at this rate; None without growth.
+        before: The same rank before the run became slower; None if it did not.
+        late_seconds: Own work above the peers' median, if that is beyond chance
             (:func:`~torchperfd_daemon.diagnosis.detect.find_stragglers`).
-        late_phase: The phase in which most of that lies.
-        late_ever_since: It was as late before the run became slower.
-        window_seconds: How long the window was.
-        loader: How it uses its loader; None where that is not known.
+        late_phase: The phase that contains most of that.
+        late_ever_since: Whether it was as late before the run became slower.
+        window_seconds: The length of the window.
+        loader: How it uses its loader; None if unknown.
     """
 
     rank: int

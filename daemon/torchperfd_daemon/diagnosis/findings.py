@@ -1,4 +1,4 @@
-"""What diagnosis has found of a run: triggers fire on it, so that they and the verdict never disagree."""
+"""The findings of diagnosis on a run. Triggers fire on them, so that they and the verdict never disagree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,8 +12,8 @@ class RunFindings:
 
     Attributes:
         step_seconds: Its present mean step; 0 before it is known.
-        normal_seconds: The step before the run became slower; None while it is no slower than usual.
-        culprit: The rank that the first verdict names; None where it names none.
+        normal_seconds: The step before the run became slower; None while it is not slower than usual.
+        culprit: The rank that the first verdict names; None if it names none.
         late_seconds: For each straggler, its own work per step above the peers' median.
         peer_seconds: The peers' median own work per step.
         stall: The longest stall of any rank now.

@@ -1,4 +1,4 @@
-"""What to do about a cause, in words, where what that saves can be predicted."""
+"""Remedies for a cause, in words, if their savings can be predicted."""
 
 import math
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from torchperfd_daemon.loader_workers import (
 )
 
 ReadWorkerCost = Callable[[], WorkerCost]
-"""Returns what a loader's worker costs on the machine. Called only where advice depends on it."""
+"""Returns the cost of a loader's worker on this machine. Called only if advice depends on it."""
 
 
 def unmeasured() -> WorkerCost:
-    """Return the cost on a machine that nobody has measured."""
+    """Return the default cost, for a machine without a measurement."""
     return UNMEASURED_COST
 
 
@@ -30,14 +30,14 @@ def loader_remedy(
     most_seconds: float = math.inf,
     on_device: bool = False,
 ) -> str:
-    """Return what to do about a wait for the loader, to follow the evidence; empty where that is not known.
+    """Return a remedy for a wait for the loader, to append to the evidence; empty if none is known.
 
     Args:
         facts: How the rank uses its loader.
         step_seconds: Its mean step.
-        data_seconds: What of that it waits for the loader.
-        cost: What a worker costs here.
-        most_seconds: What the evidence says that the wait costs: no more than that is promised.
+        data_seconds: The part of the step in which it waits for the loader.
+        cost: Returns the cost of a worker on this machine.
+        most_seconds: The cost of the wait in the evidence; the promised saving is at most this.
         on_device: Whether the model is on an accelerator.
     """
     if facts is None:

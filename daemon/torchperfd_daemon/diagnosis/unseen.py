@@ -1,4 +1,4 @@
-"""Part of a job: what can be said where this daemon does not see all of its ranks."""
+"""Limits a verdict if this daemon does not see all ranks of the job."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,19 +9,19 @@ from torchperfd_daemon.diagnosis.evidence import RankEvidence
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
 _LEAST_SHARE: Final = 0.05
-"""A wait in collectives below this part of the step is no sign of a slow rank elsewhere."""
+"""A wait in collectives below this share of the step is not a sign of a slow rank elsewhere."""
 
 
 def limit_to_seen(verdict: Verdict, ranks: Sequence[RankEvidence], unseen: int) -> Verdict:
     """Return a verdict that claims nothing about ranks that were not seen.
 
-    That nothing is wrong with the ranks here does not make the run healthy: where all of them wait in
-    collectives, the rank they wait for may be one of the others, and the cause is unknown.
+    A run is not healthy just because the ranks here are: if all of them wait in collectives, they may wait
+    for a rank elsewhere, and the cause is unknown.
 
     Args:
-        verdict: On the ranks that were seen.
-        ranks: What is known of these.
-        unseen: How many ranks the job has beside them.
+        verdict: The verdict on the ranks that were seen.
+        ranks: Their evidence.
+        unseen: The number of the job's other ranks.
     """
     if verdict.cause is not Cause.NONE or unseen <= 0 or not ranks:
         return verdict

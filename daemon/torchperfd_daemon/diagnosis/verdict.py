@@ -11,7 +11,7 @@ from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy, 
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 INPUT_BOUND_SHARE: Final = 0.2
-"""From this share of the step on, waiting for data is worth a person's time."""
+"""Waiting for data is reported from this share of the step on."""
 
 
 class Cause(Enum):
@@ -37,7 +37,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankProfile:
-    """What one rank does in an average training step; seconds. The loader is None where it is not known."""
+    """The mean training step of one rank, in seconds. ``loader`` is None if unknown."""
 
     rank: int
     node: str
@@ -53,24 +53,24 @@ class RankProfile:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One answer.
+    """The diagnosis of a run.
 
     Attributes:
         cause: Why the run is slow.
-        run: Its name.
-        node: That of the rank.
-        rank: The one whose fault it is; None when all ranks are alike.
-        phase: That it happens in; empty when it is not of one phase.
-        evidence: In words.
-        cost_seconds_per_step: What the run would save; 0 of a hang, during which there are no steps.
-        next_command: What to type next.
-        onset_step: The first step that was slower; None when the run was never faster.
-        onset_unix_seconds: When that step ended, 0 when there is none.
-        has_grown: What it costs has come with the run's slowdown, and was not there before.
-        stalled_seconds: Of a hang, for how long no step has ended.
-        window_seconds: The evidence is of the newest so many seconds; 0 where it is not of a window.
-        step_seconds: The step that the cost is a part of; 0 where there is none.
-        others: Further causes of the same run, the costliest first. Their costs add up with this one's.
+        run: The name of the run.
+        node: The node of the rank.
+        rank: The rank that causes it; None if all ranks are alike.
+        phase: The phase that is affected; empty if it is not a single one.
+        evidence: The measurements, in words.
+        cost_seconds_per_step: What the run would save per step; 0 for a hang, during which no step ends.
+        next_command: The command to type next.
+        onset_step: The first slower step; None if the run was never faster.
+        onset_unix_seconds: When that step ended; 0 without an onset.
+        has_grown: Whether the cost came with the run's slowdown and did not exist before.
+        stalled_seconds: For a hang, the time since the last step ended.
+        window_seconds: The length of the newest window that the evidence covers; 0 without a window.
+        step_seconds: The step that contains the cost; 0 without one.
+        others: Further causes of the same run, the costliest first. The costs of all add up.
     """
 
     cause: Cause
@@ -91,7 +91,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The one line that people read."""
+        """The verdict in one line."""
         where = "" if self.rank is None else f" · rank {self.rank} on {self.node}"
         window = f" (last {self.window_seconds:.0f} s)" if self.window_seconds >= 1 else ""
         return f"{self.cause.value}{where} · {self.evidence}{window}"
@@ -100,13 +100,13 @@ class Verdict:
 def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unmeasured) -> Verdict:
     """Return the verdict on a run from its ranks' average training steps.
 
-    A run is input-bound when its worst rank waits for data for :data:`INPUT_BOUND_SHARE` of the
-    step; that rank is named unless every rank waits about as much.
+    A run is input-bound if its worst rank waits for data for :data:`INPUT_BOUND_SHARE` of the
+    step. The rank is named unless every rank waits for at least half of that share.
 
     Args:
         run: Its name.
         ranks: Their average steps.
-        cost: What a loader's worker costs on this machine.
+        cost: Returns the cost of a loader's worker on this machine.
     """
     seen = [rank for rank in ranks if rank.steps and rank.step_seconds > 0]
     if not seen:
@@ -130,7 +130,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
         )
     slowest = max(seen, key=lambda rank: rank.step_seconds)
     if not slowest.phase_seconds:
-        words = f"a step takes {duration(slowest.step_seconds)}, and what it is spent on was not recorded"
+        words = f"a step takes {duration(slowest.step_seconds)}, and its phases were not recorded"
         return Verdict(Cause.UNKNOWN, run, slowest.node, None, "", words, 0.0, capture)
     phase = max(slowest.phase_seconds, key=lambda name: slowest.phase_seconds[name])
     return Verdict(
@@ -147,5 +147,5 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
 
 
 def capture_command(run: str) -> str:
-    """Return the command that shows more of a run than a verdict does: what its next steps spend time on."""
+    """Return the command that captures the next steps of a run, which shows more than a verdict."""
     return f"torchperfd capture --run {shlex.quote(run)} --steps 5"

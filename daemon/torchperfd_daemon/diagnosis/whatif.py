@@ -1,14 +1,14 @@
-"""What a run's steps would take without one of their causes: recorded steps, replayed.
+"""Predicts a run's step time without one of its causes, by replaying recorded steps.
 
-In synchronous training a step ends on all ranks when the last of them has come to the collectives and these
-are through. So a step is replayed as
+In synchronous training a step ends on all ranks when the last of them has arrived at the collectives and
+these are complete. So a step is replayed as
 
     longest own work of any rank + exchange
 
 where a rank's own work is its step less ``collective_wait``, and the exchange is the least
-``collective_wait`` of any rank: even who comes last waits so long. With a cause taken out of the own work,
-the same formula tells the new step. What is predicted is the difference of the two, so that what the formula
-leaves out of both cancels.
+``collective_wait`` of any rank: even the last rank to arrive spends this time. With a cause removed from the
+own work, the same formula gives the new step. The prediction is the difference of the two, so that effects
+missing from the formula cancel.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,9 +24,9 @@ from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
 Float64 = npt.NDArray[np.float64]
 
 REMOVABLE: Final = ("data", "h2d", "checkpoint")
-"""Phases that a training could do without, or do at the same time as others."""
+"""Phases that could be removed, or overlapped with others."""
 LEAST_GAIN: Final = 0.005
-"""A gain of a smaller share of the step is none."""
+"""A gain below this share of the step is left out."""
 
 _CLOSED: Final = frozenset(
     {"data", "h2d", "forward", "loss", "backward", "optimizer", "zero_grad"}
@@ -35,7 +35,7 @@ _CLOSED: Final = frozenset(
 
 
 class Removed(Enum):
-    """What is taken out of the steps."""
+    """The kind of time that is removed from the steps."""
 
     RANK_EXCESS = "rank excess"
     SLOW_RANKS = "slow ranks"
@@ -50,8 +50,8 @@ class Pauses:
     """Pauses of one kind in a rank's training, such as collections of one generation.
 
     Attributes:
-        per_step: How many there are in a step; often far below 1.
-        seconds: The mean length of one.
+        per_step: The mean number of pauses per step; often far below 1.
+        seconds: The mean length of a pause.
     """
 
     per_step: float
@@ -63,12 +63,13 @@ class WhatIf:
     """One prediction. Times are means per step in seconds.
 
     Attributes:
-        removed: What is taken out.
-        rank: Whose excess; None where it is taken out of all ranks.
-        phase: Which phase; for a rank, the one that exceeds its peers' most. Empty where there is none.
-        step_seconds: The step as predicted.
-        gain_seconds: By how much that is less than the step as measured; never negative.
-        is_part: It is the same time, or part of it, as what the answer before it takes out that is no part.
+        removed: The kind of time that is removed.
+        rank: The rank whose excess is removed; None if the time is removed from all ranks.
+        phase: The phase; for a rank, the one that exceeds its peers' most. Empty without one.
+        step_seconds: The predicted step.
+        gain_seconds: The measured step less the predicted one; never negative.
+        is_part: Whether this is part of the time that the last answer before it with ``is_part=False``
+            removes.
     """
 
     removed: Removed
@@ -80,23 +81,23 @@ class WhatIf:
 
     @property
     def speedup(self) -> float:
-        """The step as measured over the step as predicted."""
+        """The measured step divided by the predicted one."""
         return (self.step_seconds + self.gain_seconds) / self.step_seconds if self.step_seconds else 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A run's steps, and what they would take without this or that.
+    """A run's replayed steps, and predictions without each cause.
 
     Attributes:
-        ranks: Of how many ranks steps were replayed.
-        steps: How many of each.
-        synchronous: Whether ranks wait for one another. Where not, each rank is replayed alone, and the
-            slowest one's mean is the run's.
-        step_seconds: The mean step as measured, of the slowest rank.
-        replayed_seconds: The mean step as the formula has it, with nothing removed.
-        answers: The greatest gain first; only those of at least :data:`LEAST_GAIN`. What is part of another
-            answer follows that one.
+        ranks: The number of replayed ranks.
+        steps: The number of steps of each.
+        synchronous: Whether ranks wait for one another. If not, each rank is replayed alone, and the mean of
+            the slowest rank is the run's.
+        step_seconds: The measured mean step of the slowest rank.
+        replayed_seconds: The mean step by the formula, with nothing removed.
+        answers: The greatest gain first; only those of at least :data:`LEAST_GAIN`. An answer that is part of
+            another one follows it.
     """
 
     ranks: int
@@ -112,65 +113,67 @@ def replay(
     pauses: Mapping[int, Sequence[Pauses]] | None = None,
     past: Sequence[RankWork] = (),
 ) -> Replay:
-    """Return what the recorded steps of a run would take without each cause.
+    """Predict the step time of a run without each cause.
 
-    - A rank's excess: its own work gets the distribution of its peers' (:func:`as_peers`). Where that rank's
-      work is most of what has grown, the rest of the growth goes, too: one that computes more takes
-      processors, memory and the network from the others. And what has become shorter meanwhile comes back:
-      one that sleeps leaves its processor to the others. No step gets shorter than the past's without the
-      same excess.
-    - Slow ranks: the excess of all that have one; only told where it is more than what any is worth alone.
-    - A phase: it takes no time on any rank. Of ``data``, ``h2d``, ``checkpoint`` and the user's own phases.
-    - Garbage collection: the pauses are taken out of own work (:func:`without_pauses`).
-    - Exchange: collectives take no time once the last rank is there.
+    - A rank's excess: its own work gets the distribution of its peers' (:func:`as_peers`). If the rank's work
+      is most of the growth since the past, the rest of the growth is removed too: a rank that computes more
+      takes processors, memory and network from the others. Work that became shorter meanwhile gets its past
+      length: a rank that sleeps leaves its processor to the others. No step becomes shorter than the past's
+      steps without the same excess.
+    - Slow ranks: the excess of all ranks; reported only if it is worth more than that of any single rank.
+    - A phase: it takes no time on any rank. For ``data``, ``h2d``, ``checkpoint`` and the user's own phases.
+    - Garbage collection: the pauses are removed from own work (:func:`without_pauses`).
+    - Exchange: collectives take no time after the last rank has arrived.
     - Growth: own work of all ranks and the exchange get their distribution of the past (:func:`as_before`).
-      So a lack of processors is taken out, which slows both, and a slow network.
+      This removes a lack of processors, which slows both, and a slow network.
 
     Args:
-        ranks: The ranks' phases over the same steps: column for column the same step.
-        pauses: Of each rank, its garbage collections by generation.
-        past: The same ranks' phases over steps from before the run became slower; none where it did not.
+        ranks: The ranks' phases over the same steps; equal columns are the same step.
+        pauses: For each rank, its garbage collections by generation.
+        past: The same ranks' phases over steps from before the run became slower; empty if it did not.
 
     Raises:
-        ValueError: There is no rank, or ranks differ in how many steps they have.
+        ValueError: There is no rank, or ranks have different numbers of steps.
     """
     lengths = {len(column) for rank in ranks for column in rank.phase_seconds.values()}
     if len(lengths) != 1:
-        raise ValueError("ranks have to have the same steps, and at least one phase")
+        raise ValueError("ranks must have the same steps, and at least one phase")
     run = _Steps(ranks)
     growth = _Growth(run, _Steps(past)) if past else None
-    told: list[tuple[Removed, int | None, str, float]] = []
+    candidates: list[tuple[Removed, int | None, str, float]] = []
     if run.synchronous:
         mapped = {rank.rank: as_peers(run.own[rank.rank], run.peers(rank.rank)) for rank in ranks}
 
         def without(less: Mapping[int, Float64]) -> float:
             return growth.without(less) if growth and growth.is_of(less) else run.mean(less)
 
-        told += [
+        candidates += [
             (Removed.RANK_EXCESS, rank.rank, run.excess_phase(rank), without({rank.rank: mapped[rank.rank]}))
             for rank in ranks
         ]
-        told.append((Removed.SLOW_RANKS, None, "", without(run.shortened(mapped))))
-        told.append((Removed.EXCHANGE, None, "collective_wait", run.mean({}, np.zeros_like(run.exchange))))
+        candidates.append((Removed.SLOW_RANKS, None, "", without(run.shortened(mapped))))
+        candidates.append(
+            (Removed.EXCHANGE, None, "collective_wait", run.mean({}, np.zeros_like(run.exchange)))
+        )
     for phase in run.removable():
         less = {
             rank.rank: run.own[rank.rank] - rank.phase_seconds[phase]
             for rank in ranks
             if phase in rank.phase_seconds
         }
-        told.append((Removed.PHASE, None, phase, run.mean(less)))
+        candidates.append((Removed.PHASE, None, phase, run.mean(less)))
     if pauses:
         less = {
             rank.rank: without_pauses(run.own[rank.rank], pauses[rank.rank])
             for rank in ranks
             if rank.rank in pauses
         }
-        told.append((Removed.GARBAGE_COLLECTION, None, "", run.mean(less)))
+        candidates.append((Removed.GARBAGE_COLLECTION, None, "", run.mean(less)))
     if growth:
-        told.append((Removed.GROWTH, None, "", growth.without({})))
+        candidates.append((Removed.GROWTH, None, "", growth.without({})))
     measured, before = run.measured(), run.mean({})
     answers = []
-    for removed, number, phase, after in told:
+    for removed, number, phase, after in candidates:
         gain = min(before - after, measured)
         if gain >= LEAST_GAIN * measured > 0:
             answers.append(WhatIf(removed, number, phase, measured - gain, gain))
@@ -185,7 +188,7 @@ def replay(
 
 
 def _nested(answers: Sequence[WhatIf]) -> tuple[WhatIf, ...]:
-    """Return the answers with each that is part of a greater one right after that; they come descending."""
+    """Place each answer that is part of a greater one right after it; ``answers`` are sorted descending."""
     wholes: list[list[WhatIf]] = []
     for answer in answers:
         whole = next((each for each in wholes if _overlap(each[0], answer)), None)
@@ -197,7 +200,7 @@ def _nested(answers: Sequence[WhatIf]) -> tuple[WhatIf, ...]:
 
 
 def _overlap(one: WhatIf, other: WhatIf) -> bool:
-    """Return whether two answers take out the same time, as a phase and one rank's excess in it do."""
+    """Return whether two answers remove the same time, as a phase and one rank's excess in it do."""
     kinds = {one.removed, other.removed}
     if kinds == {Removed.RANK_EXCESS, Removed.PHASE}:
         return one.phase == other.phase
@@ -205,15 +208,15 @@ def _overlap(one: WhatIf, other: WhatIf) -> bool:
 
 
 def as_peers(own: Float64, peers: Sequence[Float64]) -> Float64:
-    """Return a rank's own work as it were if it worked as its peers do.
+    """Return a rank's own work with the distribution of its peers'.
 
-    Its j-th longest step takes as long as the peers' j-th longest steps do in the median, unless it takes
-    less already. So a rank that is late now and then loses these steps, one that is always late becomes
-    faster as a whole, and noise stays.
+    The rank's j-th longest step takes the median of the peers' j-th longest steps, unless it is shorter
+    already. A rank that is late in some steps then loses these excesses, one that is always late becomes
+    faster in all steps, and noise remains.
 
     Args:
         own: Seconds of own work by step; shape (steps,).
-        peers: Those of each other rank, of the same shape. If there is none, nothing changes.
+        peers: The same for each other rank. Without peers nothing changes.
     """
     if not peers:
         return own
@@ -221,17 +224,17 @@ def as_peers(own: Float64, peers: Sequence[Float64]) -> Float64:
 
 
 def as_before(now: Float64, past: Float64) -> Float64:
-    """Return times as they were in the past: each by its rank among the others, unless it is less already.
+    """Return times with the distribution of the past: each gets the same quantile, unless it is shorter.
 
     Args:
         now: Seconds by step; shape (steps,).
-        past: Seconds by step; shape (earlier steps,), which may be another.
+        past: Seconds by step; shape (earlier steps,), of any length.
     """
     return _at_most(now, np.quantile(past, (np.arange(len(now)) + 0.5) / len(now), method="hazen"))
 
 
 def _at_most(times: Float64, usual: Float64) -> Float64:
-    """Return times of which the j-th shortest takes no longer than the j-th of ``usual``, which is sorted."""
+    """Limit the j-th shortest time to the j-th value of ``usual``, which is sorted ascending."""
     order = np.argsort(times, kind="stable")
     mapped = np.empty_like(times)
     mapped[order] = np.minimum(times[order], usual)
@@ -239,14 +242,14 @@ def _at_most(times: Float64, usual: Float64) -> Float64:
 
 
 def without_pauses(own: Float64, pauses: Sequence[Pauses]) -> Float64:
-    """Return a rank's own work without pauses of which only number and length are known.
+    """Return a rank's own work without pauses, of which only the number and mean length are known.
 
-    Where there is at least one in each step, each step loses its share. Rarer ones are taken out of the
-    longest steps, which lose no more than what they exceed the median by.
+    If there is at least one per step, each step loses its share. Rarer pauses are removed from the longest
+    steps, which lose at most their excess over the median.
 
     Args:
         own: Seconds of own work by step; shape (steps,).
-        pauses: The pauses, by kind.
+        pauses: The pauses, one entry per kind.
     """
     left: Float64 = own.copy()
     for each in pauses:
@@ -291,11 +294,11 @@ class _Steps:
         return max(float(total.mean()) for total in self._totals.values())
 
     def mean(self, changed: Mapping[int, Float64], exchange: Float64 | None = None) -> float:
-        """Return the mean step if some ranks' own work were another, and perhaps the exchange."""
+        """Return the mean step after replacing some ranks' own work, and optionally the exchange."""
         return float(self.steps(changed, exchange).mean())
 
     def steps(self, changed: Mapping[int, Float64], exchange: Float64 | None = None) -> Float64:
-        """Return the steps if it were so; where ranks do not wait for each other, those of the slowest."""
+        """Return the steps after these replacements; for unsynchronised ranks, those of the slowest."""
         own = [changed.get(number, work) for number, work in self.own.items()]
         if not self.synchronous:
             return max(own, key=lambda work: float(work.mean()))
@@ -303,7 +306,7 @@ class _Steps:
         return longest
 
     def shortened(self, changed: Mapping[int, Float64]) -> dict[int, Float64]:
-        """Return which of these changes take from own work what counts of a step."""
+        """Return those changes that shorten own work by at least :data:`LEAST_GAIN` of the step."""
         least = LEAST_GAIN * self.measured()
         return {
             number: work
@@ -312,7 +315,7 @@ class _Steps:
         }
 
     def removable(self) -> list[str]:
-        """Return the phases that could be done without, those that the user has named among them."""
+        """Return the phases that could be removed, including those that the user has named."""
         there = {name for rank in self._ranks for name in rank.phase_seconds}
         return sorted(name for name in there if name in REMOVABLE or name not in _CLOSED)
 
@@ -328,7 +331,7 @@ class _Steps:
 
 
 class _Growth:
-    """What own work and exchange have grown by since the past."""
+    """The growth of own work and exchange since the past."""
 
     def __init__(self, run: _Steps, past: _Steps) -> None:
         self._run = run
@@ -340,14 +343,14 @@ class _Growth:
         self._half = (self._now - self.without({})) / 2
 
     def is_of(self, numbers: Iterable[int]) -> bool:
-        """Return whether most of the growth is that of some ranks' own work."""
+        """Return whether most of the growth is in the own work of the given ranks."""
         return self._now - self._run.mean({number: self._own[number] for number in numbers}) > self._half
 
     def without(self, changed: Mapping[int, Float64]) -> float:
-        """Return the mean step without all of it, and with some ranks' own work no longer than given.
+        """Return the mean step without the growth, and with some ranks' own work at most as given.
 
-        It is at least that of the past, had these ranks worked as their peers did then; but for steps that
-        were longer than any is now, which do not come back.
+        The result is at least the past's mean step with the same ranks working as their peers did. Steps of
+        the past that were longer than every present step are limited to the present lengths.
         """
         shorter = {number: np.minimum(self._own[number], work) for number, work in changed.items()}
         past = {number: as_peers(self._past.own[number], self._past.peers(number)) for number in changed}

@@ -1,4 +1,4 @@
-"""Whose fault a stall is, read off the stacks of all ranks of a run on this node."""
+"""Finds the rank that causes a stall, from the stacks of all ranks of a run on this node."""
 
 import re
 import shlex
@@ -15,31 +15,31 @@ from torchperfd_daemon.stacks.report import sentence
 
 _SAVING: Final = ("torch/serialization.py", "safetensors/torch.py")
 _SAVERS: Final = "torch/distributed/checkpoint/"
-# What is named so is not training, even where nothing of it could be measured.
+# Functions with these names do not train, even if no phase was measured in them.
 _ASIDE: Final = re.compile(r"_*(save|eval|valid|test|export|checkpoint)", re.IGNORECASE)
 _NO_STEP: Final = re.compile(r"^no step for \d+ s")
 _STEP_AHEAD: Final = "is ahead of the others"
 
 
 def find_culprit(run: str, ranks: Sequence[RankStacks], stall: Stall, run_ranks: int) -> Verdict | None:
-    """Return the verdict on a stall; None while the stacks do not show one.
+    """Return the verdict on a stall; None while the stacks do not show a hang.
 
-    A hang shows in ranks that wait for what does not come: in a collective, in a backward, for data; or in a
-    rank that is stopped or gone. Named is who is not waiting where most of the others do; of two that wait in
-    different places, who is a step ahead, since it has left a collective out. Where nobody waits, or where
-    who has the others wait saves or validates, the script may have its reasons: for ten minutes that is
-    no hang.
-    If all ranks of this node wait for each other and there are more elsewhere, the culprit's node tells.
+    A run hangs if ranks wait in a collective, in backward or for data, or if a rank is stopped or gone. The
+    culprit is the rank that does not wait where most of the others do. If two ranks wait in different places,
+    it is the one that is a step ahead, since it has skipped a collective. During the first ten minutes there
+    is no verdict if no rank waits, or if the rank that the others wait for saves or validates: the script may
+    do this on purpose. If all ranks of this node wait for each other and the run has ranks elsewhere, the
+    verdict is left to the daemon of the culprit's node.
 
     Args:
         run: Its name.
-        ranks: What is known of the ranks on this node.
-        stall: What the stacks were asked for.
-        run_ranks: How many ranks the run has on all nodes.
+        ranks: The stacks of the ranks on this node.
+        stall: The stall during which the stacks were read.
+        run_ranks: The number of ranks of the run on all nodes.
     """
     merged = merge(ranks)
     patient = stall.waited_seconds < LEAST_ELSEWHERE_SECONDS
-    gone = [rank for rank in merged.untold if rank.outcome in (Outcome.STOPPED, Outcome.GONE)]
+    gone = [rank for rank in merged.without_stacks if rank.outcome in (Outcome.STOPPED, Outcome.GONE)]
     waits = [group for group in merged.groups if _waits(group.activity.kind, run_ranks)]
     if not ranks or merged.goes_on or (patient and not gone and not waits):
         return None
@@ -60,7 +60,7 @@ def find_culprit(run: str, ranks: Sequence[RankStacks], stall: Stall, run_ranks:
 
 
 def lasting(hang: Verdict, seconds: float) -> Verdict:
-    """Return the verdict on a hang that has lasted for so many seconds by now."""
+    """Return the verdict on a hang, updated to its present length in seconds."""
     words = _NO_STEP.sub(f"no step for {seconds:.0f} s", hang.evidence)
     return replace(hang, evidence=words, stalled_seconds=seconds)
 
@@ -70,7 +70,7 @@ def _waits(kind: Kind, run_ranks: int) -> bool:
 
 
 def _culprits(ranks: Sequence[RankStacks], merged: Merged, gone: Sequence[RankStacks]) -> list[RankStacks]:
-    """Return who is to blame, the likeliest first; nobody if all ranks are alike."""
+    """Return the culprits, the likeliest first; empty if all ranks are alike."""
     if len(ranks) == 1:
         return list(ranks)
     if gone:
@@ -78,7 +78,7 @@ def _culprits(ranks: Sequence[RankStacks], merged: Merged, gone: Sequence[RankSt
         return sorted(gone, key=lambda rank: (rank.reason == "it has finished", rank.rank))
     odd = [rank for rank in ranks if rank.rank in merged.odd]
     if odd:
-        # Who waits itself is more likely a victim than who works.
+        # A rank that waits itself is less likely to be the cause than one that works.
         return sorted(odd, key=lambda rank: (_is_waiting(rank), rank.rank))
     steps = {rank.step for rank in ranks if rank.step is not None}
     ahead = [rank for rank in ranks if rank.step is not None and rank.step == max(steps)]
@@ -95,7 +95,7 @@ def _is_waiting(rank: RankStacks) -> bool:
 
 
 def _is_aside(rank: RankStacks) -> bool:
-    """Return whether a rank saves or validates, as far as the names of its functions say."""
+    """Return whether a rank saves or validates, by the names of its files and functions."""
     training = rank.training
     return training is not None and any(
         frame.file.endswith(_SAVING) or _SAVERS in frame.file or _ASIDE.match(frame.function)

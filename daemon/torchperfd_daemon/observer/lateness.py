@@ -1,4 +1,4 @@
-"""Which ranks of a run the others wait for, compared over the windows of all ranks."""
+"""Finds the stragglers of a run by comparing the windows of all its ranks."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ _TIMED: Final = (
     attrgetter("collected_seconds"),
     attrgetter("compiled_seconds"),
 )
-"""What takes time within a rank's own work and measures it."""
+"""Losses within a rank's own work that are measured directly."""
 
 Seen = Sequence[tuple[RankWatch, RankEvidence]]
 
@@ -37,9 +37,9 @@ class Lateness:
 
     Attributes:
         seconds: Per rank, its own work per step above the peers' median.
-        phases: Per rank, the phase in which most of that lies.
+        phases: Per rank, the phase that contains most of that.
         peer_seconds: The peers' median own work per step.
-        ever_since: The ranks were as late before the run became slower.
+        ever_since: Whether the ranks were as late before the run became slower.
     """
 
     seconds: dict[int, float] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class Lateness:
 
 
 def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness:
-    """Return the ranks that are late beyond chance; none where ranks do not wait for each other.
+    """Return the ranks that are late beyond chance; none if ranks do not wait for each other.
 
     Args:
         ranks: Every rank's window.
-        known: The ranks that were late at the sample before.
-        period: Steps from one long step to the next; 1 without a period.
+        known: The ranks that were late at the previous sample.
+        period: The number of steps from one long step to the next; 1 without a period.
     """
     evidence = [each for _, each in ranks]
     if len(ranks) < 2 or not any(each.phase_seconds.get("collective_wait") for each in evidence):
@@ -64,16 +64,16 @@ def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness
     late = _late(ranks, usual, suspects, period) if usual else Lateness()
     if late.seconds:
         return late
-    # A rank that was always slow is late as well, but not the reason for a slowdown.
+    # A rank that was always slow is late as well, but does not cause the slowdown.
     late = _late(ranks, {}, suspects, period)
     return Lateness(late.seconds, late.phases, late.peer_seconds, ever_since=bool(usual))
 
 
 def _suspects(ranks: Collection[RankEvidence]) -> set[int]:
-    """Return the ranks of which something that times itself takes more than of most.
+    """Return the ranks that lose more to one of :data:`_TIMED` than most ranks do.
 
-    These strike in some steps and spare others, or partly while a rank waits for the others anyway: what is
-    left of the lateness varies, and alone would long look like chance.
+    Such losses occur in some steps only, or partly while the rank waits anyway. The lateness that remains
+    varies, so that it would long be indistinguishable from chance without this hint.
     """
     found = set()
     for lost in _TIMED:
@@ -85,7 +85,7 @@ def _suspects(ranks: Collection[RankEvidence]) -> set[int]:
 def _late(
     ranks: Seen, usual: Mapping[int, Mapping[str, float]], suspects: Collection[int], period: int
 ) -> Lateness:
-    """Return the ranks that are late beyond chance, compared with what they usually differ by."""
+    """Return the ranks that are late beyond chance, after subtracting their usual lateness."""
     own = np.array([each.own_seconds - sum(usual.get(each.rank, {}).values()) for _, each in ranks])
     order = np.argsort(-own)
     middle = float(np.median(own[order[1:]]))
@@ -103,18 +103,18 @@ def _late(
 def _stragglers(works: list[RankWork], among: int, suspects: Collection[int], period: int) -> list[Straggler]:
     """Return the ranks that are late beyond chance in the whole window, or else in its newest half.
 
-    Where only every so manyth step is slow, no onset soon shortens the window. Until most of it is slow, its
-    steps then differ from each other by more than the rank does from its peers.
+    If only every n-th step is slow, the onset is detected late, and the window contains steps from before it.
+    Until most of its steps are slow, they differ from each other by more than the rank does from its peers.
     """
     found = find_stragglers(works, among, suspects, period)
     if found:
         return found
-    # The chance of blaming a rank without reason is shared by both questions.
+    # Two tests share the permitted chance of a false positive.
     return find_stragglers([_newest_half(each) for each in works], 2 * among, suspects, period)
 
 
 def _newest_half(work: RankWork) -> RankWork:
-    """Return the steps of the newest half of a window's time: slow ones are fewer than those before them."""
+    """Return the steps in the newest half of a window's time; if these are slow, they are the fewer ones."""
     steps = LEAST_STEPS
     if work.phase_seconds:
         spent = np.cumsum(np.sum([*work.phase_seconds.values()], axis=0)[::-1])
@@ -125,7 +125,7 @@ def _newest_half(work: RankWork) -> RankWork:
 def _usual_lateness(ranks: Sequence[RankEvidence]) -> dict[int, dict[str, float]]:
     """Return by how much each phase of each rank was longer than the ranks' median before a slowdown.
 
-    What ranks have always differed by is not what has made the run slower. Empty while there is no past.
+    Differences that existed before did not make the run slower. Empty while there is no past.
     """
     before = {each.rank: each.before.phase_seconds for each in ranks if each.before}
     if len(before) < len(ranks):

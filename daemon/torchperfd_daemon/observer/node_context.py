@@ -1,4 +1,4 @@
-"""What the node's collectors say of the ranks' surroundings at one moment."""
+"""The state of the node around its ranks at one moment, from the collectors' samples."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,7 +7,7 @@ from typing import Final
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 
-# The driver keeps to a power cap all the time; only what protects the hardware is out of the ordinary.
+# A software power cap is normal operation; only the reasons that protect the hardware count.
 _HELD_DOWN: Final = frozenset({"hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 _OF_RANKS: Final = {
     "process_run_delay_seconds": "queued",
@@ -31,10 +31,10 @@ class GpuState:
     """One GPU.
 
     Attributes:
-        throttled_seconds: For how long heat or power have held its clock down so far.
+        throttled_seconds: Total time for which heat or power have lowered its clock.
         clock_hertz: Its present clock; 0 when unknown.
         utilization: The share of time with a kernel running; None when unknown.
-        processes: Those that hold memory on it, by the ids that the driver sees.
+        processes: The ids, as the driver sees them, of the processes that hold memory on it.
     """
 
     throttled_seconds: float = 0.0
@@ -45,14 +45,14 @@ class GpuState:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What is known of storage at one moment: totals since any time.
+    """Cumulative counters of storage at one moment. Only differences have a meaning.
 
     Attributes:
-        pressed_seconds: For how long some task of the node waited for storage (PSI).
-        busy_seconds: For how long the node's disks were at it.
-        moved_bytes: That the node's disks have read and written.
+        pressed_seconds: Time for which some task of the node waited for storage (PSI).
+        busy_seconds: Time for which the node's disks were busy.
+        moved_bytes: Bytes that the node's disks have read and written.
         read: Bytes that storage has read for each rank.
-        seconds: For how long each rank kept storage busy, or had to wait for it: see :meth:`after`.
+        seconds: Time for which each rank kept storage busy or waited for it; see :meth:`after`.
     """
 
     pressed_seconds: float = 0.0
@@ -62,18 +62,18 @@ class Storage:
     seconds: dict[RankKey, float] = field(default_factory=dict)
 
     def after(self, last: "Storage") -> "Storage":
-        """Return it with each rank's time up to now.
+        """Return the counters with each rank's ``seconds`` continued from the previous sample.
 
-        Pressure is a mean over processors, weighted by how much each has to do: of one rank that waits for a
-        disk a node of many processors shows little. So a rank is also given its part of the time in which
-        disks were busy, by the bytes that they read for it, and of the two what is more.
+        Pressure is a mean over processors, weighted by their load, so one waiting rank changes little of it
+        on a node of many processors. A rank therefore gets the larger of two times: the pressure, or its
+        share, by bytes read, of the time for which the disks were busy.
         """
         waited = max(0.0, self.pressed_seconds - last.pressed_seconds)
         busy = max(0.0, self.busy_seconds - last.busy_seconds)
         moved = max(1.0, self.moved_bytes - last.moved_bytes)
 
         def spent(rank: RankKey, read: float) -> float:
-            # What a disk had begun to move before counts when it is done: never more than all of its time.
+            # Bytes count when the transfer ends, which may have begun earlier: at most all busy time.
             return max(waited, min(busy, busy * max(0.0, read - last.read.get(rank, read)) / moved))
 
         return replace(
@@ -87,18 +87,18 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class NodeContext:
-    """Counters in seconds since any time, and bytes; a rank that nothing is known of is absent.
+    """Cumulative counters in seconds, and amounts in bytes; a rank without data is absent.
 
     Attributes:
-        queued: For how long each rank's main thread was ready and had no processor.
-        exchange_queued: The same of its threads that carry out collectives, summed.
-        throttled: For how long the quota of each rank's control group held it back.
-        storage: What is known of storage.
-        memory_seconds: For how long some task of the node waited for memory (PSI).
+        queued: Time for which each rank's main thread was runnable without a processor.
+        exchange_queued: The same for its threads that carry out collectives, summed.
+        throttled: Time for which the quota of each rank's control group throttled it.
+        storage: The counters of storage.
+        memory_seconds: Time for which some task of the node waited for memory (PSI).
         gpus: By UUID.
         resident: Bytes that each rank and its workers hold.
         limit: Bytes that each rank may hold; absent without a limit.
-        available_bytes: What the node has left; None when unknown.
+        available_bytes: The free memory of the node; None when unknown.
     """
 
     queued: dict[RankKey, float] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class NodeContext:
     available_bytes: float | None = None
 
     def room(self, rank: RankKey) -> float | None:
-        """Return by how many bytes a rank can grow; None when unknown."""
+        """Return the number of bytes by which a rank can grow; None when unknown."""
         limit = self.limit.get(rank)
         left = None if limit is None else max(0.0, limit - self.resident.get(rank, 0.0))
         return min((each for each in (left, self.available_bytes) if each is not None), default=None)
@@ -121,12 +121,12 @@ class NodeContext:
 def survey(
     families: Iterable[Family], gpus: Sequence[GpuReading], last: Storage | None = None
 ) -> NodeContext:
-    """Return what matters of the collectors' newest samples.
+    """Select the values that diagnosis needs from the collectors' newest samples.
 
     Args:
         families: The samples.
         gpus: The newest reading of each GPU.
-        last: Storage as it was before; None at first.
+        last: Storage at the previous sample; None at the first.
     """
     ranks: dict[str, dict[RankKey, float]] = {name: {} for name in _OF_RANKS.values()}
     read: dict[RankKey, float] = {}
@@ -170,7 +170,7 @@ def _gpu(reading: GpuReading) -> GpuState:
         if name == "gpu_throttle_seconds" and labels[0] in _HELD_DOWN
     ]
     return GpuState(
-        # Reasons hold at the same time: the longest is the one that counts.
+        # Several reasons can hold at the same time, so the longest is used instead of the sum.
         max(held_down, default=0.0),
         reading.values.get(("gpu_clock_hertz", ("sm",)), 0.0),
         reading.values.get(("gpu_utilization_ratio", ())),

@@ -1,4 +1,4 @@
-"""The observer: looks at all runs once a second, and asks for stacks where one stands still."""
+"""The observer: samples all runs once a second, and reads the stacks of a run that has stalled."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ from torchperfd_daemon.store import Rank, RankIdentity, Store
 
 log = logging.getLogger("torchperfd.observer")
 
-LOOK_S: Final = 1.0
+SAMPLE_S: Final = 1.0
 
 _STACKS_S: Final = 3.0
-# A rank runs Python to answer; a stall changes little once it is one.
-_ASK_AGAIN_S: Final = 10.0
+# Reading stacks costs the ranks time, and the stacks of a stalled run change little.
+_STACKS_EVERY_S: Final = 10.0
 _NO_GPU: Final = GpuState()
 
 
@@ -31,18 +31,18 @@ class StackProvider(Protocol):
     """Returns the stacks of ranks of this node."""
 
     def __call__(self, ranks: Iterable[Rank], seconds: float, /) -> AsyncIterator[RankStacks]:
-        """Yield each rank's stacks, or why there are none, within so many seconds."""
+        """Yield each rank's stacks, or the reason why there are none, within the given seconds."""
 
 
 class Observer:
-    """Keeps the verdict on each run that the store has ranks of.
+    """Keeps the verdict on each run that has ranks in the store.
 
     Args:
         store: Where ranks and their steps are.
         stacks_of: Returns the stacks of ranks.
         families: Returns the collectors' newest samples.
         gpus: Returns the newest reading of each GPU.
-        gpu_of: Tells the UUID of a rank's GPU; empty when unknown.
+        gpu_of: Returns the UUID of a rank's GPU; empty when unknown.
         clock: Monotonic seconds.
         wall: Unix seconds.
     """
@@ -66,124 +66,124 @@ class Observer:
         self._wall = wall
         self._runs: dict[str, RunWatch] = {}
         self._storage: Storage | None = None
-        self._asked: dict[str, float] = {}
+        self._stacks_read_at: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._looked_at = clock()
+        self._sampled_at = clock()
         self.health = WorkerHealth("diagnosis")
 
     async def run(self) -> None:
-        """Look once a second until cancelled."""
+        """Sample once a second until cancelled."""
         try:
             while True:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(SAMPLE_S)
                 try:
-                    for run in self.look():
-                        self._begin_to_ask(run)
+                    for run in self.sample():
+                        self._start_reading_stacks(run)
                     self.health.succeeded(self._wall())
                 except Exception:
-                    # An observer that fails is no reason for a daemon to; once is enough to say so.
+                    # A failure here must not end the daemon. It is logged once until a sample succeeds.
                     if self.health.failed():
-                        log.exception("the ranks cannot be looked at")
+                        log.exception("diagnosis failed; trying again every %.0f s", SAMPLE_S)
         finally:
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def look(self) -> list[str]:
-        """Look at everything once; return the runs that stand still and whose stacks are due."""
+    def sample(self) -> list[str]:
+        """Sample all runs once; return the stalled runs whose stacks are to be read now."""
         now, wall = self._clock(), self._wall()
         runs = self._store.runs()
-        around = survey(self._families(), self._gpus(), self._storage) if runs else NodeContext()
-        self._storage = around.storage if runs else None
+        context = survey(self._families(), self._gpus(), self._storage) if runs else NodeContext()
+        self._storage = context.storage if runs else None
         known, self._runs = self._runs, {}
         due = []
         for run, ranks in runs.items():
             watch = self._runs[run] = known.get(run) or RunWatch(run)
-            if watch.look(ranks, now, wall, around, lambda rank: self._gpu(rank, around)):
-                _say(watch)
-            watch.stand(now - self._looked_at)
+            if watch.sample(ranks, now, wall, context, lambda rank: self._gpu(rank, context)):
+                _log_verdict(watch)
+            watch.add_hang_cost(now - self._sampled_at)
             if watch.stall is None:
-                self._asked.pop(run, None)
+                self._stacks_read_at.pop(run, None)
             elif self._is_due(run, watch, now):
                 due.append(run)
-        self._looked_at = now
+        self._sampled_at = now
         return due
 
-    async def ask(self, run: str) -> None:
-        """Ask the ranks of a run that stands still where they are, and whose fault it is."""
-        self._asked[run] = self._clock()
+    async def read_stacks(self, run: str) -> None:
+        """Read the stacks of a stalled run, and set the verdict on its hang."""
+        self._stacks_read_at[run] = self._clock()
         ranks = self._store.runs().get(run, [])
-        told = [each async for each in self._stacks_of(ranks, _STACKS_S)]
+        stacks = [each async for each in self._stacks_of(ranks, _STACKS_S)]
         watch = self._runs.get(run)
         stall = watch.stall if watch else None
         if watch is None or stall is None:
             return
         world = max((rank.identity.world_size for rank in ranks), default=1)
-        verdict = find_culprit(run, told, stall, world)
+        verdict = find_culprit(run, stacks, stall, world)
         if verdict is None:
             return
-        stopped = {each.rank for each in told if each.outcome is Outcome.STOPPED}
+        stopped = {each.rank for each in stacks if each.outcome is Outcome.STOPPED}
         for rank in ranks:
             rank.stopped = rank.identity.rank in stopped
-        if watch.tell_hang(verdict):
+        if watch.set_hang(verdict):
             log.warning("run %s: %s", run, verdict.summary)
 
     def verdict(self, run: str) -> Verdict | None:
-        """Return the present verdict on a run, and of one that is over what has cost it most; else None."""
+        """Return the present verdict on a run, or the costliest one if the run is over; None without any."""
         watch = self._runs.get(run)
         if watch is None:
             return None
-        if watch.over:
+        if watch.is_over:
             return watch.final()
         if not watch.verdicts:
             return None
         first, *others = watch.verdicts
-        # During a hang there are no steps for other causes to cost anything of.
+        # During a hang no steps end, so other causes cost nothing.
         others = [] if first.cause is Cause.HANG else [*first.others, *others]
         return replace(first, others=tuple(sorted(others, key=lambda each: -each.cost_seconds_per_step)))
 
     def verdicts(self, run: str) -> tuple[Verdict, ...]:
-        """Return all that holds of a run, the costliest first; empty while nothing has held yet."""
+        """Return all published verdicts on a run, the costliest first."""
         watch = self._runs.get(run)
         return watch.verdicts if watch else ()
 
     def findings(self, run: str) -> RunFindings | None:
-        """Return what has been found of a run; None for one that is not known."""
+        """Return the findings on a run; None if the run is unknown."""
         watch = self._runs.get(run)
         return watch.findings if watch else None
 
     def lost_seconds(self) -> dict[str, Mapping[Cause, float]]:
-        """Return what each cause has cost each run so far."""
+        """Return the seconds that each cause has cost each run so far."""
         return {run: dict(watch.lost) for run, watch in self._runs.items()}
 
     def stragglers(self) -> dict[str, Mapping[int, float]]:
-        """Return each run's ranks that the others wait for, with the seconds per step they are late by."""
+        """Return each run's stragglers, with the seconds per step by which they are late."""
         return {run: dict(watch.lateness.seconds) for run, watch in self._runs.items()}
 
-    def _gpu(self, rank: Rank, around: NodeContext) -> GpuState:
-        return around.gpus.get(self._gpu_of(rank.identity), _NO_GPU) if around.gpus else _NO_GPU
+    def _gpu(self, rank: Rank, context: NodeContext) -> GpuState:
+        return context.gpus.get(self._gpu_of(rank.identity), _NO_GPU) if context.gpus else _NO_GPU
 
     def _is_due(self, run: str, watch: RunWatch, now: float) -> bool:
-        asked = self._asked.get(run)
+        read_at = self._stacks_read_at.get(run)
         settled = watch.hang is not None and watch.hang.rank is not None
-        return not settled and (asked is None or now - asked >= _ASK_AGAIN_S)
+        return not settled and (read_at is None or now - read_at >= _STACKS_EVERY_S)
 
-    def _begin_to_ask(self, run: str) -> None:
+    def _start_reading_stacks(self, run: str) -> None:
         task = self._tasks.get(run)
         if task is None or task.done():
             self._tasks = {name: each for name, each in self._tasks.items() if not each.done()}
-            self._tasks[run] = asyncio.get_running_loop().create_task(self._ask_safely(run))
+            self._tasks[run] = asyncio.get_running_loop().create_task(self._try_reading_stacks(run))
 
-    async def _ask_safely(self, run: str) -> None:
+    async def _try_reading_stacks(self, run: str) -> None:
         try:
-            await self.ask(run)
+            await self.read_stacks(run)
         except Exception:
-            log.exception("run %s stands still, and its ranks cannot be asked where", run)
+            log.exception("run %s has stalled, and reading its stacks failed", run)
 
 
-def _say(watch: RunWatch) -> None:
+def _log_verdict(watch: RunWatch) -> None:
     if not watch.verdicts:
-        log.info("run %s: what was found does not hold any more", watch.run)
+        log.info("run %s: verdict withdrawn", watch.run)
         return
     verdict = watch.verdicts[0]
     quiet = verdict.cause is Cause.NONE

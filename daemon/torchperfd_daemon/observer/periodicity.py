@@ -1,4 +1,4 @@
-"""What the steps of a run are like over time: long ones at a period, and throughput against its own past."""
+"""Changes of a run's steps over time: periodic long steps, and throughput compared with the run's past."""
 
 import statistics
 from typing import Final
@@ -10,11 +10,11 @@ from torchperfd_daemon.diagnosis.verdict import capture_command
 from torchperfd_daemon.store import StepColumns
 
 LEAST_SHARE: Final = 0.05
-"""Long steps that cost less of all steps are not told."""
+"""Periodic long steps that cost a smaller share of all steps are not reported."""
 
 
 class PeriodicityTracker:
-    """Follows the steps of one rank, which speaks for its run. Memory of fixed size."""
+    """Follows the steps of one rank, which represents its run. Memory of fixed size."""
 
     def __init__(self) -> None:
         self._spikes = SpikeDetector()
@@ -22,7 +22,7 @@ class PeriodicityTracker:
         self._step_seconds = 0.0
 
     def observe(self, columns: StepColumns) -> None:
-        """Take the next steps, at least one."""
+        """Add the next steps, at least one."""
         for index, ns in enumerate(columns.duration_ns):
             phases = {name: column[index] / 1e9 for name, column in columns.phases.items()}
             self._spikes.observe(ns / 1e9, phases)
@@ -31,18 +31,18 @@ class PeriodicityTracker:
 
     @property
     def period(self) -> int:
-        """Steps from one long one to the next; 1 where they have no period."""
+        """The number of steps from one long step to the next; 1 without a period."""
         found = self._spikes.find()
         return found.period if found else 1
 
     @property
     def past_step_seconds(self) -> float | None:
-        """What a step took before throughput went down, however slowly; None if it has not."""
+        """The step time before throughput decreased, even if slowly; None if it has not decreased."""
         found = self._regression()
         return 1 / found.past_per_second if found else None
 
     def remark(self, verdict: Verdict) -> str:
-        """Return what there is to add to a verdict's evidence; empty where nothing stands out."""
+        """Return an addition to a verdict's evidence about periodic long steps; empty without any."""
         found = self._spikes.find()
         if found is None or found.seconds_per_step < LEAST_SHARE * self._step_seconds:
             return ""
@@ -50,7 +50,7 @@ class PeriodicityTracker:
         return f"every {_ordinal(found.period)} step takes {duration(found.excess_seconds)} longer{phase}"
 
     def slower_than_ever(self, run: str) -> Verdict | None:
-        """Return the verdict on a run whose throughput has gone down, however slowly; None if it has not."""
+        """Return the verdict on a run whose throughput has decreased, even if slowly; None if it has not."""
         found = self._regression()
         if found is None:
             return None

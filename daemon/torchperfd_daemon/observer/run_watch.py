@@ -1,4 +1,4 @@
-"""One run, watched: its ranks, since when it is slower, and the verdicts on it."""
+"""The state of one run that diagnosis keeps: its ranks, its slowdown and the verdicts on it."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ GpuOf = Callable[[Rank], GpuState]
 
 
 class RunWatch:
-    """Follows one run from look to look, in memory of fixed size per rank.
+    """Follows one run from sample to sample, in memory of fixed size per rank.
 
     Args:
         run: Its name.
@@ -41,23 +41,23 @@ class RunWatch:
         self._times = StepTimes()
         self._speed = SlowdownTracker(self._times)
         self._step_seconds = 0.0
-        self._held = VerdictDebouncer()
+        self._debouncer = VerdictDebouncer()
         self._hang: Verdict | None = None
         self._worst: dict[Cause, Verdict] = {}
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """The verdicts that hold, the first one first; a hang comes before all."""
-        return (self._hang, *self._held.verdicts) if self._hang else self._held.verdicts
+        """The published verdicts, the most important first; a hang precedes all others."""
+        return (self._hang, *self._debouncer.verdicts) if self._hang else self._debouncer.verdicts
 
     @property
     def findings(self) -> RunFindings:
-        """The newest findings, for what acts on them."""
-        first = self._held.first
+        """The newest findings, on which triggers act."""
+        first = self._debouncer.first
         slowdown = self._speed.slowdown
         return RunFindings(
             self._step_seconds,
-            slowdown.normal_seconds if slowdown else self._speed.rhythm.past_step_seconds,
+            slowdown.normal_seconds if slowdown else self._speed.periodicity.past_step_seconds,
             first.rank if first else None,
             self.lateness.seconds,
             self.lateness.peer_seconds,
@@ -67,67 +67,67 @@ class RunWatch:
 
     @property
     def hang(self) -> Verdict | None:
-        """The verdict on the present stall; None without a stall, or before one is known."""
+        """The verdict on the present stall; None without a stall, or before its cause is known."""
         return self._hang
 
-    def look(
-        self, ranks: Iterable[Rank], now: float, wall: float, around: NodeContext, gpu_of: GpuOf
+    def sample(
+        self, ranks: Iterable[Rank], now: float, wall: float, context: NodeContext, gpu_of: GpuOf
     ) -> bool:
-        """Take note of what the ranks have done; return whether the first verdict is another one now.
+        """Record the progress of the ranks; return whether the first verdict has changed.
 
         Args:
             ranks: All ranks of the run that the store has.
             now: Monotonic seconds.
             wall: Unix seconds.
-            around: What the collectors say.
-            gpu_of: Tells a rank's device.
+            context: The state of the node.
+            gpu_of: Returns a rank's device.
         """
         known, self._watches = self._watches, {}
         for rank in ranks:
             self._watches[rank] = known.get(rank) or RankWatch(rank, self._times, now)
         ours = frozenset(rank.identity.pid for rank in self._watches)
         for rank, watch in self._watches.items():
-            watch.look(now, wall, around, gpu_of(rank), ours)
+            watch.sample(now, wall, context, gpu_of(rank), ours)
         made = self._speed.follow(self._watches.values(), now, wall)
-        self._look_for_stalls(now)
-        # Without a step there is nothing new to judge, however often one looks.
-        found = self._judge() if made else []
-        changed = self._held.update(found) if found else False
+        self._find_stalls(now)
+        # Without a new step the evidence is unchanged and must not count as another sample.
+        found = self._find_causes() if made else []
+        changed = self._debouncer.update(found) if found else False
         if made:
-            self._charge(made)
+            self._add_costs(made)
         return changed and self._hang is None
 
-    def tell_hang(self, verdict: Verdict) -> bool:
-        """Take the verdict on the present stall; return whether it is another one now."""
+    def set_hang(self, verdict: Verdict) -> bool:
+        """Set the verdict on the present stall; return whether it has changed."""
         before, self._hang = self._hang, verdict
         self._mark_stalled()
         return before is None or lasting(before, verdict.stalled_seconds) != verdict
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether all ranks have finished or left."""
         return all(not rank.connected or rank.state is State.FINISHED for rank in self._watches)
 
     def final(self) -> Verdict | None:
-        """Return what has cost a run most; None where that is less than :data:`LEAST_SHARE` of its steps.
+        """Return the costliest verdict of a run; None if it cost less than :data:`LEAST_SHARE` of the steps.
 
-        Its evidence is of the seconds in which it held last. What the whole run was like is added.
+        Its evidence is from the last window in which it held, plus means over the whole run.
         """
         worst = max(self._worst, key=lambda cause: self.lost[cause], default=None)
         trained = max((rank.totals.train.ns / 1e9 for rank in self._watches), default=0.0)
         if worst is None or self.lost[worst] < LEAST_SHARE * trained:
             return None
-        first, last = self._worst[worst], self._held.verdicts
+        first, last = self._worst[worst], self._debouncer.verdicts
         if first.cause is Cause.HANG:
             return first
-        # Costs add up where they are of the same seconds.
+        # Costs add up only if they are from the same window.
         others = tuple(each for each in last if each is not first) if first in last else ()
         when = f"in its last {first.window_seconds:.0f} s " if first.window_seconds else ""
-        words = f"{when}{first.evidence}{self._over_the_run(first)}"
+        words = f"{when}{first.evidence}{self._whole_run_text(first)}"
         return replace(first, evidence=words, window_seconds=0.0, others=others)
 
-    def _over_the_run(self, verdict: Verdict) -> str:
-        """Return what a verdict's phase takes in the mean of all steps, as the report's table has it."""
+    def _whole_run_text(self, verdict: Verdict) -> str:
+        """Return the mean time of a verdict's phase over all steps, in words; equals the report's table."""
         named = [rank for rank in self._watches if rank.identity.rank == verdict.rank]
         means = [rank.totals.steady_means() for rank in named or self._watches]
         steps, step_seconds, phases = max(means, key=lambda each: each[1])
@@ -138,13 +138,13 @@ class RunWatch:
         spent = duration(phases[verdict.phase])
         return f"; over the whole run {verdict.phase} takes {spent} of each {duration(step_seconds)} step"
 
-    def _look_for_stalls(self, now: float) -> None:
+    def _find_stalls(self, now: float) -> None:
         here = [watch for watch in self._watches.values() if watch.rank.connected]
-        # Who saves or validates has the others wait, and that is no stall of theirs.
+        # While a rank saves or validates, the others wait for it: this is not a stall.
         if any(watch.doing is Doing.ELSEWHERE and watch.stalled(now) is None for watch in here):
             for watch in here:
                 if watch.doing is Doing.TRAINING:
-                    watch.hold(now)
+                    watch.excuse_wait(now)
         stalls = {watch: stall for watch in here if (stall := watch.stalled(now)) is not None}
         self.stall = max(stalls.values(), key=lambda stall: stall.waited_seconds, default=None)
         self.stalled_ranks = tuple(sorted(watch.rank.identity.rank for watch in stalls))
@@ -155,14 +155,14 @@ class RunWatch:
         self._mark_stalled()
 
     def _mark_stalled(self) -> None:
-        """Note of each rank for how long it hangs. A pause that is no hang is no state of a rank."""
+        """Set for how long each rank has hung; 0 during a stall that is not a hang."""
         for rank in self._watches:
             hangs = self._hang is not None and self.stall is not None and rank.connected
             rank.stalled_seconds = self.stall.waited_seconds if hangs and self.stall is not None else 0.0
             rank.stopped = rank.stopped and hangs
 
-    def _judge(self) -> list[Verdict]:
-        """Return what the newest steps point to; nothing while there are too few."""
+    def _find_causes(self) -> list[Verdict]:
+        """Return the causes that the newest steps show; empty while there are too few steps."""
         seen = {
             watch: evidence
             for watch in self._watches.values()
@@ -184,24 +184,24 @@ class RunWatch:
             for verdict in rank_causes(self.run, self._with_lateness(seen), THIS_MACHINE.get)
         ]
         if verdicts[0].cause is Cause.NONE:
-            # What has become slower too slowly for an onset.
-            verdicts[0] = self._speed.rhythm.slower_than_ever(self.run) or verdicts[0]
+            # A slowdown that is too gradual for the onset detector.
+            verdicts[0] = self._speed.periodicity.slower_than_ever(self.run) or verdicts[0]
         here = [watch.rank for watch in self._watches.values() if watch.rank.connected]
         world = max((rank.identity.world_size for rank in here), default=0)
         verdicts[0] = limit_to_seen(verdicts[0], list(seen.values()), world - len(here))
         if self._speed.slowdown is not None:
             verdicts = [_dated(verdict, self._speed.slowdown) for verdict in verdicts]
-        remark = self._speed.rhythm.remark(verdicts[0])
+        remark = self._speed.periodicity.remark(verdicts[0])
         if remark:
             verdicts[0] = replace(verdicts[0], evidence=f"{verdicts[0].evidence}; {remark}")
         return verdicts
 
     def _with_lateness(self, seen: Mapping[RankWatch, RankEvidence]) -> Sequence[RankEvidence]:
-        """Return the evidence with what each rank is late by, where that is beyond chance."""
+        """Return the evidence, with the lateness of each rank that is late beyond chance."""
         known = self.lateness.seconds.keys()
-        late = self.lateness = find_lateness([*seen.items()], known, self._speed.rhythm.period)
+        late = self.lateness = find_lateness([*seen.items()], known, self._speed.periodicity.period)
         return [
-            watch.shared(
+            watch.with_sharing(
                 replace(
                     evidence,
                     late_seconds=late.seconds[evidence.rank],
@@ -214,18 +214,18 @@ class RunWatch:
             for watch, evidence in seen.items()
         ]
 
-    def _charge(self, steps: int) -> None:
-        """Add up what the present verdicts cost."""
-        for verdict in self._held.verdicts:
+    def _add_costs(self, steps: int) -> None:
+        """Add the cost of the present verdicts over the given steps."""
+        for verdict in self._debouncer.verdicts:
             if verdict.cause is not Cause.NONE:
-                self._lose(verdict, verdict.cost_seconds_per_step * steps)
+                self._add_cost(verdict, verdict.cost_seconds_per_step * steps)
 
-    def stand(self, seconds: float) -> None:
-        """Add to what the present hang has cost."""
+    def add_hang_cost(self, seconds: float) -> None:
+        """Add seconds to the cost of the present hang, if there is one."""
         if self._hang is not None:
-            self._lose(self._hang, seconds)
+            self._add_cost(self._hang, seconds)
 
-    def _lose(self, verdict: Verdict, seconds: float) -> None:
+    def _add_cost(self, verdict: Verdict, seconds: float) -> None:
         self.lost[verdict.cause] = self.lost.get(verdict.cause, 0.0) + seconds
         self._worst[verdict.cause] = verdict
 

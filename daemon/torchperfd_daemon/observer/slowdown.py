@@ -1,4 +1,4 @@
-"""Since when a run is slower than it was, by the steps of one rank, which stand for the run's."""
+"""Tracks since when a run is slower, by the steps of one rank, which represent the run's."""
 
 import statistics
 from collections import deque
@@ -14,7 +14,7 @@ from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.store import HISTORY_STEPS, Rank
 
 NEW_NORMAL_S: Final = 600.0
-"""A slowdown that has lasted for so long is the new normal: the run's past begins anew."""
+"""A slowdown that has lasted this long becomes the new normal: the run's past begins again."""
 
 _RECOVERED: Final = 1.05
 _NORMAL_STEPS: Final = 256
@@ -23,24 +23,24 @@ _MARKS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """Since when a run is slower than it was.
+    """The present slowdown of a run.
 
     Attributes:
         step: Index of the first slower step.
         unix_seconds: When that step ended.
-        normal_seconds: What a step took before.
-        told_at: When it was certain; monotonic seconds.
+        normal_seconds: The step time before.
+        detected_at: When it was detected; monotonic seconds.
     """
 
     step: int
     unix_seconds: float
     normal_seconds: float
-    told_at: float
+    detected_at: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """How many steps the onset detector had been given at a sample, how many there were, and when."""
+    """At one sample: the steps that the onset detector got so far, all steps so far, and the time."""
 
     fed: int
     seen: int
@@ -48,17 +48,17 @@ class _Mark:
 
 
 class SlowdownTracker:
-    """Feeds the steps of a run to its detectors, and keeps the slowdown that there is now.
+    """Feeds the steps of a run to its detectors, and keeps its present slowdown.
 
     Args:
-        times: Where to count how long the run's steps take.
+        times: Counts the step times of the run.
     """
 
     def __init__(self, times: StepTimes) -> None:
         self.slowdown: Slowdown | None = None
         self.since = -np.inf
         """Monotonic seconds at which the present regime began."""
-        self.rhythm = PeriodicityTracker()
+        self.periodicity = PeriodicityTracker()
         self._times = times
         self._onsets = OnsetDetector()
         self._leader: Rank | None = None
@@ -66,9 +66,9 @@ class SlowdownTracker:
         self._marks: deque[_Mark] = deque(maxlen=_MARKS)
 
     def follow(self, watches: Collection[RankWatch], now: float, wall: float) -> int:
-        """Take the new steps of the first rank, and return how many there were.
+        """Add the new steps of the first rank, and return how many there were.
 
-        In synchronous training all steps take the same time, so that the first rank stands for all.
+        In synchronous training all ranks have the same step time, so that the first rank represents all.
         """
         leader = min(
             (watch.rank for watch in watches if watch.rank.connected and watch.rank.history.seen),
@@ -80,14 +80,14 @@ class SlowdownTracker:
         if leader is not self._leader:
             self._leader, self._seen = leader, leader.history.seen
             self._marks.clear()
-            self.rhythm = PeriodicityTracker()
-        made = leader.history.seen - self._seen
-        self._seen += made
-        if not made:
+            self.periodicity = PeriodicityTracker()
+        new_steps = leader.history.seen - self._seen
+        self._seen += new_steps
+        if not new_steps:
             return 0
         onset = None
-        columns = leader.history.newest(min(made, HISTORY_STEPS))
-        self.rhythm.observe(columns)
+        columns = leader.history.newest(min(new_steps, HISTORY_STEPS))
+        self.periodicity.observe(columns)
         for ns in columns.duration_ns:
             self._times.add(ns / 1e9)
             onset = self._onsets.observe(ns / 1e9) or onset
@@ -97,12 +97,12 @@ class SlowdownTracker:
             self._begin(onset, leader, watches, now, wall)
         elif self.slowdown is not None:
             self._end(self.slowdown, leader, watches, now, wall)
-        return made
+        return new_steps
 
     def _begin(
         self, onset: Onset, leader: Rank, watches: Collection[RankWatch], now: float, wall: float
     ) -> None:
-        """Begin another regime: slower than normal, or normal again."""
+        """Begin a new regime: slower than normal, or normal again."""
         step, unix_seconds = self._locate(onset, leader)
         self.since = now - max(0.0, wall - unix_seconds)
         normal = self.slowdown.normal_seconds if self.slowdown else onset.before_seconds
@@ -117,8 +117,8 @@ class SlowdownTracker:
     def _end(
         self, slowdown: Slowdown, leader: Rank, watches: Collection[RankWatch], now: float, wall: float
     ) -> None:
-        """Forget a slowdown that is normal by now, or over though its end was too gradual for an onset."""
-        if now - slowdown.told_at > NEW_NORMAL_S:
+        """End a slowdown that has become the new normal, or that ended too gradually for an onset."""
+        if now - slowdown.detected_at > NEW_NORMAL_S:
             self._accept(watches)
             return
         newest = leader.history.newest(_NORMAL_STEPS)
@@ -138,11 +138,11 @@ class SlowdownTracker:
 
     def _locate(self, onset: Onset, leader: Rank) -> tuple[int, float]:
         """Return the index of an onset's step since training began, and when it ended in Unix seconds."""
-        # What was trained before this daemon came is in the totals only.
-        unheard = max(0, leader.totals.train.steps - self._seen)
+        # Steps from before this daemon started are only in the totals.
+        earlier_steps = max(0, leader.totals.train.steps - self._seen)
         mark = next((mark for mark in self._marks if mark.fed > onset.step), self._marks[-1])
         step = max(0, mark.seen - (mark.fed - onset.step))
         ago = self._seen - step
         if 0 < ago <= len(leader.history):
-            return step + unheard, leader.history.newest(ago).end_unix_ns[0] / 1e9
-        return step + unheard, mark.unix_seconds
+            return step + earlier_steps, leader.history.newest(ago).end_unix_ns[0] / 1e9
+        return step + earlier_steps, mark.unix_seconds

@@ -1,4 +1,4 @@
-"""Verdicts that last: what one look alone has found is not told, what one has missed is not dropped."""
+"""Publishes a verdict only after several samples agree, and withdraws it only after several without it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,60 +6,64 @@ from typing import Final
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
 
-LOOKS: Final = 3
-"""A verdict is told once it has been found at so many looks in a row, and dropped when missed as often."""
-DATED_LOOKS: Final = 2
-"""The same of a verdict on a slowdown that has an onset: that it lasts is known already."""
-_STICKS: Final = 1.25
-"""Another verdict comes first only if it costs so many times what the present first does."""
+LEAST_SAMPLES: Final = 3
+"""A verdict is published after this many consecutive samples, and withdrawn after as many without it."""
+LEAST_SAMPLES_WITH_ONSET: Final = 2
+"""A verdict with an onset is published sooner, since onset detection has confirmed that it lasts."""
+_REPLACES_ABOVE: Final = 1.25
+"""Another verdict replaces the first one only if it costs this many times as much."""
 
 
 @dataclass(slots=True)
-class _Claim:
+class _Candidate:
     verdict: Verdict
     found: int = 0
     missed: int = 0
-    held: bool = False
+    published: bool = False
 
 
 class VerdictDebouncer:
-    """The verdicts on one run, from look to look. Two are the same if cause and rank are."""
+    """The published verdicts on one run. Two verdicts are the same if their cause and rank are."""
 
     def __init__(self) -> None:
-        self._claims: dict[tuple[Cause, int | None], _Claim] = {}
+        self._candidates: dict[tuple[Cause, int | None], _Candidate] = {}
         self.verdicts: tuple[Verdict, ...] = ()
-        """Those that hold, the first one first; empty where nothing does."""
+        """The published verdicts, the costliest first."""
 
     @property
     def first(self) -> Verdict | None:
-        """The verdict; None where nothing holds."""
+        """The first published verdict; None without any."""
         return self.verdicts[0] if self.verdicts else None
 
     def update(self, found: Sequence[Verdict]) -> bool:
-        """Take what a look has found; return whether the first verdict is another one now."""
-        for claim in self._claims.values():
-            claim.missed += 1
+        """Add the verdicts found at one sample; return whether the first published verdict has changed."""
+        for candidate in self._candidates.values():
+            candidate.missed += 1
         for verdict in found:
-            claim = self._claims.setdefault((verdict.cause, verdict.rank), _Claim(verdict))
-            claim.verdict = verdict
-            claim.found = claim.found + 1 if claim.missed == 1 or not claim.found else 1
-            claim.missed = 0
-            claim.held = claim.held or claim.found >= (LOOKS if verdict.onset_step is None else DATED_LOOKS)
-        self._claims = {
-            key: claim for key, claim in self._claims.items() if claim.missed < (LOOKS if claim.held else 1)
+            candidate = self._candidates.setdefault((verdict.cause, verdict.rank), _Candidate(verdict))
+            candidate.verdict = verdict
+            candidate.found = candidate.found + 1 if candidate.missed == 1 or not candidate.found else 1
+            candidate.missed = 0
+            candidate.published = candidate.published or candidate.found >= (
+                LEAST_SAMPLES if verdict.onset_step is None else LEAST_SAMPLES_WITH_ONSET
+            )
+        self._candidates = {
+            key: candidate
+            for key, candidate in self._candidates.items()
+            if candidate.missed < (LEAST_SAMPLES if candidate.published else 1)
         }
         before = self.first
-        held = [claim.verdict for claim in self._claims.values() if claim.held]
-        troubles = [verdict for verdict in held if verdict.cause is not Cause.NONE]
-        self.verdicts = tuple(sorted(troubles or held, key=lambda each: -self._weight(each, before)))
+        published = [candidate.verdict for candidate in self._candidates.values() if candidate.published]
+        troubles = [verdict for verdict in published if verdict.cause is not Cause.NONE]
+        self.verdicts = tuple(sorted(troubles or published, key=lambda each: -self._weight(each, before)))
         first = self.first
         if first is None or before is None:
             return first is not before
         return not _same(first, before)
 
     def _weight(self, verdict: Verdict, first: Verdict | None) -> float:
-        sticks = first is not None and _same(verdict, first)
-        return verdict.cost_seconds_per_step * (_STICKS if sticks else 1.0)
+        is_first = first is not None and _same(verdict, first)
+        return verdict.cost_seconds_per_step * (_REPLACES_ABOVE if is_first else 1.0)
 
 
 def _same(one: Verdict, other: Verdict) -> bool:

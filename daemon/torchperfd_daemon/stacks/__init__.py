@@ -1,4 +1,4 @@
-"""Where the threads of a run's ranks are: pure functions from what ranks told to who stands apart."""
+"""Merges the stacks of a run's ranks and finds the ranks that differ. Pure, without I/O."""
 
 from torchperfd_daemon.stacks.dump import parse_dump
 from torchperfd_daemon.stacks.merge import Group, Merged, ThreadGroup, merge

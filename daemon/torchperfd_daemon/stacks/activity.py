@@ -1,4 +1,4 @@
-"""What a stack is doing, read off the places in torch that everybody's stack goes through."""
+"""Derives a thread's activity from the frames of torch in its stack."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,24 +7,24 @@ from typing import Final
 
 from torchperfd_daemon.stacks.model import Frame
 
-# Of their frames the outermost says what the script asked for: all_gather_object, not all_gather.
+# The outermost of these frames is the function that the script called: all_gather_object, not all_gather.
 _COLLECTIVES: Final = (
     "torch/distributed/distributed_c10d.py",
     "torch/distributed/_functional_collectives.py",
 )
-# DistributedDataParallel's own collectives are called from C++ right below these.
+# DistributedDataParallel calls its own collectives from C++, directly below these.
 _REPLICATION: Final = ("torch/nn/parallel/distributed.py", "torch/distributed/utils.py")
 _REPLICATES: Final = ("sync", "broadcast", "verify")
-# Our hooks wrap what they call: the wrapper's frame lies between torch's and the native call.
+# The client's hooks wrap torch's functions: the wrapper's frame is between torch's frame and the native call.
 _HOOKS: Final = "/torchperfd/hooks/"
 _ENGINE: Final = ("torch/autograd/graph.py", "_engine_run_backward")
 _LOADER: Final = "torch/utils/data/dataloader.py"
-# The client's hooks stand between the script and torch, and nobody waits in them for their own sake.
+# The client's hooks are called between the script and torch, and never wait themselves.
 _LIBRARIES: Final = ("/site-packages/", "/dist-packages/", "/lib/python3", _HOOKS)
 
 
 class Kind(Enum):
-    """What a thread may be doing, as far as its frames say."""
+    """The kind of a thread's activity."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -34,11 +34,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a thread does, and where the script has it done.
+    """A thread's activity, and its place in the script.
 
     Attributes:
         call: The collective's name; empty for other kinds.
-        place: The innermost frame of the script's own; of any code where there is none.
+        place: The innermost frame of the script; the innermost of all if the script has none.
     """
 
     kind: Kind
@@ -47,15 +47,15 @@ class Activity:
 
 
 def activity(frames: Sequence[Frame]) -> Activity:
-    """Return what a thread does.
+    """Return a thread's activity.
 
     Args:
         frames: Innermost first; at least one.
     """
     place = next((frame for frame in frames if not _is_library(frame.file)), frames[0])
-    asked = [frame for frame in frames if frame.file.endswith(_COLLECTIVES)]
-    if asked:
-        return Activity(Kind.COLLECTIVE, asked[-1].function, place)
+    collectives = [frame for frame in frames if frame.file.endswith(_COLLECTIVES)]
+    if collectives:
+        return Activity(Kind.COLLECTIVE, collectives[-1].function, place)
     innermost = next((frame for frame in frames if _HOOKS not in frame.file), frames[0])
     if innermost.file.endswith(_REPLICATION) and any(word in innermost.function for word in _REPLICATES):
         return Activity(Kind.COLLECTIVE, "DistributedDataParallel's broadcast", place)

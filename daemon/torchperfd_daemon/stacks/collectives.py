@@ -1,7 +1,7 @@
-"""Which collectives ranks wait in, and for whom, by torch's own record of them on each rank.
+"""Finds the collectives in which ranks wait, and the missing ranks, by torch's flight recorder on each rank.
 
-A rank comes to the collectives of a process group in order, so whoever has not begun number n keeps those
-that have from ending it. Who calls something else as number n does so, too.
+A rank enters the collectives of a process group in order, so a rank that has not entered number n blocks
+every rank that has. A rank that calls another collective as number n blocks them as well.
 """
 
 from collections import Counter
@@ -13,16 +13,16 @@ from torchperfd_daemon.stacks.model import GroupProgress, RankStacks
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A collective that some ranks are in and that cannot end.
+    """A collective that some ranks have entered and that cannot end.
 
     Attributes:
         group: Its process group, in words.
-        number: Which of the group's it is, from 1.
-        call: Such as ``all_reduce``.
-        sizes: Of its inputs, such as ``4x4, 10``.
-        waiting: The ranks that are in it.
-        absent: Those of the group that have not come to it.
-        others: Those that call something else in its place, each with what that is.
+        number: Its number in the group, from 1.
+        call: The function, such as ``all_reduce``.
+        sizes: The sizes of its inputs, such as ``4x4, 10``.
+        waiting: The ranks that have entered it.
+        absent: The ranks of the group that have not entered it.
+        others: The ranks that call another function in its place, each with that function.
     """
 
     group: str
@@ -35,10 +35,10 @@ class Missed:
 
 
 def missed(ranks: Sequence[RankStacks]) -> tuple[Missed, ...]:
-    """Return the collectives that cannot end, of each process group the first.
+    """Return the first collective of each process group that cannot end.
 
     Args:
-        ranks: What is known of them, also of those that told nothing of their groups.
+        ranks: The stacks of the ranks, including ranks without a record of their groups.
     """
     groups: dict[str, dict[int, GroupProgress]] = {}
     for rank in sorted(ranks, key=lambda rank: rank.rank):
@@ -49,7 +49,7 @@ def missed(ranks: Sequence[RankStacks]) -> tuple[Missed, ...]:
 
 
 def culprits(found: Sequence[Missed]) -> tuple[int, ...]:
-    """Return the ranks that others wait for and that wait for nobody; who calls something else, otherwise."""
+    """Return the missing ranks that do not wait themselves; without any, those that call another function."""
     waiting = {rank for each in found for rank in each.waiting}
     absent = {rank for each in found for rank in each.absent}
     others = {rank for each in found for rank, _ in each.others}
@@ -64,7 +64,7 @@ def _missed(members: dict[int, GroupProgress]) -> Missed | None:
     absent = tuple(rank for rank, progress in members.items() if progress.begun < number)
     there = {rank: progress for rank, progress in members.items() if progress.number == number}
     calls = Counter(progress.call for progress in there.values()).most_common()
-    # Of two that call two things nobody can tell which is wrong.
+    # If two functions are called equally often, it is unknown which of them is wrong.
     tied = len(calls) > 1 and calls[0][1] == calls[1][1]
     call = calls[0][0]
     others = tuple((rank, progress.call) for rank, progress in there.items() if progress.call != call)

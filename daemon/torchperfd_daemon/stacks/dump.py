@@ -1,11 +1,11 @@
-"""The text that :mod:`faulthandler` writes: the stacks of a process in which no Python code could run."""
+"""Parses the text of :mod:`faulthandler`: the stacks of a process that cannot run Python code."""
 
 import re
 from typing import Final
 
 from torchperfd_daemon.stacks.model import Frame, Thread
 
-# Since Python 3.14 a thread's name comes behind its ident.
+# Since Python 3.14 a thread's name follows its ident.
 _THREAD: Final = re.compile(
     r"(?:Current thread|Thread) 0x([0-9a-fA-F]{1,16})(?: \[(.*)\])? \(most recent call first\):"
 )
@@ -14,12 +14,12 @@ _ESCAPE: Final = re.compile(r"\\(?:x([89a-f][0-9a-f])|u([0-9a-f]{4})|U(0010[0-9a
 
 
 def parse_dump(text: str, training: int) -> tuple[Thread, ...]:
-    """Read one dump of all threads; lines of any other form are passed over.
+    """Parse one dump of all threads, and skip lines of any other form.
 
     Args:
-        text: As written by a handler of ``faulthandler.register``.
-        training: The ident of the training thread. Where no thread has it, the main thread
-            counts as it, which Python lists last.
+        text: The output of a handler of ``faulthandler.register``.
+        training: The ident of the training thread. If no thread has it, the main thread is used, which Python
+            lists last.
     """
     read: list[tuple[int, str, list[Frame]]] = []
     for line in text.splitlines():
@@ -35,5 +35,5 @@ def parse_dump(text: str, training: int) -> tuple[Thread, ...]:
 
 
 def _unescaped(name: str) -> str:
-    """Return a name with its characters beyond ASCII, of which a handler writes only the numbers."""
+    """Return a name with its characters beyond ASCII, which the handler writes as escapes."""
     return _ESCAPE.sub(lambda escape: chr(int(escape[1] or escape[2] or escape[3], 16)), name)

@@ -1,4 +1,4 @@
-"""Identical stacks of several ranks made one, and the ranks that stand apart."""
+"""Groups identical stacks of several ranks, and finds the ranks that differ."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torchperfd_daemon.stacks.model import Frame, RankStacks
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks whose training threads have the same frames: file, line and function of each."""
+    """Ranks whose training threads have the same frames, by file, line and function."""
 
     ranks: tuple[int, ...]
     frames: tuple[Frame, ...]
@@ -19,7 +19,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class ThreadGroup:
-    """Other threads of the script's, on any rank, that have the same frames."""
+    """Other threads of the script, on any rank, that have the same frames."""
 
     ranks: tuple[int, ...]
     names: tuple[str, ...]
@@ -29,70 +29,75 @@ class ThreadGroup:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Where a run stands.
+    """The merged stacks of a run.
 
     Attributes:
         groups: Largest first, then by rank.
         others: Likewise.
-        untold: Ranks without stacks.
-        odd: Ranks, untold or not, that are not where the run is waiting, or where most of it is.
-        missed: The collectives that cannot end, where torch keeps a record of them.
-        goes_on: Whether every rank has made a training step a moment ago: then this is a
-            moment of a run that is well, and nobody stands apart for long.
+        without_stacks: Ranks without stacks.
+        odd: Ranks, with stacks or without, that are not where the run waits, or where most ranks are.
+        missed: The collectives that cannot end, if torch keeps a record of them.
+        goes_on: Whether every rank has made a training step recently. The run is then healthy, and
+            differences between ranks are temporary.
     """
 
     groups: tuple[Group, ...]
     others: tuple[ThreadGroup, ...]
-    untold: tuple[RankStacks, ...]
+    without_stacks: tuple[RankStacks, ...]
     odd: tuple[int, ...]
     missed: tuple[Missed, ...]
     goes_on: bool
 
 
 def merge(ranks: Sequence[RankStacks]) -> Merged:
-    """Group the ranks by where their training threads are, and tell those that stand apart.
+    """Group the ranks by the frames of their training threads, and find the odd ranks.
 
-    Where torch keeps a record of the collectives, those do that others wait for in one. Else, where more than
-    half of the ranks are in one place, the others stand apart. Else, where some wait in a
-    collective, those do that are not waiting with the most of them; a rank in backward may be
-    waiting, too, since gradients are reduced there. Else nobody can tell.
+    The first rule that applies decides:
+
+    1. Torch has a record of the collectives: ranks that others wait for in a collective are odd. 2. More than
+    half of the ranks are in one place: the others are odd. 3. Some ranks wait in a collective: ranks outside
+    the largest waiting group are odd. A rank in backward may
+       wait too, since gradients are reduced there.
+    4. Otherwise no rank with stacks is odd.
+
+    Ranks without stacks are always odd.
     """
     by_frames: dict[tuple[Frame, ...], list[int]] = {}
-    untold = []
+    without_stacks = []
     for rank in sorted(ranks, key=lambda rank: rank.rank):
         training = rank.training
         if rank.outcome.has_stacks and training is not None and training.frames:
             by_frames.setdefault(training.frames, []).append(rank.rank)
         else:
-            untold.append(rank)
+            without_stacks.append(rank)
     groups = sorted(
         (Group(tuple(members), frames, activity(frames)) for frames, members in by_frames.items()),
         key=lambda group: (-len(group.ranks), group.ranks),
     )
     late = missed(ranks)
-    apart = {rank.rank for rank in untold}
+    apart = {rank.rank for rank in without_stacks}
     apart.update(culprits(late) or (rank for group in _apart(groups) for rank in group.ranks))
     return Merged(
         groups=tuple(groups),
         others=_merge_others(ranks),
-        untold=tuple(untold),
+        without_stacks=tuple(without_stacks),
         odd=tuple(sorted(apart)),
         missed=late,
-        goes_on=not untold and all(rank.goes_on for rank in ranks),
+        goes_on=not without_stacks and all(rank.goes_on for rank in ranks),
     )
 
 
 def _apart(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups that stand apart; groups are given largest first."""
-    told = sum(len(group.ranks) for group in groups)
-    if groups and 2 * len(groups[0].ranks) > told:
+    """Return the groups of odd ranks; ``groups`` are sorted, the largest first."""
+    total = sum(len(group.ranks) for group in groups)
+    if groups and 2 * len(groups[0].ranks) > total:
         return list(groups[1:])
     kinds = [group.activity.kind for group in groups]
     if Kind.COLLECTIVE not in kinds:
         return []
     waiting = [group for group in groups if group.activity.kind in (Kind.COLLECTIVE, Kind.BACKWARD)]
     if len(waiting) > 1 and len(waiting[0].ranks) == len(waiting[1].ranks):
-        # As many wait here as there: which of them are wrong nobody can tell.
+        # Two waiting groups are equally large: it is unknown which of them is wrong.
         return [group for group in groups if group not in waiting]
     return [group for group in groups if group is not waiting[0]]
 

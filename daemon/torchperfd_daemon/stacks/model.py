@@ -1,4 +1,4 @@
-"""What is known of where the threads of ranks are."""
+"""The data of stacks: frames, threads and ranks."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,13 +7,14 @@ from typing import Final
 _CONNECTION: Final = "/grpc/_channel.py"
 _RECENT_S: Final = 2.0
 _RECENT_STEPS: Final = 3
-# A wrapper there writes an event, calls what it stands for, and writes another: nothing to hang in.
+# A wrapper in these files records an event, calls the wrapped function and records another event; it cannot
+# hang.
 _ONLY_CALLS_TORCH: Final = ("hooks/collectives.py", "hooks/gradients.py")
 _THREADS_BEGIN_IN: Final = ("_bootstrap", "_bootstrap_inner")
 
 
 class Outcome(Enum):
-    """How a rank's stacks were obtained, or why there are none."""
+    """The way in which a rank's stacks were obtained, or the reason why there are none."""
 
     ANSWERED = "answered"
     READ = "read"
@@ -24,13 +25,13 @@ class Outcome(Enum):
 
     @property
     def has_stacks(self) -> bool:
-        """Whether there are stacks."""
+        """Whether stacks were obtained."""
         return self in (Outcome.ANSWERED, Outcome.READ, Outcome.SIGNALLED)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A call under way; ``line`` is 0 when unknown."""
+    """One frame of a stack; ``line`` is 0 if unknown."""
 
     file: str
     line: int
@@ -42,10 +43,10 @@ class Thread:
     """One thread.
 
     Attributes:
-        ident: As ``threading.get_ident()`` says.
-        name: Empty when unknown.
-        training: Whether it is the one that trains.
-        own: Whether it is torchperfd's.
+        ident: The thread's ``threading.get_ident()``.
+        name: Empty if unknown.
+        training: Whether it is the training thread.
+        own: Whether it belongs to torchperfd.
         frames: Innermost first.
     """
 
@@ -58,15 +59,15 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """How far a rank is in one process group, by torch's own record; collectives are counted from 1.
+    """A rank's progress in one process group, by torch's flight recorder; collectives are counted from 1.
 
     Attributes:
-        name: The same on all ranks of the group.
+        name: The name of the group, equal on all its ranks.
         description: Such as ``default_pg``; may be empty.
-        begun: The newest that this rank has come to.
-        number: The earliest that is not over; 0 when all are.
-        call: Of that one, such as ``all_reduce``.
-        sizes: Of its inputs, such as ``4x4, 10``.
+        begun: The number of the newest collective that the rank has entered.
+        number: The number of the earliest collective that has not ended; 0 if all have.
+        call: The function of that collective, such as ``all_reduce``.
+        sizes: The sizes of its inputs, such as ``4x4, 10``.
     """
 
     name: str
@@ -82,14 +83,14 @@ class RankStacks:
     """All threads of one rank.
 
     Attributes:
-        outcome: How they were obtained.
+        outcome: How the stacks were obtained.
         reason: Why there are none, or why the rank did not answer itself.
-        threads: Empty unless there are stacks.
-        phase: Of the training thread; empty when unknown.
+        threads: Empty without stacks.
+        phase: The phase of the training thread; empty if unknown.
         step: Index of the training step in progress; None unless the rank has answered itself.
-        step_seconds: Mean of recent training steps; 0 when there were none.
-        seconds_since_step: Since the last training step ended; None when there was none.
-        collectives: How far its process groups are; empty unless it stands still and torch keeps a record.
+        step_seconds: Mean of recent training steps; 0 without any.
+        seconds_since_step: Time since the last training step ended; None without any.
+        collectives: The progress of its process groups; empty unless it has stalled and torch keeps a record.
     """
 
     rank: int
@@ -107,25 +108,25 @@ class RankStacks:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it has made a training step a moment ago."""
+        """Whether it has made a training step recently."""
         since = self.seconds_since_step
         return since is not None and since < _RECENT_S + _RECENT_STEPS * self.step_seconds
 
     @property
     def training(self) -> Thread | None:
-        """The thread that trains."""
+        """The training thread; None if unknown."""
         return next((thread for thread in self.threads if thread.training), None)
 
 
 def tidy(threads: tuple[Thread, ...], package: str) -> tuple[Thread, ...]:
-    """Mark the threads of torchperfd, and take its frames out of the others.
+    """Mark the threads of torchperfd, and remove its frames from the other threads.
 
-    Where one of its frames is the innermost it stays: then it is ours to explain what hangs. One that does
-    nothing but call torch's C++ does not: it is that call in which the thread is.
+    Innermost frames of torchperfd are kept, since it may then cause the hang itself. An innermost frame that
+    only calls torch's C++ code is removed: the thread is in that call.
 
     Args:
-        threads: As the rank told them.
-        package: Directory of the client's code, with a slash at its end; empty when unknown.
+        threads: The threads, as the rank reported them.
+        package: Directory of the client's code, with a slash at its end; empty if unknown.
     """
     if not package:
         return threads
@@ -143,14 +144,14 @@ def _tidied(thread: Thread, package: str) -> Thread:
         inner += 1
     kept = frames[:inner] + [frame for frame in frames[inner:] if not frame.file.startswith(package)]
     if len(kept) < len(thread.frames):
-        # What `torchperfd run` was itself started by says nothing about the script.
+        # These frames started `torchperfd run` and have no relation to the script.
         while kept and kept[-1].file == "<frozen runpy>":
             kept.pop()
     return Thread(thread.ident, thread.name, thread.training, False, tuple(kept or frames))
 
 
 def _is_own(frames: list[Frame], package: str) -> bool:
-    """Return whether a thread was started to run our code or our connection's: it begins there."""
+    """Return whether a thread begins in torchperfd's code or in that of its connection."""
     if not frames or frames[-1].function not in _THREADS_BEGIN_IN:
         return False
     starter = frames[-1].file

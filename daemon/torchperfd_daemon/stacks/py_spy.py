@@ -1,4 +1,4 @@
-"""What ``py-spy dump --json`` writes."""
+"""Parses the output of ``py-spy dump --json``."""
 
 from typing import Final
 
@@ -24,15 +24,15 @@ class _Thread(msgspec.Struct):
 
 
 def parse_py_spy(data: bytes, pid: int, training: int) -> tuple[Thread, ...]:
-    """Read the stacks of one process.
+    """Parse the stacks of one process.
 
     Args:
-        data: As py-spy wrote it.
-        pid: The process.
-        training: The ident of the training thread. Where no thread has it, the main thread counts as it.
+        data: The output of py-spy.
+        pid: The id of the process.
+        training: The ident of the training thread. If no thread has it, the main thread is used.
 
     Raises:
-        ValueError: It has another form.
+        ValueError: The data has another form.
     """
     try:
         threads = msgspec.json.decode(data, type=list[_Thread])

@@ -1,4 +1,4 @@
-"""Where a run stands, as text for people and as a document for programs."""
+"""Renders merged stacks as text and as a document for programs."""
 
 import re
 from collections.abc import Sequence
@@ -19,15 +19,15 @@ _LIBRARY: Final = re.compile(r".*(?:/(?:site|dist)-packages|/lib/python3[.\d]*t?
 
 
 def sentence(merged: Merged) -> str:
-    """Return one sentence on who stands apart, and where the others are."""
-    apart, standing = [_untold(rank) for rank in merged.untold], list[str]()
+    """Return one sentence with the odd ranks and the places of the others."""
+    apart, others = [_without_stacks_text(rank) for rank in merged.without_stacks], list[str]()
     for group in merged.groups:
-        (apart if set(group.ranks) <= set(merged.odd) else standing).append(_group(group))
-    return "; ".join(_few(apart) + _few(standing) + _few([_missed(each) for each in merged.missed]))
+        (apart if set(group.ranks) <= set(merged.odd) else others).append(_group(group))
+    return "; ".join(_few(apart) + _few(others) + _few([_missed(each) for each in merged.missed]))
 
 
 def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Sequence[int]) -> dict[str, Any]:
-    """Return the versioned document: every thread of every rank, and what they come to."""
+    """Return the document of schema :data:`SCHEMA`: every thread of every rank, and the finding."""
     return {
         "schema": SCHEMA,
         "run": run,
@@ -58,7 +58,7 @@ def to_dict(run: str, ranks: Sequence[RankStacks], merged: Merged, absent: Seque
 
 
 def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: TextIO) -> None:
-    """Write who stands apart, then each stack once, with the ranks that have it."""
+    """Write the odd ranks, then each stack once, with its ranks."""
     known = {rank.rank: rank for rank in ranks}
     out.write(f"run {run}: {len(ranks)} {_plural(len(ranks), 'rank')}{_last_step(ranks)}\n")
     if merged.goes_on:
@@ -71,7 +71,7 @@ def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: Text
             if rank.outcome is not Outcome.ANSWERED:
                 out.write(f"  rank {rank.rank}, {_SOURCES[rank.outcome]}: {rank.reason}\n")
         _write_frames(group.frames, out)
-    for rank in merged.untold:
+    for rank in merged.without_stacks:
         out.write(f"\nrank {rank.rank} (pid {rank.pid}): {rank.outcome.value}: {rank.reason}\n")
     if merged.others:
         out.write("\nother threads\n")
@@ -83,10 +83,10 @@ def render_text(run: str, ranks: Sequence[RankStacks], merged: Merged, out: Text
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ranks as ``--ranks`` takes them: 0-2,5.
+    """Return ranks in the form of ``--ranks``: 0-2,5.
 
     Args:
-        ranks: In order.
+        ranks: Ranks in ascending order.
     """
     parts: list[list[int]] = []
     for rank in ranks:
@@ -105,7 +105,7 @@ def _group(group: Group) -> str:
     )
 
 
-def _untold(rank: RankStacks) -> str:
+def _without_stacks_text(rank: RankStacks) -> str:
     words = {Outcome.STOPPED: "is stopped", Outcome.GONE: "is gone"}
     return f"rank {rank.rank} {words.get(rank.outcome, 'does not answer')}"
 
@@ -169,5 +169,5 @@ def _write_frames(frames: Sequence[Frame], out: TextIO) -> None:
 
 
 def _short(file: str) -> str:
-    """Return a path without what says only where Python keeps its packages and its own modules."""
+    """Return a path without the folder of Python's packages or its own modules."""
     return _LIBRARY.sub("", file)

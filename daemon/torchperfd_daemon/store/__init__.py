@@ -1,4 +1,4 @@
-"""What every rank on this node has done, in fixed memory per rank.
+"""The state, totals and newest steps of every rank on this node, in fixed memory per rank.
 
 Totals come from the clients' cumulative totals, so a lost batch loses no time; batches feed the recent
 history and the step-time histogram.

@@ -18,29 +18,29 @@ _MAX_PHASES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When a rank came to a step's first and last collective: Unix nanoseconds, by its node's clock."""
+    """When a rank arrived at a step's first and last collective: Unix nanoseconds, by its node's clock."""
 
     first_unix_ns: int
     last_unix_ns: int
 
 
 def _filled(count: int, value: int = 0) -> "array[int]":
-    """Return an array that holds a value so many times, and has no room for more: made of bytes it would."""
+    """Return an array that holds a value ``count`` times, without the spare capacity that bytes would add."""
     return array("q", (value,)) * count
 
 
 class ArrivalHistory:
-    """Of the newest steps of one rank that had a collective, when it came there."""
+    """The arrivals of one rank at the collectives of its newest steps."""
 
     def __init__(self, capacity: int = HISTORY_STEPS) -> None:
         self._capacity = capacity
-        # Step, first, last; made with the first arrival, since many a rank has none.
+        # Step, first, last; created with the first arrival, since many ranks have none.
         self._rings: tuple[array[int], array[int], array[int]] | None = None
         self.newest = -1
-        """Index of the newest step there is; -1 for none."""
+        """Index of the newest step; -1 without any."""
 
     def append(self, columns: ArrivalColumns) -> None:
-        """Add steps; each takes the place of the one so many steps before it."""
+        """Add steps; each overwrites the step that is ``capacity`` steps older."""
         if not columns.step:
             return
         if self._rings is None:
@@ -52,11 +52,11 @@ class ArrivalHistory:
         given = (columns.step, columns.first_unix_ns, columns.last_unix_ns)
         newest = columns.step[-self._capacity :]
         if newest.tolist() == [*range(newest[0], newest[0] + self._capacity)]:
-            # So many, one after the other, leave nothing of those before.
-            turn = -newest[0] % self._capacity
+            # This many consecutive steps overwrite everything.
+            wrap = -newest[0] % self._capacity
             for ring, column in zip(self._rings, given, strict=True):
                 latest = column[-self._capacity :]
-                ring[:] = latest[turn:] + latest[:turn]
+                ring[:] = latest[wrap:] + latest[:wrap]
         else:
             for row in zip(*given, strict=True):
                 for ring, value in zip(self._rings, row, strict=True):
@@ -64,7 +64,7 @@ class ArrivalHistory:
         self.newest = max(self.newest, columns.step[-1])
 
     def at(self, step: int) -> Arrival | None:
-        """Return when the rank came to the collectives of a step; None where that is not known."""
+        """Return when the rank arrived at the collectives of a step; None if unknown."""
         if self._rings is None or step < 0:
             return None
         kept, first, last = (ring[step % self._capacity] for ring in self._rings)
@@ -72,7 +72,7 @@ class ArrivalHistory:
 
 
 class History:
-    """The newest steps of one rank, as rings of equal length."""
+    """The newest steps of one rank, in ring buffers of equal length."""
 
     def __init__(self, capacity: int = HISTORY_STEPS) -> None:
         self._capacity = capacity
@@ -82,23 +82,23 @@ class History:
         self._phases: dict[str, array[int]] = {}
 
     def append(self, steps: StepColumns) -> None:
-        """Add steps, forgetting the oldest."""
+        """Add steps, and drop the oldest."""
         for name in steps.phases:
             if name not in self._phases and len(self._phases) < _MAX_PHASES:
                 self._phases[name] = _filled(self._capacity)
         count = len(steps.duration_ns)
         skipped = max(0, count - self._capacity)
         first = (self._seen + skipped) % self._capacity
-        # Up to the ring's end, and on from its beginning.
-        turn = min(count, skipped + self._capacity - first)
+        # Write up to the end of the ring, then continue at its beginning.
+        wrap = min(count, skipped + self._capacity - first)
         for ring, column in (
             (self._end, steps.end_unix_ns),
             (self._duration, steps.duration_ns),
             *((ring, steps.phases.get(name)) for name, ring in self._phases.items()),
         ):
             values = column if column is not None else _filled(count)
-            ring[first : first + turn - skipped] = values[skipped:turn]
-            ring[: count - turn] = values[turn:]
+            ring[first : first + wrap - skipped] = values[skipped:wrap]
+            ring[: count - wrap] = values[wrap:]
         self._seen += count
 
     def __len__(self) -> int:
@@ -106,25 +106,25 @@ class History:
 
     @property
     def seen(self) -> int:
-        """How many steps there were, with those forgotten."""
+        """The number of steps so far, including dropped ones."""
         return self._seen
 
     def newest(self, count: int = HISTORY_STEPS) -> StepColumns:
-        """Return copies of the newest steps, oldest first, as many as are wanted and held."""
+        """Return copies of up to ``count`` newest steps, oldest first."""
         count = min(count, len(self))
         first = (self._seen - count) % self._capacity
 
-        def turned(ring: "array[int]") -> "array[int]":
+        def unrolled(ring: "array[int]") -> "array[int]":
             return (ring[first:] + ring[:first])[:count]
 
         return StepColumns(
-            turned(self._end),
-            turned(self._duration),
-            {name: turned(ring) for name, ring in self._phases.items()},
+            unrolled(self._end),
+            unrolled(self._duration),
+            {name: unrolled(ring) for name, ring in self._phases.items()},
         )
 
     def mean_step_seconds(self, count: int = HISTORY_STEPS) -> float:
-        """Return the mean duration of the newest steps held, 0 when there are none."""
+        """Return the mean duration of the newest steps held; 0 without any."""
         return self._mean_seconds(self._duration, count)
 
     def mean_phase_seconds(self, count: int = HISTORY_STEPS) -> dict[str, float]:
@@ -137,7 +137,7 @@ class History:
             return 0.0
         oldest = (self._seen - len(self)) % self._capacity
         left_out = sum(ring[(oldest + index) % self._capacity] for index in range(len(self) - count))
-        # Slots never written hold zero, so a ring that is not full yet sums up right too.
+        # Slots that were never written hold zero, so the sum is right for a partly filled ring too.
         return (sum(ring) - left_out) / count / 1e9
 
 

@@ -1,4 +1,4 @@
-"""What a rank reports: who it is, its cumulative totals, and its steps in columns."""
+"""The data that a rank reports: its identity, its cumulative totals, and its steps in columns."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from torchperfd_daemon.loader_workers import LoaderFacts
 
 
 class State(Enum):
-    """What a rank is doing."""
+    """The activity of a rank, as its client reports it."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -19,7 +19,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RankIdentity:
-    """Who a training process is; see the message of the same name."""
+    """The identity of a training process; see the message of the same name."""
 
     run: str
     rank: int
@@ -45,17 +45,17 @@ class RankIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ProcessKey:
-    """What tells two training processes apart.
+    """The key that distinguishes training processes.
 
     Attributes:
-        run: The run's name, as the process gives it.
-        rank: Likewise.
-        node: Likewise, as are the two below.
+        run: The run's name, as the process reports it.
+        rank: Its rank, as the process reports it.
+        node: Its node, as the process reports it; likewise the next three.
         pid_namespace: Inode of its pid namespace.
-        pid: In that namespace.
-        start_ticks: When it started.
-        uid: Its user, as the kernel says; None when that is not known.
-        peer_pid: Its process id in the daemon's own pid namespace, as the kernel says; 0 when not known.
+        pid: Its process id in that namespace.
+        start_ticks: Its start time in clock ticks since boot.
+        uid: Its user, from the kernel; None if unknown.
+        peer_pid: Its process id in the daemon's own pid namespace, from the kernel; 0 if unknown.
     """
 
     run: str
@@ -69,7 +69,7 @@ class ProcessKey:
 
     @classmethod
     def of(cls, identity: RankIdentity, uid: int | None, peer_pid: int) -> "ProcessKey":
-        """Return the key of a process that says who it is."""
+        """Return the key of a process with this identity."""
         return cls(
             identity.run,
             identity.rank,
@@ -98,7 +98,7 @@ class PhaseTotal:
 
 @dataclass(frozen=True, slots=True)
 class KindTotal:
-    """All steps of one kind since attach; what is not known of them is 0."""
+    """All steps of one kind since attach; unknown values are 0."""
 
     steps: int = 0
     ns: int = 0
@@ -110,7 +110,7 @@ class KindTotal:
     tokens: int = 0
 
     def mean_seconds(self, without: "KindTotal") -> tuple[int, float, dict[str, float]]:
-        """Return how many steps there are, the mean step and the mean of each phase, without some of them."""
+        """Return the number of steps, the mean step and each phase's mean, after subtracting some steps."""
         steps = self.steps - without.steps
         if steps <= 0:
             return 0, 0.0, {}
@@ -141,9 +141,9 @@ class CudaMemory:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A rank's cumulative account; see the message ``Account``.
+    """A rank's cumulative totals; see the message ``Account``.
 
-    What an older client does not tell, or this one does not know, is None, empty or 0.
+    Values that an older client does not report, or that are unknown, are None, empty or 0.
     """
 
     train: KindTotal = KindTotal()
@@ -170,16 +170,16 @@ class Totals:
     """Why each of the client's hooks is off, by name; empty for one that is on."""
 
     def steady_means(self) -> tuple[int, float, dict[str, float]]:
-        """Return how many training steps means are made of, the mean step and each phase's mean in seconds.
+        """Return the number of training steps for means, the mean step and each phase's mean in seconds.
 
-        These are the steps after the first, as in the client's report; the first while it is the only one.
+        The first step is left out, as in the client's report, unless it is the only one.
         """
         return self.train.mean_seconds(self.warmup if self.train.steps > 1 else KindTotal())
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalColumns:
-    """Training steps that had a collective: index, and when the rank came to the first and to the last."""
+    """Training steps with a collective: index, and when the rank arrived at the first and the last one."""
 
     step: "array[int]" = field(default_factory=lambda: array("q"))
     first_unix_ns: "array[int]" = field(default_factory=lambda: array("q"))

@@ -8,20 +8,20 @@ class Rank:
     """One rank of one run on this node.
 
     Args:
-        identity: Who it is, its run by the name that it has here.
+        identity: Its identity, with the run's name on this node.
         now: Monotonic seconds.
-        process: Which process it is; by default that of the identity, of an unknown user.
+        process: The key of its process; by default that of the identity, of an unknown user.
     """
 
     def __init__(self, identity: RankIdentity, now: float, process: ProcessKey | None = None) -> None:
         self.identity = identity
         self.process = process or ProcessKey.of(identity, None, 0)
         self.is_process_known = True
-        """Whether the process id of the identity may be believed; else nothing is read of that process."""
+        """Whether the process id of the identity is verified; otherwise no data of that process is read."""
         self.state = State.STARTING
         self.framework = ""
         self.hooks = ""
-        """How its client's hooks are built, ``native`` or ``reference``; empty when it does not say."""
+        """The implementation of its client's hooks, ``native`` or ``reference``; empty if not reported."""
         self.connected = True
         self.joined_at = now
         self.left_at: float | None = None
@@ -30,22 +30,22 @@ class Rank:
         self.arrivals = ArrivalHistory()
         self.last_step_unix_seconds = 0.0
         self.stalled_seconds = 0.0
-        """For how long it has made no step while its run hangs; 0 while that does not."""
+        """The time without a step during a hang of its run; 0 without a hang."""
         self.stopped = False
-        """Whether its process was found stopped, as by SIGSTOP, in the present hang."""
+        """Whether its process was found stopped, for example by SIGSTOP, during the present hang."""
 
     @property
     def steady_steps(self) -> int:
-        """How many of the newest steps means are made of: those held, less the run's first step.
+        """The number of newest steps for means: those held, without the run's first step.
 
-        The first step pays for all that is initialised lazily. The client's report keeps it apart as well.
+        The first step includes all lazy initialisation. The client's report also leaves it out.
         """
         held = len(self.history)
         first_is_held = bool(self.totals.warmup.steps) and self.totals.train.steps <= held
         return held - 1 if first_is_held and held > 1 else held
 
     def mean_step_seconds(self) -> float:
-        """Return the mean duration of recent steps after the first; 0 when there are none."""
+        """Return the mean duration of recent steps after the first; 0 without any."""
         return self.history.mean_step_seconds(self.steady_steps)
 
     def mean_phase_seconds(self) -> dict[str, float]:

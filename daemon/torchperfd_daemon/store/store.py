@@ -1,4 +1,4 @@
-"""All ranks that stream to this daemon, in memory of fixed size per rank and a bounded number of ranks."""
+"""Holds all ranks that report to this daemon, in fixed memory per rank and for a bounded number of ranks."""
 
 import itertools
 import time
@@ -12,13 +12,13 @@ from torchperfd_daemon.store.rank import Rank
 
 
 class Store:
-    """All ranks that stream to this daemon.
+    """All ranks that report to this daemon.
 
     Args:
-        grace_seconds: How long a rank stays after it has left.
+        grace_seconds: How long a rank is kept after it has left.
         clock: Monotonic seconds.
-        most_per_user: Ranks of one user that are kept; of those that have left, the oldest go first.
-        most: Of all users.
+        most_per_user: The largest number of ranks of one user. Ranks that left first are dropped first.
+        most: The largest number of ranks of all users.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class Store:
         peer_pid: int = 0,
         has_ended: Callable[[Rank], bool] = lambda rank: not rank.connected,
     ) -> Rank:
-        """Admit a process. The same process coming back keeps its record; another one starts afresh.
+        """Add a process. A process that connects again keeps its record; a new process gets a new one.
 
-        A process takes over the place of an earlier one of its user that has ended. Where the place is
-        taken, its run has another name here; see :func:`_names`.
+        A process replaces an earlier one of its user that has ended. If another user or a living process has
+        the same run and rank, the run gets another name on this node; see :func:`_names`.
 
         Args:
-            identity: Who the process says it is.
-            uid: Its user, as the kernel says; None when that is not known.
-            peer_pid: Its process id here, as the kernel says; 0 when that is not known.
+            identity: The identity that the process reports.
+            uid: Its user, from the kernel; None if unknown.
+            peer_pid: Its process id here, from the kernel; 0 if unknown.
             has_ended: Returns whether the process of a record has ended.
         """
         self.forget_departed()
         process = ProcessKey.of(identity, uid, peer_pid)
         for known in self._ranks.values():
-            # The first comparison is the quick one, and of thousands nearly all differ in it.
+            # The first comparison is cheap and sorts out nearly all of thousands of ranks.
             if known.process.pid == process.pid and known.process == process:
                 known.identity = replace(identity, run=known.identity.run)
                 known.connected = True
@@ -75,14 +75,14 @@ class Store:
         return rank
 
     def _make_room(self, uid: int | None) -> None:
-        """Forget the ranks that left first while a user, or all, have as many as are kept."""
+        """Drop the ranks that left first while a user, or all users together, have reached the limit."""
         self._forget_oldest(
             [key for key, rank in self._ranks.items() if rank.process.uid == uid], self._most_per_user
         )
         self._forget_oldest([*self._ranks], self._most)
 
     def _forget_oldest(self, keys: list[tuple[str, int]], most: int) -> None:
-        """Forget as many of these ranks that have left as it takes to have room for one more."""
+        """Drop ranks that have left, the oldest first, until there is room for one more."""
         if len(keys) < most:
             return
         departed = [key for key in keys if not self._ranks[key].connected]
@@ -91,7 +91,7 @@ class Store:
             self._keep_dropped(self._ranks.pop(key))
 
     def _free_name(self, identity: RankIdentity, uid: int | None, has_ended: Callable[[Rank], bool]) -> str:
-        """Return the first name of the run under which this rank has no other user's or living process."""
+        """Return the run's first name that no other user has and without a living process of this rank."""
         owners = {run: rank.process.uid for (run, _), rank in self._ranks.items()}
         for name in _names(identity.run, uid, owners.get(identity.run, uid)):
             known = self._ranks.get((name, identity.rank))
@@ -100,7 +100,7 @@ class Store:
         raise AssertionError("names never end")
 
     def leave(self, rank: Rank) -> None:
-        """Mark a rank as gone; its record stays for the grace time."""
+        """Mark a rank as disconnected; its record is kept for the grace time."""
         rank.connected = False
         rank.left_at = self._clock()
 
@@ -114,7 +114,7 @@ class Store:
         self.histograms.setdefault(rank.identity.run, Histogram()).observe_ns(steps.duration_ns)
 
     def forget_departed(self) -> None:
-        """Drop the ranks whose grace is over, and what belongs to runs without ranks."""
+        """Drop the ranks whose grace time is over, and the data of runs without ranks."""
         now = self._clock()
         for key, rank in list(self._ranks.items()):
             if rank.left_at is not None and now - rank.left_at > self._grace:
@@ -126,7 +126,7 @@ class Store:
                 del self.histograms[run]
 
     def ranks(self) -> Iterator[Rank]:
-        """Yield all ranks that there are now, by run and rank; also for other threads than the store's."""
+        """Yield all present ranks, sorted by run and rank. Other threads may call it."""
         for _, rank in sorted(self._ranks.items(), key=itemgetter(0)):
             yield rank
 
@@ -138,11 +138,11 @@ class Store:
         return runs
 
     def connected(self) -> int:
-        """Return how many ranks are connected."""
+        """Return the number of connected ranks."""
         return sum(rank.connected for rank in self._ranks.values())
 
     def dropped(self) -> dict[str, int]:
-        """Return the steps that clients lost, by where, including those of ranks long gone."""
+        """Return the number of steps that clients dropped, by place, including those of departed ranks."""
         total = dict(self._departed_dropped)
         for rank in self._ranks.values():
             for where, count in rank.totals.dropped.items():
@@ -155,12 +155,12 @@ class Store:
 
 
 def _names(run: str, uid: int | None, owner: int | None) -> Iterator[str]:
-    """Yield the names that a run may have here: ``run``, ``run#2``, ``run#3``, and so on.
+    """Yield the possible names of a run on this node: ``run``, ``run#2``, ``run#3``, and so on.
 
     Args:
-        run: As its process calls it.
-        uid: Of the process.
-        owner: Of the run that has this name. When it is another user's, the names are ``run@uid``,
+        run: The name that the process reports.
+        uid: The user of the process.
+        owner: The user of the run that has this name. If it is another user, the names are ``run@uid``,
             ``run@uid#2``, and so on.
     """
     name = run if uid == owner else f"{run}@{uid}"

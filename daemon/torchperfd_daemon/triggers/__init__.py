@@ -1,4 +1,4 @@
-"""Triggers: rules that capture, or tell stacks, when something happens; and glances at intervals."""
+"""Triggers: rules that capture or write stacks under a condition, and scheduled captures (glances)."""
 
 from torchperfd_daemon.triggers.actions import Actions
 from torchperfd_daemon.triggers.quota import TriggerCounts

@@ -1,4 +1,4 @@
-"""Actions: what triggers do. A capture is conducted as everybody's; stacks are written like a capture."""
+"""The actions of triggers: ordinary captures, and stacks that are written like a capture."""
 
 import hashlib
 import io
@@ -32,22 +32,22 @@ _STACKS_S: Final = 10.0
 
 
 class Reach(Protocol):
-    """The way to the ranks of this node."""
+    """Access to the ranks of this node."""
 
     def participants(self, run: str) -> Sequence[Participant]:
         """Return the connected ranks of a run."""
 
     def stacks(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
-        """Yield where the threads of a run's ranks are, waiting for any of them so long."""
+        """Yield the stacks of a run's ranks, waiting up to ``seconds`` for each."""
 
 
 class Actions:
-    """Does what a rule says.
+    """Carries out the actions of rules.
 
     Args:
-        coordinator: Conducts captures.
-        catalog: Where stacks go.
-        reach: The way to the ranks.
+        coordinator: Coordinates captures.
+        catalog: Where stacks are written.
+        reach: Access to the ranks.
         wall: Unix seconds.
     """
 
@@ -62,43 +62,43 @@ class Actions:
     async def capture(
         self, trigger: str, run: str, ranks: Collection[int], options: CaptureOptions, timeout: float
     ) -> CaptureRecord:
-        """Capture some ranks of a run, and return what has come of it.
+        """Capture some ranks of a run, and return the record of the capture.
 
         Raises:
             BusyError: A capture of the run is in progress.
-            TorchperfdError: None of the ranks is here, or nothing can be written.
+            TorchperfdError: None of the ranks is connected, or nothing can be written.
         """
         chosen = [each for each in self._reach.participants(run) if each.rank in ranks]
         if not chosen:
-            raise NoSuchTargetError(f"no rank of run {run} is connected")
+            raise NoSuchTargetError(f"no chosen rank of run {run} is connected")
         stream = self._coordinator.capture(run, chosen, options, timeout, trigger=trigger)
         record: CaptureRecord | None = None
         async with aclosing(stream) as changes:  # type: ignore[type-var] # an async generator is what it is
             async for progress in changes:
                 record = progress.record
         if record is None:
-            raise TorchperfdError("the capture ended without a word")
+            raise TorchperfdError("the capture ended without a result")
         return record
 
     async def stacks(self, trigger: str, run: str) -> CaptureRecord:
-        """Write down where all ranks of a run are, and return the manifest.
+        """Write the stacks of all ranks of a run, and return the record with their manifest.
 
         Raises:
             TorchperfdError: The run has no ranks here, or nothing can be written.
         """
         asked_at = self._wall()
-        told = [rank async for rank in self._reach.stacks(run, _STACKS_S)]
-        if not told:
+        stacks = [rank async for rank in self._reach.stacks(run, _STACKS_S)]
+        if not stacks:
             raise NoSuchTargetError(f"no rank of run {run} is on this node")
-        told.sort(key=lambda rank: rank.rank)
-        record = self._record(trigger, run, asked_at, told)
-        merged = merge(told)
+        stacks.sort(key=lambda rank: rank.rank)
+        record = self._record(trigger, run, asked_at, stacks)
+        merged = merge(stacks)
         text = io.StringIO()
-        render_text(run, told, merged, text)
-        document = json.dumps(to_dict(run, told, merged, ())).encode() + b"\n"
+        render_text(run, stacks, merged, text)
+        document = json.dumps(to_dict(run, stacks, merged, ())).encode() + b"\n"
         path = self._catalog.create(record.capture_id)
         _write(path, {TEXT_FILE: text.getvalue().encode(errors="replace"), JSON_FILE: document})
-        # One file of all ranks: it is named once, so that sums over ranks are right.
+        # One file contains all ranks. It is listed once, so that sums over ranks are right.
         first = next((trace for trace in record.ranks if trace.state is CaptureState.COMPLETE), None)
         if first is not None:
             first.file, first.bytes = JSON_FILE, len(document)
@@ -108,7 +108,7 @@ class Actions:
         self._coordinator.counts.count(record, record.ended_at)
         return record
 
-    def _record(self, trigger: str, run: str, asked_at: float, told: Sequence[RankStacks]) -> CaptureRecord:
+    def _record(self, trigger: str, run: str, asked_at: float, stacks: Sequence[RankStacks]) -> CaptureRecord:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(asked_at))
         ranks = [
             RankTrace(
@@ -118,7 +118,7 @@ class Actions:
                 node=rank.node,
                 pid=rank.pid,
             )
-            for rank in told
+            for rank in stacks
         ]
         return CaptureRecord(
             capture_id=f"{stamp}-{secrets.token_hex(3)}",
@@ -129,13 +129,13 @@ class Actions:
             reason=first_reason(ranks),
             options=CaptureOptions(steps=0),
             ranks=ranks,
-            world_size=max(rank.world_size for rank in told),
+            world_size=max(rank.world_size for rank in stacks),
             daemon_version=__version__,
         )
 
 
 def _write(path: Path, files: dict[str, bytes]) -> None:
-    """Write files into a capture's folder, where others may write, too: never through a name that is there.
+    """Create files in a capture's folder, never through an existing name, since other users may write there.
 
     Raises:
         TorchperfdError: They cannot be written.
@@ -151,5 +151,5 @@ def _write(path: Path, files: dict[str, bytes]) -> None:
 
 
 def timeout_of(options: CaptureOptions, step_seconds: float) -> float:
-    """Return how long to wait for a capture's steps: a minute, and thrice what they should take."""
+    """Return the timeout of a capture in seconds: 60 plus three times the expected time of its steps."""
     return 60.0 + 3.0 * (options.steps + 2) * step_seconds

@@ -1,7 +1,7 @@
-"""Conditions: one class for each kind of thing that rules wait for.
+"""The conditions of rules, one class per kind.
 
-Whether a run is slower, which rank is late and what has stalled is decided by diagnosis; rules only set a
-bound on it. The other conditions compare series of the metrics page with a bound or their own past.
+Diagnosis decides whether a run is slower, which rank is late and which rank has stalled; rules only set a
+bound. The other conditions compare series of the metrics page with a bound or with their own past.
 """
 
 from collections import deque
@@ -26,13 +26,13 @@ _MOST_SERIES: Final = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something holds, of a run.
+    """A condition that holds now.
 
     Attributes:
-        run: Empty when no run is concerned.
-        ranks: The culprits; empty when there is none in particular.
+        run: The affected run; empty if there is none.
+        ranks: The culprits; empty if none is known.
         reason: One sentence for the log.
-        key: Tells this finding from others of the same rule.
+        key: Distinguishes this finding from others of the same rule.
     """
 
     run: str
@@ -42,14 +42,14 @@ class Finding:
 
 
 class Condition(Protocol):
-    """Looks once a second."""
+    """Is evaluated once a second."""
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
-        """Yield all that holds now."""
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+        """Yield all findings that hold now."""
 
 
 def condition_of(rule: Rule) -> Condition:
-    """Return the condition that a rule waits for, with no past."""
+    """Return a new condition for a rule, without past values."""
     makers: dict[When, type[_RuleCondition]] = {
         When.STEP_TIME_REGRESSION: StepTimeRegression,
         When.STRAGGLER: Straggler,
@@ -68,17 +68,17 @@ class _RuleCondition:
         self._above = rule.above or 0.0
         self._below = rule.below or 0.0
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
         raise NotImplementedError
 
 
 class StepTimeRegression(_RuleCondition):
-    """Diagnosis finds that a run is slower than it was, by more than the rule's bound."""
+    """Diagnosis finds a run slower than before, by more than the rule's bound."""
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
         """Yield the runs that have become slow.
 
-        The culprit is the rank that the verdict names; where it names none, the rank with the most own work.
+        The culprit is the rank that the verdict names, or else the rank with the most own work.
         """
         for run, found in scene.findings():
             before, now = found.normal_seconds, found.step_seconds
@@ -92,9 +92,9 @@ class StepTimeRegression(_RuleCondition):
 
 
 class Straggler(_RuleCondition):
-    """Diagnosis finds a rank that the others wait for, by more than the rule's bound."""
+    """Diagnosis finds a straggler that is late by more than the rule's bound."""
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
         """Yield each such rank."""
         for run, found in scene.findings():
             usual = found.peer_seconds
@@ -108,13 +108,13 @@ class Straggler(_RuleCondition):
 
 
 class GpuUtilisationDrop(_RuleCondition):
-    """A GPU that was busy with training is so no more, although its rank does nothing else."""
+    """The utilisation of a GPU has dropped, although its rank still trains."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule)
         self._past: dict[str, deque[float]] = {}
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
         """Yield each rank whose GPU has become idle."""
         owners = scene.owners()
         known, self._past = self._past, {}
@@ -138,9 +138,9 @@ class GpuUtilisationDrop(_RuleCondition):
 
 
 class Stall(_RuleCondition):
-    """Diagnosis finds a stall, and it has lasted for as long as the rule says."""
+    """Diagnosis finds a stall that has lasted for the time in the rule."""
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
         """Yield the runs that have stalled."""
         for run, found in scene.findings():
             stall = found.stall
@@ -150,14 +150,14 @@ class Stall(_RuleCondition):
 
 
 class Xid(_RuleCondition):
-    """The driver has reported an error of a GPU; it holds for a minute."""
+    """The driver has reported an error of a GPU; the finding holds for a minute."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule)
         self._seen: dict[tuple[str, str], float] = {}
         self._shown: dict[tuple[str, str], float] = {}
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
         """Yield the ranks on GPUs with new errors."""
         wanted = {str(number) for number in self._rule.xids}
         for labels, value in scene.series("torchperfd_gpu_xid_errors_total"):
@@ -171,7 +171,7 @@ class Xid(_RuleCondition):
                 del self._shown[uuid, xid]
                 continue
             for run, rank in owners.get(uuid, [("", -1)]):
-                whose = f" of rank {rank}, run {run}" if run else ", on which no rank is"
+                whose = f" of rank {rank}, run {run}" if run else ", which no rank uses"
                 yield Finding(
                     run,
                     (rank,) if run else (),
@@ -181,9 +181,9 @@ class Xid(_RuleCondition):
 
 
 class GpuMemoryNearFull(_RuleCondition):
-    """Nearly all memory of a GPU is taken."""
+    """Nearly all memory of a GPU is in use."""
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
         """Yield the ranks on GPUs that are nearly full."""
         totals = {
             labels["gpu_uuid"]: value for labels, value in scene.series("torchperfd_gpu_memory_total_bytes")
@@ -198,14 +198,14 @@ class GpuMemoryNearFull(_RuleCondition):
 
 
 class MetricBound(_RuleCondition):
-    """A series of the metrics page is beyond a bound; of a counter it is the rate per second."""
+    """A series of the metrics page is beyond a bound; for a counter, its rate per second is compared."""
 
     def __init__(self, rule: Rule) -> None:
         super().__init__(rule)
         self._counts: dict[tuple[tuple[str, str], ...], deque[tuple[float, float]]] = {}
 
-    def look(self, scene: Scene) -> Iterator[Finding]:
-        """Yield what each series beyond the bound is about."""
+    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+        """Yield the runs and ranks of each series beyond the bound."""
         rule = self._rule
         known, self._counts = self._counts, {}
         for labels, value in scene.series(rule.metric)[:_MOST_SERIES]:
@@ -218,10 +218,10 @@ class MetricBound(_RuleCondition):
                 number = _rate(self._counts[key], scene.now, value)
             if number is None or not self._beyond(number):
                 continue
-            told = ", ".join(f"{name}={text}" for name, text in sorted(labels.items()))
-            reason = f"{rule.metric}{{{told}}} is {number:.4g}"
+            labels_text = ", ".join(f"{name}={text}" for name, text in sorted(labels.items()))
+            reason = f"{rule.metric}{{{labels_text}}} is {number:.4g}"
             for run, ranks in _concerned(labels, scene):
-                yield Finding(run, ranks, reason, f"{told} {run} {ranks}")
+                yield Finding(run, ranks, reason, f"{labels_text} {run} {ranks}")
 
     def _beyond(self, number: float) -> bool:
         rule = self._rule
@@ -232,14 +232,14 @@ class MetricBound(_RuleCondition):
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A stream's median before, and its median now."""
+    """The median of a series' earlier values, and of its newest ones."""
 
     before: float
     recent: float
 
 
 def _change(values: deque[float]) -> _Change | None:
-    """Return how the newest values differ from those before; None while there are too few."""
+    """Return the medians of the earlier and the newest values; None while there are too few."""
     if len(values) < _RECENT + _LEAST_PAST:
         return None
     stream = list(values)
@@ -248,7 +248,7 @@ def _change(values: deque[float]) -> _Change | None:
 
 
 def _rate(counts: deque[tuple[float, float]], now: float, value: float) -> float | None:
-    """Return a counter's growth per second over the last ten; None while that is not known."""
+    """Return a counter's rate per second over the last ten seconds; None while that is unknown."""
     if counts and value < counts[-1][1]:
         counts.clear()
     counts.append((now, value))
@@ -259,7 +259,7 @@ def _rate(counts: deque[tuple[float, float]], now: float, value: float) -> float
 
 
 def _concerned(labels: Mapping[str, str], scene: Scene) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the runs and ranks that a series is about; a series of the node is about all runs."""
+    """Return the runs and ranks of a series; a series of the node belongs to all runs."""
     if "run" in labels:
         return [(labels["run"], (int(labels["rank"]),) if "rank" in labels else ())]
     if "gpu_uuid" in labels:

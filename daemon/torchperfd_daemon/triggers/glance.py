@@ -1,4 +1,4 @@
-"""Glances: whose turn it is, and whether what the last one cost allows for another yet."""
+"""Glances: which rank is next, and whether the cost of the last glance permits another one now."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -7,11 +7,11 @@ from torchperfd_daemon.store import Rank, State
 from torchperfd_daemon.triggers.rules import Schedule
 
 SETTLE_S: Final = 3.0
-"""How long after a glance its cost still comes in: the trace is written, accounts arrive once a second."""
+"""How long to wait for a glance's cost: the trace has to be written, and reports arrive once a second."""
 
 
-class Meter:
-    """What something costs a rank: the time of its steps beyond what as many steps usually take."""
+class CostMeter:
+    """Measures the cost of a glance: the time of a rank's steps beyond the usual time of as many steps."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -19,7 +19,7 @@ class Meter:
         self._steps, self._ns = self._made()
 
     def seconds(self) -> float:
-        """Return the cost so far."""
+        """Return the cost so far, in seconds."""
         steps, ns = self._made()
         return max(0.0, (ns - self._ns) / 1e9 - (steps - self._steps) * self._usual)
 
@@ -28,33 +28,33 @@ class Meter:
         return train.steps, train.ns
 
 
-class Turns:
-    """When a schedule's next glance is due, and at which rank.
+class ScheduleState:
+    """The state of a schedule: when its next glance is due, and at which rank.
 
     Args:
-        schedule: What was asked for.
-        now: Monotonic seconds; the first glance is an interval later.
+        schedule: The schedule from the configuration.
+        now: Monotonic seconds; the first glance is one interval later.
     """
 
     def __init__(self, schedule: Schedule, now: float) -> None:
         self.schedule = schedule
         self._due_at = now + schedule.every_seconds
-        self._affordable_at = now
+        self._within_overhead_at = now
         self._last: tuple[str, int] | None = None
 
     def due(self, now: float) -> bool:
-        """Return whether an interval is over; the next one begins then."""
+        """Return whether an interval is over; if so, begin the next one."""
         if now < self._due_at:
             return False
         self._due_at = now + self.schedule.every_seconds
         return True
 
-    def affordable(self, now: float) -> bool:
-        """Return whether the last glance, spread over the time since, keeps to the overhead allowed."""
-        return now >= self._affordable_at
+    def is_within_overhead(self, now: float) -> bool:
+        """Return whether the cost of the last glance, spread over the time since, is within the overhead."""
+        return now >= self._within_overhead_at
 
     def next(self, ranks: Iterable[Rank]) -> Rank | None:
-        """Return the rank after the last one, of those that train; None when none does."""
+        """Return the training rank after the last one; None if no rank trains."""
         training = {
             (rank.identity.run, rank.identity.rank): rank
             for rank in ranks
@@ -67,6 +67,11 @@ class Turns:
         self._last = (later or keys)[0]
         return training[self._last]
 
-    def paid(self, began: float, seconds: float) -> None:
-        """Take note of what a glance has cost that began at a moment of the monotonic clock."""
-        self._affordable_at = began + seconds / self.schedule.overhead
+    def add_cost(self, began: float, seconds: float) -> None:
+        """Record the cost of a glance.
+
+        Args:
+            began: When it began; monotonic seconds.
+            seconds: Its cost.
+        """
+        self._within_overhead_at = began + seconds / self.schedule.overhead

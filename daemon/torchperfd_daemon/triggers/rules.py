@@ -1,4 +1,4 @@
-"""Rules and schedules: when the daemon captures by itself."""
+"""Rules and schedules of the captures that the daemon starts by itself."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -7,16 +7,16 @@ from typing import Final
 from torchperfd_daemon.captures.manifest import CaptureOptions
 
 PER_DAY: Final = 50
-"""Actions of all rules together in a day, unless the configuration says otherwise."""
+"""Default limit of the actions of all rules together per day."""
 
-GRAVE_XIDS: Final = (48, 62, 64, 74, 79, 95, 119, 120)
-"""Errors of the GPU itself; 13, 31 and 43 are those of applications."""
+SEVERE_XIDS: Final = (48, 62, 64, 74, 79, 95, 119, 120)
+"""Errors of the GPU itself; 13, 31 and 43 are errors of applications."""
 
 _GLANCE: Final = CaptureOptions(steps=1)
 
 
 class When(Enum):
-    """What a rule waits for."""
+    """The condition of a rule."""
 
     STEP_TIME_REGRESSION = "step-time-regression"
     STRAGGLER = "straggler"
@@ -28,7 +28,7 @@ class When(Enum):
 
 
 class Action(Enum):
-    """What a rule does."""
+    """The action of a rule."""
 
     CAPTURE = "capture"
     STACKS = "stacks"
@@ -36,17 +36,17 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What to wait for, and what to do then.
+    """A condition and an action.
 
     Attributes:
-        above: A ratio, or for a metric its value; None when the rule has no upper bound.
-        below: Likewise.
-        hold_seconds: How long the condition has to hold.
-        metric: Name on the metrics page; labels are those that a series must have.
+        above: Upper bound: a ratio, or a metric's value; None without one.
+        below: Lower bound, likewise.
+        hold_seconds: How long the condition must hold.
+        metric: The name of a metric; ``labels`` are those that its series must have.
         xids: Numbers of the driver's errors.
-        options: Of a capture.
-        cooldown_seconds: After it has acted on a run, it does not do so again for so long.
-        per_day: How often it acts in a day of UTC.
+        options: The options of a capture.
+        cooldown_seconds: The least time between two actions on the same run.
+        per_day: The largest number of actions per day (UTC).
     """
 
     name: str
@@ -57,7 +57,7 @@ class Rule:
     hold_seconds: float = 0.0
     metric: str = ""
     labels: tuple[tuple[str, str], ...] = ()
-    xids: tuple[int, ...] = GRAVE_XIDS
+    xids: tuple[int, ...] = SEVERE_XIDS
     options: CaptureOptions = field(default_factory=CaptureOptions)
     cooldown_seconds: float = 1800.0
     per_day: int = 10
@@ -65,12 +65,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A glance: one step of one rank in turn, at intervals.
+    """Glances at intervals: captures of one step of one rank, of each rank round robin.
 
     Attributes:
-        every_seconds: Between two glances.
-        overhead: Part of the time of training that glances may cost; where they cost more they come
-            less often.
+        every_seconds: The time between two glances.
+        overhead: The share of training time that glances may cost; if they cost more, they become rarer.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The runner: looks once a second, and acts on what holds."""
+"""The runner of triggers: evaluates all rules once a second, and starts the actions that are due."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store import Rank, Store
 from torchperfd_daemon.triggers.actions import Actions, timeout_of
 from torchperfd_daemon.triggers.conditions import Finding, condition_of
-from torchperfd_daemon.triggers.glance import SETTLE_S, Meter, Turns
+from torchperfd_daemon.triggers.glance import SETTLE_S, CostMeter, ScheduleState
 from torchperfd_daemon.triggers.quota import Result, TriggerCounts, TriggerQuota
 from torchperfd_daemon.triggers.rules import Action, Plan, Rule, When
 from torchperfd_daemon.triggers.scene import FindingsOf, Scene
@@ -30,23 +30,23 @@ _MOST_CULPRITS: Final = 2
 
 @dataclass(slots=True)
 class _Episode:
-    """A finding for as long as it holds, and gaps of ten seconds.
+    """A finding while it holds, including gaps of up to ten seconds.
 
     Attributes:
-        since: When it began to hold without a gap; None in a gap.
+        since: When it began to hold without a gap; None during a gap.
         seen: When it held last.
-        said: What became of it, as far as it was counted.
-        settled: Nothing more is done about it.
+        counted: The result that was counted last.
+        settled: Whether it needs no further action.
     """
 
     since: float | None
     seen: float
-    said: Result | None = None
+    counted: Result | None = None
     settled: bool = False
 
 
 class _Watch:
-    """One rule: its condition, and what holds of it."""
+    """One rule with its condition and its present episodes."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -54,8 +54,8 @@ class _Watch:
         self._episodes: dict[str, _Episode] = {}
 
     def due(self, scene: Scene) -> list[tuple[Finding, _Episode]]:
-        """Return what has held for long enough and is not settled."""
-        found = {finding.key: finding for finding in self._condition.look(scene)}
+        """Return the findings that have held for long enough and are not settled."""
+        found = {finding.key: finding for finding in self._condition.evaluate(scene)}
         now = scene.now
         for key, episode in list(self._episodes.items()):
             if key not in found:
@@ -72,23 +72,23 @@ class _Watch:
         return due
 
     def _hold(self) -> float:
-        # A stall has held for as long as it takes to be one.
+        # A stall has already held for its limit when diagnosis finds it.
         return 0.0 if self.rule.when is When.STALL else self.rule.hold_seconds
 
 
 class Runner:
-    """Carries out a plan.
+    """Runs the rules and schedules of a plan.
 
     Args:
-        plan: What to do when.
+        plan: The rules and schedules.
         store: Where ranks and their steps are.
-        found: Returns what diagnosis has found of a run.
-        page: Returns what the metrics page would show now; asked only where a rule needs it.
-        actions: What can be done.
+        found: Returns the findings of diagnosis on a run.
+        page: Returns the present metrics; called only if a rule needs them.
+        actions: Carries out captures and stacks.
         clock: Monotonic seconds.
         wall: Unix seconds.
-        counts: Where to count what becomes of triggers.
-        sleep: Waits so many seconds.
+        counts: The counters of results.
+        sleep: Waits for the given seconds.
     """
 
     def __init__(
@@ -111,18 +111,18 @@ class Runner:
         self._clock = clock
         self._wall = wall
         self._sleep = sleep
-        self._desk = TriggerQuota(plan, clock, wall, counts)
+        self._quota = TriggerQuota(plan, clock, wall, counts)
         self._watches = [_Watch(rule) for rule in plan.rules]
-        self._turns = [Turns(schedule, clock()) for schedule in plan.schedules]
+        self._schedules = [ScheduleState(schedule, clock()) for schedule in plan.schedules]
         self._tasks = set[asyncio.Task[None]]()
         self._broken = set[str]()
         self.health = WorkerHealth("triggers")
 
     async def run(self, catalog: Catalog) -> None:
-        """Look once a second until cancelled; what was begun is cancelled, too.
+        """Evaluate once a second until cancelled; actions in progress are cancelled too.
 
         Args:
-            catalog: Tells what a daemon before this one did today.
+            catalog: The captures, which show the actions of earlier daemon processes.
         """
         if not self.has_work:
             return
@@ -131,11 +131,11 @@ class Runner:
             while True:
                 await self._sleep(INTERVAL_S)
                 try:
-                    self.look()
+                    self.evaluate()
                     self.health.succeeded(self._wall())
                 except Exception:
                     if self.health.failed():
-                        log.exception("triggers cannot be looked at")
+                        log.exception("evaluating triggers failed; trying again every %.0f s", INTERVAL_S)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -144,41 +144,43 @@ class Runner:
     @property
     def has_work(self) -> bool:
         """Whether the plan has rules or schedules."""
-        return bool(self._watches or self._turns)
+        return bool(self._watches or self._schedules)
 
-    def look(self) -> None:
-        """Look at everything once, and begin what is due."""
+    def evaluate(self) -> None:
+        """Evaluate all rules and schedules once, and start the actions that are due."""
         now = self._clock()
         scene = Scene(now, self._runs(), self._found, self._page)
         for watch in self._watches:
             try:
                 due = watch.due(scene)
             except Exception:
-                # A rule that cannot be looked at costs itself only, and says so once.
+                # A failing rule must not stop the others; its error is logged once.
                 self.health.failed()
                 if watch.rule.name not in self._broken:
                     self._broken.add(watch.rule.name)
-                    log.exception("trigger %s cannot be looked at", watch.rule.name)
+                    log.exception(
+                        "evaluating trigger %s failed; further failures are not logged", watch.rule.name
+                    )
                 continue
             for finding, episode in due:
                 self._consider(watch.rule, finding, episode)
-        for turns in self._turns:
-            self._consider_glance(turns, now)
+        for schedule_state in self._schedules:
+            self._consider_glance(schedule_state, now)
 
     def _consider(self, rule: Rule, finding: Finding, episode: _Episode) -> None:
         if not finding.run:
             episode.settled = True
-            self._say(
+            self._count_result(
                 rule.name, Result.FAILED, f"{finding.reason}; there is no run to act on", logging.WARNING
             )
             return
-        refused = self._desk.admit(rule, finding.run)
+        refused = self._quota.admit(rule, finding.run)
         if refused is None:
             episode.settled = True
             self._begin(self._act(rule, finding, episode))
-        elif refused is not episode.said:
-            episode.said = refused
-            self._say(rule.name, refused, finding.reason)
+        elif refused is not episode.counted:
+            episode.counted = refused
+            self._count_result(rule.name, refused, finding.reason)
 
     async def _act(self, rule: Rule, finding: Finding, episode: _Episode) -> None:
         log.info("trigger %s: %s", rule.name, finding.reason)
@@ -192,31 +194,31 @@ class Runner:
                 timeout = timeout_of(rule.options, usual)
                 record = await self._actions.capture(rule.name, finding.run, ranks, rule.options, timeout)
         except BusyError as error:
-            self._desk.give_back(rule, finding.run)
+            self._quota.give_back(rule, finding.run)
             episode.settled = False
-            if episode.said is not Result.BUSY:
-                episode.said = Result.BUSY
-                self._say(rule.name, Result.BUSY, str(error))
+            if episode.counted is not Result.BUSY:
+                episode.counted = Result.BUSY
+                self._count_result(rule.name, Result.BUSY, str(error))
         except TorchperfdError as error:
-            self._say(rule.name, Result.FAILED, str(error), logging.WARNING)
+            self._count_result(rule.name, Result.FAILED, str(error), logging.WARNING)
         else:
-            self._say_end(rule.name, record)
+            self._count_capture(rule.name, record)
 
-    def _consider_glance(self, turns: Turns, now: float) -> None:
-        if not turns.due(now):
+    def _consider_glance(self, schedule_state: ScheduleState, now: float) -> None:
+        if not schedule_state.due(now):
             return
-        name = turns.schedule.name
-        rank = turns.next(rank for ranks in self._runs().values() for rank in ranks)
+        name = schedule_state.schedule.name
+        rank = schedule_state.next(rank for ranks in self._runs().values() for rank in ranks)
         if rank is None:
             return
-        if not turns.affordable(now):
-            self._say(name, Result.BUDGET, "the last glance has cost too much for another one yet")
+        if not schedule_state.is_within_overhead(now):
+            self._count_result(name, Result.BUDGET, "the last glance cost too much; the next one has to wait")
             return
-        self._begin(self._glance(turns, rank, now))
+        self._begin(self._glance(schedule_state, rank, now))
 
-    async def _glance(self, turns: Turns, rank: Rank, began: float) -> None:
-        schedule, identity = turns.schedule, rank.identity
-        meter = Meter(rank)
+    async def _glance(self, schedule_state: ScheduleState, rank: Rank, began: float) -> None:
+        schedule, identity = schedule_state.schedule, rank.identity
+        meter = CostMeter(rank)
         try:
             record = await self._actions.capture(
                 schedule.name,
@@ -226,29 +228,31 @@ class Runner:
                 timeout_of(schedule.options, rank.mean_step_seconds()),
             )
         except BusyError as error:
-            self._say(schedule.name, Result.BUSY, str(error))
+            self._count_result(schedule.name, Result.BUSY, str(error))
             return
         except TorchperfdError as error:
-            self._say(schedule.name, Result.FAILED, str(error), logging.WARNING)
+            self._count_result(schedule.name, Result.FAILED, str(error), logging.WARNING)
             return
         await self._sleep(SETTLE_S)
         cost = meter.seconds()
-        turns.paid(began, cost)
-        self._say_end(schedule.name, record, f" of rank {identity.rank}, which cost it {cost * 1e3:.0f} ms")
+        schedule_state.add_cost(began, cost)
+        self._count_capture(
+            schedule.name, record, f" of rank {identity.rank}, which cost it {cost * 1e3:.0f} ms"
+        )
 
     def _runs(self) -> dict[str, list[Rank]]:
         """Return the connected ranks of each run."""
         here = {run: [rank for rank in ranks if rank.connected] for run, ranks in self._store.runs().items()}
         return {run: ranks for run, ranks in here.items() if ranks}
 
-    def _say_end(self, name: str, record: CaptureRecord, more: str = "") -> None:
+    def _count_capture(self, name: str, record: CaptureRecord, more: str = "") -> None:
         failed = record.state is CaptureState.FAILED
         reason = f": {record.reason}" if record.reason else ""
         words = f"capture {record.capture_id}{more} is {record.state.value}{reason}"
-        self._say(name, Result.FAILED if failed else Result.FIRED, words)
+        self._count_result(name, Result.FAILED if failed else Result.FIRED, words)
 
-    def _say(self, name: str, result: Result, words: str, level: int = logging.INFO) -> None:
-        self._desk.count(name, result)
+    def _count_result(self, name: str, result: Result, words: str, level: int = logging.INFO) -> None:
+        self._quota.count(name, result)
         log.log(level, "trigger %s %s: %s", name, result.value, words)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -259,10 +263,10 @@ class Runner:
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a trigger's action broke off", exc_info=task.exception())
+            log.error("the action of a trigger failed", exc_info=task.exception())
 
     async def _remember(self, catalog: Catalog) -> None:
-        """Take note of what was done before a restart, so that it does not renew budgets."""
+        """Record the actions from before a restart, so that a restart does not renew budgets."""
         rules = {rule.name: rule for rule in self._plan.rules}
         if not rules:
             return
@@ -271,16 +275,16 @@ class Runner:
         try:
             listing = await asyncio.to_thread(catalog.list, query)
         except Exception:
-            log.warning("cannot read what triggers did before", exc_info=True)
+            log.warning("cannot read earlier actions of triggers; budgets start again", exc_info=True)
             return
         for listed in listing.captures:
             rule = rules.get(listed.record.trigger)
             if rule is not None:
-                self._desk.remember(rule, listed.record.run, listed.record.requested_at)
+                self._quota.remember(rule, listed.record.run, listed.record.requested_at)
 
 
 def with_a_peer(culprits: tuple[int, ...], ranks: Sequence[Rank]) -> list[int]:
-    """Return the ranks to capture: two culprits at most, and of the others the one of median own work."""
+    """Return the ranks to capture: at most two culprits, and the one of the others with median own work."""
     chosen = list(culprits[:_MOST_CULPRITS])
     others = [rank for rank in ranks if rank.identity.rank not in culprits and rank.history.seen]
     if others:

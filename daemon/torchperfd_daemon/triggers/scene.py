@@ -1,4 +1,4 @@
-"""The scene: all that conditions may look at, at one moment."""
+"""The inputs of conditions at one moment."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ from torchperfd_daemon.store import Rank, State
 Series = list[tuple[Mapping[str, str], float]]
 """The series of one name: labels and value of each."""
 FindingsOf = Callable[[str], RunFindings | None]
-"""Returns what diagnosis has found of a run; None for one that it does not know."""
+"""Returns the findings of diagnosis on a run; None if the run is unknown."""
 
 
 @dataclass
 class Scene:
-    """One moment.
+    """Ranks, findings and metrics at one moment.
 
     Attributes:
         now: Monotonic seconds.
         runs: The connected ranks of each run.
-        found: Returns what diagnosis has found of a run.
-        page: Returns what the metrics page would show now.
+        found: Returns the findings of diagnosis on a run.
+        page: Returns the present metrics.
     """
 
     now: float
@@ -32,14 +32,14 @@ class Scene:
     _series: dict[str, Series] | None = field(default=None, init=False)
 
     def findings(self) -> Iterator[tuple[str, RunFindings]]:
-        """Yield each run with what diagnosis has found of it."""
+        """Yield each run that has findings, with its findings."""
         for run in self.runs:
             found = self.found(run)
             if found is not None:
                 yield run, found
 
     def series(self, name: str) -> Series:
-        """Return the series of a name; the page is made once, and only if asked for."""
+        """Return the series of a name; the metrics are collected once, at the first call."""
         if self._series is None:
             self._series = {}
             for metric in self.page():
@@ -58,7 +58,7 @@ class Scene:
         return owners
 
     def training(self, run: str, rank: int) -> bool:
-        """Return whether a rank is here and makes training steps, rather than validating or saving."""
+        """Return whether a rank is connected and trains, that is, neither validates nor saves."""
         return any(
             each.identity.rank == rank and each.state is State.TRAINING for each in self.runs.get(run, ())
         )

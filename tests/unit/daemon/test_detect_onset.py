@@ -37,7 +37,7 @@ def test_a_change_is_told_with_its_step_and_size(factor: float, seed: int) -> No
     series[500:] *= factor
     (onset,) = told(series)
     assert abs(onset.step - 500) <= 3
-    assert onset.told_step - 500 < 30
+    assert onset.detected_step - 500 < 30
     assert onset.change == pytest.approx(factor - 1, rel=0.15)
     assert onset.before_seconds == pytest.approx(0.1, rel=0.02)
     assert 0.99 < onset.confidence <= 1
@@ -82,13 +82,13 @@ def test_episodes_like_one_that_was_undone_are_not_told() -> None:
     detector = OnsetDetector()
     first, end = told(paces((400, 1), episode, (400, 1)), detector)
     assert (round(first.change, 1), round(end.change, 1)) == (0.2, -0.2)
-    assert detector.seconds_to_tell == pytest.approx(10, abs=0.5)
+    assert detector.seconds_to_detect == pytest.approx(10, abs=0.5)
     assert (
         told(paces((300, 1), (50, 1.2), (100, 1), (70, 1.3), (300, 1), (50, 1 / 1.2), (300, 1)), detector)
         == []
     )
     (lasting,) = told(paces((100, 1), (300, 1.2)), detector)
-    assert 9.5 <= (lasting.told_step - lasting.step) * lasting.after_seconds < 12
+    assert 9.5 <= (lasting.detected_step - lasting.step) * lasting.after_seconds < 12
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(30, 25), (40, 25), (70, 40), (80, 20)])
@@ -100,21 +100,21 @@ def test_a_pace_that_goes_to_and_fro_is_told_seldom(slow: int, fast: int) -> Non
 
 
 def test_an_episode_is_forgotten() -> None:
-    patience = DebounceWindow()
-    patience.learn(1000, 0.1)
-    assert patience.asked(1020, 0.2) == pytest.approx(2 * 20 * 0.2)
-    assert patience.seconds(1020) == LEAST_SECONDS
-    patience.learn(1020, 0.2)
-    assert patience.seconds(2000) == patience.asked(2000, 0.1) == pytest.approx(2 * 20 * 0.2)
-    assert patience.seconds(1020 + MEMORY_STEPS) == LEAST_SECONDS
+    debounce = DebounceWindow()
+    debounce.learn(1000, 0.1)
+    assert debounce.required_seconds(1020, 0.2) == pytest.approx(2 * 20 * 0.2)
+    assert debounce.seconds(1020) == LEAST_SECONDS
+    debounce.learn(1020, 0.2)
+    assert debounce.seconds(2000) == debounce.required_seconds(2000, 0.1) == pytest.approx(2 * 20 * 0.2)
+    assert debounce.seconds(1020 + MEMORY_STEPS) == LEAST_SECONDS
 
 
 def test_what_lasts_ten_seconds_is_no_episode() -> None:
-    patience = DebounceWindow()
-    patience.learn(1000, 0.1)
-    assert patience.asked(1049, 0.2) == LONGEST_SECONDS
-    patience.learn(1051, 0.2)
-    assert patience.seconds(2000) == LEAST_SECONDS
+    debounce = DebounceWindow()
+    debounce.learn(1000, 0.1)
+    assert debounce.required_seconds(1049, 0.2) == LONGEST_SECONDS
+    debounce.learn(1051, 0.2)
+    assert debounce.seconds(2000) == LEAST_SECONDS
 
 
 def test_drift_is_no_change() -> None:
@@ -124,11 +124,11 @@ def test_drift_is_no_change() -> None:
 
 def test_in_noise_it_waits_longer_and_knows_it() -> None:
     quiet, loud = OnsetDetector(), OnsetDetector()
-    assert quiet.steps_to_tell == math.inf
+    assert quiet.steps_to_detect == math.inf
     told(normal(2000, 0.01, 5), quiet)
     told(normal(2000, 0.15, 5), loud)
-    assert quiet.steps_to_tell == CONFIRM_STEPS
-    assert loud.steps_to_tell > 50
+    assert quiet.steps_to_detect == CONFIRM_STEPS
+    assert loud.steps_to_detect > 50
     assert loud.noise == pytest.approx(0.15, rel=0.35)
 
 
@@ -159,7 +159,7 @@ def test_no_input_breaks_it(values: list[float], times: int) -> None:
     for seconds in values * times:
         onset = detector.observe(seconds)
         if onset is not None:
-            assert 0 <= onset.step <= onset.told_step
+            assert 0 <= onset.step <= onset.detected_step
             assert 0 <= onset.confidence <= 1
     assert len(detector._logs) == 1024
 

@@ -31,7 +31,7 @@ def told(rank: int, where: tuple[Frame, ...], step: int | None = 50, since: floa
     )
 
 
-def untold(rank: int, outcome: Outcome, reason: str = "") -> RankStacks:
+def without_stacks(rank: int, outcome: Outcome, reason: str = "") -> RankStacks:
     return RankStacks(rank, 4, "node-a", 100 + rank, outcome, reason)
 
 
@@ -54,11 +54,11 @@ def waiting(*ranks: int, where: tuple[Frame, ...] = REDUCE, step: int = 50) -> l
         (told(2, DATA), "rank 2 waits for data (train.py:12 in <module>); ranks 0-1,3 wait in all_reduce"),
         (told(2, BACKWARD), "rank 2 is in backward (train.py:18 in <module>); ranks 0-1,3 wait in"),
         (
-            untold(2, Outcome.STOPPED),
+            without_stacks(2, Outcome.STOPPED),
             "rank 2 is stopped; ranks 0-1,3 wait in all_reduce (train.py:22 in sync)",
         ),
-        (untold(2, Outcome.GONE), "rank 2 is gone; ranks 0-1,3 wait in all_reduce"),
-        (untold(2, Outcome.NO_ANSWER), "rank 2 does not answer; ranks 0-1,3 wait in all_reduce"),
+        (without_stacks(2, Outcome.GONE), "rank 2 is gone; ranks 0-1,3 wait in all_reduce"),
+        (without_stacks(2, Outcome.NO_ANSWER), "rank 2 does not answer; ranks 0-1,3 wait in all_reduce"),
     ],
 )
 def test_who_is_not_where_the_others_wait_is_named_with_its_line(odd: RankStacks, words: str) -> None:
@@ -86,7 +86,9 @@ def test_two_in_different_collectives_of_one_step_are_nobodys_fault_in_particula
 
 def test_a_rank_that_has_died_is_blamed_before_one_that_has_finished() -> None:
     found = verdict(
-        *waiting(2, 3), untold(0, Outcome.GONE, "it has finished"), untold(1, Outcome.GONE, "no such process")
+        *waiting(2, 3),
+        without_stacks(0, Outcome.GONE, "it has finished"),
+        without_stacks(1, Outcome.GONE, "no such process"),
     )
     assert found is not None
     assert found.rank == 1

@@ -49,7 +49,7 @@ class Watched:
         told = []
         for _ in range(seconds):
             self.job.train(1.0, change)
-            assert self.observer.look() == []
+            assert self.observer.sample() == []
             told.append(self.observer.verdict(RUN))
         return told
 
@@ -58,9 +58,9 @@ class Watched:
         due = []
         for second in range(1, seconds + 1):
             self.job.seconds += 1
-            if self.observer.look():
+            if self.observer.sample():
                 due.append(second)
-                asyncio.run(self.observer.ask(RUN))
+                asyncio.run(self.observer.read_stacks(RUN))
         return due
 
     @property
@@ -158,7 +158,7 @@ def test_a_rank_that_saves_whenever_it_is_looked_at_counts_all_the_same() -> Non
     for _ in range(12):
         watched.job.train(1.0, lambda rank, _step: {"checkpoint": 0.02} if rank == 0 else {})
         writer.state = State.CHECKPOINTING
-        watched.observer.look()
+        watched.observer.sample()
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.CHECKPOINT, 0)
 
 
@@ -276,7 +276,7 @@ def test_once_the_fault_is_over_the_run_is_well_again_and_what_it_cost_stays() -
     assert 20 / 3 < lost < 40 / 3
     for rank in watched.job.ranks:
         rank.state = State.FINISHED
-    watched.observer.look()
+    watched.observer.sample()
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.SLOW_RANK, 0)
 
 
@@ -350,7 +350,7 @@ def test_stall_reported_3_s_late_counts_from_the_last_step() -> None:
     watched.job.train(1.0)
     # Ranks with steps below 5 ms report every four seconds.
     watched.job.seconds += 3
-    assert watched.observer.look() == []
+    assert watched.observer.sample() == []
     assert watched.stand(12) == [6]
     assert watched.verdict.rank == 2
     assert watched.verdict.stalled_seconds == pytest.approx(15, abs=0.2)

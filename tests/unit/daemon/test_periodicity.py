@@ -42,27 +42,27 @@ def steps(count: int, period: int = 0, longer: float = 0.0, slower: float = 0.0)
     [(4, "every 4th step"), (11, "every 11th step"), (3, "every 3rd step")],
 )
 def test_long_steps_at_a_period_are_told_with_their_phase(period: int, words: str) -> None:
-    rhythm = PeriodicityTracker()
-    rhythm.observe(steps(400, period, 0.04))
+    periodicity = PeriodicityTracker()
+    periodicity.observe(steps(400, period, 0.04))
     assert re.fullmatch(
-        rf"{words} takes (39\.\d|40|40\.\d) ms longer, most of it in data", rhythm.remark(NONE)
+        rf"{words} takes (39\.\d|40|40\.\d) ms longer, most of it in data", periodicity.remark(NONE)
     )
     # A verdict that has named the phase need not be told it again.
-    assert rhythm.remark(IN_DATA).endswith(" longer")
+    assert periodicity.remark(IN_DATA).endswith(" longer")
 
 
 def test_rare_long_steps_and_even_ones_are_not_told() -> None:
     for made in (steps(400), steps(400, 100, 0.04)):
-        rhythm = PeriodicityTracker()
-        rhythm.observe(made)
-        assert rhythm.remark(NONE) == ""
+        periodicity = PeriodicityTracker()
+        periodicity.observe(made)
+        assert periodicity.remark(NONE) == ""
 
 
 def test_a_run_that_becomes_slower_bit_by_bit_is_told_of() -> None:
-    rhythm = PeriodicityTracker()
+    periodicity = PeriodicityTracker()
     made = steps(6400, slower=0.12)
-    rhythm.observe(made)
-    verdict = rhythm.slower_than_ever("a run")
+    periodicity.observe(made)
+    verdict = periodicity.slower_than_ever("a run")
     assert verdict is not None
     assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, None)
     assert verdict.cost_seconds_per_step == pytest.approx(0.12 * 0.05, rel=0.15)
@@ -72,6 +72,6 @@ def test_a_run_that_becomes_slower_bit_by_bit_is_told_of() -> None:
 
 @pytest.mark.parametrize("count", [64, 900, 6400])
 def test_a_run_as_ever_is_not(count: int) -> None:
-    rhythm = PeriodicityTracker()
-    rhythm.observe(steps(count))
-    assert rhythm.slower_than_ever("r") is None
+    periodicity = PeriodicityTracker()
+    periodicity.observe(steps(count))
+    assert periodicity.slower_than_ever("r") is None

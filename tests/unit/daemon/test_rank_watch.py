@@ -1,4 +1,4 @@
-"""What looks make of a rank's counters, by a second computation; and what its surroundings add."""
+"""The evidence from samples of a rank's counters, by a second computation, and from the node's context."""
 
 from array import array
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import StepTimes
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
-from torchperfd_daemon.observer.rank_watch import LEAST_LOOKS, WINDOW_LOOKS, RankWatch
+from torchperfd_daemon.observer.rank_watch import LEAST_SAMPLES, WINDOW_SAMPLES, RankWatch
 from torchperfd_daemon.store import (
     GcTotal,
     KindTotal,
@@ -29,7 +29,7 @@ NOTHING = NodeContext()
 
 
 class Looked:
-    """A rank that is looked at once a second; it starts warm."""
+    """A rank that is sampled at once a second; it starts warm."""
 
     def __init__(self) -> None:
         self.store = Store(clock=lambda: 0.0)
@@ -41,7 +41,7 @@ class Looked:
         self.sums: dict[str, int] = {}
         self.gc_ns = 0
 
-    def look(
+    def sample(
         self,
         steps: list[dict[str, int]],
         gc_ns: int = 0,
@@ -51,7 +51,7 @@ class Looked:
         compiled: PhaseTotal | None = None,
         late: float | None = None,
     ) -> None:
-        """Hear of steps, and look; ``late`` seconds before that the last one has ended, if it is known."""
+        """Add steps, and sample; the last step ended ``late`` seconds before, if that is known."""
         for phases in steps:
             for name, ns in phases.items():
                 self.sums[name] = self.sums.get(name, 0) + ns
@@ -71,7 +71,7 @@ class Looked:
             compiled=compiled,
         )
         self.now += 1
-        self.watch.look(self.now, self.now, around, gpu, frozenset({500}))
+        self.watch.sample(self.now, self.now, around, gpu, frozenset({500}))
 
     def evidence(self) -> RankEvidence:
         evidence = self.watch.evidence(-1e9)
@@ -84,35 +84,35 @@ steps = st.dictionaries(st.sampled_from(["data", "forward", "mine"]), st.integer
 
 @given(st.lists(st.tuples(st.lists(steps, max_size=4), st.integers(0, 10**9)), max_size=30))
 def test_the_means_are_those_of_the_newest_ten_looks_that_had_a_step(
-    looks: list[tuple[list[dict[str, int]], int]],
+    samples: list[tuple[list[dict[str, int]], int]],
 ) -> None:
-    looked = Looked()
-    looked.look([])
+    sampled = Looked()
+    sampled.sample([])
     spans: list[tuple[list[dict[str, int]], int]] = []
     waiting = 0
-    for made, gc_ns in looks:
-        looked.look(made, gc_ns)
+    for made, gc_ns in samples:
+        sampled.sample(made, gc_ns)
         waiting += gc_ns
         if made:
             spans.append((made, waiting))
             waiting = 0
-    newest = spans[-WINDOW_LOOKS:]
-    evidence = looked.watch.evidence(-1e9)
-    if len(newest) < LEAST_LOOKS:
+    newest = spans[-WINDOW_SAMPLES:]
+    evidence = sampled.watch.evidence(-1e9)
+    if len(newest) < LEAST_SAMPLES:
         assert evidence is None
         return
     assert evidence is not None
     all_steps = [phases for made, _ in newest for phases in made]
     count = len(all_steps)
     assert evidence.step_seconds == pytest.approx(sum(sum(each.values()) for each in all_steps) / count / 1e9)
-    for name in looked.sums:
+    for name in sampled.sums:
         mean = sum(phases.get(name, 0) for phases in all_steps) / count / 1e9
         assert evidence.phase_seconds[name] == pytest.approx(mean, abs=1e-12)
     assert evidence.collected_seconds == pytest.approx(sum(ns for _, ns in newest) / count / 1e9, abs=1e-12)
 
 
 def test_what_the_kernel_counts_is_spread_over_the_steps() -> None:
-    looked = Looked()
+    sampled = Looked()
     full = [{"data": 10**8, "forward": 4 * 10**8}] * 2
     for second in range(12):
         around = NodeContext(
@@ -122,8 +122,8 @@ def test_what_the_kernel_counts_is_spread_over_the_steps() -> None:
             storage=Storage(seconds={KEY: 0.2 * second}),
             memory_seconds=0.1 * second,
         )
-        looked.look(full, around=around)
-    evidence = looked.evidence()
+        sampled.sample(full, around=around)
+    evidence = sampled.evidence()
     assert evidence.queued_seconds == pytest.approx(0.15)
     assert evidence.exchange_queued_seconds == pytest.approx(0.2)
     assert evidence.throttled_seconds == pytest.approx(0.05)
@@ -132,73 +132,75 @@ def test_what_the_kernel_counts_is_spread_over_the_steps() -> None:
 
 
 def test_a_gpu_that_heat_slows_down_and_one_that_is_shared() -> None:
-    looked = Looked()
+    sampled = Looked()
     full = [{"forward": 5 * 10**8}] * 2
     for second in range(12):
         slow = second > 1
         gpu = GpuState(0.5 * second, 1e9 if slow else 2e9, 0.8, frozenset({500, 900}))
-        looked.look(full, gpu=gpu)
-    evidence = looked.evidence()
+        sampled.sample(full, gpu=gpu)
+    evidence = sampled.evidence()
     assert evidence.device_throttled == pytest.approx(0.5)
     assert evidence.device_slowdown == pytest.approx(0.5)
     assert evidence.device_busy == 0.8
     late = RankEvidence(0, "node-a", 0.5, device_busy=0.8, late_seconds=0.2)
-    assert looked.watch.shared(late).device_shared == pytest.approx(0.5)
-    looked.look(full, gpu=GpuState(processes=frozenset({900})))
-    assert looked.watch.shared(late).device_shared == 0, "in another namespace all processes look foreign"
+    assert sampled.watch.with_sharing(late).device_shared == pytest.approx(0.5)
+    sampled.sample(full, gpu=GpuState(processes=frozenset({900})))
+    assert sampled.watch.with_sharing(late).device_shared == 0, (
+        "in another namespace all processes look foreign"
+    )
 
 
 def test_the_past_is_what_was_before_a_moment_and_begins_anew_when_it_is_over() -> None:
-    looked = Looked()
+    sampled = Looked()
     for second in range(20):
-        looked.look([{"forward": 10**8 * (3 if second >= 10 else 1)}] * 2)
-    looked.watch.remember(10.0)
-    before = looked.evidence().before
+        sampled.sample([{"forward": 10**8 * (3 if second >= 10 else 1)}] * 2)
+    sampled.watch.remember(10.0)
+    before = sampled.evidence().before
     assert before is not None
     assert before.step_seconds == pytest.approx(0.1)
-    assert looked.evidence().step_seconds == pytest.approx(0.3)
-    looked.watch.forget(10.0)
-    assert looked.evidence().before is None
-    assert looked.watch.evidence(since=18.0) is None
+    assert sampled.evidence().step_seconds == pytest.approx(0.3)
+    sampled.watch.forget(10.0)
+    assert sampled.evidence().before is None
+    assert sampled.watch.evidence(since=18.0) is None
 
 
 def test_steps_that_were_heard_of_late_belong_to_the_time_they_were_made_in() -> None:
-    looked = Looked()
+    sampled = Looked()
     quick, slow = {"forward": 10**8}, {"forward": 3 * 10**8}
     for _ in range(8):
-        looked.look([quick] * 10, late=0.9)
+        sampled.sample([quick] * 10, late=0.9)
     # Of the steps until 8.1 s, heard of at 9 s, those since 7.5 s are slow.
-    looked.look([quick] * 4 + [slow] * 2, late=0.9)
-    looked.look([slow] * 3, late=0.9)
-    assert looked.watch.evidence(since=7.5) is None, "there are too few looks"
-    looked.look([slow] * 3, late=0.9)
-    seen = looked.watch.evidence(since=7.5)
+    sampled.sample([quick] * 4 + [slow] * 2, late=0.9)
+    sampled.sample([slow] * 3, late=0.9)
+    assert sampled.watch.evidence(since=7.5) is None, "there are too few samples"
+    sampled.sample([slow] * 3, late=0.9)
+    seen = sampled.watch.evidence(since=7.5)
     assert seen is not None
     assert seen.step_seconds == pytest.approx(0.3)
-    looked.watch.forget(7.5)
-    looked.watch.remember(looked.now)
-    before = looked.evidence().before
+    sampled.watch.forget(7.5)
+    sampled.watch.remember(sampled.now)
+    before = sampled.evidence().before
     assert before is not None
     assert before.step_seconds == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("late", [-30.0, 30.0])
 def test_where_a_clock_is_off_steps_are_as_old_as_the_look_that_saw_them(late: float) -> None:
-    looked = Looked()
+    sampled = Looked()
     for second in range(9):
-        looked.look([{"forward": 10**8 * (3 if second >= 5 else 1)}] * 2, late=late)
-    seen = looked.watch.evidence(since=5.0)
+        sampled.sample([{"forward": 10**8 * (3 if second >= 5 else 1)}] * 2, late=late)
+    seen = sampled.watch.evidence(since=5.0)
     assert seen is not None
     assert seen.step_seconds == pytest.approx(0.3)
 
 
 def test_a_slowdown_of_some_steps_that_is_dated_late_is_no_part_of_the_past() -> None:
-    looked = Looked()
+    sampled = Looked()
     for second in range(16):
         # From the eighth second on every tenth step takes five times as long.
-        looked.look([{"forward": 10**8}] * 9 + [{"forward": 10**8 * (5 if second >= 8 else 1)}])
-    looked.watch.remember(12.0)
-    before = looked.evidence().before
+        sampled.sample([{"forward": 10**8}] * 9 + [{"forward": 10**8 * (5 if second >= 8 else 1)}])
+    sampled.watch.remember(12.0)
+    before = sampled.evidence().before
     assert before is not None
     assert before.step_seconds == pytest.approx(0.1, rel=0.03)
 
@@ -248,7 +250,7 @@ def test_a_rank_has_its_part_of_the_disks_time_by_bytes_or_the_nodes_pressure_wh
 
 
 class Saving(Looked):
-    """A rank that makes ten steps of 50 ms a look, and a checkpoint after every so many of them."""
+    """A rank that makes ten steps of 50 ms per sample, and a checkpoint at a fixed number of steps."""
 
     def __init__(self, every: int, ns_of: Callable[[int], int]) -> None:
         super().__init__()
@@ -260,7 +262,7 @@ class Saving(Looked):
             self._made += 1
             if self._made % self._every == 0:
                 self._saved_ns += self._ns_of(self._made)
-        self.look(
+        self.sample(
             [{"forward": 5 * 10**7}] * 10,
             checkpoint=PhaseTotal(self._made // self._every, self._saved_ns),
         )
@@ -269,47 +271,47 @@ class Saving(Looked):
 @given(every=st.integers(1, 50), onset=st.integers(200, 300))
 def test_checkpoints_that_have_become_slow_cost_what_they_take_now(every: int, onset: int) -> None:
     # Nobody has told an onset: long steps among short ones are no shift.
-    looked = Saving(every, lambda step: 10**8 if step > onset else 10**6)
+    sampled = Saving(every, lambda step: 10**8 if step > onset else 10**6)
     for _ in range(onset // 10 + 30):
-        looked.second()
-    assert looked.evidence().checkpoint_seconds == pytest.approx(0.1 / every, rel=every / 300)
+        sampled.second()
+    assert sampled.evidence().checkpoint_seconds == pytest.approx(0.1 / every, rel=every / 300)
 
 
 def test_checkpoints_too_rare_for_a_window_cost_what_they_took_in_the_regime() -> None:
-    looked = Saving(250, lambda _: 10**9)
+    sampled = Saving(250, lambda _: 10**9)
     for _ in range(126):
-        looked.second()
-    assert looked.evidence().checkpoint_seconds == pytest.approx(1 / 250, rel=0.1)
+        sampled.second()
+    assert sampled.evidence().checkpoint_seconds == pytest.approx(1 / 250, rel=0.1)
 
 
 def test_the_past_has_its_own_checkpoints() -> None:
-    looked = Saving(10, lambda step: 10**8 if step > 100 else 10**7)
+    sampled = Saving(10, lambda step: 10**8 if step > 100 else 10**7)
     for second in range(20):
-        looked.second()
+        sampled.second()
         if second == 11:
-            looked.watch.remember(10.0)
-    evidence = looked.evidence()
+            sampled.watch.remember(10.0)
+    evidence = sampled.evidence()
     assert evidence.before is not None
     assert evidence.before.checkpoint_seconds == pytest.approx(0.001)
     assert evidence.checkpoint_seconds == pytest.approx(0.01)
 
 
 def test_compilations_are_spread_over_the_steps_of_the_window() -> None:
-    looked = Looked()
+    sampled = Looked()
     for second in range(12):
-        looked.look([{"forward": 10**8}] * 4, compiled=PhaseTotal(second, second * 2 * 10**7))
-    assert looked.evidence().compiled_seconds == pytest.approx(0.005)
+        sampled.sample([{"forward": 10**8}] * 4, compiled=PhaseTotal(second, second * 2 * 10**7))
+    assert sampled.evidence().compiled_seconds == pytest.approx(0.005)
 
 
 def grown(pace: float, seconds: int, wobble: float = 0.0) -> RankEvidence:
     """Return the evidence of a rank of a gigabyte that has begun to grow, with four gigabytes of room."""
-    looked = Looked()
+    sampled = Looked()
     for second in range(10 + seconds):
         bytes_held = 1e9 + pace * max(0, second - 10) + wobble * (second % 2)
-        looked.look(
+        sampled.sample(
             [{"forward": 10**8}] * 4, around=NodeContext(resident={KEY: bytes_held}, available_bytes=4e9)
         )
-    return looked.evidence()
+    return sampled.evidence()
 
 
 def test_memory_that_grows_fast_is_seen_within_ten_looks() -> None:

@@ -113,7 +113,7 @@ def test_groups_are_what_counting_by_hand_gives(stacks: list[tuple[Frame, ...]])
         assert [number for number, frames in enumerate(stacks) if frames == group.frames] == list(group.ranks)
     sizes = [len(group.ranks) for group in merged.groups]
     assert sizes == sorted(sizes, reverse=True)
-    assert [one.rank for one in merged.untold] == [
+    assert [one.rank for one in merged.without_stacks] == [
         number for number, frames in enumerate(stacks) if not frames
     ]
     odd = {frames for number, frames in enumerate(stacks) if frames and number in merged.odd}
@@ -123,7 +123,7 @@ def test_groups_are_what_counting_by_hand_gives(stacks: list[tuple[Frame, ...]])
     if len(odd) == len(set(told)):
         assert not told, "nobody is left for the odd ones to be apart from"
     mentioned = [number for number in range(len(stacks)) if f"rank {number} " in sentence(merged)]
-    assert set(mentioned) >= {one.rank for one in merged.untold[:4]}
+    assert set(mentioned) >= {one.rank for one in merged.without_stacks[:4]}
 
 
 @given(st.sets(st.integers(0, 40)))

@@ -44,10 +44,10 @@ class WatchedNode:
         for record in self.records:
             record.state = State.TRAINING
 
-    def look(self, seconds: float = 1.0) -> list[Finding]:
+    def evaluate(self, seconds: float = 1.0) -> list[Finding]:
         self.now += seconds
         scene = Scene(self.now, {"bert": self.records}, lambda _: self.found, self._metrics)
-        return list(self.condition.look(scene))
+        return list(self.condition.evaluate(scene))
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Put one series on the page, in the place of the one with these labels."""
@@ -70,7 +70,7 @@ class TestStepTimeRegression:
     def test_slower_run_is_found_with_the_rank_of_its_verdict(self) -> None:
         node = WatchedNode(rule("step-time-regression"))
         node.found = RunFindings(step_seconds=0.13, normal_seconds=0.1, culprit=2)
-        found = node.look()
+        found = node.evaluate()
         assert ranks(found) == [(2,)]
         assert found[0].reason == "a step of run bert takes 130 ms, 30% more than before"
 
@@ -80,38 +80,38 @@ class TestStepTimeRegression:
             steps = array("q", [own_ms * 1_000_000] * 4)
             node.world.add_steps(node.records[rank], StepColumns(steps, steps, {"forward": steps}))
         node.found = RunFindings(step_seconds=0.13, normal_seconds=0.1)
-        assert ranks(node.look()) == [(2,)]
+        assert ranks(node.evaluate()) == [(2,)]
 
     @pytest.mark.parametrize("step_seconds", [0.1, 0.119, 0.05])
     def test_slowdown_within_the_bound_is_not_found(self, step_seconds: float) -> None:
         node = WatchedNode(rule("step-time-regression"))
         node.found = RunFindings(step_seconds=step_seconds, normal_seconds=0.1)
-        assert node.look() == []
+        assert node.evaluate() == []
 
     def test_run_that_is_no_slower_is_not_found(self) -> None:
         node = WatchedNode(rule("step-time-regression"))
-        assert node.look() == []
+        assert node.evaluate() == []
         node.found = RunFindings(step_seconds=5.0)
-        assert node.look() == []
+        assert node.evaluate() == []
 
 
 class TestStraggler:
     def test_each_late_rank_is_found(self) -> None:
         node = WatchedNode(rule("straggler"))
         node.found = RunFindings(late_seconds={2: 0.04, 3: 0.03}, peer_seconds=0.08)
-        found = node.look()
+        found = node.evaluate()
         assert ranks(found) == [(2,), (3,)]
         assert found[0].reason == "rank 2 of run bert works 120 ms a step, its peers 80 ms"
 
     def test_lateness_within_the_bound_is_not_found(self) -> None:
         node = WatchedNode(rule("straggler"))
         node.found = RunFindings(late_seconds={2: 0.015}, peer_seconds=0.08)
-        assert node.look() == []
+        assert node.evaluate() == []
 
     def test_run_without_stragglers_is_not_found(self) -> None:
         node = WatchedNode(rule("straggler"))
         node.found = RunFindings(peer_seconds=0.08)
-        assert node.look() == []
+        assert node.evaluate() == []
 
 
 class TestStall:
@@ -121,23 +121,23 @@ class TestStall:
     def test_stall_is_found_once_past_its_limit(self) -> None:
         node = WatchedNode(rule("stall"))
         node.found = self.stalled(23.0)
-        assert node.look() == []
+        assert node.evaluate() == []
         node.found = self.stalled(25.0)
-        found = node.look()
+        found = node.evaluate()
         assert ranks(found) == [(1, 2)]
         assert found[0].reason == "run bert has made no step for 25 s"
 
     def test_stall_shorter_than_the_rule_asks_is_not_found(self) -> None:
         node = WatchedNode(rule("stall", **{"for": "60s"}))
         node.found = self.stalled(59.0)
-        assert node.look() == []
+        assert node.evaluate() == []
         node.found = self.stalled(61.0)
-        assert ranks(node.look()) == [(1, 2)]
+        assert ranks(node.evaluate()) == [(1, 2)]
 
     def test_run_without_a_stall_is_not_found(self) -> None:
         node = WatchedNode(rule("stall"))
         node.found = RunFindings(step_seconds=0.1)
-        assert node.look(3600) == []
+        assert node.evaluate(3600) == []
 
 
 class TestGpus:
@@ -147,9 +147,9 @@ class TestGpus:
         for second in range(60):
             for rank in range(4):
                 node.gauge(name, 0.9 - 0.01 * (second % 3), gpu=str(rank), gpu_uuid=f"GPU-{rank}")
-            assert node.look() == []
+            assert node.evaluate() == []
         node.gauge(name, 0.2, gpu="3", gpu_uuid="GPU-3")
-        found = [node.look() for _ in range(RECENT)][-1]
+        found = [node.evaluate() for _ in range(RECENT)][-1]
         assert ranks(found) == [(3,)]
         assert found[0].reason == "GPU 3 of rank 3, run bert is used 20%, it was 89%"
 
@@ -160,37 +160,37 @@ class TestGpus:
             node.gauge(name, 0.9, gpu="0", gpu_uuid="GPU-0")
             node.gauge(name, 0.1, gpu="1", gpu_uuid="GPU-1")
             node.gauge(name, 0.9, gpu="9", gpu_uuid="GPU-of-nobody")
-            node.look()
+            node.evaluate()
         node.records[0].state = State.VALIDATING
         for gpu, uuid in (("0", "GPU-0"), ("1", "GPU-1"), ("9", "GPU-of-nobody")):
             node.gauge(name, 0.0, gpu=gpu, gpu_uuid=uuid)
-        assert [node.look() for _ in range(60)] == [[]] * 60
+        assert [node.evaluate() for _ in range(60)] == [[]] * 60
 
     def test_an_error_of_the_driver_holds_for_a_minute(self) -> None:
         node = WatchedNode(rule("xid"))
         name = "torchperfd_gpu_xid_errors_total"
         node.gauge(name, 1, gpu="1", gpu_uuid="GPU-1", xid="31")
-        assert node.look() == []
+        assert node.evaluate() == []
         node.gauge(name, 1, gpu="1", gpu_uuid="GPU-1", xid="79")
-        found = node.look()
+        found = node.evaluate()
         assert ranks(found) == [(1,)]
         assert found[0].reason == "the driver reports XID 79 on GPU GPU-1 of rank 1, run bert"
-        assert node.look(59) == found
-        assert node.look(2) == []
+        assert node.evaluate(59) == found
+        assert node.evaluate(2) == []
         node.gauge(name, 2, gpu="1", gpu_uuid="GPU-1", xid="79")
-        assert node.look() == found
+        assert node.evaluate() == found
 
     def test_an_error_of_a_gpu_without_a_rank_concerns_no_run(self) -> None:
         node = WatchedNode(rule("xid", xids=[13]))
         node.gauge("torchperfd_gpu_xid_errors_total", 1, gpu="7", gpu_uuid="GPU-7", xid="13")
-        assert [(finding.run, finding.ranks) for finding in node.look()] == [("", ())]
+        assert [(finding.run, finding.ranks) for finding in node.evaluate()] == [("", ())]
 
     def test_a_gpu_that_is_nearly_full_is_found(self) -> None:
         node = WatchedNode(rule("gpu-memory-near-full", above=0.9))
         for rank, used in enumerate((89, 90, 91, 50)):
             node.gauge("torchperfd_gpu_memory_total_bytes", 100.0, gpu=str(rank), gpu_uuid=f"GPU-{rank}")
             node.gauge("torchperfd_gpu_memory_used_bytes", used, gpu=str(rank), gpu_uuid=f"GPU-{rank}")
-        found = node.look()
+        found = node.evaluate()
         assert [(finding.ranks, finding.reason) for finding in found] == [
             ((2,), "GPU 2 of rank 2, run bert is 91.0% full")
         ]
@@ -202,11 +202,11 @@ class TestMetric:
         node = WatchedNode(rule("metric", metric=name, below=1, labels={"rank": "2"}))
         for rank, ready in enumerate((0, 5, 0, 5)):
             node.gauge(name, ready, run="bert", rank=str(rank))
-        found = node.look()
+        found = node.evaluate()
         assert [(finding.run, finding.ranks) for finding in found] == [("bert", (2,))]
         assert found[0].reason == f"{name}{{rank=2, run=bert}} is 0"
         node.gauge(name, 1, run="bert", rank="2")
-        assert node.look() == []
+        assert node.evaluate() == []
 
     def test_of_a_counter_it_is_the_rate(self) -> None:
         name = "torchperfd_train_gc_seconds_total"
@@ -216,10 +216,10 @@ class TestMetric:
             for _ in range(20):
                 counted += per_second
                 node.gauge(name, counted, run="bert", rank="0")
-                found = node.look()
+                found = node.evaluate()
             assert bool(found) is expected
         node.gauge(name, 3.0, run="bert", rank="0")
-        assert node.look() == []
+        assert node.evaluate() == []
 
     @pytest.mark.parametrize(
         ("labels", "expected"),
@@ -235,7 +235,7 @@ class TestMetric:
     ) -> None:
         node = WatchedNode(rule("metric", metric="torchperfd_clients", above=0))
         node.gauge("torchperfd_clients", 1.0, **labels)
-        assert [(finding.run, finding.ranks) for finding in node.look()] == expected
+        assert [(finding.run, finding.ranks) for finding in node.evaluate()] == expected
 
 
 def test_every_kind_of_rule_has_its_condition() -> None:
@@ -243,4 +243,4 @@ def test_every_kind_of_rule_has_its_condition() -> None:
         made = condition_of(Rule("r", when, above=0.2, below=0.2, metric="torchperfd_clients"))
         node = WatchedNode(rule("stall"), ranks=1)
         node.condition = made
-        assert node.look() == []
+        assert node.evaluate() == []

@@ -40,7 +40,7 @@ from torchperfd_daemon.store import (
 )
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
 from torchperfd_daemon.triggers import quota as trigger_desk
-from torchperfd_daemon.triggers.glance import Meter, Turns
+from torchperfd_daemon.triggers.glance import CostMeter, ScheduleState
 from torchperfd_daemon.triggers.quota import TriggerQuota
 from torchperfd_daemon.triggers.rules import Rule, Schedule, When
 from torchperfd_daemon.triggers.runner import with_a_peer
@@ -158,8 +158,8 @@ class TriggeredNode:
             if step_ms:
                 for rank in range(len(self.records)):
                     self.train(rank, 10 * step_ms)
-            self.observer.look()
-            self.runner.look()
+            self.observer.sample()
+            self.runner.evaluate()
             await self.settle()
 
     async def _ask(self, ranks: Iterable[Rank], seconds: float) -> AsyncIterator[RankStacks]:
@@ -319,7 +319,7 @@ def test_what_cannot_be_done_has_failed(tmp_path: Path) -> None:
 def test_a_rule_that_breaks_costs_itself_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("torchperfd_daemon.triggers.conditions.Straggler.look", lambda *_: 1 / 0)
+    monkeypatch.setattr("torchperfd_daemon.triggers.conditions.Straggler.evaluate", lambda *_: 1 / 0)
     node = TriggeredNode(tmp_path, plan({"when": "straggler"}, SLOW))
 
     async def scenario() -> None:
@@ -329,7 +329,7 @@ def test_a_rule_that_breaks_costs_itself_only(
     play(scenario())
     assert node.results("slow") == {"fired": 1}
     assert [record.getMessage() for record in caplog.records if record.exc_info] == [
-        "trigger straggler cannot be looked at"
+        "evaluating trigger straggler failed; further failures are not logged"
     ]
 
 
@@ -442,7 +442,7 @@ class TestGlances:
         assert node.results("glance") == {}
 
     def test_turns_go_round_and_leave_out_who_has_gone(self, tmp_path: Path) -> None:
-        turns = Turns(Schedule("glance", 60.0), 0.0)
+        turns = ScheduleState(Schedule("glance", 60.0), 0.0)
         node = TriggeredNode(tmp_path, plan(), ranks=4)
         for rank in range(4):
             node.train(rank, 1000)
@@ -455,7 +455,7 @@ class TestGlances:
     def test_a_cost_is_what_steps_take_beyond_the_usual(self, tmp_path: Path) -> None:
         node = TriggeredNode(tmp_path, plan(), ranks=1)
         node.train(0, 1000)
-        meter = Meter(node.records[0])
+        meter = CostMeter(node.records[0])
         node.train(0, 700, steps=4)
         assert meter.seconds() == pytest.approx(0.3)
         node.train(0, 300, steps=8)

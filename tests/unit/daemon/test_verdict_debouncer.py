@@ -1,4 +1,4 @@
-"""Verdicts that last: three looks to be told, three to be dropped, and no flicker between two alike."""
+"""Verdicts are published after three samples, withdrawn after three, and do not alternate if equal."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.diagnosis import Cause, Verdict
-from torchperfd_daemon.observer.verdict_debouncer import LOOKS, VerdictDebouncer
+from torchperfd_daemon.observer.verdict_debouncer import LEAST_SAMPLES, VerdictDebouncer
 
 
 def verdict(cause: Cause, cost: float = 0.0, rank: int | None = None) -> Verdict:
@@ -17,10 +17,10 @@ def verdict(cause: Cause, cost: float = 0.0, rank: int | None = None) -> Verdict
 NONE = verdict(Cause.NONE)
 
 
-def played(looks: Sequence[Sequence[Verdict]]) -> list[Verdict | None]:
+def played(samples: Sequence[Sequence[Verdict]]) -> list[Verdict | None]:
     held = VerdictDebouncer()
     first = []
-    for found in looks:
+    for found in samples:
         held.update(found)
         first.append(held.first)
     return first
@@ -48,14 +48,14 @@ def test_what_comes_and_goes_is_never_told() -> None:
 
 
 def test_another_rank_is_another_verdict() -> None:
-    looks = [[verdict(Cause.SLOW_RANK, 0.03, index % 2)] for index in range(12)]
-    assert played(looks) == [None] * 12
+    samples = [[verdict(Cause.SLOW_RANK, 0.03, index % 2)] for index in range(12)]
+    assert played(samples) == [None] * 12
 
 
 def test_what_was_told_does_not_outlive_findings_that_keep_changing_their_rank() -> None:
     slow = [verdict(Cause.SLOW_RANK, 0.03, 7)] * 3
-    looks = [[each] for each in slow] + [[verdict(Cause.CPU_CONTENTION, 0.01, n % 2)] for n in range(4)]
-    assert [each is None for each in played(looks)] == [True, True, False, False, False, True, True]
+    samples = [[each] for each in slow] + [[verdict(Cause.CPU_CONTENTION, 0.01, n % 2)] for n in range(4)]
+    assert [each is None for each in played(samples)] == [True, True, False, False, False, True, True]
 
 
 def test_of_two_alike_the_first_stays_first() -> None:
@@ -78,16 +78,16 @@ found = st.lists(
 
 @given(st.lists(found, max_size=30))
 def test_what_is_told_was_found_three_times_in_a_row_and_missed_less_since(
-    looks: list[list[Verdict]],
+    samples: list[list[Verdict]],
 ) -> None:
     held = VerdictDebouncer()
-    for number, look in enumerate(looks, start=1):
+    for number, sample in enumerate(samples, start=1):
         before = held.first
-        changed = held.update(look)
+        changed = held.update(sample)
         now = held.first
         assert changed == (key(now) != key(before))
-        names = {key(each) for old in looks[:number] for each in old}
-        holding = {name for name in names if lasted(name, looks[:number])}
+        names = {key(each) for old in samples[:number] for each in old}
+        holding = {name for name in names if lasted(name, samples[:number])}
         troubles = {name for name in holding if name and name[0] is not Cause.NONE}
         assert {key(each) for each in held.verdicts} == (troubles or holding)
 
@@ -96,15 +96,15 @@ def key(each: Verdict | None) -> tuple[Cause, int | None] | None:
     return (each.cause, each.rank) if each else None
 
 
-def lasted(name: tuple[Cause, int | None] | None, looks: Sequence[Sequence[Verdict]]) -> bool:
-    """Return whether a verdict holds, by its definition: going through all looks once more."""
+def lasted(name: tuple[Cause, int | None] | None, samples: Sequence[Sequence[Verdict]]) -> bool:
+    """Return whether a verdict holds, by its definition: going through all samples once more."""
     streak = missed = 0
     holds = False
-    for look in looks:
-        if any(key(each) == name for each in look):
+    for sample in samples:
+        if any(key(each) == name for each in sample):
             streak, missed = streak + 1, 0
-            holds = holds or streak >= LOOKS
+            holds = holds or streak >= LEAST_SAMPLES
         else:
             streak, missed = 0, missed + 1
-            holds = holds and missed < LOOKS
+            holds = holds and missed < LEAST_SAMPLES
     return holds

@@ -1,6 +1,6 @@
-"""Detectors: each reads one kind of figures as they come and tells one kind of trouble.
+"""Detectors: each reads a stream of one kind of measurement and detects one kind of problem.
 
-Pure and of fixed size: no clock, no input or output, and the same work at every step.
+They are pure and of fixed size: no clock, no I/O, and the same work at every step.
 """
 
 from torchperfd_daemon.diagnosis.detect.growth import Growth, GrowthDetector, Slope, theil_sen

@@ -1,4 +1,4 @@
-"""Memory that grows: how fast, how certainly, and when it is full."""
+"""Detects growing memory: its rate, its certainty and when it will be full."""
 
 import functools
 import math
@@ -14,9 +14,9 @@ Float64 = npt.NDArray[np.float64]
 
 LEAST_POINTS: Final = 16
 LEAST_SHARE: Final = 0.01
-"""Growth by less than this share of the level, over what is looked at, is no leak."""
+"""Growth by less than this share of the level, over the observed time, is not a leak."""
 
-# Two-sided 99.9 %: a run is looked at many times.
+# Two-sided 99.9 %, since a run is tested many times.
 _DEVIATIONS: Final = 3.29
 
 
@@ -42,10 +42,10 @@ class Growth:
     """How memory grows; bytes and seconds.
 
     Attributes:
-        slope: Of what is watched.
-        seconds: Of the time looked at.
-        grows: Whether the growth is certain and worth telling.
-        seconds_to_full: At this pace; None when it does not grow or no capacity is known.
+        slope: The line through the readings.
+        seconds: The observed time.
+        grows: Whether the growth is certain and large enough to report.
+        seconds_to_full: At this rate; None without growth or without a known capacity.
     """
 
     slope: Slope
@@ -55,13 +55,13 @@ class Growth:
 
 
 class GrowthDetector:
-    """Watches one figure in bytes: a rank's resident memory, or what its allocator holds.
+    """Follows one amount of memory: a rank's resident memory, or that of its allocator.
 
-    For fragmentation watch what the allocator reserves less what is allocated of it.
+    To detect fragmentation, pass the reserved bytes less the allocated bytes.
 
     Args:
-        capacity: Bytes at which memory is full; None when not known.
-        readings: How many are kept at most; 64 are the least that always tell.
+        capacity: Bytes at which memory is full; None if unknown.
+        readings: The largest number of readings kept; 64 are the least that always suffice.
     """
 
     def __init__(self, capacity: float | None = None, readings: int = CAPACITY) -> None:
@@ -69,13 +69,13 @@ class GrowthDetector:
         self._points = Reservoir(readings)
 
     def observe(self, seconds: float, value: float) -> None:
-        """Take a reading; times ascend."""
+        """Add a reading in bytes; times ascend."""
         self._points.add(seconds, value)
 
     def find(self) -> Growth | None:
-        """Return the growth in the newer half of the time watched, None with too few readings.
+        """Return the growth in the newer half of the observed time; None with too few readings.
 
-        The older half does not count: while a run starts memory always grows.
+        The older half is left out, since memory always grows while a run starts.
         """
         times, values = self._points.points()
         newer = slice(len(times) // 2, None)
@@ -119,6 +119,6 @@ def theil_sen(times: Float64, values: Float64) -> Slope:
 
 @functools.lru_cache(maxsize=4)
 def _pairs(count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the indices of all pairs of so many points; each rank of a run has as many, and asks anew."""
+    """Return the indices of all pairs of ``count`` points; cached, since all ranks have equal counts."""
     first, second = np.triu_indices(count, 1)
     return first, second

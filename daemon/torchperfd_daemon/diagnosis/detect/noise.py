@@ -1,4 +1,4 @@
-"""How much means over blocks of steps scatter: what tells noise that averages out from noise that stays."""
+"""Separates noise that averages out from noise that does not, by means over blocks of steps."""
 
 import math
 from typing import Final
@@ -42,11 +42,11 @@ class BlockNoise:
     def variance(self) -> float:
         """Return the variance of one step that explains the scatter of means at every length.
 
-        Were steps independent, the mean of ``n`` would vary by ``1/n`` of one step's variance. What it
-        varies more is memory in the noise. Neighbouring blocks are compared (Allan, Proc. IEEE 54, 1966), so
-        that slow drift does not count. The greatest of few estimates is too great by chance: each is first
-        lessened by its standard error, which for the squares of n independent neighbours' differences is
-        ``sqrt(3 / n)`` of the variance (Lesage and Audoin, IEEE Trans. Instrum. Meas. 22, 1973).
+        The mean of ``n`` independent steps has ``1/n`` of one step's variance. A larger variance shows
+        correlated noise. Neighbouring blocks are compared (Allan, Proc. IEEE 54, 1966), so that slow drift
+        does not count. The greatest of few estimates is too great by chance, so each is first reduced by its
+        standard error. For the squared differences of n independent neighbours this is ``sqrt(3 / n)`` of the
+        variance (Lesage and Audoin, IEEE Trans. Instrum. Meas. 22, 1973).
         """
         return max(
             0.0,
@@ -57,7 +57,7 @@ class BlockNoise:
         )
 
     def wander(self) -> float:
-        """Return how far means of long blocks lie from the reference: what no waiting averages out."""
+        """Return how far means of long blocks lie from the reference: noise that does not average out."""
         return math.sqrt(max(self._squares[_LONG:]))
 
     def _observe(self, index: int, length: int, mean: float) -> None:

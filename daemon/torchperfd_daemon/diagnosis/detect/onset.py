@@ -1,9 +1,9 @@
-"""Since which step a run is slower or faster: change points in a stream of step times.
+"""Detects since which step a run is slower or faster: change points in a stream of step times.
 
-Cumulative sums (Page, Biometrika 41, 1954) of what each step's log time differs from the reference, clipped
-after Huber so that one long step counts little more than a changed one. The thresholds follow the noise as it
-is measured over blocks of several lengths: noise with a memory (other jobs, clock rates, caches) makes the
-detector wait, and not cry.
+The detector uses cumulative sums (Page, Biometrika 41, 1954) of the difference between each step's log time
+and the reference. Differences are clipped after Huber, so that one long step counts little more than a
+changed one. Thresholds follow the noise, which is measured over blocks of several lengths: correlated noise
+(other jobs, clock rates, caches) delays detection instead of causing false alarms.
 """
 
 import math
@@ -17,20 +17,21 @@ from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
 from torchperfd_daemon.diagnosis.detect.noise import BlockNoise
 
 CHANGES: Final = (0.1, 0.35, 1.0)
-"""The changes that there are sums for. What lies between is found by its neighbours."""
+"""The changes with a pair of sums each. Changes in between are detected by the neighbouring sums."""
 CONFIRM_STEPS: Final = 18
-"""No change is told before it has lasted this many steps, and as long as :class:`DebounceWindow` asks."""
+"""No change is reported before it has lasted this many steps and the time of :class:`DebounceWindow`."""
 LEARNING_STEPS: Final = 64
-"""So many steps make a first reference. Later ones join it when this old, if nothing has come of them."""
+"""The number of steps of a first reference. Later steps join it at this age, unless a change is suspected."""
 REFERENCE_STEPS: Final = 256
 
 _RING: Final = 1024
 _REFER_EVERY: Final = 32
-# Logarithm of the mean run to a false alarm, in steps, were the noise normal and the reference exact.
+# Logarithm of the mean number of steps to a false alarm, for normal noise and an exact reference.
 _LOG_RUN_LENGTH: Final = 14.0
 _LEAST_STEPS: Final = 12
 _LEAST_SIGMA: Final = 1e-3
-# A change is many times what the reference is usually off by, and beyond the least by three standard errors.
+# A change must be this multiple of the reference's usual error, and exceed the least by three standard
+# errors.
 _WANDERS: Final = 4.0
 _SURE: Final = 3.0
 _NEWEST: Final = 8
@@ -44,62 +45,62 @@ class Onset:
 
     Attributes:
         step: The first changed step; the detector's first step is 0.
-        told_step: The step at which it was certain enough.
+        detected_step: The step at which it was certain enough.
         before_seconds: The median step before.
         after_seconds: The median of the newest steps.
-        confidence: The chance, 0 to 1, that the true change is more than half of the least of
-            :data:`CHANGES`, and more than the step time wanders by itself.
+        confidence: The probability, 0 to 1, that the true change exceeds half of the least of
+            :data:`CHANGES` and the normal drift of the step time.
     """
 
     step: int
-    told_step: int
+    detected_step: int
     before_seconds: float
     after_seconds: float
     confidence: float
 
     @property
     def change(self) -> float:
-        """What a step takes more now, as a share of what it took before; negative when it is faster."""
+        """The increase of the step time, as a share of the time before; negative if it is faster."""
         return self.after_seconds / self.before_seconds - 1
 
 
 class OnsetDetector:
-    """Reads step times one by one and tells changes that last. The state has a fixed size of about 10 KiB."""
+    """Detects lasting changes in step times. The state has a fixed size of about 10 KiB."""
 
     def __init__(self) -> None:
         self._seen = 0
         self._logs = array("d", bytes(8 * _RING))
         self._sums = tuple(_Sums(math.log1p(change)) for change in CHANGES)
-        self._patience = DebounceWindow()
+        self._debounce = DebounceWindow()
         self._begin(0)
 
     @property
     def noise(self) -> float:
-        """The relative standard deviation of a step, were steps independent and their means as unsteady."""
+        """The relative standard deviation of a step, for independent steps whose means vary as observed."""
         return math.sqrt(self._sums[0].variance(self._sigma))
 
     @property
     def least_change(self) -> float:
-        """The least change that can be told at all, given how far the step time wanders by itself."""
+        """The least detectable change, given the normal drift of the step time."""
         return math.expm1(max(self._sums[0].shift / 2, _WANDERS * self._sums[0].noise.wander()))
 
     @property
-    def steps_to_tell(self) -> float:
-        """How many steps a change by the least of :data:`CHANGES` lasts on average before it is told.
+    def steps_to_detect(self) -> float:
+        """The mean number of steps until a change by the least of :data:`CHANGES` is detected.
 
         Infinite while there is no reference.
         """
         return max(float(CONFIRM_STEPS), 2 * self._sums[0].threshold / self._sums[0].shift)
 
     @property
-    def seconds_to_tell(self) -> float:
-        """How long a change must last at least before it is told."""
-        return self._patience.seconds(self._seen)
+    def seconds_to_detect(self) -> float:
+        """The least time for which a change must last before it is reported."""
+        return self._debounce.seconds(self._seen)
 
     def observe(self, seconds: float) -> Onset | None:
-        """Take the next step's time; return the change that it makes certain.
+        """Add the next step's time; return the change that it makes certain, if any.
 
-        A time that is no positive number counts as a step like the one before.
+        A time that is not a positive number is replaced by the previous step's.
         """
         step = self._seen
         self._seen += 1
@@ -129,7 +130,7 @@ class OnsetDetector:
         return None
 
     def _begin(self, step: int) -> None:
-        """Forget the reference. What is known of the noise stays."""
+        """Drop the reference, and keep the estimates of the noise."""
         self._start = step
         self._joined = step
         self._level: float | None = None
@@ -158,7 +159,7 @@ class OnsetDetector:
         return self._logs[low:high] if low < high else self._logs[low:] + self._logs[:high]
 
     def _confirm(self, level: float) -> Onset | None:
-        """Return the change if it has lasted, the newest steps still show it, and it is worth telling."""
+        """Return the change if it has lasted, the newest steps still show it, and it is large enough."""
         since, sign = max(sums.newest() for sums in self._sums if sums.most > sums.threshold)
         lasted = self._seen - since
         if lasted < CONFIRM_STEPS:
@@ -166,8 +167,8 @@ class OnsetDetector:
         values = self._slice(max(since, self._seen - _MEDIAN_OF), self._seen)
         after = statistics.median(values)
         before_seconds, after_seconds = math.exp(level), math.exp(after)
-        asked = self._patience.asked(since, before_seconds)
-        if lasted * after_seconds < asked:
+        required = self._debounce.required_seconds(since, before_seconds)
+        if lasted * after_seconds < required:
             return None
         least = math.log1p(self.least_change)
         error = self.noise * math.sqrt(1 / len(values) + 1 / REFERENCE_STEPS)
@@ -175,24 +176,25 @@ class OnsetDetector:
         if (
             score < _SURE
             or sign * (statistics.median(values[-_NEWEST:]) - level) < least
-            or not self._lasts(math.ceil(asked / after_seconds), level + sign * least, sign)
+            or not self._lasts(math.ceil(required / after_seconds), level + sign * least, sign)
         ):
             return None
-        self._patience.learn(since, before_seconds)
+        self._debounce.learn(since, before_seconds)
         confidence = 1 - 0.5 * math.erfc(score / math.sqrt(2))
         return Onset(since, self._seen - 1, before_seconds, after_seconds, confidence)
 
     def _lasts(self, steps: int, bound: float, sign: int) -> bool:
-        """Return whether most of so many newest steps, or of those that the ring has, are beyond a bound.
+        """Return whether the median of the newest ``steps``, as far as the ring has them, is beyond a bound.
 
-        A sum that has grown in one episode is still there in the next, and takes both for one change.
+        Without this test, a sum that has grown in one episode would take the next episode for the same
+        change.
         """
         values = self._slice(self._seen - min(steps, _RING - 1), self._seen)
         return sign * (statistics.median(values) - bound) >= 0
 
 
 class _Sums:
-    """The two sums, up and down, that look for changes of one size in the logarithm of step times."""
+    """The two sums, up and down, that detect changes of one size in the logarithm of step times."""
 
     __slots__ = (
         "_clip", "_down", "_down_since", "_half", "_learnt", "_offset", "_up", "_up_since",
@@ -208,28 +210,28 @@ class _Sums:
         self.reset()
 
     def reset(self) -> None:
-        """Start both sums again, without a threshold until :meth:`fit`."""
+        """Reset both sums; the threshold is infinite until :meth:`fit`."""
         self._up = self._down = self.most = 0.0
         self._up_since = self._down_since = 0
         self._clip = 1.5 * self.shift
         self.threshold = math.inf
 
     def variance(self, sigma: float) -> float:
-        """Return the variance of a step that means over blocks point to, at least ``sigma`` squared."""
+        """Return the variance of a step that follows from means over blocks, at least ``sigma`` squared."""
         return max(sigma * sigma, self.noise.variance())
 
     def fit(self, sigma: float, reference: int) -> None:
-        """Set the threshold for steps that spread by ``sigma`` around a reference of so many."""
+        """Set the threshold for steps with deviation ``sigma`` around a reference of ``reference`` steps."""
         self._clip = max(1.5 * self.shift, 2.5 * sigma)
         # The median of n normal values varies by pi / 2n; it is in the sum once for each step of the change.
         inexact = 1 + math.pi / 2 * LEARNING_STEPS / reference
-        # How much memory the noise has shows only in time.
+        # The correlation of the noise is known only after many steps.
         unseen = 1 + 2 * LEARNING_STEPS / max(LEARNING_STEPS, self.noise.steps)
         variance = self.variance(sigma) * inexact * unseen
         self.threshold = max(_LEAST_STEPS * self._half, _LOG_RUN_LENGTH * variance / self.shift)
 
     def add(self, residual: float, step: int) -> float:
-        """Take a step's difference from the reference; return the greater sum."""
+        """Add a step's difference from the reference; return the greater sum."""
         # Plain comparisons: this runs for every step, and min and max cost five times as much.
         clip, half = self._clip, self._half
         if residual > clip:
@@ -248,13 +250,13 @@ class _Sums:
         return self.most
 
     def newest(self) -> tuple[int, int]:
-        """Return since which step the greater sum grows, and its direction."""
+        """Return the step since which the greater sum has grown, and its direction, 1 or -1."""
         return (self._up_since, 1) if self._up > self._down else (self._down_since, -1)
 
     def learn(self, residual: float) -> None:
-        """Take a step at which nothing happened."""
+        """Update the noise with a step that belongs to no change."""
         clipped = min(self._clip, max(-self._clip, residual))
         self.noise.add(clipped - self._offset)
-        # Noise that is not symmetric, as with a long step now and then, has its mean beside its median.
+        # For asymmetric noise, such as an occasional long step, the mean differs from the median.
         self._learnt = min(self._learnt + 1, REFERENCE_STEPS)
         self._offset += (clipped - self._offset) / self._learnt

@@ -1,4 +1,4 @@
-"""Whether a run is slower than it used to be, however slowly it became so."""
+"""Detects that a run is slower than before, even if it became so slowly."""
 
 import statistics
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from torchperfd_daemon.diagnosis.detect.reservoir import Reservoir
 BLOCK_STEPS: Final = 64
 LEAST_BLOCKS: Final = 12
 LEAST_CHANGE: Final = 0.05
-"""A loss of throughput by less is not told."""
+"""A smaller loss of throughput is not reported."""
 
 _NEWEST: Final = 4
-# No clock tells steps apart that are shorter.
+# Shorter than the resolution of any clock.
 _SHORTEST: Final = 1e-9
 _UNLIKE: Final = 5.0
 
@@ -28,7 +28,7 @@ class Regression:
         past_per_second: The median over blocks of the run's past.
         now_per_second: The median of the newest four blocks.
         noise_per_second: The deviation of one block in the past.
-        regressed: Whether the loss is worth telling and beyond what the past varied by.
+        regressed: Whether the loss is at least :data:`LEAST_CHANGE` and beyond the noise of the past.
     """
 
     past_per_second: float
@@ -43,7 +43,7 @@ class Regression:
 
 
 class RegressionDetector:
-    """Compares the newest 256 steps with all that came before them, which is kept ever more coarsely."""
+    """Compares the newest 256 steps with all earlier ones, which are thinned out as they grow in number."""
 
     def __init__(self) -> None:
         self._block: list[float] = []
@@ -53,9 +53,10 @@ class RegressionDetector:
         self._blocks = 0
 
     def observe(self, seconds: float, amount: float = 1.0) -> None:
-        """Take a step and what it did: samples, tokens or simply one step.
+        """Add a step and its amount of work: samples, tokens or simply one step.
 
-        A block's throughput is its mean amount by its median step: a long step now and then is no regression.
+        A block's throughput is its mean amount divided by its median step, so that occasional long steps are
+        not a regression.
         """
         self._block.append(seconds)
         self._amount += amount
@@ -71,7 +72,7 @@ class RegressionDetector:
             self._blocks += 1
 
     def find(self) -> Regression | None:
-        """Return how the run does, None before it has a past of :data:`LEAST_BLOCKS` blocks."""
+        """Return the comparison; None before the past has :data:`LEAST_BLOCKS` blocks."""
         if len(self._past) < LEAST_BLOCKS:
             return None
         _, past = self._past.points()

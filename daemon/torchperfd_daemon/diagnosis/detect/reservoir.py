@@ -10,10 +10,10 @@ CAPACITY: Final = 128
 
 
 class Reservoir:
-    """Every ``2**k``-th point of a series, ``k`` as small as fits: evenly over all of it.
+    """Keeps every ``2**k``-th point of a series, with the smallest ``k`` that fits.
 
     Args:
-        capacity: How many points there are at most, an even number; at least half as many are kept.
+        capacity: The largest number of points, an even number; a full reservoir drops every second point.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
@@ -27,7 +27,7 @@ class Reservoir:
         return len(self._values)
 
     def add(self, time: float, value: float) -> None:
-        """Take the next point."""
+        """Add the next point."""
         if self._seen % self._stride == 0:
             if len(self._values) == self._capacity:
                 self._times = self._times[::2]

@@ -1,4 +1,4 @@
-"""Long steps that come at a fixed period, and what such a period is a sign of."""
+"""Detects long steps with a fixed period, and the likely cause of such a period."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ import numpy as np
 from torchperfd_daemon.diagnosis.detect.deviation import robust_deviation
 
 LONG: Final = 1.3
-"""A step is a spike from this multiple of the median on, if it is beyond the noise too."""
+"""A step is a spike from this multiple of the median on, if it also exceeds the noise."""
 LEAST_SPIKES: Final = 6
 
 _RECENT: Final = 65
@@ -27,7 +27,7 @@ _MOSTLY: Final = 0.5
 
 
 class SpikeCause(Enum):
-    """What long steps at a period are a sign of."""
+    """The likely cause of periodic long steps."""
 
     LOADER_WORKERS = "loader workers"
     GARBAGE_COLLECTION = "garbage collection"
@@ -37,13 +37,13 @@ class SpikeCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PeriodicSpikes:
-    """Long steps at a period.
+    """Long steps with a fixed period.
 
     Attributes:
-        period: Steps from one spike to the next.
-        cause: What they are a sign of.
-        phase: The phase that is longer in them; empty where phases are not known.
-        spikes: How many were seen, of those that are kept.
+        period: The number of steps from one spike to the next.
+        cause: Their likely cause.
+        phase: The phase that is longer in them; empty if phases are unknown.
+        spikes: The number of kept spikes with this period.
         excess_seconds: The mean time that a spike takes above the median step.
     """
 
@@ -55,7 +55,7 @@ class PeriodicSpikes:
 
     @property
     def seconds_per_step(self) -> float:
-        """What the spikes cost, spread over all steps."""
+        """The cost of the spikes, spread over all steps."""
         return self.excess_seconds / self.period
 
 
@@ -71,7 +71,7 @@ class SpikeDetector:
     """Reads steps one by one and keeps the newest 64 spikes.
 
     Args:
-        workers: How many workers the loader has; 0 when not known.
+        workers: The number of workers of the loader; 0 if unknown.
     """
 
     def __init__(self, workers: int = 0) -> None:
@@ -86,7 +86,7 @@ class SpikeDetector:
     def observe(
         self, seconds: float, phases: Mapping[str, float] | None = None, collected: float = 0.0
     ) -> None:
-        """Take the next step: its time, its phases' and that of garbage collections in it, in seconds."""
+        """Add the next step, with the times of its phases and of garbage collections in it, in seconds."""
         step = self._seen
         self._seen += 1
         if seconds > self._limit:
@@ -104,9 +104,9 @@ class SpikeDetector:
             self._limit = max(LONG * self._median, self._median + _BEYOND * spread)
 
     def find(self) -> PeriodicSpikes | None:
-        """Return the spikes' period and sign, None where fewer than :data:`LEAST_SPIKES` agree on one.
+        """Return the spikes' period and cause; None if fewer than :data:`LEAST_SPIKES` agree on a period.
 
-        Where all spikes together have no period, those of one phase may have, the costliest phase first.
+        If all spikes together have no period, those of each phase are tried, the costliest phase first.
         """
         by_phase: dict[str, list[_Spike]] = {}
         for spike in self._spikes:
@@ -133,18 +133,18 @@ class SpikeDetector:
             return SpikeCause.GARBAGE_COLLECTION
         if phase == "checkpoint":
             return SpikeCause.CHECKPOINT
-        # Workers hand over batches in turn: one round of them is one wait.
+        # Workers deliver batches round robin, so one round has one wait.
         if phase == "data" and self._workers > 1 and period == self._workers:
             return SpikeCause.LOADER_WORKERS
         return SpikeCause.EVERY_N_STEPS
 
 
 def find_period(steps: list[int]) -> int | None:
-    """Return the period of ascending step numbers, None without one.
+    """Return the period of ascending step numbers; None without one.
 
-    Folding: at the right period all steps fall on one place of the circle, and the mean of their directions
-    has the length 1 (Rayleigh's test; Mardia and Jupp, Directional Statistics). Every divisor of the period
-    does as well, so that the longest period wins; spikes in between, and turns without any, may be few.
+    At the right period all steps have the same phase on a circle, and the mean of their directions has the
+    length 1 (Rayleigh's test; Mardia and Jupp, Directional Statistics). The same holds for every divisor of
+    the period, so the longest period wins. Few spikes may lie in between, and few periods may lack a spike.
     """
     if len(steps) < LEAST_SPIKES:
         return None
@@ -157,7 +157,7 @@ def find_period(steps: list[int]) -> int | None:
     candidates = candidates[(candidates >= 2) & (candidates <= longest)]
     for period in candidates[::-1]:
         direction = np.exp(2j * np.pi * offsets / period).mean()
-        turns = np.unique(np.round(offsets / period - np.angle(direction) / (2 * np.pi)))
-        if abs(direction) >= _IN_PHASE and len(turns) / (turns[-1] - turns[0] + 1) >= _COVERED:
+        periods = np.unique(np.round(offsets / period - np.angle(direction) / (2 * np.pi)))
+        if abs(direction) >= _IN_PHASE and len(periods) / (periods[-1] - periods[0] + 1) >= _COVERED:
             return int(period)
     return None

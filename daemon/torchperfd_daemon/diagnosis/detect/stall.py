@@ -1,4 +1,4 @@
-"""Whether a rank has stopped making steps, measured by what its own steps usually take."""
+"""Detects that a rank has stopped making steps, compared with its usual step time."""
 
 import math
 from array import array
@@ -8,9 +8,9 @@ from typing import Final
 
 LEAST_SECONDS: Final = 10.0
 TIMES: Final = 8.0
-"""A stall is a time without a step of so many times the 99.9th percentile, and of :data:`LEAST_SECONDS`."""
+"""A stall is a time without a step above this multiple of the 99.9th percentile and :data:`LEAST_SECONDS`."""
 LEAST_ELSEWHERE_SECONDS: Final = 600.0
-"""The least for validation passes and checkpoints, of which there are too few to know what is usual."""
+"""The least for validation passes and checkpoints, which are too rare for a usual time."""
 
 _QUANTILE: Final = 0.999
 _SHORTEST: Final = 1e-5
@@ -19,7 +19,7 @@ _BUCKETS: Final = 512
 
 
 class Doing(Enum):
-    """What a rank does, as far as stalls are concerned."""
+    """A rank's activity, as stall detection distinguishes it."""
 
     IDLE = "idle"
     TRAINING = "training"
@@ -28,7 +28,7 @@ class Doing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """No step for longer than is plausible; seconds."""
+    """A time without a step that is longer than its limit; seconds."""
 
     waited_seconds: float
     limit_seconds: float
@@ -36,24 +36,24 @@ class Stall:
 
 
 class StepTimes:
-    """How long steps take, as counts in 512 buckets that grow by 5 %, from 10 µs on.
+    """A histogram of step times in 512 buckets that grow by 5 %, from 10 µs on.
 
-    In synchronous training all ranks' steps take the same time, so that one of these is enough for a run.
+    In synchronous training all ranks have the same step time, so that one histogram is enough for a run.
     """
 
     def __init__(self) -> None:
         self._counts = array("q", bytes(8 * _BUCKETS))
         self.seen = 0
-        """How many steps there were."""
+        """The number of steps so far."""
 
     def add(self, seconds: float) -> None:
-        """Count a step."""
+        """Add a step."""
         self._counts[_bucket(seconds)] += 1
         self.seen += 1
 
     @property
     def usual_seconds(self) -> float:
-        """The 99.9th percentile, up to 5 % too high; 0 without any."""
+        """The 99.9th percentile, up to 5 % too high; 0 without steps."""
         left = self.seen - math.floor(_QUANTILE * self.seen)
         for index in range(_BUCKETS - 1, -1, -1):
             left -= self._counts[index]
@@ -63,19 +63,19 @@ class StepTimes:
 
 
 def limit_seconds(usual_seconds: float) -> float:
-    """Return for how long a rank that trains may make no step before it has stalled.
+    """Return the time without a step after which a rank that trains has stalled.
 
     Args:
-        usual_seconds: What nearly all of its steps keep to.
+        usual_seconds: The 99.9th percentile of its step times.
     """
     return max(LEAST_SECONDS, TIMES * usual_seconds)
 
 
 class StallDetector:
-    """Follows one rank's progress by times that the caller tells, all of one clock that does not go back.
+    """Follows one rank's progress. The caller passes all times, from one clock that does not go back.
 
     Args:
-        times: What steps usually take, where the caller counts that itself; else :meth:`step` does.
+        times: The histogram of step times, if the caller fills it; else :meth:`step` fills one.
     """
 
     def __init__(self, times: StepTimes | None = None) -> None:
@@ -86,22 +86,22 @@ class StallDetector:
 
     @property
     def doing(self) -> Doing:
-        """What the rank does, as last told."""
+        """The activity that :meth:`enter` or :meth:`step` set last."""
         return self._doing
 
     def step(self, now: float) -> None:
-        """Take the end of a training step, and count the time since the one before."""
+        """Record the end of a training step, and add the time since the previous one."""
         if self._doing is Doing.TRAINING and self._progress_at is not None:
             self._times.add(now - self._progress_at)
         self._doing = Doing.TRAINING
         self._progress_at = now
 
     def progress(self, now: float) -> None:
-        """Take a sign of life that is no step, or one of a step that is counted elsewhere."""
+        """Record progress that is not a step, or a step that the caller adds to the histogram."""
         self._progress_at = now
 
     def enter(self, doing: Doing, now: float) -> None:
-        """Take a change of what the rank does. It counts as progress; the same again does not."""
+        """Set the rank's activity. A change counts as progress; the same activity again does not."""
         if doing is self._doing:
             return
         if self._doing is Doing.ELSEWHERE and self._progress_at is not None:
@@ -111,15 +111,15 @@ class StallDetector:
 
     @property
     def usual_seconds(self) -> float:
-        """The 99.9th percentile of the time from step to step, up to 5 % too high; 0 without any."""
+        """The 99.9th percentile of the time from step to step, up to 5 % too high; 0 without steps."""
         return self._times.usual_seconds
 
     def check(self, now: float, early: float = 0.0) -> Stall | None:
-        """Return the stall that there is now. Before two steps have been made nothing is plausible or not.
+        """Return the present stall; None without one, or before two steps have ended.
 
         Args:
             now: Seconds, on the caller's clock.
-            early: By how many seconds a stall is told before its limit.
+            early: How many seconds before its limit a stall is returned.
         """
         if self._progress_at is None or self._doing is Doing.IDLE or not self._times.seen:
             return None

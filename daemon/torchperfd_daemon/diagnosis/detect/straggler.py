@@ -1,7 +1,7 @@
-"""Which rank the others wait for: own work per step, compared with the peers'.
+"""Detects the rank that the others wait for, by comparing own work per step with the peers'.
 
-In synchronous training all ranks' steps take the same time. What differs is how much of it is a rank's own
-work, and how much it waits for the others.
+In synchronous training all ranks have the same step time. They differ in their own work, and in how long they
+wait for the others.
 """
 
 import math
@@ -20,14 +20,14 @@ WAITING: Final = frozenset({"collective_wait"})
 """The phases in which a rank waits for others."""
 LEAST_STEPS: Final = 12
 LEAST_SHARE: Final = 0.05
-"""From this share of the peers' own work on, being late is worth telling."""
+"""Lateness is reported from this share of the peers' own work on."""
 
 _BLOCKS: Final = 12
 _FEWEST_BLOCKS: Final = 6
-# Few blocks know their own spread badly. At this level Student's t is above the normal by about so much for
-# each degree of freedom (the first term of its expansion): for the eleven of twelve blocks by a third.
+# Few blocks give an inexact deviation. At this level Student's t exceeds the normal distribution by about
+# this number divided by the degrees of freedom (the first term of its expansion): a third for twelve blocks.
 _STUDENT: Final = 11 / 3
-# Chances that any of all ranks is blamed without reason, and how unlike its peers a rank has to be.
+# The permitted chance of a false positive among all ranks, and the least deviations from the peers.
 _WRONG: Final = 1e-3
 _UNLIKE: Final = 5.0
 _STILL: Final = 2.0
@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RankWork:
-    """What one rank did in its newest steps.
+    """The work of one rank in its newest steps.
 
     Attributes:
-        rank: Its number.
-        phase_seconds: Exclusive time by phase, one array per phase, all of one length: the steps. Ranks need
-            not have the same steps or phases.
+        rank: The number of the rank.
+        phase_seconds: Exclusive time by phase; each array has shape (steps,). Ranks may have different steps
+            and phases.
     """
 
     rank: int
@@ -56,10 +56,10 @@ class Straggler:
     """A rank that the others wait for.
 
     Attributes:
-        rank: Its number.
+        rank: The number of the rank.
         phase: The phase of its own work that exceeds the peers' most.
         excess_seconds: Own work per step above the peers' median.
-        phase_excess_seconds: The part of it that lies in ``phase``.
+        phase_excess_seconds: The part of the excess in ``phase``.
         peer_seconds: The peers' median own work per step.
         score: The excess in standard errors.
     """
@@ -77,21 +77,25 @@ def find_stragglers(
 ) -> list[Straggler]:
     """Return the ranks whose own work is longer than their peers', the slowest first.
 
-    Compared is the mean of a window of steps, since a rank that is late in some steps delays them all then.
-    Its standard error comes from means over blocks of steps, which allows for noise with a memory (batch
+    The means of a window of steps are compared, since a rank that is late in some steps delays all ranks in
+    these. The standard error comes from means over blocks of steps, which allows for correlated noise (batch
     means; Law and Kelton, Simulation Modeling and Analysis). A rank is named if its excess over the peers'
-    median is beyond chance at a level shared by all ranks (Bonferroni), beyond what the peers differ by among
-    themselves (median absolute deviation, so that two in eight may be slow), and at least
-    :data:`LEAST_SHARE` of their work. Fewer than two ranks with :data:`LEAST_STEPS` steps have nothing to be
-    compared with.
+    median
+
+    - is beyond chance, at a level shared by all ranks (Bonferroni),
+    - is beyond the differences among the peers (median absolute deviation, so that two in eight may be slow),
+    - and is at least :data:`LEAST_SHARE` of their work.
+
+    The result is empty if fewer than two ranks have :data:`LEAST_STEPS` steps.
 
     Args:
         ranks: All ranks, or the slowest with some of the others.
-        among: How many ranks there are where not all are given; the chance of blame is shared by all.
-        suspects: Ranks that there is a reason to name, such as that they were a moment ago. They are if their
-            excess is large enough and beyond the chance of a single look, whatever the peers differ by.
-        period: Steps after which long ones are known to come again. Blocks then hold whole periods, if the
-            window has enough of them: what comes again in each is no chance.
+        among: The number of all ranks, which share the chance of a false positive; 0 if all are given.
+        suspects: Ranks with another reason to be named, such as the stragglers of the previous sample. They
+            are named if their excess is large enough and beyond chance for one test, however much peers
+            differ.
+        period: The number of steps after which long steps recur. Blocks then contain whole periods, if the
+            window has enough of them, so that recurring long steps do not count as noise.
     """
     seen = [_Summary(rank, period) for rank in ranks if _steps(rank) >= LEAST_STEPS]
     if len(seen) < 2:
@@ -106,8 +110,8 @@ def find_stragglers(
         middle = float(np.median(peers))
         excess = each.mean - middle
         if excess < LEAST_SHARE * middle:
-            break  # who comes next is faster, and has slower peers: their excess descends
-        # Of few peers the deviation is often too small.
+            break  # the next ranks are faster and have slower peers, so their excess is smaller
+        # The deviation of few peers is often too small.
         spread = robust_deviation(peers.tolist(), middle) * (1 + 2 / len(peers))
         # The median of n normal values varies by pi / 2n of one's variance.
         peer_error = float(np.median(np.delete(errors, index))) * math.sqrt(math.pi / 2 / len(peers))
@@ -122,12 +126,12 @@ def find_stragglers(
 
 
 def slowest_and_peers(slowest_first: Sequence[T]) -> list[T]:
-    """Return the ranks that are worth comparing: the slowest eight and an even sample of the others.
+    """Return the ranks to compare: the slowest eight and an even sample of the others.
 
-    A thousand peers say no more about what is usual than fifty do.
+    About fifty peers determine the usual work as well as a thousand.
 
     Args:
-        slowest_first: All ranks, by their own work.
+        slowest_first: All ranks, sorted by own work, the slowest first.
     """
     others = slowest_first[_MOST_SUSPECTS :: max(1, len(slowest_first) // _MOST_PEERS)]
     return [*slowest_first[:_MOST_SUSPECTS], *others]
@@ -150,7 +154,7 @@ class _Summary:
 
 
 def _blocks(steps: int, period: int) -> tuple[int, int]:
-    """Return into how many blocks of how many steps to cut a window."""
+    """Return the number of blocks of a window, and the steps of each."""
     length = math.ceil(steps / _BLOCKS / period) * period
     if period > 1 and steps // length >= _FEWEST_BLOCKS:
         return steps // length, length
@@ -175,7 +179,7 @@ def _phase(index: int, seen: Sequence[_Summary]) -> tuple[str, float]:
 
 
 def _quantile(chance: float) -> float:
-    """Return how many deviations a normal value exceeds with this chance, by Newton's method on erfc."""
+    """Return the number of deviations that a normal value exceeds with this probability (Newton's method)."""
     value = math.sqrt(-2 * math.log(chance))
     for _ in range(20):
         density = math.exp(-value * value / 2) / math.sqrt(2 * math.pi)
