@@ -35,6 +35,11 @@ class RankReport:
         table = tabulate(self.rank, self.totals, self.names, dropped=self.dropped)
         object.__setattr__(self, "table", table)
 
+    @property
+    def account(self) -> Totals:
+        """The totals, by the name that they had before; scripts use it."""
+        return self.totals
+
     def to_text(self) -> str:
         """Return the phase table for a terminal."""
         return text.render(self.table)

@@ -81,6 +81,10 @@ def test_it_prints_and_shows_itself(report: RankReport) -> None:
     assert report._repr_html_() == report.to_html()
 
 
+def test_report_account_is_its_totals(report: RankReport) -> None:
+    assert report.account is report.totals
+
+
 def test_the_text_fits_a_terminal_and_is_aligned(report: RankReport) -> None:
     names = PhaseNames()
     for name in ("資料の拡張", "a phase whose name goes on for 64 characters, which is permitted"):
