@@ -132,7 +132,7 @@ def test_batches_that_no_data_loader_draws() -> None:
     assert samples(callback.client) == steps * BATCH
 
 
-def test_a_checkpoint_within_a_step_is_told_from_the_rest_of_it(tmp_path: Any) -> None:
+def test_checkpoint_within_a_step_has_its_own_phase(tmp_path: Any) -> None:
     callback = Callback()
     saver = pl.callbacks.ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1)
     fit(callback, saver, enable_checkpointing=True)

@@ -101,7 +101,7 @@ def test_gradient_accumulation_makes_one_step_of_several_batches(tmp_path: Path)
     assert samples(callback.client) == EPOCHS * TRAIN * BATCH
 
 
-def test_a_checkpoint_within_a_step_is_told_from_the_rest_of_it(tmp_path: Path) -> None:
+def test_checkpoint_within_a_step_has_its_own_phase(tmp_path: Path) -> None:
     callback = TorchperfdCallback()
     fit(tmp_path, callback, save_strategy="steps", save_steps=4, logging_steps=2)
     assert_has(calls(callback.client), steps=EPOCHS * TRAIN)

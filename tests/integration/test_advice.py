@@ -65,7 +65,7 @@ def test_the_rule_that_a_slow_loop_breaks_comes_first(heard: Heard, name: str, r
 
 
 @pytest.mark.parametrize(("name", "rule"), TAKEN.items(), ids=list(TAKEN))
-def test_who_took_the_advice_does_not_hear_it_again(heard: Heard, name: str, rule: str) -> None:
+def test_advice_already_taken_is_not_given_again(heard: Heard, name: str, rule: str) -> None:
     assert rule not in [each.rule for each in heard.of(name, "tuned")]
 
 

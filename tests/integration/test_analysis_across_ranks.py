@@ -142,7 +142,7 @@ def test_a_clock_that_is_5_s_off_changes_nothing_but_its_offset(run: Path, copy:
     assert after.ranks[2].clock_residual_ns == before.ranks[2].clock_residual_ns
 
 
-def test_groups_that_the_files_do_not_tell_apart_are_told_apart_by_end(tmp_path: Path) -> None:
+def test_groups_without_distinct_names_are_matched_by_end(tmp_path: Path) -> None:
     folder = train(tmp_path, "subgroup")
     result = across(folder)
     assert result.blamed is not None

@@ -144,7 +144,7 @@ def test_what_the_profilers_stop_left_open_counts_as_in_torch(
     assert table["open", True, ""][1] == 0 < table["open", True, ""][2]
 
 
-def test_operators_of_a_module_are_found_by_it_forward_and_backward(tmp_path: Path) -> None:
+def test_module_operators_are_found_in_forward_and_backward(tmp_path: Path) -> None:
     profiler = profile_training(with_stack=True)
     file = tmp_path / "rank0.json"
     profiler.export_chrome_trace(str(file))

@@ -126,7 +126,7 @@ def write(browser: Browser, label: str, text: str) -> None:
         browser.press(character)
 
 
-def test_it_shows_everything_asks_for_nothing_and_runs_no_name(browser: Browser, page: Path) -> None:
+def test_page_shows_all_requests_nothing_and_runs_no_name(browser: Browser, page: Path) -> None:
     shown = browser.run("document.getElementById('report').innerText")
     text = "".join(f"{line.strip()}\n" for line in shown.splitlines() if line.strip())
     check_golden("analyze_page.txt", text)
@@ -261,7 +261,7 @@ def test_another_rank_is_shown_by_choosing_it(browser: Browser) -> None:
     assert "/captures/one/rank1.json" in texts(browser, "main > p.soft")
 
 
-def test_it_follows_the_readers_colours_and_is_printed_without_controls(browser: Browser) -> None:
+def test_page_follows_colour_scheme_and_prints_without_controls(browser: Browser) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
     pixel = f"document.querySelector('{CANVAS}').toDataURL()"
     light = browser.run(background), browser.run(pixel)

@@ -125,7 +125,7 @@ def training() -> Iterator[Node]:
             process.communicate()
 
 
-def test_a_running_job_yields_a_trace_of_exactly_the_agreed_steps(training: Node) -> None:
+def test_capture_of_running_job_has_exactly_the_agreed_steps(training: Node) -> None:
     document = training.json("capture", "--steps", "5", "--record-shapes")
     assert document["state"] == "complete"
     first, after = document["step_range"]
@@ -151,9 +151,7 @@ def test_a_running_job_yields_a_trace_of_exactly_the_agreed_steps(training: Node
     assert shapes
 
 
-def test_captures_follow_one_another_and_can_be_listed_fetched_and_removed(
-    training: Node, tmp_path: Path
-) -> None:
+def test_captures_in_sequence_are_listed_fetched_and_removed(training: Node, tmp_path: Path) -> None:
     complete = 'torchperfd_capture_requests_total{result="complete",trigger="command"}'
     earlier, captured = listed(training), training.metric(complete) or 0
     ids = [training.json("capture", "--steps", "3", "--run", "digits")["capture_id"] for _ in range(3)]

@@ -61,7 +61,7 @@ def test_a_damaged_analysis_is_one_line(node: Node, content: str) -> None:
     assert "is damaged" in damaged.stderr
 
 
-def test_no_control_character_of_an_analysis_reaches_the_terminal(node: Node) -> None:
+def test_analysis_control_characters_do_not_reach_the_terminal(node: Node) -> None:
     kept.add(Catalog(node.captures), "one")
     (node.captures / "one" / "analysis.json").write_text(json.dumps({"text": "red \x1b[31m\nand on\x07\n"}))
     assert node.command("captures", "show", "one").stdout == "red ?[31m\nand on?\n"

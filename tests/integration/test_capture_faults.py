@@ -196,7 +196,7 @@ def test_a_rank_killed_while_it_writes_its_trace_is_named(node: Node, pairs: Cal
 
 
 @pytest.mark.parametrize("survivors", [2, 1])
-def test_a_daemon_killed_in_the_middle_costs_no_trace_and_no_truth(
+def test_daemon_killed_during_capture_keeps_traces_and_manifest(
     node: Node, pairs: Callable[..., Pair], survivors: int
 ) -> None:
     pair = pairs()
@@ -232,9 +232,7 @@ def test_a_daemon_killed_in_the_middle_costs_no_trace_and_no_truth(
     pair.end()
 
 
-def test_a_job_that_ends_in_the_middle_fails_every_rank_with_the_reason(
-    node: Node, pairs: Callable[..., Pair]
-) -> None:
+def test_job_that_ends_during_capture_fails_ranks_with_reason(node: Node, pairs: Callable[..., Pair]) -> None:
     pair = pairs()
     with capturing(node, "--steps", "1000") as command:
         found = until_armed(node)
@@ -281,7 +279,7 @@ def test_a_trace_beyond_its_share_is_not_kept_by_its_own_rank(node: Node, pairs:
     pair.end()
 
 
-def test_a_rank_whose_script_profiles_is_named_and_keeps_its_own_profile(
+def test_rank_with_own_profiler_is_named_and_keeps_its_profile(
     node: Node, pairs: Callable[..., Pair]
 ) -> None:
     profiled = (
@@ -301,9 +299,7 @@ def test_a_rank_whose_script_profiles_is_named_and_keeps_its_own_profile(
     pair.end()
 
 
-def test_a_capture_is_cancelled_by_command_and_the_next_one_follows(
-    node: Node, pairs: Callable[..., Pair]
-) -> None:
+def test_capture_cancelled_by_command_lets_the_next_begin(node: Node, pairs: Callable[..., Pair]) -> None:
     pair = pairs()
     with contextlib.ExitStack() as stack:
         command = stack.enter_context(capturing(node, "--steps", "1000"))

@@ -26,9 +26,7 @@ def uploaded(node: Node) -> dict[str, str]:
     return {each["capture_id"]: each["uploaded"] for each in node.json("captures", "list")["captures"]}
 
 
-def test_all_arrives_although_the_store_was_down_and_the_daemon_killed(
-    node: Node, store: ObjectStore
-) -> None:
+def test_uploads_survive_store_outage_and_daemon_kill(node: Node, store: ObjectStore) -> None:
     catalog = Catalog(node.captures)
     for number in range(3):
         add(catalog, f"c{number}", {0: bytes(100_000), 1: bytes(6_000_000)}, requested_at=BASE + number)

@@ -24,7 +24,7 @@ def test_a_daemon_keeps_to_its_quota_and_sends_what_is_left(node: Node, tmp_path
     assert (tmp_path / "c3" / "rank0.json").read_bytes() == bytes(3_000_000)
 
 
-def test_a_daemon_begins_no_capture_on_a_disk_that_is_nearly_full(node: Node) -> None:
+def test_daemon_on_nearly_full_disk_begins_no_capture(node: Node) -> None:
     node.start_daemon("--captures-min-free", "1000TiB")
     script = node.directory / "train.py"
     script.write_text(

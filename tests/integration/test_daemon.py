@@ -32,7 +32,7 @@ def test_a_node_without_a_gpu_costs_one_log_line(node: Node) -> None:
     assert "Traceback" not in node.log()
 
 
-def test_sigterm_drains_a_daemon_with_a_live_stream_and_a_slow_scraper(node: Node) -> None:
+def test_sigterm_drains_daemon_with_live_stream_and_slow_scraper(node: Node) -> None:
     node.start_daemon()
     with (
         node.running(
@@ -51,7 +51,7 @@ def test_sigterm_drains_a_daemon_with_a_live_stream_and_a_slow_scraper(node: Nod
     assert "Traceback" not in node.log()
 
 
-def test_it_tells_a_service_manager_when_it_is_ready_and_when_it_stops(node: Node) -> None:
+def test_service_manager_is_notified_when_ready_and_stopping(node: Node) -> None:
     address = node.directory / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(address))
@@ -63,7 +63,7 @@ def test_it_tells_a_service_manager_when_it_is_ready_and_when_it_stops(node: Nod
         assert manager.recv(100) == b"STOPPING=1"
 
 
-def test_the_socket_is_the_owners_alone_unless_told_otherwise(node: Node) -> None:
+def test_socket_by_default_is_only_for_its_owner(node: Node) -> None:
     node.start_daemon()
     assert node.socket.stat().st_mode & 0o777 == 0o600
     node.stop_daemon()

@@ -118,7 +118,7 @@ def test_an_instance_of_a_gpu(node: Node) -> None:
     assert "gpu_utilization_ratio" not in of_gpu(page, "0")
 
 
-def test_an_old_driver_and_a_gpu_that_tells_little(node: Node) -> None:
+def test_old_driver_and_gpu_with_few_metrics_are_read(node: Node) -> None:
     little = gpu(1, energy_mj=None, power_mw="!3", **{"field.82": None}, ecc_corrected_volatile=None)
     _, settled = serve(node, gpu(0), little, driver="470.82.01", without=MISSING_IN_OLD_DRIVERS)
     page = settled()
@@ -164,7 +164,7 @@ def test_xid_errors_throttling_and_a_gpu_that_falls_off_the_bus(node: Node) -> N
     assert of_gpu(settled(), "1")["gpu_up"] == {(): 1}
 
 
-def test_slow_calls_and_one_that_never_returns_cost_the_gpus_only(node: Node) -> None:
+def test_slow_and_hanging_calls_affect_gpu_metrics_only(node: Node) -> None:
     driver, settled = serve(node, gpu(0, delay_ms=5))
     assert of_gpu(settled(), "0")["gpu_up"] == {(): 1}
     slow = node.metric('torchperfd_collector_duration_seconds{collector="nvml"}')

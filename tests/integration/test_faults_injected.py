@@ -25,7 +25,7 @@ def test_a_slow_job(fault: str, model: str) -> None:
     assert not [each for each in psutil.process_iter(["cmdline"]) if str(JOB) in (each.info["cmdline"] or [])]
 
 
-def test_a_rank_that_leaves_a_collective_out_stands_apart_at_its_line() -> None:
+def test_rank_that_skips_a_collective_is_set_apart_at_its_line() -> None:
     plan = replace(catalog.plan(NAMED["skipped collective"], "mlp-ddp", 1, ranks=3), onset=5)
     trial = run(plan, 3.0, heal=False)
     assert trial.failure == ""

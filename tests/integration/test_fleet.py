@@ -155,7 +155,7 @@ def job(hosts: list[Host], tmp_path: Path) -> Iterator[list[Host]]:
             process.wait()
 
 
-def test_one_command_captures_the_ranks_of_both_nodes_at_the_same_steps(job: list[Host]) -> None:
+def test_one_command_captures_both_nodes_at_the_same_steps(job: list[Host]) -> None:
     one, two = job
     listed = json.loads(one.ask("ps", "--fleet", "--json").stdout)
     assert [(node["node"], node["connected_ranks"]) for node in listed["nodes"]] == [

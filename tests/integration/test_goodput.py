@@ -53,7 +53,7 @@ def notes(path: Path) -> dict[str, float]:
     return found
 
 
-def test_buckets_sum_to_the_wall_time_across_kills_of_rank_and_daemon(node: Node) -> None:
+def test_buckets_sum_to_wall_time_across_rank_and_daemon_kills(node: Node) -> None:
     script, first, second = (node.directory / name for name in ("train.py", "first.json", "second.json"))
     script.write_text(SCRIPT)
     command = (sys.executable, "-m", "torchperfd", "run", "--quiet", str(script))

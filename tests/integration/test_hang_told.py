@@ -154,7 +154,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return side_by_side({each.__name__: partial(play, each) for each in scenarios})
 
 
-def test_the_rank_that_skips_a_collective_is_the_verdict_with_its_line(outcomes: Outcomes) -> None:
+def test_verdict_names_rank_that_skips_a_collective_with_line(outcomes: Outcomes) -> None:
     outcomes["skips_a_collective"].result()
 
 

@@ -56,7 +56,7 @@ def test_three_hundred_idle_connections(node: Node) -> None:
         assert idle[0].recv(1) == b""
 
 
-def test_requests_that_never_end_and_answers_that_nobody_reads(node: Node) -> None:
+def test_endless_requests_and_unread_answers_are_closed(node: Node) -> None:
     node.start_daemon()
     with contextlib.ExitStack() as stack, costing_little(node):
         for number in range(200):
@@ -93,7 +93,7 @@ def test_a_request_of_a_hundred_megabytes(node: Node) -> None:
             assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
-def test_scrapes_every_ten_milliseconds_keep_nobody_out(node: Node) -> None:
+def test_scrapes_every_ten_milliseconds_leave_room_for_others(node: Node) -> None:
     node.start_daemon()
     stop = threading.Event()
     pages = 0
@@ -191,9 +191,7 @@ def test_a_new_certificate_is_used_and_a_broken_one_is_not(
 
 
 @pytest.mark.needs("openssl")
-def test_who_does_not_speak_tls_gets_nothing(
-    node: Node, tls: Callable[[], http.client.HTTPSConnection]
-) -> None:
+def test_client_without_tls_gets_nothing(node: Node, tls: Callable[[], http.client.HTTPSConnection]) -> None:
     assert node.get("/metrics") == (0, "")
     assert fetch(tls, "/metrics") == 200
 

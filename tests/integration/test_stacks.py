@@ -212,7 +212,7 @@ def skipping(node: Node, tmp_path: Path) -> Iterator[tuple[Node, str]]:
             process.communicate()
 
 
-def test_the_rank_that_skipped_a_collective_is_named_with_its_line(skipping: tuple[Node, str]) -> None:
+def test_stacks_name_rank_that_skipped_a_collective_with_line(skipping: tuple[Node, str]) -> None:
     node, script = skipping
     line = line_of(script, "torch.ones(8)")
     wanted = re.compile(

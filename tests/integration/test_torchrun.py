@@ -63,7 +63,7 @@ def test_ps_shows_one_run_with_two_ranks_and_nothing_else(node: Node, script: Pa
         assert all(f"ProfilerStep#{step}" in text for step in range(first, after))
 
 
-def test_the_embedded_daemon_serves_both_ranks_and_rank_0_reports_on_both(
+def test_embedded_daemon_serves_both_ranks_and_rank_0_reports(
     node: Node, script: Path, tmp_path: Path
 ) -> None:
     report = tmp_path / "report.json"

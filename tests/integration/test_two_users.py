@@ -129,7 +129,7 @@ def test_a_name_that_two_users_give_is_two_runs(node: Shared) -> None:
     assert log.count(f"the run of pid {bob.pid} is named baseline@{BOB} on this node") == 1
 
 
-def test_a_stranger_may_look_and_not_touch(node: Shared) -> None:
+def test_other_user_may_read_and_not_change(node: Shared) -> None:
     node.start_shared()
     with node.user(ADA, TRAIN) as ada:
         assert (line(ada), line(ada)) == ("baseline", "made 1")
@@ -194,7 +194,7 @@ sys.stdin.read()
 """
 
 
-def test_a_poisoned_account_breaks_itself_only(node: Shared) -> None:
+def test_invalid_totals_affect_only_their_own_rank(node: Shared) -> None:
     node.start_shared()
     with node.user(ADA, TRAIN) as ada, node.user(BOB, POISON) as bob:
         assert (line(ada), line(ada), json.loads(line(bob))) == ("baseline", "made 1", "sent")

@@ -331,7 +331,7 @@ def test_a_profiler_of_the_scripts_sees_none_of_our_phases(client: torchperfd.Cl
     assert ours(tmp_path / "theirs.json") == []
 
 
-def test_what_the_scripts_profiler_puts_an_end_to_is_never_ended_by_us(
+def test_capture_ended_by_users_profiler_is_not_ended_again(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch would write that into memory that the profiler had which is gone: now and then it crashed."""

@@ -68,7 +68,7 @@ def test_nothing_of_ours_failed(ranks: list[Told]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_others_wait_for_who_is_late(kind: str, ranks: list[Told]) -> None:
+def test_other_ranks_wait_for_the_late_rank(kind: str, ranks: list[Told]) -> None:
     waits = [median(told["measured"][kind]["waits"]) for told in ranks]
     assert waits[1 - CULPRIT] - waits[CULPRIT] == about(lateness(kind, ranks))
 
@@ -84,7 +84,7 @@ def test_waiting_is_exclusive(kind: str, ranks: list[Told]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "buckets", "static", "unused", "accumulate", "compiled"])
-def test_arrivals_tell_how_late(kind: str, ranks: list[Told]) -> None:
+def test_arrivals_show_the_lateness(kind: str, ranks: list[Told]) -> None:
     own, others = (told["measured"][kind]["arrivals"] for told in (ranks[CULPRIT], ranks[1 - CULPRIT]))
     assert own.keys() == others.keys()
     assert len(own) == STEPS
@@ -95,7 +95,7 @@ def test_arrivals_tell_how_late(kind: str, ranks: list[Told]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["buffers", "fsdp2", "all_reduce", "async"])
-def test_arrivals_at_several_collectives_are_the_first_and_the_last(kind: str, ranks: list[Told]) -> None:
+def test_arrivals_at_several_collectives_are_first_and_last(kind: str, ranks: list[Told]) -> None:
     for told in ranks:
         arrivals = told["measured"][kind]["arrivals"]
         assert len(arrivals) == STEPS

@@ -210,7 +210,7 @@ def test_a_named_model_that_is_wrapped_afterwards(alone: None) -> None:
     _dynamo.reset()
 
 
-def test_a_step_without_any_event_of_torchs_is_the_scripts_to_tell(alone: None) -> None:
+def test_step_without_torch_events_needs_client_step(alone: None) -> None:
     """The optimizer in the graph as well: draws are all there is, so `client.step()` it must be."""
     client = torchperfd.attach()
     for _ in loader(4):

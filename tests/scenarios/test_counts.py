@@ -224,7 +224,7 @@ def test_critic_steps_on_one_draw_are_one_step(client: torchperfd.Client) -> Non
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_a_look_at_the_data_is_no_training(
+def test_loader_read_without_training_is_no_step(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, by_name: bool
 ) -> None:
     model, optimizer = make()

@@ -32,7 +32,7 @@ def plain_step(model: Any, optimizer: Any, batch: Any) -> None:
     train(model, optimizer, [batch])
 
 
-def test_a_checkpoint_between_epochs_is_in_no_step_but_in_the_account(
+def test_checkpoint_between_epochs_is_in_totals_and_in_no_step(
     client: torchperfd.Client, events: Events, tmp_path: Path
 ) -> None:
     model = tiny_model()
@@ -73,7 +73,7 @@ def test_a_save_that_fails_has_ended(client: torchperfd.Client, tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoints_are_seen_once_the_script_imports_them(
+def test_distributed_checkpoints_are_timed_after_their_import(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import torch.distributed.checkpoint as distributed
@@ -165,7 +165,7 @@ def test_pauses_are_counted_from_a_start_only() -> None:
     assert not any(callback in gc.callbacks for callback in pauses._callbacks)
 
 
-def test_batches_that_wait_are_told_from_workers_that_starve(client: torchperfd.Client) -> None:
+def test_ready_batches_are_reported_only_with_workers(client: torchperfd.Client) -> None:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, loader(2))

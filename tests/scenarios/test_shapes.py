@@ -113,7 +113,7 @@ def test_accumulation_takes_as_long_as_the_script_says(client: torchperfd.Client
     assert_accounted(client, run)
 
 
-def test_micro_batches_left_over_wait_for_the_next_epoch_without_its_pauses(
+def test_leftover_micro_batches_join_next_epoch_without_pauses(
     client: torchperfd.Client,
 ) -> None:
     model = tiny_model()
@@ -282,14 +282,14 @@ def test_two_optimizers_are_one_step_per_batch(client: torchperfd.Client, events
     assert train_tallies(client) == (3, 0)
 
 
-def test_two_optimizers_are_one_step_per_batch_without_a_loader_too(client: torchperfd.Client) -> None:
+def test_two_optimizers_without_loader_are_one_step_per_batch(client: torchperfd.Client) -> None:
     gan([BATCH] * 5)
     counted = calls(client)
     assert (counted["steps"], counted["backward"], counted["optimizer"]) == (5, 10, 10)
     assert train_tallies(client) == (5, 0)
 
 
-def test_a_sample_without_gradients_in_the_middle_of_a_batch_is_no_validation(
+def test_forward_without_gradients_within_batch_is_no_validation(
     client: torchperfd.Client,
 ) -> None:
     gan(loader(3), sample_without_gradients=True)
@@ -349,7 +349,7 @@ def test_optimizers_in_the_backward(client: torchperfd.Client, events: Events, d
     assert train_tallies(client) == (3, 0)
 
 
-def test_optimizers_in_the_backward_take_as_long_as_the_script_says(client: torchperfd.Client) -> None:
+def test_optimizers_in_backward_have_the_scripts_durations(client: torchperfd.Client) -> None:
     model = tiny_model()
     in_backward(model)
 
@@ -480,9 +480,7 @@ def test_a_loop_over_something_else(client: torchperfd.Client, events: Events) -
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_a_loop_over_something_else_takes_as_long_as_the_script_says(
-    client: torchperfd.Client, wrapped: bool
-) -> None:
+def test_loop_over_other_iterable_has_the_scripts_durations(client: torchperfd.Client, wrapped: bool) -> None:
     model = tiny_model()
     optimizer = sgd(model)
 

@@ -25,7 +25,7 @@ def a_training(batches: int) -> Callable[[], Any]:
     return lambda: train(model, optimizer, loader(batches))
 
 
-def test_training_on_a_thread_is_followed_from_its_first_optimizer_step_on(
+def test_thread_is_timed_from_its_first_optimizer_step(
     client: torchperfd.Client,
 ) -> None:
     on_a_thread(a_training(4))
@@ -49,7 +49,7 @@ def test_the_thread_that_is_followed_may_use_all_of_the_client(client: torchperf
 
 
 @pytest.mark.parametrize("phase", [True, False])
-def test_a_main_thread_that_only_prepares_evaluates_and_waits_gives_way(
+def test_main_thread_that_never_trains_yields_to_training_thread(
     client: torchperfd.Client, phase: bool
 ) -> None:
     model = tiny_model()
@@ -75,7 +75,7 @@ def test_a_thread_that_ended_is_followed_by_the_next(client: torchperfd.Client) 
     assert calls(client)["steps"] == 9
 
 
-def test_a_thread_that_has_stepped_stays_the_one_as_long_as_it_lives(client: torchperfd.Client) -> None:
+def test_thread_that_has_stepped_stays_timed_while_it_lives(client: torchperfd.Client) -> None:
     a_training(2)()
     on_a_thread(a_training(5))
     assert calls(client) == per_step(2)

@@ -48,7 +48,7 @@ def test_every_step_is_there_with_its_index(recorded: list[dict[str, Any]]) -> N
     assert excess == pytest.approx(LATE_S, rel=0.4)
 
 
-def test_the_gain_of_removing_a_ranks_lateness_is_the_measured_one(recorded: list[dict[str, Any]]) -> None:
+def test_whatif_gain_of_removing_lateness_matches_measurement(recorded: list[dict[str, Any]]) -> None:
     # The first step connects the ranks.
     late = [step for step in range(1, STEPS) if is_late(step)]
     well = [step for step in range(1, STEPS) if not is_late(step)]

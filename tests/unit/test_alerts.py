@@ -38,7 +38,7 @@ def test_promtool_sees_the_rules_do_what_they_promise() -> None:
     assert check.returncode == 0, check.stdout + check.stderr
 
 
-def test_every_alert_helps_whoever_it_wakes() -> None:
+def test_every_alert_has_a_severity_and_a_runbook() -> None:
     for alert in alerts():
         assert alert["labels"]["severity"] in {"warning", "critical"}, alert["alert"]
         assert {"summary", "description", "runbook"} <= set(alert["annotations"]), alert["alert"]

@@ -77,7 +77,7 @@ def test_every_panel_says_what_it_shows_and_in_which_unit(dashboard: dict[str, A
         assert all(target["datasource"] == DATASOURCE for target in panel["targets"]), panel["title"]
 
 
-def test_ranges_follow_the_scrape_interval_and_only_counters_are_rated(dashboard: dict[str, Any]) -> None:
+def test_ranges_follow_scrape_interval_and_only_counters_rate(dashboard: dict[str, Any]) -> None:
     for panel in panels(dashboard):
         for target in panel["targets"]:
             expr = target["expr"]
@@ -139,7 +139,7 @@ def test_queries_are_filled_in_as_grafana_would() -> None:
     ]
 
 
-def test_a_variable_that_nobody_fills_in_is_an_error() -> None:
+def test_variable_without_a_value_is_an_error() -> None:
     made = {
         "templating": {"list": []},
         "panels": [

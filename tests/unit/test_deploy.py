@@ -89,7 +89,7 @@ def serve_options(request: pytest.FixtureRequest) -> dict[str, str]:
     return options(serve_commands()[request.param])
 
 
-def test_every_daemon_listens_where_clients_look_and_keeps_captures_in_one_place(
+def test_daemons_use_the_clients_socket_and_one_captures_dir(
     serve_options: dict[str, str],
 ) -> None:
     assert serve_options["--socket"] == SOCKET
@@ -188,7 +188,7 @@ def test_the_image_is_built_from_files_that_reach_the_build() -> None:
     assert all((ROOT / source).exists() for source in sources)
 
 
-def test_the_image_runs_unprivileged_and_is_asked_about_its_health() -> None:
+def test_image_runs_unprivileged_with_a_health_check() -> None:
     text = DOCKERFILE.read_text(encoding="utf-8")
     assert re.search(r"^USER [1-9]\d*", text, re.MULTILINE)
     assert re.search(rf"^EXPOSE {PORT}$", text, re.MULTILINE)
@@ -214,7 +214,7 @@ def test_pods_are_scraped_at_the_port_that_the_daemon_serves(name: str) -> None:
     assert context["readOnlyRootFilesystem"]
 
 
-def test_the_daemonset_keeps_socket_and_captures_on_the_host_at_their_own_paths() -> None:
+def test_daemonset_mounts_socket_and_captures_at_host_paths() -> None:
     spec = daemonset_pod()["spec"]
     on_host = {
         volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume
@@ -234,7 +234,7 @@ def test_the_daemonset_sees_every_gpu_and_takes_none() -> None:
     assert not any("nvidia.com/gpu" in amounts for amounts in daemon["resources"].values())
 
 
-def test_the_daemonset_can_ask_the_kubelet_whose_the_gpus_are_and_see_their_processes() -> None:
+def test_daemonset_can_ask_kubelet_and_see_gpu_processes() -> None:
     spec = daemonset_pod()["spec"]
     (daemon,) = spec["containers"]
     assert spec["hostPID"]
@@ -252,7 +252,7 @@ def test_the_network_policy_selects_the_daemons_pods_and_port() -> None:
     assert [port["port"] for rule in policy["ingress"] for port in rule["ports"]] == [PORT]
 
 
-def test_the_sidecar_shares_socket_and_captures_with_training_and_lets_the_job_end() -> None:
+def test_sidecar_shares_socket_and_captures_and_lets_job_end() -> None:
     spec = sidecar_pod()["spec"]
     (daemon,), (train,) = spec["initContainers"], spec["containers"]
     assert daemon["restartPolicy"] == "Always"
@@ -278,7 +278,7 @@ def test_what_compose_mounts_from_the_repository_exists() -> None:
     )
 
 
-def test_compose_shares_socket_and_captures_with_the_host_at_their_own_paths() -> None:
+def test_compose_mounts_socket_and_captures_at_host_paths() -> None:
     binds = {volume["source"]: volume["target"] for volume in compose()["daemon"]["volumes"]}
     assert binds == {path: path for path in (str(Path(SOCKET).parent), CAPTURES)}
 
@@ -369,7 +369,7 @@ def test_the_batch_script_parses() -> None:
     subprocess.run(["bash", "-n", str(SBATCH)], check=True)
 
 
-def test_the_batch_script_starts_one_launcher_per_node_under_torchperfd(tmp_path: Path) -> None:
+def test_batch_script_starts_one_launcher_per_node(tmp_path: Path) -> None:
     assert run_sbatch(tmp_path) == [
         "run=slurm-4711",
         "job=train",
@@ -400,6 +400,6 @@ def test_the_batch_script_passes_on_the_users_script_and_run(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("folder", ["systemd", "docker", "kubernetes", "slurm", "compose"])
-def test_every_way_to_deploy_says_how_to_use_it_and_what_was_not_run(folder: str) -> None:
+def test_each_deployment_states_its_use_and_its_untested_parts(folder: str) -> None:
     readme = (DEPLOY / folder / "README.md").read_text(encoding="utf-8")
     assert "## What has been run" in readme

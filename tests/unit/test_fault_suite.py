@@ -59,7 +59,7 @@ def steps_of(durations: Sequence[int], injected: Sequence[int]) -> list[Step]:
     ]
 
 
-def test_development_and_held_out_jobs_have_neither_seed_nor_model_in_common() -> None:
+def test_development_and_held_out_jobs_share_no_seed_or_model() -> None:
     assert not set(catalog.DEVELOPMENT_SEEDS) & set(catalog.HELD_OUT_SEEDS)
     assert not set(catalog.DEVELOPMENT_MODELS) & set(catalog.HELD_OUT_MODELS)
     assert catalog.split(1, "mlp-ddp") == "development"
@@ -84,7 +84,7 @@ def test_a_seed_fixes_a_job_and_its_label_is_possible(fault: catalog.Fault, tmp_
     assert injection_of(drawn[0], 0, tmp_path).take_spent_ns() == 0
 
 
-def test_each_fault_comes_once_with_each_seed_on_models_that_it_can_have() -> None:
+def test_each_fault_has_each_seed_once_on_possible_models() -> None:
     chosen = catalog.plans(list(FAULTS), [1, 2], ["mlp-ddp", "transformer-fsdp2"])
     assert Counter((plan.fault, plan.seed) for plan in chosen) == {
         (fault.name, seed): 1 for fault in FAULTS for seed in (1, 2)
@@ -94,7 +94,7 @@ def test_each_fault_comes_once_with_each_seed_on_models_that_it_can_have() -> No
     assert not catalog.plans([NAMED["slow collective"]], [1], ["mlp-fsdp2"])
 
 
-def test_a_hang_has_the_line_that_its_culprit_stands_at() -> None:
+def test_hang_has_the_line_of_its_culprit() -> None:
     job = (ROOT / "benchmarks" / "faults" / "job.py").read_text().splitlines()
     calls = {
         name: job[plan_of(name).hang_line - 1].strip().split("(")[0] for name in NAMED if NAMED[name].hangs
@@ -108,7 +108,7 @@ def test_a_hang_has_the_line_that_its_culprit_stands_at() -> None:
     assert plan_of("healthy").hang_line == 0
 
 
-def test_a_fault_strikes_its_culprit_from_its_onset_on_and_times_itself(tmp_path: Path) -> None:
+def test_fault_affects_its_culprit_from_onset_and_times_itself(tmp_path: Path) -> None:
     plan = replace(plan_of("slow compute, one rank"), culprits=(2,), onset=5, seconds=0.002)
     culprit, other = injection_of(plan, 2, tmp_path), injection_of(plan, 1, tmp_path)
     spent = {}
@@ -135,7 +135,7 @@ def test_a_fault_that_is_ended_strikes_no_more(tmp_path: Path) -> None:
         assert bool(injection.take_spent_ns()) == spends
 
 
-def test_hogs_end_with_their_fault_and_every_processor_is_allowed_again(tmp_path: Path) -> None:
+def test_hogs_end_with_their_fault_and_free_all_cpus(tmp_path: Path) -> None:
     injection = injection_of(replace(plan_of("CPU hog"), culprits=(0,), onset=0), 0, tmp_path)
     allowed = os.sched_getaffinity(0)
     others = set(psutil.Process().children())
@@ -181,7 +181,7 @@ def test_only_a_culprit_leaves_the_average_out(fault: str, tmp_path: Path) -> No
         assert injection.in_place_of_average(step) == said
 
 
-def test_a_journal_is_read_as_it_was_written_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+def test_journal_is_read_as_written_without_a_torn_line(tmp_path: Path) -> None:
     path = tmp_path / "rank0.log"
     with Journal(path) as written:
         for step in range(3):
@@ -195,7 +195,7 @@ def test_a_journal_is_read_as_it_was_written_and_a_torn_line_is_left_out(tmp_pat
     assert journal.read(tmp_path / "none.log") == []
 
 
-def test_the_onset_is_when_its_step_began_or_the_one_before_ended() -> None:
+def test_onset_is_the_step_start_or_the_previous_end() -> None:
     ranks = {0: [Step(6, 1_000, 500, 0)], 1: [Step(6, 1_200, 500, 0)]}
     assert journal.onset_unix(ranks, 7) == 1_500 / 1e9
     assert journal.onset_unix({**ranks, 2: [Step(7, 1_550, 1, 0)]}, 7) == 1_550 / 1e9
@@ -235,9 +235,10 @@ def test_a_job_s_measurement_is_that_of_a_recomputation(
     ill=st.lists(st.integers(1, 10**6), min_size=30, max_size=50),
     healed=st.lists(st.integers(1, 10**6), min_size=30, max_size=50),
 )
-def test_without_a_fault_a_step_is_as_long_as_midway_between_those_before_and_after_it(
+def test_fault_free_step_time_is_midway_of_before_and_after(
     well: list[int], ill: list[int], healed: list[int]
 ) -> None:
+    """Without the fault, a step would take the mean of the times before and after it."""
     onset, end = len(well), len(well) + len(ill)
     steps = steps_of([*well, *ill, *healed], [0] * onset + ill + [0] * len(healed))
     found = journal.measure({0: steps, 1: steps}, onset, 1, (steps[end].began_ns - 0.5) / 1e9)
@@ -251,7 +252,7 @@ def test_without_a_fault_a_step_is_as_long_as_midway_between_those_before_and_af
     assert found.grown == pytest.approx(means[1] - (means[0] + means[2]) / 2, abs=1e-12)
 
 
-def test_of_a_fault_that_was_ended_too_late_nothing_is_said_of_the_time_after_it() -> None:
+def test_fault_ended_too_late_has_no_result_after_it() -> None:
     steps = steps_of([10] * 100, [0] * 100)
     for end in (80, 99):
         found = journal.measure({0: steps, 1: steps}, 40, 20, steps[end].began_ns / 1e9)
@@ -275,7 +276,7 @@ def test_macro_f1_is_that_of_precision_and_recall(counts: dict[tuple[str, str], 
 
 
 @given(st.lists(st.tuples(st.sampled_from(CLASSES), st.sampled_from((None, 0, 1))), max_size=12))
-def test_an_answer_is_right_from_the_moment_on_after_which_none_is_wrong(
+def test_answer_is_right_from_the_last_wrong_one_on(
     said: list[tuple[str, int | None]],
 ) -> None:
     answers = [answer(place - 3.0, cause, rank) for place, (cause, rank) in enumerate(said)]
@@ -289,7 +290,7 @@ def test_an_answer_is_right_from_the_moment_on_after_which_none_is_wrong(
     assert own.right_rank == bool(said and said[-1][1] == 1)
 
 
-def test_what_another_tool_says_is_told_in_our_words() -> None:
+def test_other_tools_answers_are_translated_to_our_causes() -> None:
     late = {"type": "rank_comparison", "median": {"rank": 0}, "worst": {"rank": 2, "value_ms": 9.0}}
     for kind, evidence, creep, said in (
         ("INPUT_STRAGGLER", late, "BALANCED", ("input-bound", 2)),
@@ -307,14 +308,15 @@ def test_what_another_tool_says_is_told_in_our_words() -> None:
         assert (found.cause, found.rank, found.cost, found.after_onset) == (*said, None, 31.0)
 
 
-def test_any_of_two_culprits_is_right_and_nobody_where_all_are_alike() -> None:
+def test_any_of_two_culprits_is_right_and_none_if_all_alike() -> None:
     two = replace(plan_of("slow compute, two ranks"), culprits=(1, 3))
     assert [right_rank(two, rank) for rank in (0, 1, 2, 3, None)] == [False, True, False, True, False]
     everybody = plan_of("slow loader, all ranks")
     assert [right_rank(everybody, rank) for rank in (0, None)] == [False, True]
 
 
-def test_a_cost_is_judged_by_what_the_job_measured_and_only_where_the_cause_is_right() -> None:
+def test_cost_is_compared_with_the_job_if_the_cause_is_right() -> None:
+    """A cost is checked against what the job measured, only where the cause is right."""
     rank = plan_of("slow compute, one rank").culprits[0]
     right = mark(trial_of("slow compute, one rank", [answer(5, "slow rank", rank, cost=0.022)]))
     assert right.cost == 0.02
@@ -328,7 +330,7 @@ def test_a_cost_is_judged_by_what_the_job_measured_and_only_where_the_cause_is_r
     assert (leak.cost, leak.cost_error) == (None, None)
 
 
-def test_a_hang_s_line_counts_where_it_is_told() -> None:
+def test_hang_line_counts_where_it_is_given() -> None:
     plan = plan_of("skipped collective")
     told = f"rank 2 waits in barrier (job.py:{plan.hang_line} in average)"
     wrong = f"rank 2 waits in barrier (job.py:{plan.hang_line}1 in average)"
@@ -352,7 +354,7 @@ def predicted(name: str, *predictions: Prediction, before: float = 0.05) -> floa
     return mark(trial).whatif_error
 
 
-def test_what_if_is_judged_by_the_step_before_the_fault() -> None:
+def test_whatif_is_compared_with_the_step_before_the_fault() -> None:
     culprit = plan_of("slow loader, one rank").culprits[0]
     right = Prediction("rank excess", culprit, "data", 0.052)
     other = Prediction("rank excess", culprit + 1, "data", 0.04)
@@ -414,7 +416,7 @@ def test_what_a_suite_comes_to() -> None:
     assert confusion(ran).total() == 8
 
 
-def test_a_trial_survives_json() -> None:
+def test_trial_result_survives_json() -> None:
     for trial in suite():
         assert Trial.from_dict(trial.to_dict()) == trial
 
@@ -424,7 +426,7 @@ def test_the_report_is_the_golden_file() -> None:
     assert f"{text}\n" == GOLDEN.read_text()
 
 
-def test_bounds_that_are_missed_are_told_and_those_not_tried_are_not() -> None:
+def test_missed_bounds_are_listed_and_untried_ones_are_not() -> None:
     assert [text.split()[0] for text in report.wrong(score(suite()))] == [
         "macro-F1",
         "80%",
@@ -467,7 +469,7 @@ def test_a_job_that_others_disturbed_is_run_again(
     assert all("again: others took 20% of the processors" in line for line in told[:1])
 
 
-def test_a_job_whose_machine_changed_its_pace_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_on_a_machine_that_changed_speed_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:
     drifted, steady = (
         replace(trial_of("slow loader, one rank", []), measured=Measured(0.08, 0.12, 0.03, 0.03, healed))
         for healed in (0.1, 0.082)
@@ -477,7 +479,8 @@ def test_a_job_whose_machine_changed_its_pace_is_run_again(capsys: pytest.Captur
     assert "steps without the fault took 80 ms before it and 100 after it" in capsys.readouterr().out
 
 
-def test_what_an_orphan_takes_of_the_processors_is_others_and_what_a_child_takes_is_not() -> None:
+def test_cpu_of_an_orphan_is_others_and_of_a_child_is_not() -> None:
+    """CPU time of an orphan counts as that of other processes, CPU time of a child does not."""
     began, neighbours = time.monotonic(), Neighbours()
     # The shell ends at once, and the orphan is init's; the pipe is open until it has ended as well.
     subprocess.run(["sh", "-c", f"'{sys.executable}' -c '{BURN}' &"], stdout=subprocess.PIPE, check=True)

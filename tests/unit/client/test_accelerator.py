@@ -62,7 +62,7 @@ def test_every_phase_has_its_time_on_the_device(device: None) -> None:
     assert client._faults.counts() == {}
 
 
-def test_a_client_without_a_device_tells_of_none(client: torchperfd.Client) -> None:
+def test_client_without_device_reports_none(client: torchperfd.Client) -> None:
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
     totals = client.report().totals
@@ -72,13 +72,13 @@ def test_a_client_without_a_device_tells_of_none(client: torchperfd.Client) -> N
     assert client._buffer.cuda_event_id is None
 
 
-def test_memory_is_told_as_it_is(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_reported_unchanged(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = CudaMemory(allocated=1, reserved=2, peak=3)
     monkeypatch.setattr("torchperfd.device.accelerator.read_cuda_memory", lambda: memory)
     assert client.report().totals.cuda == memory
 
 
-def test_the_operations_of_a_step_are_counted_once_and_the_tape_is_left_alone_again(
+def test_flops_of_one_step_are_counted_and_the_listener_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torchperfd.hooks.flops._compiles", lambda: False)  # other tests have
@@ -98,7 +98,7 @@ def test_the_operations_of_a_step_are_counted_once_and_the_tape_is_left_alone_ag
     assert train(again, torch.optim.SGD(again.parameters(), lr=0.1), loader(6, batch_size=4)) == losses
 
 
-def test_tokens_are_counted_where_the_script_tells(client: torchperfd.Client) -> None:
+def test_tokens_are_counted_where_the_script_reports_them(client: torchperfd.Client) -> None:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in loader(3):

@@ -16,7 +16,7 @@ def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:
 
 
 @given(st.lists(st.sampled_from(["arrive", "close", "forget", "drain", "hold"]), max_size=60), st.data())
-def test_what_is_told_is_what_was_written(ops: list[str], data: st.DataObject) -> None:
+def test_drained_arrivals_are_those_written(ops: list[str], data: st.DataObject) -> None:
     book, told, expected = ArrivalRecorder(), [], []
     step = 0
     # By hand: the arrivals of the open step and of a held one, None for none held.
@@ -60,7 +60,7 @@ def test_what_is_told_is_what_was_written(ops: list[str], data: st.DataObject) -
     assert rows(book.drain()) == []
 
 
-def test_what_nobody_drains_is_bounded() -> None:
+def test_undrained_arrivals_are_bounded() -> None:
     book = ArrivalRecorder()
     for step in range(10_000):
         book.arrive(step + 1)
@@ -70,7 +70,7 @@ def test_what_nobody_drains_is_bounded() -> None:
     assert 1_000 < len(arrivals.step) < 10_000
 
 
-def test_the_recorder_times_the_wait_and_tells_the_arrival_by_the_wall() -> None:
+def test_recorder_times_the_wait_and_gives_arrival_in_wall_time() -> None:
     clock = Clock()
     recorder = Recorder(clock)
     recorder.wall_offset = WALL_AHEAD
@@ -100,7 +100,7 @@ def test_the_recorder_times_the_wait_and_tells_the_arrival_by_the_wall() -> None
 
 
 @pytest.mark.parametrize(("ago", "waited"), [(0, 30), (25, 55), (70, 100), (71, 100), (10_000, 100)])
-def test_an_arrival_may_be_told_late_but_takes_nothing_from_what_came_before(ago: int, waited: int) -> None:
+def test_arrival_recorded_late_takes_nothing_from_earlier_steps(ago: int, waited: int) -> None:
     clock = Clock()
     recorder = Recorder(clock)
     recorder.enter(BACKWARD)

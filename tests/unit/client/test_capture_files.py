@@ -68,7 +68,7 @@ def test_offer_of_root_or_this_user_is_taken(captures: CapturesDirectory, tmp_pa
     assert captures.path == before
 
 
-def test_offer_of_a_service_is_taken_only_where_it_keeps_captures(
+def test_service_offer_is_taken_only_where_it_keeps_captures(
     captures: CapturesDirectory, tmp_path: Path
 ) -> None:
     own = captures.path

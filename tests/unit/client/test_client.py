@@ -16,7 +16,7 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith("torchperfd")}
 
 
-def test_attach_takes_names_from_the_call_and_the_rank_from_the_launcher(
+def test_attach_takes_names_from_call_and_rank_from_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RANK", "3")
@@ -27,7 +27,7 @@ def test_attach_takes_names_from_the_call_and_the_rank_from_the_launcher(
     assert client.metrics_url == ""
 
 
-def test_captures_go_where_the_environment_says_until_a_daemon_says_otherwise(
+def test_captures_dir_is_the_environments_until_a_daemon_sets_it(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     assert client.captures_dir == f"{tmp_path}/captures"

@@ -52,7 +52,7 @@ def test_one_that_was_under_way_when_we_came_is_not_counted(compiler: SimpleName
     assert (compilations.calls, compilations.ns) == (0, 0)
 
 
-def test_what_a_reset_forgets_is_brought_back_and_nothing_stays_behind(compiler: SimpleNamespace) -> None:
+def test_compiler_reset_restores_callbacks_leaving_none_behind(compiler: SimpleNamespace) -> None:
     compilations = Compilations()
     theirs: Callbacks = [lambda: None]
     compiler.start_callbacks += theirs
@@ -92,7 +92,7 @@ print(compilations.calls, compilations.ns > 0)
     assert done.stdout.split() == ["3", "True"], done.stderr
 
 
-def test_the_account_carries_them() -> None:
+def test_totals_carry_compilations() -> None:
     totals, names = Totals(compiled=PhaseTotals(4, 9_000)), PhaseNames()
     packed = totals_message(totals, names, 0, {}).account
     assert read_totals(packed, names).compiled == PhaseTotals(4, 9_000)

@@ -114,7 +114,7 @@ def test_an_interval_belongs_to_the_phase_between_its_boundaries() -> None:
     assert script.times.collect() == []
 
 
-def test_only_what_the_device_has_passed_is_read_and_oldest_first() -> None:
+def test_only_passed_events_are_read_oldest_first() -> None:
     device = Device()
     script = Script(device)
     script.boundary(NO_PHASE)
@@ -129,7 +129,7 @@ def test_only_what_the_device_has_passed_is_read_and_oldest_first() -> None:
     assert script.times.collect() == [DeviceTime(TRAIN, BACKWARD, 1000, 0)]
 
 
-def test_times_wait_for_their_step_to_end_and_a_step_that_is_forgotten_has_none() -> None:
+def test_times_wait_for_step_end_and_forgotten_step_has_none() -> None:
     device = Device()
     script = Script(device)
     script.boundary(NO_PHASE)
@@ -180,7 +180,7 @@ def test_what_rejoined_is_one_step_to_the_last_of_its_intervals() -> None:
     assert script.times.collect() == [DeviceTime(TRAIN, OTHER, 10, 0)]
 
 
-def test_an_event_is_kept_for_as_long_as_an_interval_begins_with_it() -> None:
+def test_event_is_kept_while_an_interval_begins_with_it() -> None:
     device = Device()
     script = Script(device)
     script.boundary(NO_PHASE)
@@ -213,7 +213,7 @@ def test_a_phase_that_is_open_when_its_step_ends_is_one_call() -> None:
     assert script.times.collect() == [DeviceTime(TRAIN, DATA, 6, 3), DeviceTime(TRAIN, OTHER, 15, 1)]
 
 
-def test_a_phase_that_is_entered_within_another_splits_its_call_not_its_count() -> None:
+def test_nested_phase_splits_the_call_and_not_the_count() -> None:
     device = Device()
     script = Script(device)
     script.boundary(NO_PHASE)
@@ -229,7 +229,7 @@ def test_a_phase_that_is_entered_within_another_splits_its_call_not_its_count() 
     ]
 
 
-def test_the_time_between_a_ticket_and_none_is_lost_on_either_side() -> None:
+def test_interval_with_one_missing_event_id_is_lost() -> None:
     times = Device().times()
     for cuda_event_id in (times.mark(), NO_CUDA_EVENT, NO_CUDA_EVENT, times.mark()):
         times.boundary(FORWARD, cuda_event_id)
@@ -238,7 +238,7 @@ def test_the_time_between_a_ticket_and_none_is_lost_on_either_side() -> None:
     assert times.lost == 4
 
 
-def test_two_boundaries_may_share_a_ticket() -> None:
+def test_two_boundaries_may_share_an_event_id() -> None:
     device = Device()
     script = Script(device)
     script.boundary(NO_PHASE)
@@ -252,7 +252,7 @@ def test_two_boundaries_may_share_a_ticket() -> None:
     assert script.times.collect() == [DeviceTime(TRAIN, FORWARD, 4, 1), DeviceTime(TRAIN, BACKWARD, 6, 1)]
 
 
-def test_nothing_is_recorded_while_a_graph_is_captured_and_nobody_is_charged_for_it() -> None:
+def test_graph_capture_is_not_recorded_and_charged_to_no_phase() -> None:
     device = Device()
     script = Script(device)
     script.boundary(NO_PHASE)
@@ -282,7 +282,7 @@ def test_nothing_is_queried_in_a_thread_that_captures() -> None:
     assert script.times.collect() == [DeviceTime(TRAIN, DATA, 1, 0)]
 
 
-def test_nothing_is_queried_that_cannot_be_kept_apart_from_captures() -> None:
+def test_stream_inseparable_from_captures_is_not_queried() -> None:
     device = Device()
 
     @contextmanager
@@ -310,7 +310,7 @@ def test_events_are_made_as_they_are_needed_and_used_again() -> None:
     assert len(device.made) == 3
 
 
-def test_where_no_event_is_left_intervals_are_lost_until_the_device_catches_up() -> None:
+def test_no_event_left_loses_intervals_until_device_catches_up() -> None:
     device = Device()
     script = Script(device, capacity=2)
     assert [script.boundary(FORWARD) for _ in range(4)] == [0, 1, NO_CUDA_EVENT, NO_CUDA_EVENT]
@@ -356,7 +356,7 @@ def test_an_error_of_cuda_stays_inside_and_ten_are_the_end(fails: str) -> None:
     assert times.mark() == NO_CUDA_EVENT
 
 
-def test_an_interval_that_runs_backwards_between_streams_is_nobodys() -> None:
+def test_negative_interval_across_streams_is_charged_to_no_phase() -> None:
     device = Device()
     times = device.times()
     device.launch(10)
@@ -536,7 +536,7 @@ def some_device() -> Iterator[None]:
     yield
 
 
-def test_a_thread_leaves_other_threads_captures_alone_and_is_then_as_before() -> None:
+def test_apart_from_captures_sets_thread_mode_and_restores_it() -> None:
     driver = Driver()
     with apart_from_captures(driver, some_device()) as apart:
         assert apart
@@ -552,7 +552,7 @@ def test_a_thread_leaves_other_threads_captures_alone_and_is_then_as_before() ->
     assert driver.mode == 0
 
 
-def test_a_driver_that_refuses_is_told() -> None:
+def test_driver_refusal_is_reported() -> None:
     driver = Driver(result=1)
     with apart_from_captures(driver, some_device()) as apart:
         assert not apart
@@ -608,7 +608,7 @@ def test_there_are_none_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> N
     assert cuda_device_times() is None
 
 
-def test_cuda_events_are_made_for_timing_and_read_apart_from_captures(
+def test_cuda_events_have_timing_and_are_read_outside_captures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     device, driver = Device(), Driver()

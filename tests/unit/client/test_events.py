@@ -49,7 +49,7 @@ def codes_in(buffer: Any) -> list[int]:
 
 
 @pytest.mark.needs("gcc")
-def test_where_there_is_a_compiler_the_tape_is_compiled() -> None:
+def test_ring_buffer_with_a_compiler_present_is_native() -> None:
     assert tapes.NATIVE
 
 
@@ -138,7 +138,7 @@ def test_what_is_no_event_is_refused(kind: Any, arguments: tuple[Any, ...]) -> N
 
 
 @both
-def test_a_full_tape_asks_for_room_and_counts_what_finds_none(kind: Any) -> None:
+def test_full_ring_buffer_calls_on_full_and_counts_drops(kind: Any) -> None:
     buffer = kind.EventBuffer(8)
     for code in range(20):
         buffer.write(code)
@@ -180,7 +180,7 @@ def test_many_events_are_the_same_as_few(kind: Any, capacity: int, events: int) 
 
 
 @both
-def test_a_tape_that_is_half_full_says_so_once_until_it_is_read(kind: Any) -> None:
+def test_half_full_ring_buffer_signals_once_until_read(kind: Any) -> None:
     buffer = kind.EventBuffer(64)
     calls: list[int] = []
     buffer.on_low = lambda: calls.append(len(buffer))
@@ -208,7 +208,7 @@ def test_a_ring_reads_around_its_end() -> None:
 
 
 @both
-def test_a_ticket_goes_ahead_of_every_event(kind: Any) -> None:
+def test_event_id_precedes_every_event(kind: Any) -> None:
     buffer = kind.EventBuffer(16, 29)
     numbers = iter([5, -1])
 
@@ -225,7 +225,7 @@ def test_a_ticket_goes_ahead_of_every_event(kind: Any) -> None:
 
 
 @both
-def test_a_listener_hears_of_every_event_and_its_failures_stay_with_us(kind: Any) -> None:
+def test_listener_gets_every_event_and_its_failures_stay_inside(kind: Any) -> None:
     buffer = kind.EventBuffer(16)
     heard: list[int] = []
 
@@ -245,7 +245,7 @@ def test_a_listener_hears_of_every_event_and_its_failures_stay_with_us(kind: Any
 @both
 @pytest.mark.parametrize("when", [1, 2])
 @pytest.mark.parametrize("signal", [KeyboardInterrupt, SystemExit])
-def test_what_a_signal_handler_raises_in_a_listener_is_the_programs(
+def test_signal_handler_error_within_listener_reaches_program(
     kind: Any, when: int, signal: type[BaseException]
 ) -> None:
     buffer = kind.EventBuffer(16)
@@ -283,7 +283,7 @@ def hosted(kind: Any, buffer: Any) -> type[Owner]:
 
 
 @both
-def test_a_timed_method_is_called_as_it_was_and_looks_like_itself(kind: Any) -> None:
+def test_timed_method_is_called_and_appears_unchanged(kind: Any) -> None:
     buffer = kind.EventBuffer(64)
     owner = hosted(kind, buffer)()
     assert owner.method(1, two=2) == ((1,), {"two": 2})
@@ -309,7 +309,7 @@ def test_a_timed_function_is_pickled_and_copied_by_name(kind: Any, monkeypatch: 
 
 
 @both
-def test_nobody_is_timed_who_is_muted_silenced_or_elsewhere(kind: Any) -> None:
+def test_muted_silenced_or_other_threads_are_not_timed(kind: Any) -> None:
     buffer = kind.EventBuffer(16)
     timed = kind.Timed(buffer, lambda: "result", 1, 2)
     buffer.muted = 1 << 1
@@ -395,7 +395,7 @@ def drawing(
 
 
 @both
-def test_draws_tell_how_many_samples_there_are(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_record_the_number_of_samples(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = kind.EventBuffer(256)
     _, told = drawing(kind, buffer, monkeypatch)
     batches: list[Any] = [
@@ -511,7 +511,7 @@ def timed_forward(kind: Any, buffer: Any, module: nn.Module, compiled: Any = Non
 
 
 @both
-def test_a_forward_tells_training_from_evaluation(kind: Any) -> None:
+def test_forward_distinguishes_training_from_evaluation(kind: Any) -> None:
     buffer = kind.EventBuffer(64)
     module = nn.Linear(2, 1)
     expected = module(torch.ones(1, 2))
@@ -612,7 +612,7 @@ def test_a_forward_calls_what_its_class_has_by_now(kind: Any, monkeypatch: pytes
 
 
 @both
-def test_steps_of_known_optimizers_are_written_and_others_left_to_the_caller(kind: Any) -> None:
+def test_known_optimizer_steps_are_written_others_left_to_caller(kind: Any) -> None:
     class Optimizer:
         pass
 

@@ -29,7 +29,7 @@ def test_all_is_exactly_what_is_public() -> None:
     assert dir(torchperfd) == sorted(torchperfd.__all__)
 
 
-def test_nothing_else_in_the_package_is_a_name_without_an_underscore() -> None:
+def test_package_exports_no_other_name_without_underscore() -> None:
     public = {
         name
         for name, value in vars(torchperfd).items()
@@ -76,7 +76,7 @@ print(sorted({HEAVY} & set(sys.modules)))
     )
 
 
-def test_nor_attaching_where_nobody_listens() -> None:
+def test_attach_without_a_daemon_imports_no_grpc() -> None:
     """Protobuf comes with the client, grpc with the first daemon, torch with the script."""
     assert (
         fresh(f"""

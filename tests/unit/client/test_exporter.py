@@ -35,7 +35,7 @@ def scrape(port: int) -> dict[str, float]:
     return samples
 
 
-def test_a_scrape_has_the_account_as_of_now() -> None:
+def test_scrape_has_the_current_totals() -> None:
     totals, names = Totals(), PhaseNames()
     augment = names.slot("augment")
     exporter = Exporter(0, run="bert-17", rank=3, names=names, totals=lambda: totals)

@@ -20,7 +20,7 @@ def test_a_place_is_spent_at_the_limit_and_no_other_with_it(caplog: pytest.LogCa
     assert faults.counts() == {"pump": 3, "stream": 1}
 
 
-def test_the_log_has_the_first_failure_in_full_and_the_last_in_a_line(
+def test_log_has_first_failure_in_full_and_last_in_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     faults = Faults(limit=3)
@@ -37,7 +37,7 @@ def test_the_log_has_the_first_failure_in_full_and_the_last_in_a_line(
     assert faults.counts() == {"pump": 100}
 
 
-def test_the_counts_that_are_given_out_are_nobody_elses() -> None:
+def test_returned_counts_are_a_copy() -> None:
     faults = Faults()
     faults.note("pump", ValueError())
     faults.counts()["pump"] = 99

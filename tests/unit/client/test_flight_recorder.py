@@ -35,17 +35,17 @@ def record(*entries: dict[str, Any], **status: str) -> bytes:
     return json.dumps({"entries": entries, "pg_status": {"0": status}, "version": "2.10"}).encode()
 
 
-def test_the_earliest_that_is_not_over_is_told() -> None:
+def test_earliest_unfinished_collective_is_reported() -> None:
     late = record(entry(8), entry(9, retired=False), entry(10, retired=False), last_enqueued_collective="10")
     assert read(late) == [GroupProgress("0", "default_pg", 10, 9, "all_reduce", "4x4, 10")]
 
 
-def test_a_group_whose_collectives_are_all_over_has_none() -> None:
+def test_group_with_all_collectives_finished_has_none() -> None:
     over = record(entry(8), entry(9, retired=False, state="completed"), last_enqueued_collective="12")
     assert read(over) == [GroupProgress("0", "default_pg", 12, 0, "", "")]
 
 
-def test_each_group_counts_for_itself_and_messages_between_two_ranks_count_for_none() -> None:
+def test_groups_count_separately_and_point_to_point_not_at_all() -> None:
     entries = (
         entry(3),
         entry(1, 7, profiling_name="nccl:_all_gather_base", retired=False, input_sizes=[[]]),
@@ -100,7 +100,9 @@ def answer(client: torchperfd.Client) -> session_pb2.CollectiveReport:
     return message.collective_report
 
 
-def test_a_client_tells_what_torch_has(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_reports_the_record_of_torch(
+    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     dumped = record(entry(9, retired=False))
     older = SimpleNamespace(_dump_nccl_trace_json=lambda collectives, active: dumped)
     monkeypatch.setitem(sys.modules, C10D, older)
@@ -109,7 +111,7 @@ def test_a_client_tells_what_torch_has(client: torchperfd.Client, monkeypatch: p
     assert (group.call, group.sizes) == ("all_reduce", "4x4, 10")
 
 
-def test_without_a_record_it_tells_of_no_groups(
+def test_client_without_record_reports_no_groups(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, C10D, raising=False)

@@ -261,7 +261,7 @@ def test_nothing_is_counted_within_a_mode_of_the_scripts_own() -> None:
     assert flops.reason == "a dispatch mode of the script's own is active"
 
 
-def test_a_mode_that_the_script_begins_within_the_step_is_waited_for() -> None:
+def test_count_waits_for_a_dispatch_mode_begun_within_the_step() -> None:
     flops = StepFlops(first=1)
     flops.train_edge(1)
     with Mode() as own:  # type: ignore[no-untyped-call]

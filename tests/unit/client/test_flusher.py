@@ -8,7 +8,7 @@ import torchperfd
 from torchperfd.events import codes
 
 
-def test_flusher_tape_half_full_is_woken(client: torchperfd.Client) -> None:
+def test_flusher_ring_buffer_half_full_is_woken(client: torchperfd.Client) -> None:
     client._flusher.stop(5)
     while not client._flusher._wake.empty():
         client._flusher._wake.get()
@@ -39,7 +39,7 @@ def test_flush_without_report_sends_no_steps(client: torchperfd.Client) -> None:
     assert client._outbox.take(0, 100) == []
 
 
-def test_flush_account_unpackable_is_counted_as_fault(
+def test_flush_totals_unpackable_are_counted_as_fault(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client._flusher.stop(5)

@@ -50,7 +50,7 @@ def test_a_thread_that_is_gone_is_in_no_loop() -> None:
     assert framework_around(0) == ""
 
 
-def test_the_daemon_is_told_with_the_state(client: torchperfd.Client) -> None:
+def test_framework_is_sent_with_the_state(client: torchperfd.Client) -> None:
     client._flusher.stop(5)
     client._outbox.take(0, 100)
     model = tiny_model()

@@ -64,7 +64,7 @@ def test_an_iterable_data_set_is_drawn_from_like_any_other(client: torchperfd.Cl
     assert calls(client) == per_step(3)
 
 
-def test_a_loop_that_breaks_out_of_its_loader_keeps_its_last_step(client: torchperfd.Client) -> None:
+def test_loop_that_breaks_out_of_loader_keeps_its_last_step(client: torchperfd.Client) -> None:
     model = tiny_model()
     batches = iter(loader(3))
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), [next(batches)])
@@ -366,7 +366,7 @@ def test_another_threads_training_is_not_this_loops(client: torchperfd.Client) -
     assert calls(client) == per_step(1)
 
 
-def test_nothing_is_recorded_after_finish_but_what_the_script_says(client: torchperfd.Client) -> None:
+def test_after_finish_only_the_scripts_calls_are_recorded(client: torchperfd.Client) -> None:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, loader(2))
@@ -406,7 +406,7 @@ def one_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "id", lambda thing: 42, raising=False)
 
 
-def test_the_next_model_is_hooked_though_it_takes_the_last_ones_place(one_address: None) -> None:
+def test_next_model_at_the_same_address_is_hooked(one_address: None) -> None:
     found = make_roots()
     for _ in range(3):
         model = nn.Linear(1, 1)
@@ -417,9 +417,10 @@ def test_the_next_model_is_hooked_though_it_takes_the_last_ones_place(one_addres
         gc.collect()
 
 
-def test_the_next_optimizers_model_is_searched_though_it_takes_the_last_ones_place(
+def test_next_optimizer_at_the_same_address_has_its_model_found(
     one_address: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its model is searched, though the optimizer has the address of one that is gone."""
     searches: list[None] = []
     monkeypatch.setattr(RootModels, "_search", lambda self, optimizer=None: searches.append(None))
     found = make_roots()
@@ -478,7 +479,7 @@ def test_a_new_optimizer_of_a_known_model_costs_no_scan_of_all(monkeypatch: pyte
     assert looked_at == [0, 1], "once for all, since a wrapper may have been put around the model"
 
 
-def test_the_model_of_a_new_optimizer_is_found_among_the_youngest_objects() -> None:
+def test_new_optimizers_model_is_found_among_youngest_objects() -> None:
     found, looked_at = make_roots(), list[int | None]()
     model = nn.Sequential(nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters())
@@ -552,5 +553,5 @@ class Odd:
         (Odd(7), 0),
     ],
 )
-def test_the_samples_of_a_batch_are_its_first_tensors_first_dimension(batch: Any, samples: int) -> None:
+def test_batch_samples_are_first_tensors_first_dimension(batch: Any, samples: int) -> None:
     assert samples_in(batch) == samples

@@ -60,7 +60,7 @@ def test_healthy_hooks_change_no_bit(undisturbed: Outcome, client: torchperfd.Cl
         ("backward_end", {"hook backward"}),
     ],
 )
-def test_a_callback_that_always_fails_disturbs_nothing_and_is_switched_off(
+def test_callback_that_always_fails_is_switched_off(
     callback: str, places: set[str], undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_arguments: Any, **_options: Any) -> None:
@@ -251,7 +251,7 @@ def test_flusher_ten_failures_gives_up_and_training_goes_on(
     assert calls(client)["steps"] == 2 * EPOCHS
 
 
-def test_a_client_that_cannot_be_made_is_replaced_by_one_that_does_nothing(
+def test_client_that_cannot_be_made_is_replaced_by_a_no_op(
     undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any) -> None:

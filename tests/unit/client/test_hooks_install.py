@@ -72,7 +72,7 @@ def test_a_model_compiled_in_place_gets_its_own_call_back() -> None:
     assert model._compiled_call_impl is compiled
 
 
-def test_what_is_patched_still_looks_like_itself(client: torchperfd.Client) -> None:
+def test_patched_method_keeps_its_signature_and_name(client: torchperfd.Client) -> None:
     assert torch.autograd.backward.__name__ == "backward"
     assert "Compute the sum of gradients" in str(torch.autograd.backward.__doc__)
     assert torch.optim.Optimizer.zero_grad.__module__ == "torch.optim.optimizer"
@@ -125,7 +125,7 @@ def test_attaching_after_detaching_starts_anew() -> None:
         assert not client.attached
 
 
-def test_a_patch_that_somebody_put_over_ours_stays_and_works() -> None:
+def test_later_patch_over_ours_stays_and_works() -> None:
     original = torch.autograd.backward
     client = torchperfd.attach()
     ours = torch.autograd.backward

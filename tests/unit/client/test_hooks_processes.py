@@ -98,7 +98,7 @@ def test_forked_workers_record_no_draws_of_their_own(client: torchperfd.Client) 
     assert client.report().totals.train.samples == 8
 
 
-def test_a_loader_without_workers_may_draw_from_another_and_it_is_one_draw(client: torchperfd.Client) -> None:
+def test_nested_loaders_without_workers_are_one_draw(client: torchperfd.Client) -> None:
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(Spy(client), batch_size=2))
     assert calls(client) == per_step(4)

@@ -41,7 +41,7 @@ class Reader:
         return read_identity(run=run, job_name=job_name, environ=environ or {}, proc=self.proc)
 
 
-def test_a_process_of_nobody_is_rank_0_of_1_in_a_run_named_after_its_script(read: Reader) -> None:
+def test_unlaunched_process_is_rank_0_of_1_named_after_script(read: Reader) -> None:
     assert read() == Identity(
         run=f"train_digits-{7654321:x}-{os.getpid()}",
         rank=0,
@@ -77,12 +77,12 @@ def test_torchrun_says_which_rank_it_is(read: Reader) -> None:
     assert (identity.local_rank, identity.node_rank) == (5, 1)
 
 
-def test_ranks_of_several_nodes_agree_on_a_name_by_their_meeting_point(read: Reader) -> None:
+def test_ranks_of_several_nodes_agree_on_name_by_rendezvous(read: Reader) -> None:
     unnamed = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "GROUP_WORLD_SIZE": "2"}
     assert read(unnamed).run.endswith("-10.0.0.1-29500")
 
 
-def test_torchruns_name_for_a_run_that_nobody_named_is_none(read: Reader) -> None:
+def test_torchrun_default_run_name_is_ignored(read: Reader) -> None:
     """All such runs have it: the ranks of one agree on their launcher instead."""
     identity = read({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
     assert identity.run == f"train_digits-{os.getppid()}-29500"
@@ -151,7 +151,7 @@ def test_names_are_taken_in_the_order_of_how_deliberate_they_are(read: Reader) -
     assert read(environ).run.startswith("train_digits-")
 
 
-def test_the_job_is_named_by_the_call_then_the_environment_then_the_script(read: Reader) -> None:
+def test_job_name_is_from_call_then_environment_then_script(read: Reader) -> None:
     assert read({"TORCHPERFD_JOB": "bert"}, job_name="gpt").job_name == "gpt"
     assert read({"TORCHPERFD_JOB": "bert"}).job_name == "bert"
     assert read().job_name == "train_digits"
@@ -188,7 +188,7 @@ def test_no_proc_at_all_leaves_zeros(tmp_path: Path) -> None:
     assert (identity.pid_namespace, identity.process_start_ticks) == (0, 0)
 
 
-def test_the_key_tells_two_processes_apart(read: Reader) -> None:
+def test_key_distinguishes_two_processes(read: Reader) -> None:
     identity = read({"NODE_NAME": "n7"})
     assert identity.key == f"n7-{identity.pid_namespace}-{os.getpid()}-7654321"
 
@@ -199,7 +199,7 @@ def test_the_real_proc_can_be_read() -> None:
     assert identity.process_start_ticks > 0
 
 
-def test_lightnings_own_ranks_are_told_by_their_place_on_the_first_node() -> None:
+def test_lightning_ranks_are_numbered_from_the_first_node() -> None:
     launched = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
     assert read_identity(environ=launched).rank == 1
     assert read_identity(environ={**launched, "RANK": "5"}).rank == 5

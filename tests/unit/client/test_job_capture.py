@@ -47,7 +47,7 @@ class Line:
         )
 
 
-def test_an_order_names_ranks_and_options_and_ends_with_a_path_each() -> None:
+def test_order_with_ranks_and_options_returns_a_path_per_rank() -> None:
     line = Line()
     capture = line.orders.order(0, [0, 1], OPTIONS)
     [order] = line.sent()
@@ -66,7 +66,7 @@ def test_an_order_names_ranks_and_options_and_ends_with_a_path_each() -> None:
     assert capture.paths == {0: Path("/captures/one/rank0.json"), 1: Path("/captures/one/rank1.json")}
 
 
-def test_a_partial_capture_is_an_error_that_names_the_rank_and_the_others_keep_their_paths() -> None:
+def test_partial_capture_raises_with_rank_and_keeps_other_paths() -> None:
     line = Line()
     capture = line.orders.order(0, [], OPTIONS)
     line.tell("partial", "rank 1: disk full", ("rank0.json", ""))
@@ -92,7 +92,7 @@ def test_a_daemon_that_goes_away_ends_the_waiting(after: int) -> None:
     assert capture.state == "failed", "another daemon's order of the same number"
 
 
-def test_what_was_told_before_the_daemon_went_away_counts() -> None:
+def test_progress_before_the_daemon_left_counts() -> None:
     line = Line()
     capture = line.orders.order(0, [], OPTIONS)
     line.tell("complete")
@@ -108,7 +108,7 @@ def test_giving_up_is_an_order_of_its_own() -> None:
     assert [(order.order_id, order.cancel) for order in line.sent()] == [(1, True)]
 
 
-def test_who_cannot_order_is_told_the_remedy() -> None:
+def test_rank_that_cannot_order_gets_the_remedy() -> None:
     line = Line()
     with pytest.raises(
         CaptureError, match="this is rank 3, and only rank 0 captures other ranks; call it there"
@@ -135,7 +135,7 @@ def test_all_is_no_list_and_a_list_is_in_order() -> None:
     assert _chosen([3, 0, 3]) == [0, 3]
 
 
-def test_answers_to_nobody_are_let_go() -> None:
+def test_answers_without_a_request_are_dropped() -> None:
     line = Line()
     line.tell("complete")
     assert isinstance(line.orders.order(0, [], OPTIONS), JobCapture)

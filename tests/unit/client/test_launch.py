@@ -49,15 +49,13 @@ def test_every_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert parse(joined.split()) == expected
 
 
-def test_a_report_goes_where_it_was_meant_to_though_the_script_changes_directory(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_report_path_survives_a_change_of_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert parsed(["--report", "run.json", "x.py"]).report == tmp_path / "run.json"
     assert parsed(["--report", "/elsewhere/run.json", "x.py"]).report == Path("/elsewhere/run.json")
 
 
-def test_a_value_may_look_like_an_option_or_hold_an_equals_sign() -> None:
+def test_value_may_begin_with_dashes_or_hold_an_equals_sign() -> None:
     assert parsed(["--run", "--odd", "x.py"]).run == "--odd"
     assert parsed(["--run=a=b", "x.py"]).run == "a=b"
 
@@ -79,7 +77,7 @@ def test_the_last_of_two_values_counts() -> None:
         (["-x", "train.py"], "no such option: -x"),
     ],
 )
-def test_a_command_line_that_makes_no_sense_is_one_line_and_exit_code_2(
+def test_invalid_command_line_is_one_line_and_exit_code_2(
     words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
@@ -110,7 +108,7 @@ def test_help_names_every_option(word: str, capsys: pytest.CaptureFixture[str]) 
     assert max(map(len, out.splitlines())) <= 100
 
 
-def test_the_module_door_leads_to_run_with_what_follows_the_word(
+def test_module_entry_runs_with_the_remaining_arguments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[list[str]] = []

@@ -83,7 +83,7 @@ def test_measures_are_the_means_of_what_came_since() -> None:
     )
 
 
-def test_what_is_known_beside_the_steps_is_told_with_them() -> None:
+def test_values_beside_the_steps_are_logged_with_them() -> None:
     before, now = totals(11), totals(31)
     now.train.tokens = 20 * 512
     now.flops_per_step, now.peak_flops, now.overhead = 4e12, 1e15, 0.0031
@@ -108,7 +108,7 @@ def test_the_first_step_is_in_no_measure() -> None:
     assert measures(Totals(), totals(1, first_ms=5000), PhaseNames()) == {}
 
 
-def test_nothing_new_is_nothing_to_tell() -> None:
+def test_no_new_steps_log_nothing() -> None:
     assert measures(totals(9), totals(9), PhaseNames()) == {}
 
 
@@ -156,7 +156,7 @@ def senders() -> Iterator[Senders]:
         sender.join(5)
 
 
-def test_it_tells_what_is_new_and_at_the_end_the_rest_and_the_table(senders: Senders) -> None:
+def test_logger_logs_new_steps_then_the_rest_and_the_table(senders: Senders) -> None:
     keeper, firsts = Keeper(), list[int]()
     sender = senders.start(keeper, lambda: firsts.append(1))
     senders.now = totals(11)
@@ -175,7 +175,7 @@ def test_it_tells_what_is_new_and_at_the_end_the_rest_and_the_table(senders: Sen
     assert senders.faults.counts() == {}
 
 
-def test_what_came_after_the_last_time_is_told_at_the_end(senders: Senders) -> None:
+def test_steps_after_the_last_log_are_logged_at_the_end(senders: Senders) -> None:
     keeper = Keeper(every_seconds=3600)
     sender = senders.start(keeper)
     senders.now = totals(5)
@@ -202,7 +202,7 @@ class Broken(Keeper):
         raise OSError("disk full")
 
 
-def test_one_that_raises_is_counted_and_left_alone_past_the_limit(senders: Senders) -> None:
+def test_raising_logger_is_counted_and_dropped_past_the_limit(senders: Senders) -> None:
     broken = Broken()
     sender = senders.start(broken)
     for steps in range(2, 100):
@@ -223,9 +223,7 @@ class Missing(Keeper):
         raise ImportError("No module named 'wandb'; pip install 'torchperfd[wandb]'")
 
 
-def test_one_whose_library_is_missing_is_tried_once(
-    senders: Senders, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_logger_without_its_library_is_tried_once(senders: Senders, caplog: pytest.LogCaptureFixture) -> None:
     missing = Missing()
     senders.start(missing)
     senders.now = totals(3)

@@ -103,7 +103,7 @@ for step in range(60):
 """
 
 
-def test_wandb_in_a_script_that_never_says_goodbye(tmp_path: Path) -> None:
+def test_wandb_without_finish_gets_our_numbers_at_exit(tmp_path: Path) -> None:
     """Our numbers join the script's rows, whose steps are untouched; at exit we come before W&B."""
     pytest.importorskip("wandb")
     done = subprocess.run(

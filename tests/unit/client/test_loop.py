@@ -71,7 +71,7 @@ def test_zero_grad_first_is_the_same_step(scripted: ScriptedLoop) -> None:
     ]
 
 
-def test_zero_grad_between_loss_and_backward_splits_the_loss_but_not_its_call(scripted: ScriptedLoop) -> None:
+def test_zero_grad_after_loss_splits_the_loss_but_not_its_call(scripted: ScriptedLoop) -> None:
     scripted.draw(1)
     scripted.forward(100)
     scripted.other(20)
@@ -122,7 +122,7 @@ def test_a_group_of_batches_may_be_drawn_up_front(scripted: ScriptedLoop) -> Non
     assert steps[0].phases["data"] == (3, 3)
 
 
-def test_drawing_one_batch_ahead_keeps_one_step_per_optimizer_step(scripted: ScriptedLoop) -> None:
+def test_batch_drawn_ahead_keeps_one_step_per_optimizer_step(scripted: ScriptedLoop) -> None:
     """As Accelerate does; the last batch is trained on after its loader has ended."""
     scripted.draw(11, samples=4)
     for wait in (12, 13):
@@ -165,7 +165,7 @@ def test_a_validation_between_epochs_has_steps_of_its_own(scripted: ScriptedLoop
     assert [step.duration for step in steps if step.kind == "train"] == [BATCH_NS + 1] * 4
 
 
-def test_a_validation_in_the_middle_of_an_epoch_takes_no_time_from_training(scripted: ScriptedLoop) -> None:
+def test_validation_within_an_epoch_takes_no_training_time(scripted: ScriptedLoop) -> None:
     scripted.draw(1)
     scripted.train_on_batch()
     for _ in range(2):
@@ -184,7 +184,7 @@ def test_a_validation_in_the_middle_of_an_epoch_takes_no_time_from_training(scri
     ]
 
 
-def test_a_validation_without_a_loader_is_told_by_its_forwards(scripted: ScriptedLoop) -> None:
+def test_validation_without_loader_is_recognised_by_forwards(scripted: ScriptedLoop) -> None:
     scripted.draw(1)
     scripted.train_on_batch()
     for _ in range(3):
@@ -200,7 +200,7 @@ def test_a_validation_without_a_loader_is_told_by_its_forwards(scripted: Scripte
     ]
 
 
-def test_a_forward_without_gradients_before_a_backward_is_part_of_training(scripted: ScriptedLoop) -> None:
+def test_forward_without_gradients_before_backward_is_training(scripted: ScriptedLoop) -> None:
     """A teacher, a target network, a rollout."""
     for _ in range(2):
         scripted.draw(1)
@@ -223,7 +223,7 @@ def test_a_model_in_evaluation_mode_that_is_trained_is_training(scripted: Script
     assert [(step.kind, step.duration) for step in scripted.steps()] == [("train", 132)]
 
 
-def test_without_a_loader_a_step_runs_from_optimizer_step_to_optimizer_step(scripted: ScriptedLoop) -> None:
+def test_step_without_loader_runs_between_optimizer_steps(scripted: ScriptedLoop) -> None:
     for _ in range(3):
         scripted.train_on_batch()
     first, second, third = scripted.steps()
@@ -232,7 +232,7 @@ def test_without_a_loader_a_step_runs_from_optimizer_step_to_optimizer_step(scri
     assert third == Step("train", 2, BATCH_NS, BATCH)
 
 
-def test_a_closure_runs_inside_the_optimizer_and_keeps_its_own_times(scripted: ScriptedLoop) -> None:
+def test_closure_inside_the_optimizer_keeps_its_own_times(scripted: ScriptedLoop) -> None:
     """As LBFGS and Lightning do."""
     scripted.draw(1)
     scripted.loop.optimizer_begin()
@@ -298,7 +298,7 @@ def test_a_draw_inside_a_draw_is_not_an_edge(scripted: ScriptedLoop) -> None:
     assert steps[0].phases["data"] == (1, 34)
 
 
-def test_a_second_loader_that_starts_over_in_mid_step_does_not_lose_it(scripted: ScriptedLoop) -> None:
+def test_second_loader_restarted_mid_step_keeps_the_step(scripted: ScriptedLoop) -> None:
     scripted.draw(1, samples=4)
     scripted.exhausted(6, iterator=16)  # the other loader has ended…
     scripted.draw(2, samples=4, iterator=24)  # …and begins anew
@@ -321,7 +321,7 @@ def test_draws_that_lead_to_nothing_are_no_step(scripted: ScriptedLoop) -> None:
 # What is known only later.
 
 
-def test_a_batch_whose_gradients_are_zeroed_after_the_next_draw_is_a_step(scripted: ScriptedLoop) -> None:
+def test_batch_with_zero_grad_after_next_draw_is_a_step(scripted: ScriptedLoop) -> None:
     for stepping in (True, False, True):
         scripted.draw(11, samples=4)
         scripted.zero_grad(5)
@@ -344,7 +344,7 @@ def test_a_batch_whose_gradients_are_zeroed_after_the_next_draw_is_a_step(script
     assert (scripted.loop.skipped, scripted.loop.micro_batches) == (1, 3)
 
 
-def test_a_batch_whose_gradients_are_zeroed_at_once_is_a_step(scripted: ScriptedLoop) -> None:
+def test_batch_with_zero_grad_at_once_is_a_step(scripted: ScriptedLoop) -> None:
     for stepping in (False, True):
         scripted.draw(11)
         scripted.forward(100)
@@ -382,7 +382,7 @@ def play_two(scripted: ScriptedLoop) -> None:
         scripted.zero_grad(5)
 
 
-def test_two_optimizers_without_a_loader_are_one_step_from_the_first_on(scripted: ScriptedLoop) -> None:
+def test_two_optimizers_without_loader_are_one_step_at_once(scripted: ScriptedLoop) -> None:
     for _ in range(4):
         play_two(scripted)
     steps = scripted.steps()
@@ -395,7 +395,7 @@ def test_two_optimizers_without_a_loader_are_one_step_from_the_first_on(scripted
     assert scripted.loop.micro_batches == 4
 
 
-def test_an_edge_that_was_late_is_told_before_the_next_step_of_its_optimizer(scripted: ScriptedLoop) -> None:
+def test_late_step_edge_precedes_next_step_of_its_optimizer(scripted: ScriptedLoop) -> None:
     watcher = scripted.loop.watcher = Watcher(scripted)
     play_two(scripted)
     assert watcher.edges == []
@@ -403,7 +403,7 @@ def test_an_edge_that_was_late_is_told_before_the_next_step_of_its_optimizer(scr
     assert watcher.edges == ["train 1", "train 2"]
 
 
-def test_a_phase_around_the_loop_is_shared_out_where_an_edge_was_late(scripted: ScriptedLoop) -> None:
+def test_phase_around_the_loop_is_split_at_a_late_edge(scripted: ScriptedLoop) -> None:
     own = NAMES.slot("epoch")
     scripted.draw(1)
     scripted.train_on_batch()
@@ -437,14 +437,14 @@ def test_another_optimizer_may_take_over(scripted: ScriptedLoop) -> None:
     assert [step.duration for step in scripted.steps()] == [50] * 6
 
 
-def test_a_single_step_without_a_loader_is_accounted_for_in_the_end(scripted: ScriptedLoop) -> None:
+def test_single_step_without_loader_is_counted_at_the_end(scripted: ScriptedLoop) -> None:
     play_two(scripted)
     assert scripted.steps() == []
     scripted.loop.finish()
     assert [step.duration for step in scripted.steps()] == [745]
 
 
-def test_a_forward_without_gradients_between_two_optimizers_is_the_batchs(scripted: ScriptedLoop) -> None:
+def test_forward_without_gradients_between_optimizers_is_batchs(scripted: ScriptedLoop) -> None:
     scripted.draw(1, samples=4)
     scripted.train_on_batch()
     scripted.evaluate(40)
@@ -494,7 +494,7 @@ def test_optimizers_on_autograds_threads_are_one_step(scripted: ScriptedLoop) ->
     assert [step.duration for step in scripted.steps()] == [11, 11]
 
 
-def test_a_backward_that_raised_inside_takes_its_inner_phases_along(scripted: ScriptedLoop) -> None:
+def test_backward_that_raised_ends_its_inner_phases(scripted: ScriptedLoop) -> None:
     scripted.draw(1)
     scripted.loop.backward_begin()
     scripted.loop.optimizer_begin(1)
@@ -571,7 +571,7 @@ def test_explicit_steps_end_where_the_script_says(scripted: ScriptedLoop) -> Non
     ]
 
 
-def test_once_steps_are_explicit_neither_draws_nor_optimizers_end_them(scripted: ScriptedLoop) -> None:
+def test_explicit_steps_are_not_ended_by_draws_or_optimizers(scripted: ScriptedLoop) -> None:
     scripted.loop.client_step(0)
     scripted.steps()
     for _ in range(2):
@@ -591,7 +591,7 @@ def test_once_steps_are_explicit_neither_draws_nor_optimizers_end_them(scripted:
     assert [step.phases["optimizer"][0] for step in steps] == [2, 2, 2]
 
 
-def test_an_explicit_step_inside_a_user_phase_gives_either_step_its_part(scripted: ScriptedLoop) -> None:
+def test_explicit_step_within_user_phase_splits_the_phase(scripted: ScriptedLoop) -> None:
     scripted.loop.enter(BACKWARD)
     scripted.other(5)
     scripted.loop.client_step(0)
@@ -641,7 +641,7 @@ def test_a_loader_that_raised_does_not_end_the_step(scripted: ScriptedLoop) -> N
     assert [step.phases["data"] for step in scripted.steps()] == [(2, 4)]
 
 
-def test_the_end_of_an_optimizer_step_that_was_abandoned_is_no_step(scripted: ScriptedLoop) -> None:
+def test_end_of_an_abandoned_optimizer_step_is_no_step(scripted: ScriptedLoop) -> None:
     scripted.loop.optimizer_begin()
     scripted.other(50)
     scripted.recorder.abandon()  # a hook has failed
@@ -657,7 +657,7 @@ def test_the_end_of_an_optimizer_step_that_was_abandoned_is_no_step(scripted: Sc
 # The end of the loop.
 
 
-def test_finish_ends_a_step_that_no_draw_has_closed_at_its_newest_boundary(scripted: ScriptedLoop) -> None:
+def test_finish_ends_an_open_step_at_its_newest_boundary(scripted: ScriptedLoop) -> None:
     """A loop that breaks out of its loader."""
     scripted.draw(1, samples=4)
     scripted.train_on_batch()
@@ -736,7 +736,7 @@ class Watcher:
         self._scripted.other(10**9)
 
 
-def test_a_watcher_hears_of_every_edge_with_the_index_of_the_step_that_begins(scripted: ScriptedLoop) -> None:
+def test_watcher_gets_every_edge_with_the_next_step_index(scripted: ScriptedLoop) -> None:
     watcher = scripted.loop.watcher = Watcher(scripted)
     for _ in range(2):
         scripted.draw(1)
@@ -752,7 +752,7 @@ def test_a_watcher_hears_of_every_edge_with_the_index_of_the_step_that_begins(sc
     assert [step.duration for step in scripted.steps()] == [BATCH_NS + 1] * 2 + [42] * 2 + [376]
 
 
-def test_a_watcher_hears_of_edges_without_a_loader_and_of_explicit_ones(scripted: ScriptedLoop) -> None:
+def test_watcher_gets_edges_without_loader_and_explicit_edges(scripted: ScriptedLoop) -> None:
     watcher = scripted.loop.watcher = Watcher(scripted)
     scripted.train_on_batch()
     scripted.train_on_batch()
@@ -763,7 +763,7 @@ def test_a_watcher_hears_of_edges_without_a_loader_and_of_explicit_ones(scripted
     assert [step.duration for step in scripted.steps()] == [370, BATCH_NS, 12, 9]
 
 
-def test_a_watcher_set_in_mid_step_hears_of_the_next_edge_first(scripted: ScriptedLoop) -> None:
+def test_watcher_set_mid_step_gets_the_next_edge_first(scripted: ScriptedLoop) -> None:
     scripted.draw(1)
     scripted.train_on_batch()
     scripted.draw(1)
@@ -777,7 +777,7 @@ def without(phases: dict[str, tuple[int, int]], name: str) -> dict[str, tuple[in
     return {phase: value for phase, value in phases.items() if phase != name}
 
 
-def test_a_phase_of_the_scripts_own_around_a_whole_loop_hides_no_steps(scripted: ScriptedLoop) -> None:
+def test_user_phase_around_a_whole_loop_hides_no_steps(scripted: ScriptedLoop) -> None:
     """`with client.phase("epoch"): for batch in loader: …`, twice."""
     own = NAMES.slot("epoch")
     for _ in range(2):
@@ -799,7 +799,7 @@ def test_a_phase_of_the_scripts_own_around_a_whole_loop_hides_no_steps(scripted:
         assert sum(ns for _, ns in step.phases.values()) == step.duration
 
 
-def test_a_pause_after_the_last_batch_drawn_ahead_belongs_to_no_step(scripted: ScriptedLoop) -> None:
+def test_pause_after_last_batch_drawn_ahead_is_in_no_step(scripted: ScriptedLoop) -> None:
     for _ in range(2):
         scripted.draw(11, samples=4)
         scripted.draw(12, samples=4)
@@ -885,7 +885,7 @@ def test_a_batch_that_a_closure_trains_on_is_used_once(scripted: ScriptedLoop) -
     assert scripted.loop.micro_batches == 4
 
 
-def test_a_look_at_a_batch_ahead_of_training_is_no_part_of_it(scripted: ScriptedLoop) -> None:
+def test_batch_drawn_before_training_is_in_no_step(scripted: ScriptedLoop) -> None:
     scripted.draw(7, samples=4, iterator=16)
     begin_another(scripted, gone=16)
     for _ in range(2):
@@ -894,7 +894,7 @@ def test_a_look_at_a_batch_ahead_of_training_is_no_part_of_it(scripted: Scripted
     assert [(step.samples, step.duration) for step in scripted.steps()] == [(4, BATCH_NS + 1)] * 2
 
 
-def test_a_look_at_a_batch_by_name_is_no_part_of_training(scripted: ScriptedLoop) -> None:
+def test_batch_drawn_by_a_kept_iterator_is_in_no_step(scripted: ScriptedLoop) -> None:
     scripted.draw(7, samples=4, iterator=16)
     scripted.other(10**9)
     scripted.loop.left(16, for_sure=False)
@@ -981,7 +981,7 @@ def test_the_draws_inside_a_draw_are_no_batches(scripted: ScriptedLoop) -> None:
 # Validation.
 
 
-def test_draws_without_gradients_are_validation_whatever_is_called(scripted: ScriptedLoop) -> None:
+def test_draws_without_gradients_are_validation_for_any_model(scripted: ScriptedLoop) -> None:
     """The model inside of the one that trains is called: its forward is not seen."""
     train_drawn(scripted)
     for _ in range(3):

@@ -75,7 +75,7 @@ def test_of_a_topic_only_the_newest_is_kept() -> None:
     assert taken(outbox) == ["batch", "account 2", "training"]
 
 
-def test_a_goodbye_put_last_leaves_last() -> None:
+def test_close_message_put_last_is_sent_last() -> None:
     outbox: Outbox[str] = Outbox(10)
     outbox.put_newest("account", "account 1")
     outbox.put_newest("goodbye", "bye")
@@ -85,7 +85,7 @@ def test_a_goodbye_put_last_leaves_last() -> None:
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 12)), max_size=60))
-def test_nothing_is_lost_uncounted_and_no_more_is_held_than_allowed(weights: list[int | None]) -> None:
+def test_outbox_over_its_limit_counts_every_lost_message(weights: list[int | None]) -> None:
     outbox: Outbox[int] = Outbox(20)
     put = got = 0
     for weight in weights:  # None: somebody takes one
@@ -128,7 +128,7 @@ def test_what_is_there_can_be_taken_at_once_up_to_so_many() -> None:
     assert (len(outbox), outbox.dropped) == (0, 0)
 
 
-def test_what_is_put_wakes_up_who_waits() -> None:
+def test_put_wakes_the_waiting_thread() -> None:
     outbox: Outbox[str] = Outbox(1)
     with waiting(outbox) as got:
         outbox.put("news")
@@ -138,7 +138,7 @@ def test_what_is_put_wakes_up_who_waits() -> None:
     assert got == ["newest"]
 
 
-def test_closing_wakes_up_who_waits_and_leaves_what_is_held() -> None:
+def test_close_wakes_the_waiting_thread_and_keeps_messages() -> None:
     outbox: Outbox[str] = Outbox(5)
     with waiting(outbox) as got:
         outbox.close()

@@ -142,7 +142,7 @@ def test_overhead_real_training_is_reported(client: torchperfd.Client) -> None:
     assert ratio > 0
 
 
-def test_shed_phases_leave_the_steps(client: torchperfd.Client) -> None:
+def test_dropped_phases_leave_the_steps(client: torchperfd.Client) -> None:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, loader(3))

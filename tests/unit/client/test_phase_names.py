@@ -13,7 +13,7 @@ def test_built_in_phases_have_their_slots_from_the_start() -> None:
     assert len(names) == len(PHASES)
 
 
-def test_user_phases_take_slots_in_order_of_first_use_and_keep_them() -> None:
+def test_user_phases_keep_slots_in_order_of_first_use() -> None:
     names = PhaseNames()
     first = names.slot("augment")
     second = names.slot("log metrics ✓")
@@ -24,7 +24,7 @@ def test_user_phases_take_slots_in_order_of_first_use_and_keep_them() -> None:
     assert len(names) == len(PHASES) + 2
 
 
-def test_sixteen_are_told_apart_and_the_seventeenth_is_other() -> None:
+def test_sixteen_user_phases_are_distinct_and_the_next_is_other() -> None:
     names = PhaseNames()
     slots = [names.slot(f"mine {number}") for number in range(MAX_USER_PHASES)]
     assert slots == list(range(len(PHASES), PHASE_SLOTS))

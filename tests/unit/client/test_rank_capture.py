@@ -72,7 +72,7 @@ class Prepared:
         )
 
 
-def test_a_capture_that_is_never_armed_gives_up_and_lets_training_write_only(tmp_path: Path) -> None:
+def test_capture_never_armed_fails_and_ends_live_replay(tmp_path: Path) -> None:
     prepared = Prepared(tmp_path)
     assert prepared.capture.prepare(timeout=0.01) == ""
     assert prepared.capture.ended.wait(30)
@@ -113,7 +113,7 @@ def test_capture_watches_profilers_while_it_runs_only(tmp_path: Path, client: to
     assert not ARBITER.is_watching
 
 
-def test_a_capture_for_which_nobody_waits_begins_with_any_step(tmp_path: Path) -> None:
+def test_capture_without_a_start_step_begins_with_any_step(tmp_path: Path) -> None:
     prepared = Prepared(tmp_path)
     assert prepared.capture.prepare() == ""
     prepared.capture.arm()
@@ -127,7 +127,7 @@ def test_a_capture_for_which_nobody_waits_begins_with_any_step(tmp_path: Path) -
     assert steps == ["ProfilerStep#7", "ProfilerStep#8"]
 
 
-def test_a_capture_whose_first_step_went_by_fails_and_may_be_tried_again(tmp_path: Path) -> None:
+def test_capture_past_its_first_step_fails_and_may_be_retried(tmp_path: Path) -> None:
     prepared = Prepared(tmp_path)
     assert prepared.capture.prepare() == ""
     prepared.capture.arm(5)
@@ -180,7 +180,7 @@ def test_a_capture_with_a_long_pause_is_logged(tmp_path: Path, caplog: pytest.Lo
     assert prepared.capture.pause_seconds == 0
 
 
-def test_a_profiler_of_the_scripts_ends_a_running_capture_and_is_whole(
+def test_users_profiler_ends_a_running_capture_and_is_complete(
     client: torchperfd.Client, tmp_path: Path
 ) -> None:
     step()
@@ -196,7 +196,7 @@ def test_a_profiler_of_the_scripts_ends_a_running_capture_and_is_whole(
     assert not [name for name in names if name.startswith("ProfilerStep#")], "our steps in their trace"
 
 
-def test_a_capture_is_refused_while_the_scripts_profiler_warms_up(client: torchperfd.Client) -> None:
+def test_capture_during_users_profiler_warmup_is_refused(client: torchperfd.Client) -> None:
     step()
     before = client.capture(steps=1)
     train_until(before, "complete")

@@ -118,7 +118,7 @@ def test_a_step_starts_where_the_one_before_has_ended() -> None:
     assert [step.index for step in steps] == [0, 1, 2]
 
 
-def test_starts_are_told_in_wall_time_as_last_read() -> None:
+def test_step_starts_are_in_wall_time_as_last_read() -> None:
     clock = Clock(now=50)
     recorder = Recorder(clock, capacity=4)
     recorder.wall_offset = 1_000_000
@@ -141,7 +141,7 @@ def test_opening_inside_a_step_changes_nothing() -> None:
     assert unpack(recorder.drain())[0].duration == 42
 
 
-def test_a_named_gap_counts_from_the_newest_boundary_and_only_until_it_is_named_again() -> None:
+def test_named_gap_counts_from_newest_boundary_until_renamed() -> None:
     recorder, clock = make()
     recorder.open()
     clock.advance(1)
@@ -165,7 +165,7 @@ def test_a_named_gap_counts_from_the_newest_boundary_and_only_until_it_is_named_
     assert batch.phases[LOSS].squares == 320.0**2
 
 
-def test_a_gap_that_is_still_named_when_the_step_ends_is_charged_and_forgotten() -> None:
+def test_gap_named_at_step_end_is_charged_and_forgotten() -> None:
     recorder, clock = make()
     recorder.open()
     recorder.name_gap(LOSS)
@@ -263,7 +263,7 @@ def test_an_abandoned_step_leaves_no_mark_on_the_next() -> None:
     assert step.phases == {"backward": (1, 3), "other": (1, 0)}
 
 
-def test_a_skipped_stretch_belongs_to_no_step() -> None:
+def test_skipped_time_belongs_to_no_step() -> None:
     recorder, clock = make()
     recorder.open()
     recorder.close(TRAIN, 0)
@@ -286,7 +286,7 @@ def test_inside_knows_every_level() -> None:
     assert not recorder.inside(OTHER)  # the gap is no phase that one is inside of
 
 
-def test_phases_too_deep_to_follow_are_part_of_the_deepest_one_followed() -> None:
+def test_phases_beyond_the_depth_limit_join_the_deepest_one() -> None:
     recorder, clock = make()
     phases = (FORWARD, BACKWARD)
     for depth in range(MAX_DEPTH + 6):
@@ -319,7 +319,7 @@ def test_a_step_may_end_while_it_is_too_deep() -> None:
     assert [step.phases["data"] for step in unpack(recorder.drain())] == [(1, 5), (1, 60)]
 
 
-def test_steps_are_drained_once_and_in_order_across_the_end_of_the_ring() -> None:
+def test_steps_across_the_ring_end_are_drained_once_in_order() -> None:
     recorder, clock = make(capacity=5)
     recorder.open()
     written = drained = 0
@@ -342,7 +342,8 @@ def test_steps_are_drained_once_and_in_order_across_the_end_of_the_ring() -> Non
     assert recorder.drain() == []
 
 
-def test_a_stretch_is_of_one_kind_and_of_steps_that_follow_one_another_and_the_first_stands_alone() -> None:
+def test_step_batch_holds_consecutive_steps_of_one_kind() -> None:
+    """A batch holds steps of one kind that follow one another; the first step is a batch of its own."""
     recorder, clock = make(capacity=16)
     recorder.open()
     kinds = [(TRAIN, 0), (TRAIN, 1), (TRAIN, 2), (VALIDATE, 0), (VALIDATE, 1), (TRAIN, 3), (TRAIN, 5)]
@@ -397,7 +398,7 @@ def test_a_dropped_step_leaves_no_mark_on_the_next() -> None:
     around=st.booleans(),
     pause=st.booleans(),
 )
-def test_what_is_held_and_what_follows_are_together_what_there_was(
+def test_held_steps_and_the_rest_are_together_complete(
     before: list[tuple[int, int]], after: list[tuple[int, int]], around: bool, pause: bool
 ) -> None:
     """One step or two, and whether or not something that belongs to no step lies in between."""
@@ -448,7 +449,7 @@ def test_what_is_held_and_what_follows_are_together_what_there_was(
         assert play("uninterrupted") == [one]
 
 
-def test_a_held_step_that_finds_the_ring_full_is_dropped_and_leaves_no_mark() -> None:
+def test_held_step_with_the_ring_full_is_dropped() -> None:
     recorder, clock = make(capacity=1)
     for _ in range(2):
         spend(recorder, clock, FORWARD, 5)

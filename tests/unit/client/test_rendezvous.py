@@ -54,7 +54,7 @@ def nodes() -> Iterator[list[JobNode]]:
 
 
 @pytest.mark.usefixtures("_store")
-def test_each_hears_of_all_and_is_done(nodes: list[JobNode]) -> None:
+def test_each_node_learns_all_peers_and_ends(nodes: list[JobNode]) -> None:
     nodes += [JobNode("3") for _ in range(3)]
     for number, node in enumerate(nodes):
         node.rendezvous.discover_peers(f"node{number}:9408")
@@ -73,7 +73,7 @@ def test_each_hears_of_all_and_is_done(nodes: list[JobNode]) -> None:
 
 
 @pytest.mark.usefixtures("_store")
-def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(nodes: list[JobNode]) -> None:
+def test_late_node_of_unknown_node_count_is_learned(nodes: list[JobNode]) -> None:
     nodes += [JobNode(), JobNode()]
     nodes[0].rendezvous.discover_peers("a:1")
     assert nodes[0].hear() == {"a:1"}
@@ -82,7 +82,7 @@ def test_where_nobody_says_how_many_there_are_one_that_is_late_is_heard_of(nodes
 
 
 @pytest.mark.usefixtures("_store")
-def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(nodes: list[JobNode]) -> None:
+def test_restarted_job_does_not_learn_its_old_nodes(nodes: list[JobNode]) -> None:
     nodes += [JobNode(), JobNode(attempt="1")]
     nodes[0].rendezvous.discover_peers("gone:1")
     assert nodes[0].hear() == {"gone:1"}
@@ -91,7 +91,7 @@ def test_a_job_that_was_started_again_does_not_hear_of_its_old_nodes(nodes: list
 
 
 @pytest.mark.parametrize("way", ["no group yet", "in a file", "a store that has gone"])
-def test_without_a_store_nothing_is_told_and_it_can_be_ended(
+def test_exchange_without_store_reports_nothing_and_can_end(
     way: str, nodes: list[JobNode], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gone = SimpleNamespace(host="127.0.0.1", port=1, append=None)
@@ -116,7 +116,7 @@ def test_without_a_store_nothing_is_told_and_it_can_be_ended(
 @pytest.mark.parametrize(
     ("local_rank", "address", "meets"), [(0, "a:1", True), (1, "a:1", False), (0, "", False)]
 )
-def test_one_rank_of_a_node_meets_the_others_if_its_daemon_asks(
+def test_one_rank_per_node_exchanges_peers_if_its_daemon_asks(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, local_rank: int, address: str, meets: bool
 ) -> None:
     met: list[str] = []
@@ -126,7 +126,7 @@ def test_one_rank_of_a_node_meets_the_others_if_its_daemon_asks(
     assert met == (["a:1"] if meets else [])
 
 
-def test_what_is_heard_goes_to_the_daemon(client: torchperfd.Client) -> None:
+def test_learned_peers_go_to_the_daemon(client: torchperfd.Client) -> None:
     client._outbox.take(0, 1000)
     client._daemon_session._tell_daemons(("a:1", "b:1"))
     (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("job_daemons"))

@@ -90,7 +90,7 @@ def test_calls_that_nest_end_where_they_began() -> None:
     assert replay.recorder.depth == 0
 
 
-def test_a_watcher_is_told_on_the_thread_that_writes_and_of_every_edge_to_come() -> None:
+def test_watcher_runs_on_writing_thread_for_every_later_edge() -> None:
     buffer, replay = make()
     write(buffer, *PLAIN, *PLAIN)
     watcher = Watcher()
@@ -109,7 +109,7 @@ def test_a_watcher_is_told_on_the_thread_that_writes_and_of_every_edge_to_come()
     assert len(watcher.edges) == 2
 
 
-def test_while_the_training_thread_reads_along_nobody_else_reads() -> None:
+def test_replay_on_the_training_thread_excludes_other_readers() -> None:
     buffer, replay = make()
     replay.go_live()
     buffer.on_event = lambda: None  # it has written, but not come to read yet
@@ -122,7 +122,7 @@ def test_while_the_training_thread_reads_along_nobody_else_reads() -> None:
     assert len(buffer) == 0
 
 
-def test_somebody_elses_watcher_is_left_alone() -> None:
+def test_watcher_set_by_another_is_left_alone() -> None:
     _, replay = make()
     mine, yours = Watcher(), Watcher()
     replay.watch(yours)
@@ -131,7 +131,7 @@ def test_somebody_elses_watcher_is_left_alone() -> None:
     assert replay.live
 
 
-def test_a_tape_that_is_full_is_read_on_the_spot() -> None:
+def test_full_ring_buffer_is_read_at_once() -> None:
     buffer, replay = make(events=32)
     for _ in range(50):
         write(buffer, *PLAIN)
@@ -159,7 +159,7 @@ def test_after_lost_events_the_open_step_is_lost_and_no_other() -> None:
     assert replay.recorder.depth == 0
 
 
-def test_what_cannot_be_understood_is_counted_and_at_the_limit_nothing_is_read(
+def test_invalid_events_are_counted_and_stop_reading_at_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: Any) -> None:
@@ -179,7 +179,7 @@ def test_what_cannot_be_understood_is_counted_and_at_the_limit_nothing_is_read(
     assert replay._faults.counts() == {"hook forward": 10}
 
 
-def test_a_scaler_that_lets_the_optimizer_step_and_one_that_does_not() -> None:
+def test_grad_scaler_with_and_without_optimizer_step() -> None:
     buffer, replay = make()
     refused = ((codes.SCALER, 1), (codes.SCALER_END, 0))
     allowed = (

@@ -97,7 +97,7 @@ def test_the_text_fits_a_terminal_and_is_aligned(report: RankReport) -> None:
     assert "a phase whose name goes… " in text
 
 
-def test_the_column_of_the_device_takes_its_room_from_the_longest_names(full: RankReport) -> None:
+def test_device_column_takes_its_width_from_longest_names(full: RankReport) -> None:
     lines = full.to_text().splitlines()
     assert "On device" in lines[1]
     assert "augment <b>|…" in full.to_text()
@@ -118,7 +118,7 @@ def test_words_of_the_script_mean_nothing_in_any_layout(report: RankReport) -> N
     assert "http" not in report.to_html()
 
 
-def test_the_rows_of_fit_add_up_to_it_and_those_of_a_kind_to_the_kind(report: RankReport) -> None:
+def test_rows_of_fit_and_of_each_kind_add_up(report: RankReport) -> None:
     fit, *parts = [row for row in report.table.rows if row.phase == "fit"]
     assert fit.share == 1.0
     assert sum(row.seconds_total for row in parts) == pytest.approx(fit.seconds_total)
@@ -158,7 +158,7 @@ def test_the_fit_is_never_shorter_than_its_epochs(full: RankReport) -> None:
     assert rows["fit", "between steps"].seconds_total == pytest.approx(0.997)
 
 
-def test_rates_and_the_share_of_the_peak_are_those_of_the_steps_after_the_first(full: RankReport) -> None:
+def test_rates_and_peak_share_leave_out_the_first_step(full: RankReport) -> None:
     assert full.table.tokens_per_second == pytest.approx(819_200)
     assert full.table.flops_per_second == pytest.approx(200e12)
     assert full.table.flops_utilization == pytest.approx(200 / 989)
@@ -168,14 +168,14 @@ def test_rates_and_the_share_of_the_peak_are_those_of_the_steps_after_the_first(
     assert "MFU" not in text
 
 
-def test_time_on_the_device_is_a_mean_of_the_calls_that_were_timed_there(full: RankReport) -> None:
+def test_device_time_is_the_mean_of_calls_timed_there(full: RankReport) -> None:
     rows = {(row.phase, row.action): row for row in full.table.rows}
     assert rows["train", "forward"].device_mean_seconds == pytest.approx(0.002)
     assert rows["train", "data"].device_mean_seconds is None
     assert rows["validate", "forward"].device_mean_seconds is None
 
 
-def test_what_is_not_known_is_not_told(report: RankReport) -> None:
+def test_unknown_values_are_left_out(report: RankReport) -> None:
     assert not [row for row in report.table.rows if row.phase == "epoch"]
     for text in (report.to_text(), report.to_markdown(), report.to_html()):
         for word in (
@@ -193,14 +193,14 @@ def test_what_is_not_known_is_not_told(report: RankReport) -> None:
     assert report.table.notes == ()
 
 
-def test_pauses_are_told_from_a_hundredth_of_the_fit_on(report: RankReport) -> None:
+def test_pauses_from_one_percent_of_fit_are_shown(report: RankReport) -> None:
     for ms, told in ((65, False), (66, True)):
         report.totals.gc = (GcTotals(1, MS), GcTotals(1, (ms - 1) * MS))
         text = RankReport(0, report.totals, report.names).to_text()
         assert (f"garbage collector: {ms} ms" in text) == told
 
 
-def test_detail_that_was_shed_is_told_even_before_its_cost_is_known(report: RankReport) -> None:
+def test_degradation_is_shown_before_its_cost_is_known(report: RankReport) -> None:
     report.totals.degradation_level = 2
     text = RankReport(0, report.totals, report.names).to_text()
     assert "  overhead of torchperfd: degradation level 2" in text.splitlines()
@@ -236,7 +236,7 @@ def test_only_validation_is_a_report_too() -> None:
     assert report.to_text().startswith("rank 0 · validate · 2 steps\n")
 
 
-def test_lost_steps_are_told(report: RankReport) -> None:
+def test_lost_steps_are_shown(report: RankReport) -> None:
     told = RankReport(0, report.totals, report.names, dropped=1234)
     note = "1,234 steps went unrecorded; their time counts as between steps"
     assert told.table.notes == (note,)
@@ -316,7 +316,7 @@ def test_the_document_has_the_keys_that_scripts_depend_on(report: RankReport) ->
     assert rank["validate"]["phases"]["forward"]["seconds_total"] == pytest.approx(0.003)
 
 
-def test_the_document_has_all_that_there_is_to_tell(full: RankReport) -> None:
+def test_document_has_every_value(full: RankReport) -> None:
     rank = full.to_dict()
     assert rank == json.loads(json.dumps(rank))
     train = rank["train"]

@@ -72,7 +72,7 @@ def helper() -> Iterator[Callable[[Callable[[], None]], threading.Thread]]:
         thread.join()
 
 
-def test_it_tells_every_thread_with_its_name_and_its_frames(
+def test_stacks_have_every_thread_with_name_and_frames(
     client: torchperfd.Client, helper: Callable[[Callable[[], None]], threading.Thread]
 ) -> None:
     thread = helper(lambda: None)
@@ -89,7 +89,7 @@ def test_it_tells_every_thread_with_its_name_and_its_frames(
     assert "release.wait()" in Path(__file__).read_text().splitlines()[frame.line - 1]
 
 
-def test_the_training_thread_is_the_one_whose_steps_are_timed(
+def test_training_thread_is_the_one_with_timed_steps(
     client: torchperfd.Client, helper: Callable[[Callable[[], None]], threading.Thread]
 ) -> None:
     answers: list[session_pb2.StackReport] = []
@@ -98,7 +98,7 @@ def test_the_training_thread_is_the_one_whose_steps_are_timed(
     assert training.ident == threading.main_thread().ident
 
 
-def test_phase_and_step_are_as_the_tape_last_said(client: torchperfd.Client) -> None:
+def test_phase_and_step_are_those_of_the_newest_event(client: torchperfd.Client) -> None:
     assert (daemons(client).phase, daemons(client).step) == ("", 0)
     for _ in range(3):
         client.step()
@@ -109,7 +109,7 @@ def test_phase_and_step_are_as_the_tape_last_said(client: torchperfd.Client) -> 
     assert daemons(client).phase == "other"
 
 
-def test_the_answer_keeps_no_frame_and_so_nothing_of_the_scripts_alive(client: torchperfd.Client) -> None:
+def test_answer_keeps_no_frame_and_no_script_object_alive(client: torchperfd.Client) -> None:
     class Tensor:
         pass
 
@@ -166,7 +166,7 @@ def test_the_signal_writes_every_stack_behind_the_first_line(client: torchperfd.
 
 
 @pytest.mark.parametrize("chosen", ["off", "9", "term", "-1", "70"])
-def test_without_a_real_time_signal_there_is_neither_handler_nor_file(
+def test_without_real_time_signal_no_handler_and_no_file(
     chosen: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, chosen)
@@ -178,7 +178,7 @@ def test_without_a_real_time_signal_there_is_neither_handler_nor_file(
     client.detach()
 
 
-def test_the_chosen_signal_is_left_to_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_already_in_use_is_left_to_its_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     number = signal.SIGRTMIN + 3
     monkeypatch.setenv(VARIABLE, f"{number:d}")
     client = torchperfd.attach()
@@ -227,7 +227,7 @@ def test_off_the_main_thread_the_signal_is_left_alone(tmp_path: Path) -> None:
     assert done.stdout == "-1\n"
 
 
-def test_what_a_script_opens_in_the_place_of_our_closed_file_is_left_alone(tmp_path: Path) -> None:
+def test_scripts_file_on_our_closed_descriptor_is_left_alone(tmp_path: Path) -> None:
     client = torchperfd.attach()
     (file,) = files()
     with (tmp_path / "checkpoint").open("wb") as checkpoint:

@@ -227,7 +227,7 @@ STEPS = {
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("ready", [False, True])
-def test_of_steps_that_go_alike_few_are_told(name: str, ready: bool) -> None:
+def test_equal_steps_use_a_template(name: str, ready: bool) -> None:
     step = STEPS[name]
     events = epoch([step] * 200, 7, ready=ready) + epoch([step] * 100, 8, ready=ready)
     slow, fast = check_alike(events, [100, 3, 70], [500, 501, 1])
@@ -241,7 +241,7 @@ def test_a_loop_that_says_where_its_steps_end() -> None:
     assert fast < 0.15 * slow
 
 
-def test_validation_goes_in_cycles_too() -> None:
+def test_validation_steps_have_templates_too() -> None:
     events = epoch([PLAIN] * 100, 7) + epoch([EVALUATE] * 100, 8) + epoch([PLAIN] * 100, 9)
     slow, fast = check_alike(events, [10, 400, 3], [900])
     assert fast < 0.15 * slow
@@ -259,7 +259,7 @@ def test_more_steps_than_the_recorder_has_room_for_are_put_aside(at_once: bool) 
     assert [step.index for step in unpack(whole.batches)] == [*range(3000)]
 
 
-def test_so_many_events_that_the_lock_is_let_go_are_the_same_as_few_at_a_time() -> None:
+def test_many_events_across_lock_releases_give_the_same_steps() -> None:
     events = written(epoch([PLAIN] * 8000, 7), [10, 400, 3])
     assert len(events) > 65_536 * 16
     whole, parts = (read(events, [turn], 512, at_once=True) for turn in (len(events) // 16, 20_000))
@@ -311,7 +311,7 @@ _NOISE = st.lists(
 )
 @example([([(PLAIN, 12)], 7, False)], [(40, (codes.EXIT, 0))], [5], [])
 @example([([(PLAIN, 8)], 7, False)], [(13, (codes.DRAW, 0)), (70, (codes.DRAW, 0))], [1], [])
-def test_whatever_is_on_the_tape_the_same_steps_come_of_it(
+def test_any_events_give_the_same_steps_with_templates(
     epochs: list[tuple[list[tuple[list[Event], int]], int, bool]],
     noise: list[tuple[int, Event]],
     gaps: list[int],
@@ -335,7 +335,7 @@ def test_phases_sum_after_a_hook_has_failed() -> None:
         check_alike([*events[:place], (codes.ABANDON, 0), *events[place:]], [1], [])
 
 
-def test_a_phase_that_is_open_in_the_end_has_ended_with_the_newest_event() -> None:
+def test_phase_open_at_the_end_ends_with_the_newest_event() -> None:
     """A forward that raised, say: the steps around which it is open may have been read all at once."""
     check_alike([(codes.FORWARD, 0), *[(codes.STEP, 3)] * 3], [0, 5, 5, 5], [])
 

@@ -77,7 +77,7 @@ print(name, waiting())
 """) == ["torch runs", "action runs, after torch", "torch.nn False"]
 
 
-def test_afterwards_the_module_looks_as_if_nobody_had_waited(python: Interpreter) -> None:
+def test_module_after_import_has_no_trace_of_the_finder(python: Interpreter) -> None:
     facts = """
 def show(module):
     spec = module.__spec__
@@ -169,7 +169,7 @@ import torch
 """) == ["False", "torch runs"]
 
 
-def test_cancelling_counts_even_when_torch_has_been_found_already(python: Interpreter) -> None:
+def test_cancel_after_torch_was_found_still_counts(python: Interpreter) -> None:
     assert python("""
 import importlib.util
 pending = when_torch_is_imported(action)
@@ -181,7 +181,7 @@ spec.loader.exec_module(module)
 """) == ["torch runs"]
 
 
-def test_other_imports_are_nobodys_business(python: Interpreter) -> None:
+def test_other_imports_are_left_alone(python: Interpreter) -> None:
     (python.directory / "torchvision.py").write_text("print('torchvision runs')")
     assert python("""
 when_torch_is_imported(action)

@@ -80,7 +80,7 @@ def test_steps_deviate_from_their_mean_if_that_was_kept() -> None:
     assert KindTotals(steps=2, ns=10).std_seconds is None
 
 
-def test_the_fit_goes_from_the_first_step_to_the_last_with_all_that_lies_between() -> None:
+def test_fit_spans_first_to_last_step_with_all_between() -> None:
     clock = Clock()
     recorder = Recorder(clock, capacity=4)
     recorder.wall_offset = WALL_AHEAD
@@ -96,7 +96,7 @@ def test_the_fit_goes_from_the_first_step_to_the_last_with_all_that_lies_between
     assert totals.train.ns == 200
 
 
-def test_a_copy_does_not_change_with_the_account() -> None:
+def test_copy_does_not_change_with_the_totals() -> None:
     totals = Totals()
     totals.add(record([(TRAIN, 1, {DATA: 5})]))
     copy = totals.copy()
@@ -183,7 +183,7 @@ _STEPS = st.lists(
 
 @settings(max_examples=100)
 @given(_STEPS, st.integers(0, 40))
-def test_an_account_is_the_sum_of_its_steps_however_they_are_drained(
+def test_totals_are_the_sum_of_steps_for_any_drain_order(
     steps: list[tuple[int, int, dict[int, int]]], cut: int
 ) -> None:
     totals = Totals()
@@ -203,7 +203,7 @@ def test_an_account_is_the_sum_of_its_steps_however_they_are_drained(
             assert math.isclose(kind_totals.phases[slot].squares, sum(float(ns) ** 2 for ns in spent))
 
 
-def test_a_phase_open_across_an_edge_is_in_the_account_even_before_it_ends() -> None:
+def test_phase_open_across_an_edge_is_in_totals_before_its_end() -> None:
     clock = Clock()
     recorder = Recorder(clock, capacity=4)
     recorder.wall_offset = WALL_AHEAD

@@ -105,7 +105,7 @@ def test_a_trace_has_exactly_the_events_of_torchs_own_export(options: Options, t
         assert frames(expected)
 
 
-def test_an_operator_that_is_open_at_the_last_edge_is_no_longer_than_it_was(tmp_path: Path) -> None:
+def test_operator_open_at_the_last_edge_keeps_its_duration(tmp_path: Path) -> None:
     tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
     tracing.start()
     began = time.perf_counter()
@@ -154,7 +154,7 @@ def test_a_trace_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", EACH, ids=str)
-def test_a_profiler_that_the_script_starts_ends_ours_and_is_whole(options: Options, tmp_path: Path) -> None:
+def test_users_profiler_ends_ours_and_is_complete(options: Options, tmp_path: Path) -> None:
     train()
     tracing = tracer.KinetoTracer(tracer.Recorded(**options))
     tracing.start()
@@ -233,7 +233,7 @@ def test_tracer_without_a_name_to_watch_is_refused(name: str, monkeypatch: pytes
     tracer.prepare()
 
 
-def test_a_profiler_that_the_script_starts_during_our_export_leaves_both_whole(tmp_path: Path) -> None:
+def test_users_profiler_during_our_export_leaves_both_complete(tmp_path: Path) -> None:
     train()
     tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
     tracing.start()

@@ -29,7 +29,7 @@ def sent(message: session_pb2.ClientMessage) -> session_pb2.ClientMessage:
     return session_pb2.ClientMessage.FromString(message.SerializeToString())
 
 
-def test_hello_says_who_we_are_in_the_daemons_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hello_identifies_the_client_in_the_daemons_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_RANK": "1", "POD_UID": "uid-1"}
     identity = read_identity(run="bert-17", job_name="bert", environ={**environ, "SLURM_JOB_ID": "42"})
     hello = sent(wire.hello(identity, "2.13.0+cpu")).hello
@@ -104,7 +104,7 @@ def test_steps_arrive_as_they_were_recorded(steps: list[tuple[int, int, dict[int
 
 @settings(max_examples=60)
 @given(_STEPS, _NS, st.dictionaries(st.sampled_from(["ring", "outbox"]), _NS))
-def test_an_account_arrives_as_it_was_added_up(
+def test_totals_arrive_as_added(
     steps: list[tuple[int, int, dict[int, list[int]]]], recorded: int, dropped: dict[str, int]
 ) -> None:
     names, totals = all_names(), Totals()
@@ -192,7 +192,7 @@ def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:
     assert told_by_the_daemon(message) == totals
 
 
-def test_no_field_of_the_account_stays_at_home() -> None:
+def test_every_field_of_the_totals_is_sent() -> None:
     """Each is told by one of the messages' own, under whatever name."""
     for ours, theirs in (
         (Totals, session_pb2.Account),
@@ -212,7 +212,7 @@ def test_no_field_of_the_account_stays_at_home() -> None:
         assert len(told) == len(kept), (told, kept)
 
 
-def test_an_older_client_tells_what_it_knows_and_the_rest_stays_unknown() -> None:
+def test_older_client_leaves_missing_values_unknown() -> None:
     message = session_pb2.Account(recorded_steps=4, dropped_steps={"ring": 1})
     kind = message.kinds.add(kind=session_pb2.STEP_KIND_TRAIN, steps=4, step_ns=40, samples=8)
     kind.phases.add(phase="data", calls=4, ns=40, sum_squares_ns2=400.0)

@@ -197,7 +197,7 @@ def of_unknown_groups(draw: Any) -> dict[int, list[Call]]:
 
 
 @given(of_unknown_groups())
-def test_groups_that_are_not_told_apart_are_matched_by_end(seen: dict[int, list[Call]]) -> None:
+def test_groups_without_distinct_names_are_matched_by_end(seen: dict[int, list[Call]]) -> None:
     across = analysis.across({rank: trace_of(rank, seen[rank]) for rank in seen})
     assert across is not None
     assert ours(across) == one_by_one(seen)
@@ -227,7 +227,7 @@ def test_the_slow_rank_is_blamed_for_what_it_costs_each() -> None:
 
 
 @pytest.mark.parametrize("by", [{}, {1: 30 * MS, 2: 30 * MS - 1}, {1: 100}])
-def test_nobody_is_blamed_where_none_stands_out(by: dict[int, int]) -> None:
+def test_no_rank_is_blamed_where_all_are_similar(by: dict[int, int]) -> None:
     calls = late(by)[0]
     # By turns: of two that are late, each is the later one every other time.
     for call in calls[::2]:

@@ -207,7 +207,7 @@ def test_an_update_of_one_parameter_after_the_other_is_fused() -> None:
 
 
 @pytest.mark.parametrize("name", ["RMSprop", "LBFGS", ""])
-def test_optimizers_without_a_fused_update_on_the_cpu_are_left_alone(name: str) -> None:
+def test_optimizers_without_fused_cpu_update_are_left_alone(name: str) -> None:
     assert "fused-optimizer" not in advice_on(adam(name, 70, 4 * US))
 
 
@@ -236,7 +236,7 @@ def test_gradients_are_dropped_rather_than_filled() -> None:
     assert advice.setting == "optimizer.zero_grad(set_to_none=True)"
 
 
-def test_of_accumulated_gradients_only_the_first_addition_is_saved() -> None:
+def test_accumulated_gradients_save_only_the_first_addition() -> None:
     assert advice_on(zeroed(8))["zero-grad"].saves_ns_per_step == pytest.approx(8 * MS, rel=1e-3)
 
 
@@ -249,7 +249,7 @@ def test_of_accumulated_gradients_only_the_first_addition_is_saved() -> None:
         (1, "[9, 9]", MS, 0),
     ],
 )
-def test_what_backward_fills_itself_gets_the_memory_that_was_dropped(
+def test_zero_grad_advice_counts_gradients_filled_by_backward(
     fills: int, dims: str, length: int, more: int
 ) -> None:
     events = [step(1, 0, 40 * MS), annotation("Optimizer.zero_grad#SGD.zero_grad", 0, 5 * MS)]
@@ -315,7 +315,7 @@ def test_small_operators_equal_layers_are_no_loop() -> None:
     assert "small-operators" in advice_on(loop(256) + layers(63))
 
 
-def test_one_call_that_was_interrupted_is_dispatch_like_the_others() -> None:
+def test_interrupted_call_is_dispatch_like_the_others() -> None:
     events = loop(256)
     dims = {"Input Dims": [[64]], "Input type": ["float"]}
     # It lasts 256 µs more, so that the mean is above what counts as dispatch; Python is as before.
@@ -373,7 +373,7 @@ def gloo(backwards: int, synchronised: int) -> list[str]:
     return events
 
 
-def test_gradients_are_exchanged_once_for_each_step_of_the_optimizer() -> None:
+def test_gradients_are_exchanged_once_per_optimizer_step() -> None:
     advice = alone(gloo(4, 4))
     assert advice.rule == "gradient-accumulation"
     # Of each exchange 3 ms are exposed, another filled the bucket, and of four exchanges one is needed.
@@ -381,7 +381,7 @@ def test_gradients_are_exchanged_once_for_each_step_of_the_optimizer() -> None:
     assert "for 4 exchanges" in advice.evidence
 
 
-def test_all_before_a_bucket_is_emptied_is_waiting_and_so_is_the_emptying() -> None:
+def test_time_until_a_bucket_is_emptied_is_waiting() -> None:
     events = gloo(4, 4)
     for number in range(4):
         at = number * 10 * MS + 9 * MS + MS // 4
@@ -392,7 +392,7 @@ def test_all_before_a_bucket_is_emptied_is_waiting_and_so_is_the_emptying() -> N
     assert alone(events).saves_ns_per_step == pytest.approx(3 * 4.75 * MS, rel=1e-3)
 
 
-def test_buffers_are_sent_ahead_of_a_forward_only_where_gradients_were_exchanged() -> None:
+def test_buffers_before_forward_only_follow_gradient_exchange() -> None:
     events = gloo(1, 1)
     for number in range(1, 4):
         at = number * 20 * MS
@@ -458,7 +458,7 @@ def test_tiny_kernels_are_launched_as_graphs() -> None:
     assert "half of them shorter than 4 µs" in advice.evidence
 
 
-def test_larger_kernels_that_the_host_cannot_keep_queued_are_compiled() -> None:
+def test_larger_kernels_the_host_cannot_queue_are_compiled() -> None:
     found = advice_on(device_step(25 * US, 50 * US))
     assert "host-bound" in found
     assert found["host-bound"].setting == "model = torch.compile(model)"
@@ -512,11 +512,11 @@ def test_single_precision_products_want_autocast() -> None:
 @pytest.mark.parametrize(
     "kernel", ["sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn", "ampere_fp16_s16816gemm_fp16_128x64"]
 )
-def test_products_whose_kernels_are_half_precision_already_want_none(kernel: str) -> None:
+def test_products_already_in_half_precision_need_no_advice(kernel: str) -> None:
     assert advice_on([step(1, 0, MS), *launched(0, kernel, 0, 900 * US, number=1)]) == {}
 
 
-def test_shorter_kernels_save_little_where_the_host_cannot_launch_them() -> None:
+def test_shorter_kernels_on_a_launch_bound_host_save_little() -> None:
     found = advice_on(device_step(25 * US, 50 * US))
     launch_idle = found["host-bound"].saves_ns_per_step
     busy = 19 * 25 * US
@@ -719,14 +719,14 @@ EXPECTED_NS = 401 * (EVENT_NS + AFTER_NS)
 
 
 @pytest.mark.parametrize("times", [0.6, 1.0, 2.0])
-def test_what_steps_took_before_tells_how_fast_the_machine_records(times: float) -> None:
+def test_earlier_steps_give_the_recording_speed(times: float) -> None:
     scene = scaled(unrecorded_ns=round(MS - times * EXPECTED_NS), steps=2)
     weight = 0.25 / (0.25 + (0.03 * MS / EXPECTED_NS) ** 2)
     assert scene.step_ns == pytest.approx(MS - (1 + weight * (times - 1)) * EXPECTED_NS, abs=1)
     assert scene.step_ns == pytest.approx(MS - times * EXPECTED_NS, rel=0.05)
 
 
-def test_steps_that_were_shorter_before_by_far_more_are_not_believed() -> None:
+def test_earlier_steps_that_are_far_shorter_are_not_used() -> None:
     assert scaled(unrecorded_ns=1).step_ns >= MS - 3 * EXPECTED_NS
     assert scaled(unrecorded_ns=10 * MS).step_ns == pytest.approx(MS - EXPECTED_NS / 3, abs=1)
 
@@ -734,7 +734,7 @@ def test_steps_that_were_shorter_before_by_far_more_are_not_believed() -> None:
 @pytest.mark.parametrize(
     "longer", [[2.0, 2.0, *[4.0] * 6], [1.9, 2.5, *[4.0] * 6], [4.0] * 8], ids=["even", "uneven", "all"]
 )
-def test_where_most_steps_had_to_wait_for_memory_the_others_hardly_tell_the_cost(longer: list[float]) -> None:
+def test_few_steps_without_memory_waits_barely_set_the_cost(longer: list[float]) -> None:
     before = round(MS - EXPECTED_NS)
     scene = scene_of(unrecorded_ns=before, lengths=[round(times * MS) for times in longer])
     assert scene.count == 2
@@ -751,7 +751,7 @@ def test_a_time_that_is_no_number_costs_the_trace_nothing() -> None:
     assert scaled(unrecorded_ns="soon").step_ns == MS - EXPECTED_NS
 
 
-def test_recording_may_hide_beside_a_device_and_in_waiting_for_workers() -> None:
+def test_recording_may_overlap_device_and_worker_waits() -> None:
     fast = round(MS - 2 * EXPECTED_NS)
     assert scaled(kernel("k", 0, US), unrecorded_ns=fast).step_ns == MS - EXPECTED_NS
     wait = annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 0, 900 * US)
@@ -870,7 +870,7 @@ def graph(*kernels: tuple[str, int]) -> list[str]:
         "Cijk_Ailk_Bljk_SB_MT128x64x16_SE_K1",
     ],
 )
-def test_products_of_a_graph_are_told_by_their_kernels(name: str) -> None:
+def test_products_of_a_graph_are_identified_by_kernels(name: str) -> None:
     advice = advice_on(graph((name, 600 * US), ("triton_poi_fused_add_0", 300 * US)))["mixed-precision"]
     assert "67% of the kernels' time" in advice.evidence
 

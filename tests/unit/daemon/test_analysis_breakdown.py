@@ -151,7 +151,7 @@ def test_the_kernels_are_summed_by_name(events: list[Device]) -> None:
         assert kernel["mean_us"] == pytest.approx(kernel["sum_us"] / kernel["calls"])
 
 
-def test_the_overlap_is_the_part_of_communication_that_compute_hides() -> None:
+def test_overlap_is_the_communication_hidden_by_compute() -> None:
     rank = rank_of([("kernel", "ncclA", 10, 50, None, None), ("kernel", "gemm", 40, 90, None, None)], [])
     assert rank["breakdown"]["all"]["comm_comp_overlap_pct"] == 25.0
     assert rank_of([], [])["breakdown"]["all"]["comm_comp_overlap_pct"] == 0.0

@@ -40,7 +40,7 @@ def collectives(*events: str) -> list[tuple[str, str, str, int, int, int, int]]:
     return [(*name, *numbers) for name, *numbers in columns]
 
 
-def test_the_kernel_counts_and_the_call_that_launched_it_does_not() -> None:
+def test_kernel_counts_and_its_launch_call_does_not() -> None:
     assert collectives(
         traces.event("c10d::allreduce_", 10, 30),
         traces.event("record_param_comms", 12, 28, args=args("allreduce", sequence=7)),
@@ -129,7 +129,7 @@ def test_the_text_across_ranks_is_the_golden_file(tmp_path: Path, capfd: pytest.
     assert max(map(len, text.splitlines())) <= 110
 
 
-def test_the_json_says_who_is_late_by_how_much(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_names_the_late_rank_and_its_lateness(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for rank, late in enumerate([0, 1_000_000]):
         (tmp_path / f"rank{rank}.json").write_text(rank_file(rank, base_ns=0, late=late))
     assert cli._run(["analyze", str(tmp_path), "--json"]) == 0

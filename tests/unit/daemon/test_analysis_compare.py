@@ -190,7 +190,7 @@ def test_without_steps_whole_recordings_are_compared() -> None:
     assert (mixed.step.before, mixed.step.after) == (1020, 2499)
 
 
-def test_ranks_are_one_by_one_and_in_the_mean_over_the_steps_they_share() -> None:
+def test_ranks_are_compared_singly_and_by_mean_of_shared_steps() -> None:
     before = [recorded([{"aten::mm": 100}] * 3), recorded([{"aten::mm": 300}] * 3, first=1)]
     after = [recorded([{"aten::mm": 100}] * 4), recorded([{"aten::mm": 700}] * 4)]
     found = analysis.compare(before, after, ranks=[4, 5])

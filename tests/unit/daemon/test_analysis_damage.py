@@ -98,7 +98,7 @@ def test_everything_is_done_with_the_whole_trace(tmp_path: Path) -> None:
     assert everything(path) == STEPS * (4 + 18 + 2 + 1 + 1)
 
 
-def test_a_trace_that_was_cut_anywhere_is_told_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_truncated_trace_is_reported_up_to_its_end(tmp_path: Path) -> None:
     text = whole()
     path = tmp_path / "t.json"
     most = 0

@@ -115,7 +115,7 @@ def test_the_flame_graph_is_the_brute_force_one(calls: list[Call]) -> None:
     assert flame.left_out == 0
 
 
-def test_a_flame_graph_keeps_the_largest_paths_and_says_how_many_it_leaves_out() -> None:
+def test_flame_graph_keeps_largest_paths_and_counts_the_rest() -> None:
     events = [event("outer", 0, 1000)]
     events += [event(f"inner{size}", 10 * size, 10 * size + size) for size in range(1, 10)]
     flame = draw(trace_of(events), 8 * 4).flame
@@ -125,7 +125,7 @@ def test_a_flame_graph_keeps_the_largest_paths_and_says_how_many_it_leaves_out()
     assert flame.left_out == 6
 
 
-def test_a_path_stays_only_with_its_parent_even_where_calls_overlap() -> None:
+def test_path_of_overlapping_calls_stays_with_its_parent() -> None:
     # Three calls that overlap take longer together than the one around them.
     events = [event("outer", 0, 100), *(event("inner", at, 90 + at) for at in (1, 2, 3))]
     flame = draw(trace_of(events), 8).flame
@@ -203,7 +203,7 @@ def test_the_document_is_in_the_page_and_names_cannot_leave_it() -> None:
     page.encode()
 
 
-def test_the_policy_allows_the_style_and_the_script_of_the_page_alone() -> None:
+def test_policy_allows_only_the_pages_style_and_script() -> None:
     page = page_of("aten::mul")
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     (style,) = re.findall(r"<style>(.*?)</style>", page, re.DOTALL)

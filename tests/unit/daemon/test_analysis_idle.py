@@ -204,7 +204,7 @@ def test_a_gap_is_charged_to_its_cause_and_place(
     assert [other.ns for other in found.causes[1:]] == [0] * 6
 
 
-def test_a_short_draw_does_not_take_the_blame_for_a_synchronisation() -> None:
+def test_short_draw_is_not_blamed_for_a_synchronisation() -> None:
     events = [
         call("cudaLaunchKernel", 10, 20, 1),
         device(GEMM, 100, 1_000, 1),

@@ -78,7 +78,7 @@ def overlapping_calls(draw: st.DrawFn) -> list[Call]:
 
 
 @given(nested_calls())
-def test_nested_calls_match_the_reference_and_self_times_fill_the_busy_time(calls: list[Call]) -> None:
+def test_nested_calls_match_reference_and_fill_the_busy_time(calls: list[Call]) -> None:
     assume(calls)
     assert table(trace_of(*calls)) == reference(calls)
     busy = {moment for _, start, end, _ in calls for moment in range(start, end)}
@@ -90,7 +90,7 @@ def test_overlapping_calls_match_the_reference(calls: list[Call]) -> None:
     assert table(trace_of(*calls)) == reference(calls)
 
 
-def test_a_call_that_outlasts_another_is_no_child_and_ends_its_parenthood() -> None:
+def test_call_that_outlasts_another_is_no_child_of_it() -> None:
     assert table(trace_of(("a", 0, 10, 1), ("b", 5, 15, 1), ("c", 6, 8, 1))) == {
         "a": (1, 10, 10),
         "b": (1, 8, 10),
@@ -107,7 +107,7 @@ def test_a_chain_of_only_children_with_one_name_is_one_call() -> None:
     assert table(chain) == {"a": (1, 8, 10), "b": (1, 2, 2)}
 
 
-def test_siblings_with_their_parents_name_stay_calls_of_their_own() -> None:
+def test_siblings_with_their_parents_name_stay_separate() -> None:
     siblings = trace_of(("a", 0, 10, 1), ("a", 1, 4, 1), ("a", 5, 8, 1))
     assert table(siblings) == {"a": (3, 10, 16)}
 
@@ -117,7 +117,7 @@ def test_steps_are_one_row_and_what_torch_hides_is_no_parent() -> None:
     assert table(trace) == {"ProfilerStep*": (1, 8, 10), "aten::add": (1, 2, 2)}
 
 
-def test_collectives_that_complete_elsewhere_have_total_time_only() -> None:
+def test_collectives_completed_elsewhere_have_total_time_only() -> None:
     trace = trace_of(("gloo:all_reduce", 0, 10, 1), ("work", 2, 4, 1), category="user_annotation")
     assert table(trace) == {"gloo:all_reduce": (1, 0, 10), "work": (1, 2, 2)}
 
@@ -172,7 +172,7 @@ def frames(*names: str) -> list[str]:
     ]
 
 
-def test_a_backward_operator_counts_as_called_from_where_its_forward_was() -> None:
+def test_backward_operator_is_called_from_its_forwards_place() -> None:
     trace = traces.trace_of(
         [
             *frames("train.py(3): main", "nn.Module: Net_0", "net.py(9): forward", "nn.Module: Linear_1"),
@@ -193,7 +193,7 @@ def test_a_backward_operator_counts_as_called_from_where_its_forward_was() -> No
     assert stacks["Backward0"] == stacks["aten::linear"] == ("nn.Module: Linear_1", "net.py(9): forward")
 
 
-def test_calls_of_one_name_are_told_apart_by_what_the_table_is_grouped_by() -> None:
+def test_calls_of_one_name_are_split_by_the_tables_grouping() -> None:
     trace = traces.trace_of(
         [
             *frames("train.py(3): main", "nn.Module: Linear_1"),

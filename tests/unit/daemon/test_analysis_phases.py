@@ -78,7 +78,7 @@ def test_steps_without_anything_are_other() -> None:
     assert analysis.phases(trace, []) == []
 
 
-def test_an_optimizer_in_the_backward_and_a_backward_in_the_optimizer() -> None:
+def test_optimizer_in_backward_and_backward_in_optimizer() -> None:
     events = [
         event("ProfilerStep#1", 0, 100, cat="user_annotation"),
         event(f"{NODE}MulBackward0", 10, 40),
@@ -119,7 +119,8 @@ def test_a_step_on_the_devices_timeline_is_not_the_hosts() -> None:
     ]
 
 
-def test_an_annotated_loss_is_no_forward_and_what_follows_an_annotation_is_derived_again() -> None:
+def test_annotated_loss_is_no_forward_and_the_rest_is_derived() -> None:
+    """What follows an annotation is derived from operators again."""
     events = [
         event("ProfilerStep#1", 0, 100, cat="user_annotation"),
         event("forward", 0, 20, cat="user_annotation"),

@@ -160,7 +160,9 @@ def run(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int,
     return code, captured.out, captured.err
 
 
-def test_analyze_directory_and_list_find_who_waits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_analyze_directory_and_list_find_the_waiting_rank(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Rank 1 comes 5 µs later: the transfer is 55 µs and rank 0 waits for 5."""
     names = ("host1_77.1712345678901.pt.trace.json", "host1_78.1712345678902.pt.trace.json")
     fill(tmp_path, **{names[0]: text(0), names[1]: text(1, start=25)})

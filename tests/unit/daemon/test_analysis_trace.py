@@ -204,7 +204,7 @@ def test_load_time_that_is_no_number_costs_the_event(tmp_path: Path, time: str) 
     assert trace.skipped == sum(trace.reading.skipped_why.values()) == 1
 
 
-def test_a_trace_cut_at_any_byte_is_read_as_far_as_it_goes_or_refused_in_one_line(tmp_path: Path) -> None:
+def test_trace_cut_at_any_byte_is_read_to_the_cut_or_refused(tmp_path: Path) -> None:
     whole = SMALL.read_bytes()
     file = tmp_path / "t.json"
     most = 0
@@ -222,7 +222,7 @@ def test_a_trace_cut_at_any_byte_is_read_as_far_as_it_goes_or_refused_in_one_lin
     assert most == len(analysis.load(SMALL))
 
 
-def test_a_gzip_file_cut_at_any_byte_is_read_as_far_as_it_goes_or_refused(tmp_path: Path) -> None:
+def test_gzip_cut_at_any_byte_is_read_to_the_cut_or_refused(tmp_path: Path) -> None:
     whole = gzip.compress(SMALL.read_bytes())
     file = tmp_path / "t.json.gz"
     said: list[str] = []
@@ -252,7 +252,7 @@ def test_overwritten_bytes_cost_events_and_never_more(
         analysis.render_text(analysis.summarise(trace), 0, io.StringIO())
 
 
-def test_gzip_is_known_by_its_content_and_may_have_several_members(tmp_path: Path) -> None:
+def test_gzip_is_detected_by_content_with_several_members(tmp_path: Path) -> None:
     whole = SMALL.read_bytes()
     file = tmp_path / "named-plainly.json"
     file.write_bytes(gzip.compress(whole[:3000]) + gzip.compress(whole[3000:]))
@@ -300,7 +300,7 @@ def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, content: bytes, sa
     assert "\n" not in str(caught.value)
 
 
-def test_what_stands_around_the_events_is_known_wherever_it_stands(tmp_path: Path) -> None:
+def test_metadata_is_read_before_and_after_the_events(tmp_path: Path) -> None:
     around = {"baseTimeNanoseconds": 1_000, "distributedInfo": {"rank": 3, "world_size": 8}}
     file = tmp_path / "t.json"
     for text in (
@@ -364,7 +364,7 @@ def test_every_quote_left_unescaped_costs_its_event_and_no_other(tmp_path: Path)
         analysis.to_dict(analysis.summarise(trace), None)
 
 
-def test_a_missing_file_and_a_directory_are_told_apart(tmp_path: Path) -> None:
+def test_missing_file_and_directory_have_distinct_errors(tmp_path: Path) -> None:
     with pytest.raises(NoSuchTargetError):
         analysis.load(tmp_path / "none.json")
     with pytest.raises(TorchperfdError, match="Is a directory"):

@@ -22,7 +22,7 @@ def ends(*events: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("thread", [1, 2])
-def test_it_ends_with_the_recording_where_it_was_in_no_other_call(thread: int) -> None:
+def test_unfinished_call_at_top_level_ends_with_the_recording(thread: int) -> None:
     known = ends(
         traces.event("before", 0, 200),
         traces.event("beside", 250, 600, thread=3 - thread),
@@ -46,7 +46,7 @@ def test_it_ends_with_the_innermost_call_that_it_was_in() -> None:
 
 
 @pytest.mark.parametrize(("until", "end"), [(None, 1000), (150, 200), (5000, 1000)])
-def test_it_never_ends_before_it_begins_or_after_what_the_file_says(until: int | None, end: int) -> None:
+def test_unfinished_call_end_is_within_start_and_file_end(until: int | None, end: int) -> None:
     windows = [] if until is None else [window(until)]
     assert ends(traces.event("open", 200, 1000, args=OPEN), *windows)["open"] == end
 

@@ -82,7 +82,7 @@ def test_a_failure_is_one_line_and_leaves_nothing(catalog: Catalog, script: str,
     assert names(catalog, "one") == ["manifest.json", "rank0.json"]
 
 
-def test_what_takes_too_long_is_killed_with_all_that_it_has_started(catalog: Catalog, tmp_path: Path) -> None:
+def test_analysis_over_its_time_limit_is_killed_with_children(catalog: Catalog, tmp_path: Path) -> None:
     record = kept.add(catalog, "one")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -96,7 +96,7 @@ def test_what_takes_too_long_is_killed_with_all_that_it_has_started(catalog: Cat
     os.close(reader)
 
 
-def test_captures_are_analysed_in_turn_on_a_thread_of_its_own(catalog: Catalog) -> None:
+def test_captures_are_analysed_one_by_one_on_a_thread(catalog: Catalog) -> None:
     analyst = Analyst(catalog, saying("print('{\"ranks\": []}')"))
     catalog.on_ended = analyst.submit
     for capture_id in ("one", "two"):

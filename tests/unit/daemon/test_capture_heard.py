@@ -53,13 +53,13 @@ def test_each_rank_has_its_own_word_or_none_once_time_is_up(
         assert record.state is (CaptureState.PARTIAL if partial else CaptureState.FAILED)
 
 
-def test_a_time_that_nobody_wrote_down_is_never_up() -> None:
+def test_missing_deadline_never_expires() -> None:
     record = CaptureRecord("one", "bert", "command", 0.0, ranks=[RankTrace(0)])
     record.add_rank_manifests([], 1e11)
     assert record.state is CaptureState.PREPARING
 
 
-def test_the_steps_of_a_whole_trace_are_those_that_were_agreed_on() -> None:
+def test_complete_trace_has_the_agreed_steps() -> None:
     record = CaptureRecord("one", "bert", "command", 0.0, ranks=[RankTrace(0), RankTrace(1)], ends_by=1.0)
     record.add_rank_manifests([own(1, CaptureState.COMPLETE)], 2.0)
     assert (record.state, record.step_range) == (CaptureState.PARTIAL, (40, 45))

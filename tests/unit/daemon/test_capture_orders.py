@@ -62,7 +62,7 @@ def test_a_step_that_was_missed_does_not_come_again(node: CapturingNode) -> None
     play(scenario())
 
 
-def test_a_duration_becomes_steps_that_everybody_is_told(node: CapturingNode) -> None:
+def test_duration_becomes_a_step_range_sent_to_all_ranks(node: CapturingNode) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, 0), Rank(node, 1)]
         last = await ended(node, *ranks, when=When(duration_seconds=4.0))
@@ -85,7 +85,7 @@ def test_a_rank_that_captured_other_steps_has_failed(node: CapturingNode) -> Non
     play(scenario())
 
 
-def test_the_manifest_tells_who_took_part_from_the_first_moment(node: CapturingNode) -> None:
+def test_manifest_names_its_ranks_from_the_start(node: CapturingNode) -> None:
     async def scenario() -> None:
         rank = Rank(node, 3)
         capture = node.coordinator.capture("bert", [rank], FIVE, 30.0, trigger="rule slow")
@@ -104,7 +104,7 @@ def test_the_manifest_tells_who_took_part_from_the_first_moment(node: CapturingN
     play(scenario())
 
 
-def test_each_rank_is_told_its_share_of_bytes(tmp_path: Path) -> None:
+def test_each_rank_gets_its_share_of_bytes(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = CapturingNode(tmp_path)
         node.coordinator = Coordinator(Catalog(tmp_path / "captures", Quota(capture_bytes=40)))
@@ -115,7 +115,7 @@ def test_each_rank_is_told_its_share_of_bytes(tmp_path: Path) -> None:
     play(scenario())
 
 
-def test_progress_tells_how_far_the_ranks_are(node: CapturingNode) -> None:
+def test_progress_shows_the_state_of_each_rank(node: CapturingNode) -> None:
     async def scenario() -> None:
         quick, slow = Rank(node, 0), Rank(node, 1)
         capture_ids: list[str] = []
@@ -139,7 +139,7 @@ def test_progress_tells_how_far_the_ranks_are(node: CapturingNode) -> None:
     play(scenario())
 
 
-def test_queued_captures_follow_one_another_with_the_ranks_there_are_then(node: CapturingNode) -> None:
+def test_queued_captures_run_in_order_with_the_ranks_present(node: CapturingNode) -> None:
     async def scenario() -> None:
         waiting, newcomer = Rank(node, 0), Rank(node, 7)
         waiting.on_prepare = lambda capture_id: None
@@ -199,7 +199,7 @@ def test_a_queued_capture_that_is_cancelled_leaves_no_folder(node: CapturingNode
 
 
 @pytest.mark.parametrize("moment", ["preparing", "armed"])
-def test_a_cancelled_capture_ends_and_says_by_whom(node: CapturingNode, moment: str) -> None:
+def test_cancelled_capture_ends_and_names_the_canceller(node: CapturingNode, moment: str) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, 0), Rank(node, 1)]
 
@@ -234,7 +234,7 @@ def test_a_cancelled_capture_ends_and_says_by_whom(node: CapturingNode, moment: 
     play(scenario())
 
 
-def test_a_rank_that_had_its_trace_before_it_heard_of_the_end_keeps_it(node: CapturingNode) -> None:
+def test_rank_with_a_trace_before_the_cancel_keeps_it(node: CapturingNode) -> None:
     async def scenario() -> None:
         quick, late = Rank(node, 0), Rank(node, 1)
         late.on_commit = lambda capture_id, start: None

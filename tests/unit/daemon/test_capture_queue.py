@@ -11,7 +11,7 @@ from torchperfd_daemon.errors import TorchperfdError
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.one_of(st.none(), st.integers(0, 20))), max_size=80))
-def test_the_first_of_each_run_has_its_turn_and_nobody_else(moves: list[tuple[str, int | None]]) -> None:
+def test_only_the_first_capture_of_each_run_may_start(moves: list[tuple[str, int | None]]) -> None:
     queue = RunQueue()
     lines: dict[str, list[QueueEntry]] = {"a": [], "b": []}
     for run, leaver in moves:
@@ -29,7 +29,7 @@ def test_the_first_of_each_run_has_its_turn_and_nobody_else(moves: list[tuple[st
         assert len(queue) == sum(map(len, lines.values()))
 
 
-def test_who_would_not_wait_is_refused_while_somebody_is_there() -> None:
+def test_capture_without_wait_is_refused_while_one_runs() -> None:
     queue = RunQueue()
     first = queue.enter("a", wait=False)
     with pytest.raises(TorchperfdError, match=r"a capture of run a is in progress; .* --queue"):
@@ -39,7 +39,7 @@ def test_who_would_not_wait_is_refused_while_somebody_is_there() -> None:
     assert queue.enter("a", wait=False).is_first
 
 
-def test_who_waits_is_woken_by_the_one_before() -> None:
+def test_waiting_capture_is_woken_by_the_previous_one() -> None:
     async def scenario() -> None:
         queue = RunQueue()
         first, second = queue.enter("a", wait=True), queue.enter("a", wait=True)

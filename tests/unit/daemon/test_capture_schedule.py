@@ -19,7 +19,7 @@ acks = st.dictionaries(
 
 
 @given(acks, st.integers(1, 1000), st.integers(0, 2 * 10**6))
-def test_a_chosen_step_is_kept_exactly_or_refused_with_the_farthest_ranks(
+def test_chosen_step_is_exact_or_refused_with_farthest_ranks(
     acks: dict[int, Ack], steps: int, at_step: int
 ) -> None:
     soonest, _ = agree(When(), acks, steps)

@@ -62,7 +62,7 @@ def test_without_a_daemon_the_users_own_captures_are_listed(
     assert listed() == ([OWN], "")
 
 
-def test_daemon_whose_directory_is_not_here_does_not_count(served: Served, tmp_path: Path) -> None:
+def test_daemon_with_a_directory_elsewhere_does_not_count(served: Served, tmp_path: Path) -> None:
     # As of a daemon in a container; this one has not made its directory yet.
     assert not served.catalog.directory.exists()
     assert open_catalog(None).directory == tmp_path / "torchperfd" / "captures"

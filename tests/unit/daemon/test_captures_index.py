@@ -85,7 +85,7 @@ def test_a_capture_in_progress_is_seen_to_end(catalog: Catalog) -> None:
     assert [each.record.state for each in catalog.list().captures] == [CaptureState.FAILED]
 
 
-def test_a_change_within_a_capture_long_ended_is_seen_when_looked_for(catalog: Catalog) -> None:
+def test_change_within_an_old_capture_is_found_by_a_full_scan(catalog: Catalog) -> None:
     add(catalog, "one")
     settle(catalog)
     ids(catalog)
@@ -235,7 +235,7 @@ def test_a_link_in_the_indexs_place_is_not_followed(catalog: Catalog, tmp_path: 
     assert list(elsewhere.iterdir()) == []
 
 
-def test_who_does_not_own_the_index_reads_a_copy(
+def test_reader_without_ownership_of_the_index_gets_a_copy(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch, reads: list[str]
 ) -> None:
     made(catalog.directory, 3)

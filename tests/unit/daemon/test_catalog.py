@@ -157,7 +157,7 @@ def test_a_capture_is_removed_with_all_its_files(catalog: Catalog) -> None:
         catalog.remove("one")
 
 
-def test_a_capture_is_gone_from_the_list_before_its_first_file_is(
+def test_removed_capture_leaves_the_list_before_its_files(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(catalog)
@@ -200,9 +200,8 @@ def test_a_hostile_id_names_nothing(catalog: Catalog, tmp_path: Path, capture_id
     assert list(catalog.directory.iterdir()) == []
 
 
-def test_every_user_may_write_into_a_captures_folder_but_not_delete_anothers_file(
-    catalog: Catalog, odd_umask: None
-) -> None:
+def test_capture_folder_is_writable_to_all_and_sticky(catalog: Catalog, odd_umask: None) -> None:
+    """Every user may write into a capture's folder, and delete only files of their own."""
     folder = catalog.create("one")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
     assert stat.S_IMODE(catalog.directory.stat().st_mode) == 0o700, "the directory is as the umask has it"
@@ -233,7 +232,7 @@ def test_a_disk_that_is_nearly_full_begins_no_capture(tmp_path: Path) -> None:
     assert Catalog(directory, Quota(free_bytes=1)).create("one").is_dir()
 
 
-def test_a_trace_beyond_its_share_is_not_kept_and_the_rank_has_failed(tmp_path: Path) -> None:
+def test_trace_beyond_its_share_is_dropped_and_rank_fails(tmp_path: Path) -> None:
     catalog = Catalog(tmp_path / "captures", Quota(capture_bytes=300))
     folder = catalog.create("one")
     sizes = {0: 100, 1: 101, 2: 5}
@@ -319,7 +318,7 @@ def test_a_failed_save_leaves_no_part_behind(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "rank0.manifest.json"])
-def test_a_pipe_that_somebody_holds_open_is_no_manifest(catalog: Catalog, name: str) -> None:
+def test_open_pipe_is_no_manifest(catalog: Catalog, name: str) -> None:
     path = catalog.create("evil") / name
     os.mkfifo(path)
     held = os.open(path, os.O_RDWR)

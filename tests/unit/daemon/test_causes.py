@@ -103,7 +103,7 @@ def test_the_odd_rank_is_named_with_its_cost(cause: Cause, number: int, cost: fl
     assert others == []
 
 
-def test_nobody_is_named_when_all_are_alike() -> None:
+def test_no_rank_is_named_when_all_are_alike() -> None:
     for cause in (Cause.HOST_BOUND, Cause.COLLECTIVE, Cause.CHECKPOINT, Cause.MEMORY_PRESSURE):
         assert rank_causes("r", CASES[cause])[0].rank is None
 
@@ -115,9 +115,7 @@ def test_two_causes_are_ordered_by_cost() -> None:
 
 
 @pytest.mark.parametrize(("exchange", "unknown"), [(0.001, 0.041), (0.008, 0.04), (0.02, 0.06)])
-def test_what_exchanges_grow_by_beside_own_work_is_not_what_that_costs(
-    exchange: float, unknown: float
-) -> None:
+def test_exchange_growth_beside_own_work_is_not_its_cost(exchange: float, unknown: float) -> None:
     past = [changed(rank(number), collective_wait=0.1) for number in range(8)]
     now = [since(each, changed(each, forward=0.07, collective_wait=0.1 + exchange)) for each in past]
     [verdict] = rank_causes("r", now)
@@ -132,7 +130,7 @@ def test_nothing_seen_is_unknown() -> None:
     assert rank_causes("r", [RankEvidence(0, "n", 0.0)])[0].cause is Cause.UNKNOWN
 
 
-def test_the_next_command_survives_a_shell_whatever_the_runs_name() -> None:
+def test_next_command_with_any_run_name_is_safe_in_a_shell() -> None:
     (verdict,) = rank_causes("bert 17; reboot", CASES[Cause.SLOW_RANK])
     assert shlex.split(verdict.next_command) == [
         "torchperfd",
@@ -152,7 +150,8 @@ def test_a_cause_costs_what_it_takes_beyond_the_past() -> None:
     assert verdict.cost_seconds_per_step == pytest.approx(0.04)
 
 
-def test_one_ranks_loss_costs_what_it_has_more_than_the_others_and_no_more_than_it_is_late() -> None:
+def test_loss_of_one_rank_is_its_excess_limited_by_its_lateness() -> None:
+    """A rank's loss costs what it has more than the others, at most what it is late."""
     healthy = [replace(rank(number), queued_seconds=0.01) for number in range(7)]
     odd = replace(late(rank(7), "forward", 0.03), queued_seconds=0.05)
     (verdict,) = rank_causes("r", [*healthy, odd])
@@ -170,7 +169,7 @@ def test_an_exchange_that_always_took_so_long_is_none() -> None:
     assert [verdict.cause for verdict in rank_causes("r", ranks)] == [Cause.NONE]
 
 
-def test_exchanges_that_grow_with_all_own_work_are_not_the_networks_fault() -> None:
+def test_exchanges_that_grow_with_all_work_are_no_network_cause() -> None:
     before = [changed(rank(number), collective_wait=0.05) for number in range(8)]
     twice = [
         since(each, changed(each, **{name: 2 * seconds for name, seconds in each.phase_seconds.items()}))
@@ -181,7 +180,7 @@ def test_exchanges_that_grow_with_all_own_work_are_not_the_networks_fault() -> N
     assert [verdict.cause for verdict in rank_causes("r", starved)] == [Cause.CPU_CONTENTION]
 
 
-def test_of_ranks_that_are_late_alike_the_same_is_named_at_every_look() -> None:
+def test_equally_late_ranks_give_the_same_name_each_sample() -> None:
     for one, other in ((0.040, 0.042), (0.042, 0.040)):
         (verdict,) = rank_causes("r", eight(late(rank(2), "forward", one), late(rank(5), "forward", other)))
         assert (verdict.cause, verdict.rank) == (Cause.SLOW_RANK, 2)
@@ -191,7 +190,7 @@ def test_of_ranks_that_are_late_alike_the_same_is_named_at_every_look() -> None:
     assert verdict.rank == 5
 
 
-def test_a_rank_with_more_to_do_waits_more_for_processors_without_a_lack_of_them() -> None:
+def test_rank_with_more_work_waits_for_cpus_without_contention() -> None:
     # Of 98 ms of its own 20 in the queue; of 158 ms then 32.
     pasts = [replace(rank(number), queued_seconds=0.02) for number in range(8)]
     now = [since(past, changed(past, collective_wait=0.062)) for past in pasts]
@@ -201,7 +200,8 @@ def test_a_rank_with_more_to_do_waits_more_for_processors_without_a_lack_of_them
     assert verdict.cost_seconds_per_step == pytest.approx(0.06)
 
 
-def test_what_all_ranks_have_some_of_ever_since_is_told_from_a_larger_share_on() -> None:
+def test_lasting_loss_of_all_ranks_needs_a_larger_share() -> None:
+    """Without an onset, a loss that all ranks have is reported from a larger share on."""
     some = [replace(rank(number), queued_seconds=0.2 * STEP) for number in range(8)]
     much = [replace(rank(number), queued_seconds=0.4 * STEP) for number in range(8)]
     more = [since(rank(number), each) for number, each in enumerate(some)]
@@ -210,7 +210,7 @@ def test_what_all_ranks_have_some_of_ever_since_is_told_from_a_larger_share_on()
     assert rank_causes("r", more)[0].cause is Cause.CPU_CONTENTION
 
 
-def test_what_a_mechanism_leaves_of_a_ranks_lateness_is_the_ranks_own() -> None:
+def test_lateness_not_explained_by_a_cause_is_the_ranks_own() -> None:
     found = rank_causes("r", eight(replace(late(rank(2), "forward", 0.05), collected_seconds=0.03)))
     assert [(verdict.cause, verdict.rank) for verdict in found] == [
         (Cause.GARBAGE_COLLECTION, 2),
@@ -219,20 +219,20 @@ def test_what_a_mechanism_leaves_of_a_ranks_lateness_is_the_ranks_own() -> None:
     assert [verdict.cost_seconds_per_step for verdict in found] == pytest.approx([0.03, 0.02])
 
 
-def test_collections_are_blamed_before_the_processors_that_they_have_to_wait_for() -> None:
+def test_garbage_collection_is_blamed_before_cpu_contention() -> None:
     odd = replace(late(rank(2), "backward", 0.04), collected_seconds=0.04, queued_seconds=0.01)
     (verdict,) = rank_causes("r", eight(odd))
     assert (verdict.cause, verdict.rank) == (Cause.GARBAGE_COLLECTION, 2)
     assert verdict.cost_seconds_per_step == pytest.approx(0.04)
 
 
-def test_a_rank_that_is_late_by_its_checkpoints_has_slow_checkpoints() -> None:
+def test_rank_late_by_its_checkpoints_has_slow_checkpoints() -> None:
     writer = changed(rank(0), checkpoint=0.0)
     (verdict,) = rank_causes("r", eight(late(writer, "checkpoint", 0.02)))
     assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.CHECKPOINT, 0, "checkpoint")
 
 
-def test_a_loader_that_mostly_waits_for_storage_waits_for_nothing_else() -> None:
+def test_loader_that_waits_for_storage_has_no_other_cause() -> None:
     mostly = eight(replace(late(rank(7), "data", 0.04), disk_seconds=0.03))
     (verdict,) = rank_causes("r", mostly)
     assert (verdict.cause, verdict.rank) == (Cause.SLOW_IO, 7)
@@ -244,7 +244,7 @@ def test_a_loader_that_mostly_waits_for_storage_waits_for_nothing_else() -> None
     ]
 
 
-def test_exchanges_that_wait_for_processors_are_not_the_networks_fault() -> None:
+def test_exchanges_that_wait_for_cpus_are_no_network_cause() -> None:
     pasts = [rank(number) for number in range(8)]
     slower = [since(past, changed(past, collective_wait=0.05)) for past in pasts]
     assert rank_causes("r", slower)[0].cause is Cause.COLLECTIVE
@@ -255,15 +255,13 @@ def test_exchanges_that_wait_for_processors_are_not_the_networks_fault() -> None
 @pytest.mark.parametrize(
     ("seen", "full_in", "told"), [(10, 1400, True), (10, 1600, False), (300, 3500, True)]
 )
-def test_growth_is_believed_to_go_on_for_so_many_times_as_long_as_it_was_seen(
-    seen: float, full_in: float, told: bool
-) -> None:
+def test_growth_is_extrapolated_to_a_multiple_of_its_history(seen: float, full_in: float, told: bool) -> None:
     growing = replace(rank(5), grows_by=5e7, grows_for_seconds=seen, full_in_seconds=full_in)
     (verdict,) = rank_causes("r", eight(growing))
     assert (verdict.cause is Cause.MEMORY_PRESSURE, verdict.rank == 5) == (told, told)
 
 
-def test_threads_of_collectives_that_wait_for_processors_name_their_rank() -> None:
+def test_collective_threads_that_wait_for_cpus_name_their_rank() -> None:
     def now(number: int) -> RankEvidence:
         return since(rank(number), changed(rank(number), collective_wait=0.032))
 
@@ -274,7 +272,7 @@ def test_threads_of_collectives_that_wait_for_processors_name_their_rank() -> No
 
 
 @pytest.mark.parametrize(("past", "named"), [(True, 5), (False, None)])
-def test_who_lacks_processors_most_is_named_after_a_slowdown(past: bool, named: int | None) -> None:
+def test_rank_that_lacks_cpus_most_is_named_after_a_slowdown(past: bool, named: int | None) -> None:
     def now(number: int) -> RankEvidence:
         slow = replace(changed(rank(number), forward=0.09), queued_seconds=0.06 if number == 5 else 0.036)
         return since(rank(number), slow) if past else slow
@@ -285,14 +283,14 @@ def test_who_lacks_processors_most_is_named_after_a_slowdown(past: bool, named: 
     assert first.rank == named
 
 
-def test_threads_of_collectives_that_have_always_waited_are_no_cause() -> None:
+def test_collective_threads_that_always_waited_are_no_cause() -> None:
     waiting = [replace(rank(number), exchange_queued_seconds=0.06) for number in range(8)]
     assert rank_causes("bert", waiting)[0].cause is Cause.NONE
     assert rank_causes("bert", [since(each, each) for each in waiting])[0].cause is Cause.NONE
 
 
 @pytest.mark.parametrize(("compiled", "cost"), [(0.031, 0.04), (0.029, 0.029)])
-def test_compilations_that_are_most_of_a_ranks_lateness_are_all_of_it(compiled: float, cost: float) -> None:
+def test_compilations_that_are_most_lateness_explain_all_of_it(compiled: float, cost: float) -> None:
     slow = replace(late(rank(3), "forward", 0.04), compiled_seconds=compiled)
     first = rank_causes("bert", eight(slow))[0]
     assert (first.cause, first.rank) == (Cause.RECOMPILATION, 3)
@@ -303,9 +301,8 @@ def test_compilations_that_are_most_of_a_ranks_lateness_are_all_of_it(compiled: 
     ("others", "compiled", "cost"),
     [(0.004, 0.038, 0.04), (0.004, 0.029, 0.029), (0.02, 0.019, 0.02), (0.02, 0.038, 0.02)],
 )
-def test_compilations_cost_all_that_their_rank_does_more_also_where_others_have_become_slower(
-    others: float, compiled: float, cost: float
-) -> None:
+def test_compilation_cost_is_full_beside_slower_ranks(others: float, compiled: float, cost: float) -> None:
+    """Compilations cost all that their rank does more, also where others have become slower."""
     pasts = [rank(number) for number in range(8)]
     now = [since(past, changed(past, forward=past.phase_seconds["forward"] + others)) for past in pasts]
     slow = replace(late(rank(3), "forward", 0.04), compiled_seconds=compiled, late_seconds=0.04 - others)
@@ -325,7 +322,8 @@ def test_a_quota_costs_what_it_holds_the_exchange_up_for_as_well() -> None:
     assert verdict.cost_seconds_per_step == pytest.approx(0.06)
 
 
-def test_what_a_cause_has_always_taken_is_not_taken_out_of_what_has_grown() -> None:
+def test_past_cost_of_a_cause_is_not_deducted_from_growth() -> None:
+    """What a cause has always cost is not taken out of what has grown."""
     pasts = [replace(rank(number), queued_seconds=0.01) for number in range(8)]
     starving = [since(past, replace(changed(past, data=0.052), queued_seconds=0.01)) for past in pasts]
     (verdict,) = rank_causes("r", starving)
@@ -333,7 +331,8 @@ def test_what_a_cause_has_always_taken_is_not_taken_out_of_what_has_grown() -> N
     assert verdict.cost_seconds_per_step == pytest.approx(0.05)
 
 
-def test_what_one_rank_lacks_beyond_its_past_counts_whole_though_others_lack_some_of_it() -> None:
+def test_loss_beyond_a_ranks_past_counts_in_full() -> None:
+    """What one rank lacks beyond its past counts in full, though others lack some of it."""
     pasts = [rank(number) for number in range(8)]
     now = [
         since(past, changed(replace(past, queued_seconds=0.006), forward=0.036, collective_wait=0.036))
@@ -345,7 +344,7 @@ def test_what_one_rank_lacks_beyond_its_past_counts_whole_though_others_lack_som
     assert verdict.cost_seconds_per_step == pytest.approx(0.02)
 
 
-def test_a_rank_that_grows_and_is_late_without_another_reason_is_late_by_its_growth() -> None:
+def test_unexplained_late_rank_is_late_by_its_growth() -> None:
     def growing(of: RankEvidence) -> list[RankEvidence]:
         return eight(replace(of, grows_by=5e7, grows_for_seconds=10, full_in_seconds=60))
 

@@ -109,7 +109,7 @@ def test_a_failing_collector_does_not_hold_the_others_up() -> None:
         assert [sampler.success for sampler in samplers] == [False, True]
 
 
-def test_a_hanging_collector_keeps_its_thread_and_the_others_get_another() -> None:
+def test_hanging_collector_keeps_its_thread_others_get_a_new_one() -> None:
     now = [0.0]
     hanging, counting = Hanging(), Counting()
     samplers = [Sampler(counting, 0.001), Sampler(hanging, 0.001), Sampler(Counting(), 0.001)]

@@ -55,7 +55,7 @@ def test_a_good_sample_is_kept() -> None:
     assert (sampler.success, sampler.duration_seconds, sampler.last_success_unix_seconds) == (True, 0.5, 1700)
 
 
-def test_a_failing_collector_shows_nothing_old_and_complains_once_per_spell(
+def test_failing_collector_shows_nothing_old_and_logs_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     collector = Scripted("flaky", lambda: gauge(1))
@@ -106,7 +106,7 @@ def values(families: Sequence[Family], name: str) -> dict[tuple[str, ...], float
     return dict(found[0].samples) if found else {}
 
 
-def test_a_node_without_a_driver_is_told_once(
+def test_node_without_a_driver_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pynvml, "nvmlInit", raising(pynvml.NVMLError_LibraryNotFound()))

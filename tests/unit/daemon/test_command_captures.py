@@ -129,7 +129,7 @@ def test_get_copies_into_the_current_directory(
     assert (tmp_path / "one" / "rank0.json").exists()
 
 
-def test_get_brings_neither_open_permissions_nor_what_others_planted(
+def test_get_drops_open_permissions_and_foreign_files(
     captures: Captures, catalog: Catalog, tmp_path: Path
 ) -> None:
     folder = add(catalog, "one")

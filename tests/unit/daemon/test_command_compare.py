@@ -68,7 +68,7 @@ def test_the_answer_is_the_golden_file(
     check_golden(golden, out)
 
 
-def test_the_document_has_every_row_and_says_how_it_was_judged(compare: Run, two: tuple[Path, Path]) -> None:
+def test_document_has_every_row_and_the_test_used(compare: Run, two: tuple[Path, Path]) -> None:
     document = json.loads(compare(*two, "--json", "--limit", "1")[1])
     assert document["schema"] == "torchperfd.comparison/1"
     assert document["headline"].startswith("B's steps take 3.6 ms, A's 2.6 ms (+38 %): +998 µs in void gemm")

@@ -140,7 +140,7 @@ def test_the_tables_of_two_nodes_are_the_golden_file(
     check_golden("fleet.txt", text)
 
 
-def test_documents_tell_of_all_nodes(pair: Pair, command: Command) -> None:
+def test_documents_cover_all_nodes(pair: Pair, command: Command) -> None:
     pair.train("one straggler")
     for name, field in (("ps", "runs"), ("ranks", "runs"), ("diagnose", "verdicts")):
         code, out, err = command(name, "--fleet", "--json")

@@ -43,7 +43,7 @@ async def heard(rank: RankStream, body: str) -> Any:
     return getattr(message, body)
 
 
-def test_the_whole_job_is_captured_and_who_is_not_here_is_named() -> None:
+def test_whole_job_is_captured_and_missing_ranks_are_named() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         zero, one = RankStream(channel), RankStream(channel)
         await zero.join(rank=0, world_size=3)
@@ -126,7 +126,7 @@ def test_an_order_is_given_up_also_before_it_has_a_name(*, at_once: bool) -> Non
     play(scenario)
 
 
-def test_an_orderer_who_leaves_ends_the_capture() -> None:
+def test_caller_that_disconnects_ends_the_capture() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         zero, one = RankStream(channel), RankStream(channel)
         await one.join(rank=1)

@@ -166,7 +166,7 @@ def test_ps_as_json(served: Served, command: Command) -> None:
     assert (second["connected"], second["last_step_unix_seconds"]) == (False, None)
 
 
-def test_a_capture_prints_its_files_and_tells_its_progress(served: Served, command: Command) -> None:
+def test_capture_prints_its_files_and_progress(served: Served, command: Command) -> None:
     asked = [add_rank(served, 0), add_rank(served, 1)]
     code, out, err = command("capture", "--steps", "7", "--with-stack")
     assert code == 0
@@ -353,7 +353,7 @@ def test_no_text_breaks_the_reading_of_ranks(text: str) -> None:
     assert len(ranks) <= 100_000
 
 
-def test_wrong_ranks_are_told_without_asking_a_daemon(capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_ranks_are_refused_without_a_daemon(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli._run(["capture", "--socket", "/no/such", "--ranks", "a"]) == 2
     assert capfd.readouterr().err == (
         "torchperfd: 'a' is no rank or range of ranks; write them like 0,8-15\n"

@@ -211,7 +211,7 @@ def test_ranks_as_json(served: Served, command: Command) -> None:
         )
 
 
-def test_without_measured_waits_nobody_is_called_slow(served: Served, command: Command) -> None:
+def test_without_measured_waits_no_rank_is_called_slow(served: Served, command: Command) -> None:
     train(served.store, "one straggler")
     for rank in served.store.ranks():
         del rank.history._phases["collective_wait"]
@@ -264,7 +264,7 @@ def test_steps_need_one_rank_that_is_there(served: Served, command: Command) -> 
     assert command("steps", "--rank", "7") == (0, "", "rank 7 has made no training step yet\n")
 
 
-def test_diagnose_tells_what_the_daemon_says(served: Served, command: Command) -> None:
+def test_diagnose_prints_the_daemons_verdict(served: Served, command: Command) -> None:
     train(served.store, "input-bound")
     code, out, err = command("diagnose", "--json")
     document = json.loads(out)
@@ -291,9 +291,7 @@ def test_whatif_as_json(served: Served, command: Command) -> None:
     assert best["speedup"] == pytest.approx(run["step_seconds"] / best["step_seconds"])
 
 
-def test_whatif_of_a_run_that_has_become_slower_is_about_the_steps_since_then(
-    served: Served, command: Command
-) -> None:
+def test_whatif_of_a_slower_run_uses_the_steps_since_onset(served: Served, command: Command) -> None:
     train(served.store, "one straggler")
     since = steps_of(served.store)[0].first_step + STEPS - 20
     slow = Verdict(Cause.SLOW_RANK, "bert-17", "node-b", 2, "forward", "late", 0.02, "", onset_step=since)
@@ -304,9 +302,7 @@ def test_whatif_of_a_run_that_has_become_slower_is_about_the_steps_since_then(
     assert f" since step {since}, 20 steps replayed" in command("whatif")[1]
 
 
-def test_the_first_steps_of_a_run_are_not_what_it_was_before_it_became_slower(
-    served: Served, command: Command
-) -> None:
+def test_first_steps_of_a_run_are_not_its_baseline(served: Served, command: Command) -> None:
     for number, slow in ((0, 80), (1, 130)):
         rank = served.store.join(RankIdentity("bert-17", number, 2))
         own_ms = [980] * 20 + [80] * 40 + [slow] * 30

@@ -78,7 +78,7 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def test_a_file_without_anything_gives_the_settings_their_defaults(tmp_path: Path) -> None:
+def test_empty_file_gives_default_settings(tmp_path: Path) -> None:
     resolved = resolve({}, [read_file(write(tmp_path / "a.toml", ""))], {}).serve_settings()
     assert resolved == ServeSettings(socket=resolved.socket, captures_dir=resolved.captures_dir)
     assert resolve({}, [], {}).plan == Plan()
@@ -250,9 +250,7 @@ def test_any_file_is_read_or_refused(tmp_path: Path, content: str | bytes) -> No
 
 
 @given(st.lists(tables, max_size=3), st.none() | st.integers() | tables)
-def test_any_tables_are_a_plan_that_reads_the_same_again_or_are_refused(
-    trigger: list[Any], triggers: object
-) -> None:
+def test_any_tables_are_refused_or_round_trip_as_a_plan(trigger: list[Any], triggers: object) -> None:
     try:
         plan = read_plan({} if triggers is None else triggers, trigger, "a.toml")
     except BadValueError as error:
@@ -338,7 +336,7 @@ def test_what_the_documentation_shows_is_a_configuration(tmp_path: Path, page: s
     assert len(file.values) + len(file.plan.rules if file.plan else ()) >= 3
 
 
-def test_the_documentation_names_every_condition_with_its_defaults() -> None:
+def test_docs_name_every_condition_with_its_defaults() -> None:
     table = re.findall(r"^\| `([a-z-]+)` \|.*\| (.+) \|$", (ROOT / "docs" / "triggers.md").read_text(), re.M)
     said = {name: keys for name, keys in table if name in {when.value for when in When}}
     assert set(said) == {when.value for when in When}

@@ -39,7 +39,7 @@ def account(steps: int, ns: int, **phases: int) -> session_pb2.ClientMessage:
     return session_pb2.ClientMessage(account=session_pb2.Account(kinds=[kind], dropped_steps={"ring": 2}))
 
 
-def test_info_says_who_and_where() -> None:
+def test_info_has_version_node_and_addresses() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         rank = RankStream(channel)
         await rank.join()
@@ -85,7 +85,7 @@ def test_runs_are_listed_with_their_ranks() -> None:
     play(scenario)
 
 
-def test_a_run_is_told_whole_with_its_verdict() -> None:
+def test_run_is_answered_in_full_with_its_verdict() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         good, starving = RankStream(channel), RankStream(channel)
         await good.join(rank=0)
@@ -207,7 +207,9 @@ def test_a_capture_goes_from_request_to_manifest() -> None:
     play(scenario)
 
 
-def test_a_second_capture_of_a_run_is_refused_and_a_caller_that_hangs_up_frees_it() -> None:
+def test_second_capture_is_refused_until_the_caller_hangs_up() -> None:
+    """A caller that hangs up frees the run for the next capture."""
+
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         rank = RankStream(channel)
         await rank.join(world_size=1)

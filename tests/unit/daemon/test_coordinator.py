@@ -140,7 +140,7 @@ def test_all_ranks_get_one_start_step_ahead_of_the_farthest(node: CapturingNode)
     play(scenario())
 
 
-def test_the_manifest_is_there_when_the_end_is_told(node: CapturingNode) -> None:
+def test_manifest_exists_when_the_end_is_reported(node: CapturingNode) -> None:
     async def scenario() -> None:
         capture = node.coordinator.capture("bert", [Rank(node, 0)], FIVE, GIVE_UP_S)
         async for progress in capture:
@@ -197,7 +197,7 @@ def test_a_rank_that_is_not_ready_is_named_and_the_others_go_on(node: CapturingN
     play(scenario())
 
 
-def test_without_a_ready_rank_the_capture_has_failed_and_was_never_armed(node: CapturingNode) -> None:
+def test_capture_without_a_ready_rank_fails_unarmed(node: CapturingNode) -> None:
     async def scenario() -> None:
         ranks = [Rank(node, rank) for rank in range(3)]
         for rank in ranks:
@@ -238,7 +238,7 @@ def test_a_rank_that_never_answers_is_named_and_cancelled(
         (3, "made only 3 training steps in time"),
     ],
 )
-def test_a_rank_that_never_finishes_is_named_cancelled_and_timed_out(
+def test_rank_that_never_finishes_is_cancelled_and_timed_out(
     node: CapturingNode, made: int, reason: str
 ) -> None:
     async def scenario() -> None:
@@ -260,7 +260,7 @@ def test_a_rank_that_never_finishes_is_named_cancelled_and_timed_out(
     play(scenario())
 
 
-def test_one_that_finishes_and_one_that_does_not_make_a_partial_capture(node: CapturingNode) -> None:
+def test_one_finished_and_one_failed_rank_are_partial(node: CapturingNode) -> None:
     async def scenario() -> None:
         good, stuck = Rank(node, 0), Rank(node, 1)
         stuck.on_commit = lambda capture_id, start: None
@@ -321,7 +321,7 @@ def test_a_wrong_moment_is_tried_again_in_the_same_folder(node: CapturingNode) -
 
 
 @pytest.mark.parametrize(("retry", "attempts"), [(True, 3), (False, 1)])
-def test_it_is_tried_three_times_and_only_when_the_moment_was_wrong(
+def test_capture_is_tried_three_times_only_if_it_may_be_retried(
     node: CapturingNode, retry: bool, attempts: int
 ) -> None:
     async def scenario() -> None:
@@ -408,7 +408,7 @@ def test_a_cancelled_task_gives_everything_up_too(node: CapturingNode) -> None:
     play(scenario())
 
 
-def test_a_directory_that_cannot_be_written_is_said_and_frees_the_run(tmp_path: Path) -> None:
+def test_unwritable_directory_is_reported_and_frees_the_run(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = CapturingNode(tmp_path)
         (tmp_path / "captures").write_text("a file")
@@ -459,7 +459,7 @@ def test_a_scripts_own_capture_is_adopted(node: CapturingNode) -> None:
     assert node.coordinator.counts.bytes == 10
 
 
-def test_a_capture_that_is_elsewhere_is_counted_but_leaves_no_empty_folder(node: CapturingNode) -> None:
+def test_capture_elsewhere_is_counted_without_an_empty_folder(node: CapturingNode) -> None:
     node.coordinator.adopt("own-1", "bert", FIVE, 3, done(3, 40))
     assert not node.catalog.list().captures
     assert not node.catalog.directory.exists()
@@ -475,7 +475,7 @@ def test_adopting_does_not_rewrite_anothers_manifest(node: CapturingNode) -> Non
     play(scenario())
 
 
-def test_adopting_leads_nowhere_else_and_harms_nobody(
+def test_adopted_capture_cannot_leave_the_captures_dir(
     node: CapturingNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "x").mkdir()

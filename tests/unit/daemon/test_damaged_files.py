@@ -82,7 +82,7 @@ def test_manifest_any_bytes_decode_or_are_damaged(document: bytes) -> None:
 
 @given(mutated(packed(GoodputTotals.begin("p", 1))))
 @settings(deadline=None)
-def test_ledger_any_bytes_decode_or_are_damaged(document: bytes) -> None:
+def test_goodput_any_bytes_decode_or_are_damaged(document: bytes) -> None:
     try:
         found = decode(document, GoodputTotals)
     except DamagedError:

@@ -32,7 +32,7 @@ def normal(steps: int, spread: float, seed: int) -> Float64:
 
 @pytest.mark.parametrize("factor", [1.1, 1 / 1.1, 2.0, 0.3, 30.0])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_change_is_told_with_its_step_and_size(factor: float, seed: int) -> None:
+def test_change_is_reported_with_step_and_size(factor: float, seed: int) -> None:
     series = normal(800, 0.02, seed)
     series[500:] *= factor
     (onset,) = told(series)
@@ -76,7 +76,7 @@ def paces(*parts: tuple[int, float]) -> Float64:
     return factors * normal(len(factors), 0.02, 7)
 
 
-def test_episodes_like_one_that_was_undone_are_not_told() -> None:
+def test_episodes_like_an_undone_one_are_not_reported() -> None:
     """Six seconds slower, and as before: told once, with its end. Later ones like it are not."""
     episode = (60, 1.2)
     detector = OnsetDetector()
@@ -92,7 +92,7 @@ def test_episodes_like_one_that_was_undone_are_not_told() -> None:
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(30, 25), (40, 25), (70, 40), (80, 20)])
-def test_a_pace_that_goes_to_and_fro_is_told_seldom(slow: int, fast: int) -> None:
+def test_alternating_step_time_is_rarely_reported(slow: int, fast: int) -> None:
     """Eight times slower and as before; half a second alone would tell six to thirteen changes of it."""
     first, *later = told(paces((400, 1), *[(slow, 1.2), (fast, 1)] * 8, (300, 1)))
     assert (first.step, round(first.change, 1)) == (400, 0.2)

@@ -44,7 +44,7 @@ def test_the_period_and_its_sign(
     assert found.seconds_per_step == pytest.approx(0.08 / period, rel=0.05)
 
 
-def test_two_periods_at_once_tell_the_costlier() -> None:
+def test_two_periods_at_once_give_the_costlier() -> None:
     detector = SpikeDetector()
     for step in range(2000):
         phases = {"forward": 0.1, "data": 0.0, "checkpoint": 0.0}
@@ -77,7 +77,7 @@ def test_noise_has_no_spikes() -> None:
 
 
 @given(st.integers(2, 400), st.integers(8, 64), st.integers(0, 10_000), st.integers(0, 2), st.randoms())
-def test_a_period_is_found_though_turns_are_missing(
+def test_period_is_found_though_repetitions_are_missing(
     period: int, count: int, first: int, missing: int, random: Random
 ) -> None:
     steps = [first + period * turn for turn in range(count)]

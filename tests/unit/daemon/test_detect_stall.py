@@ -18,7 +18,7 @@ def trained(step_seconds: float, steps: int = 100) -> tuple[StallDetector, float
 
 
 @pytest.mark.parametrize(("step_seconds", "limit"), [(0.1, 10.0), (1.0, 10.0), (5.0, 40.0)])
-def test_it_is_told_after_ten_seconds_or_eight_long_steps(step_seconds: float, limit: float) -> None:
+def test_stall_is_reported_after_ten_seconds_or_eight_long_steps(step_seconds: float, limit: float) -> None:
     detector, last = trained(step_seconds)
     assert detector.check(last + limit * 0.99) is None
     stall = detector.check(last + limit * 1.06)
@@ -29,7 +29,7 @@ def test_it_is_told_after_ten_seconds_or_eight_long_steps(step_seconds: float, l
     assert detector.check(last + limit * 2 + 1) is None
 
 
-def test_one_that_wants_to_be_told_early_is_told_so_much_earlier() -> None:
+def test_stall_with_a_shorter_limit_is_reported_earlier() -> None:
     detector, last = trained(0.1)
     assert detector.check(last + 7.9, early=2) is None
     stall = detector.check(last + 8.1, early=2)
@@ -38,7 +38,7 @@ def test_one_that_wants_to_be_told_early_is_told_so_much_earlier() -> None:
     assert stall.limit_seconds == 10
 
 
-def test_a_minute_elsewhere_is_no_stall_and_the_clock_starts_again_after_it() -> None:
+def test_minute_in_another_phase_is_no_stall_and_restarts_clock() -> None:
     detector, last = trained(0.1)
     detector.enter(Doing.ELSEWHERE, last + 1)
     assert detector.check(last + 61) is None
@@ -65,7 +65,7 @@ def test_long_validations_move_their_own_limit() -> None:
     assert detector.check(last + 201 + 1601) is not None
 
 
-def test_before_two_steps_and_after_the_last_nothing_is_told() -> None:
+def test_before_two_steps_and_after_the_last_no_stall() -> None:
     detector = StallDetector()
     assert detector.check(1e9) is None
     detector.step(0)

@@ -33,7 +33,7 @@ def wait_for_each_other(ranks: list[RankWork]) -> list[RankWork]:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("phase", ["data", "backward"])
-def test_the_slow_rank_and_its_phase_are_named_though_all_steps_are_equal(seed: int, phase: str) -> None:
+def test_slow_rank_and_phase_are_named_with_equal_steps(seed: int, phase: str) -> None:
     ranks = run(8, seed)
     culprit = seed % 8
     ranks[culprit].phase_seconds[phase] += 0.012
@@ -64,7 +64,7 @@ def test_late_in_every_fifth_step_only_is_late() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_healthy_runs_blame_nobody(ranks: int) -> None:
+def test_healthy_runs_blame_no_rank(ranks: int) -> None:
     """Of 300 runs at most 1 %, some of noise so loud that steps of one rank differ twofold."""
     blamed = sum(
         bool(find_stragglers(wait_for_each_other(run(ranks, seed, steps=64, spread=0.05 + 0.3 * (seed % 2)))))
@@ -95,7 +95,7 @@ def late_now_and_then(seed: int, steps: int) -> list[RankWork]:
     return wait_for_each_other(ranks)
 
 
-def test_lateness_at_a_known_period_takes_fewer_steps_to_be_no_chance() -> None:
+def test_lateness_at_a_known_period_needs_fewer_steps() -> None:
     named = {
         period: [
             [each.rank for each in find_stragglers(late_now_and_then(seed, 30), period=period)]
@@ -108,7 +108,7 @@ def test_lateness_at_a_known_period_takes_fewer_steps_to_be_no_chance() -> None:
 
 
 @pytest.mark.parametrize("period", [2, 4, 9, 50])
-def test_healthy_ranks_whose_steps_have_a_period_are_hardly_ever_blamed(period: int) -> None:
+def test_healthy_ranks_with_periodic_steps_are_rarely_blamed(period: int) -> None:
     blamed = 0
     for seed in range(200):
         ranks = run(8, seed, steps=64, spread=0.1)
@@ -126,7 +126,7 @@ def test_healthy_ranks_whose_steps_have_a_period_are_hardly_ever_blamed(period: 
     st.integers(0, 40),
     st.integers(1, 60),
 )
-def test_no_input_breaks_it_and_the_excess_is_that_over_the_median_of_the_others(
+def test_any_input_gives_excess_over_the_median_of_the_others(
     profiles: list[dict[str, float]], steps: int, period: int
 ) -> None:
     ranks = [

@@ -64,7 +64,7 @@ def watched(readings: "np.typing.NDArray[np.float64]", capacity: float | None = 
     return detector
 
 
-def test_a_leak_in_a_sawtooth_is_told_with_the_time_that_is_left() -> None:
+def test_leak_in_a_sawtooth_is_reported_with_time_left() -> None:
     rng = np.random.default_rng(1)
     number = np.arange(2000)
     readings = 10 * GB + 2e6 * number + 0.2 * GB * (number % 7 / 7) + 0.05 * GB * rng.standard_normal(2000)
@@ -94,7 +94,7 @@ def test_steady_memory_is_seldom_a_leak() -> None:
     assert wrong <= 2
 
 
-def test_growth_without_a_capacity_is_told_without_an_end() -> None:
+def test_growth_without_a_capacity_has_no_end_time() -> None:
     found = watched(np.linspace(1 * GB, 2 * GB, 200)).find()
     assert found is not None
     assert (found.grows, found.seconds_to_full) == (True, None)
@@ -117,7 +117,7 @@ def throughput(step_seconds: "np.typing.NDArray[np.float64]", samples: float = 3
     return detector
 
 
-def test_a_loss_too_slow_for_any_step_to_show_is_told() -> None:
+def test_gradual_slowdown_below_step_noise_is_reported() -> None:
     """From 100 ms to 120 ms over 40,000 steps."""
     noise = np.exp(0.05 * np.random.default_rng(3).standard_normal(40_000))
     found = throughput(np.linspace(0.1, 0.12, 40_000) * noise).find()

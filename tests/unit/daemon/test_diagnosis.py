@@ -62,7 +62,7 @@ def test_no_rank_is_blamed_when_all_starve() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0999])
-def test_one_rank_that_does_not_wait_is_enough_to_blame_the_other(share: float) -> None:
+def test_one_rank_that_never_waits_puts_blame_on_the_other(share: float) -> None:
     assert diagnose("r", [profile(0, share), profile(1, 0.3)]).rank == 1
     assert diagnose("r", [profile(0, 0.1001), profile(1, 0.3)]).rank is None
 
@@ -73,7 +73,7 @@ def test_ranks_without_steps_have_no_say() -> None:
     assert diagnose("r", [idle, profile(1, 0.5)]).rank is None
 
 
-def test_the_longest_phase_of_the_slowest_rank_is_told() -> None:
+def test_longest_phase_of_the_slowest_rank_is_reported() -> None:
     verdict = diagnose("r", [profile(0, 0.1, 1.0), profile(1, 0.1, 2.0, backward=1.9)])
     assert (verdict.cause, verdict.phase) == (Cause.NONE, "backward")
     assert "backward is 95% of a 2 s step, data 10%" in verdict.evidence
@@ -85,6 +85,6 @@ def test_nothing_seen_means_unknown() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
-def test_the_next_command_survives_a_shell_whatever_the_runs_name(share: float) -> None:
+def test_next_command_with_any_run_name_is_safe_in_a_shell(share: float) -> None:
     command = diagnose("bert 17; reboot", [profile(0, share)]).next_command
     assert shlex.split(command) == ["torchperfd", "capture", "--run", "bert 17; reboot", "--steps", "5"]

@@ -148,7 +148,7 @@ def test_workers_that_wait_may_be_more_than_the_cpus() -> None:
     assert not workers_findings(LoaderFacts(workers=16, worker_queued=0.02))
 
 
-def test_workers_that_stand_in_line_get_no_number() -> None:
+def test_workers_that_wait_for_cpus_get_no_number() -> None:
     """Fewer workers that compute all the time would make fewer batches."""
     (finding,) = workers_findings(LoaderFacts(workers=16, worker_queued=0.5))
     assert "stand in line for a CPU 50% of the time" in finding.problem
@@ -162,7 +162,7 @@ def test_workers_of_unknown_kind_get_the_rules_number(loader: LoaderFacts | None
 
 
 @given(cpus=st.frozensets(st.integers(0, 200)))
-def test_taskset_is_told_the_same_cpus(cpus: frozenset[int]) -> None:
+def test_taskset_gets_the_same_cpus(cpus: frozenset[int]) -> None:
     assert parse_cpu_list(checks._cpu_list(cpus)) == cpus
 
 
@@ -210,7 +210,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     assert calls["open"] == 0, "the driver is left as it was"
 
 
-def test_gpus_are_read_and_what_one_cannot_tell_is_unknown(driver: dict[str, Any], tmp_path: Path) -> None:
+def test_gpus_are_read_and_missing_values_are_unknown(driver: dict[str, Any], tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.write("sys/bus/pci/devices/0000:3b:00.0/numa_node", "1\n")
     assert gpus.read_gpus(tree.sys) == (
@@ -272,7 +272,7 @@ def test_torch_is_read_and_not_imported(tmp_path: Path) -> None:
     assert reading.read_torch(tmp_path / "none.py") == ("", None)
 
 
-def test_the_kernel_tells_of_its_clock() -> None:
+def test_kernel_clock_state_is_read() -> None:
     state = clock.read_clock()
     assert state is not None
     assert state.error_seconds >= 0
@@ -298,7 +298,7 @@ def run(
     return call
 
 
-def test_nothing_found_is_success_and_what_was_not_looked_at_is_said(run: Run) -> None:
+def test_no_findings_are_success_and_skipped_checks_are_listed(run: Run) -> None:
     code, out, err = run(ClockState(True, 0.001))
     assert (code, err) == (0, "")
     first, *skipped = out.splitlines()

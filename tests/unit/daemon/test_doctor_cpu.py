@@ -15,7 +15,7 @@ def stat(user: int, idle: int, steal: int = 0, running: int = 1) -> str:
     return f"{line}cpu0 1 2 3 4\ncpu1 1 2 3 4\nctxt 77\nprocs_running {running}\n"
 
 
-def test_read_cpu_names_who_uses_most(tmp_path: Path) -> None:
+def test_read_cpu_names_the_busiest_process(tmp_path: Path) -> None:
     tree = HostTree(tmp_path)
     tree.write("proc/stat", stat(1000, 1000))
     tree.write("proc/pressure/cpu", "some avg10=61.50 avg60=1.00 avg300=0.00 total=1\nfull avg10=0.00\n")
@@ -57,7 +57,7 @@ def checks(cpu: CpuFacts) -> list[str]:
     return [finding.check for finding in doctor.examine(Facts(cpu=cpu))]
 
 
-def test_check_cpu_pressure_says_who_and_what_to_do() -> None:
+def test_check_cpu_pressure_names_process_and_remedy() -> None:
     (finding,) = doctor.examine(Facts(ranks=(RankFacts("bert", 0, 41),), cpu=pressed()))
     assert finding.check == "cpu-pressure"
     assert finding.problem == (

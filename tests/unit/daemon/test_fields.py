@@ -17,7 +17,7 @@ DOC = (ROOT / "docs" / "metrics.md").read_text()
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.metric)
-def test_field_stands_in_docs_with_its_help(field: Field) -> None:
+def test_field_is_in_docs_with_its_help(field: Field) -> None:
     words = field.help[0].lower() + field.help[1:].removesuffix(".")
     assert f"| `{field.series}` | {words} |" in DOC.splitlines()
 
@@ -32,7 +32,7 @@ def test_fields_are_the_families_of_a_rank_in_order() -> None:
 
 
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.metric)
-def test_field_stands_in_the_report_document(field: Field) -> None:
+def test_field_is_in_the_report_document(field: Field) -> None:
     totals = Totals(cuda=ClientCudaMemory(1, 2, 3))
     *groups, key = field.report.split(".")
     document: dict[str, Any] = rank_document(0, totals, PhaseNames())

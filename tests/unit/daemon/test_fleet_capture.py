@@ -46,7 +46,7 @@ def manifest(node: PlayedNode, capture_id: str) -> dict[str, Any]:
     return found
 
 
-def test_all_nodes_capture_the_same_steps_and_each_keeps_its_own_manifest(tmp_path: Path) -> None:
+def test_nodes_capture_the_same_steps_with_a_manifest_each(tmp_path: Path) -> None:
     async def scenario() -> None:
         nodes = [await start_node(tmp_path, ranks, 3) for ranks in ([0, 1], [2])]
         async with asking(tmp_path, [node.address for node in nodes]) as (view, coordinator):
@@ -71,7 +71,7 @@ def test_all_nodes_capture_the_same_steps_and_each_keeps_its_own_manifest(tmp_pa
     play(scenario)
 
 
-def test_only_the_ranks_asked_for_are_told(tmp_path: Path) -> None:
+def test_only_the_requested_ranks_get_the_capture(tmp_path: Path) -> None:
     async def scenario() -> None:
         nodes = [await start_node(tmp_path, [rank], 3) for rank in range(3)]
         async with asking(tmp_path, [node.address for node in nodes]) as (view, coordinator):
@@ -84,7 +84,7 @@ def test_only_the_ranks_asked_for_are_told(tmp_path: Path) -> None:
     play(scenario)
 
 
-def test_ranks_that_nobody_has_fail_by_name(tmp_path: Path) -> None:
+def test_ranks_on_no_node_fail_by_name(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [1], 3)
         dead = Address("127.0.0.1", free_port())
@@ -98,7 +98,7 @@ def test_ranks_that_nobody_has_fail_by_name(tmp_path: Path) -> None:
     play(scenario)
 
 
-def test_a_peer_that_dies_in_the_middle_makes_its_ranks_failed_by_name(tmp_path: Path) -> None:
+def test_peer_that_dies_during_capture_fails_its_ranks_by_name(tmp_path: Path) -> None:
     async def scenario() -> None:
         nodes = [await start_node(tmp_path, [rank], 2) for rank in range(2)]
         nodes[1].ranks[0].finishes = False
@@ -214,7 +214,7 @@ def test_what_no_daemon_would_say_is_refused_and_leaves_nothing(
     play(scenario)
 
 
-def test_a_stream_is_for_one_capture_and_unknown_ranks_are_answered(tmp_path: Path) -> None:
+def test_stream_serves_one_capture_and_answers_unknown_ranks(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1)
         _, code = await tell(node, prepare(), prepare(capture_id="another"))
@@ -230,7 +230,7 @@ def test_a_stream_is_for_one_capture_and_unknown_ranks_are_answered(tmp_path: Pa
     play(scenario)
 
 
-def test_a_peer_of_another_protocol_or_without_a_beginning_is_refused(tmp_path: Path) -> None:
+def test_peer_of_other_protocol_or_without_start_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1)
         async with grpc.aio.insecure_channel(str(node.address)) as channel:

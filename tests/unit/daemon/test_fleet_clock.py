@@ -9,7 +9,7 @@ NS = st.integers(0, 10**9)
 
 
 @given(st.integers(-(10**15), 10**15), st.lists(st.tuples(NS, NS, NS), min_size=1, max_size=20))
-def test_the_offset_is_wrong_by_half_of_the_quickest_exchange_at_most(
+def test_clock_offset_error_is_within_half_the_quickest_exchange(
     offset: int, ways: list[tuple[int, int, int]]
 ) -> None:
     clock, now = ClockOffset(), 10**18
@@ -21,7 +21,7 @@ def test_the_offset_is_wrong_by_half_of_the_quickest_exchange_at_most(
     assert abs(clock.ns - offset) <= min(there + back for there, _, back in ways) // 2 + 1
 
 
-def test_an_answer_from_before_the_question_tells_nothing() -> None:
+def test_answer_older_than_its_question_is_ignored() -> None:
     clock = ClockOffset()
     clock.add(Exchange(1000, 50, 60, 900))
     assert clock.ns is None

@@ -163,7 +163,7 @@ def test_ranks_pass_on_where_others_reach_their_daemon(text: str, own: Address |
 
 
 @pytest.mark.parametrize("own", [None, Address("10.0.0.1", 0)])
-def test_a_daemon_that_nobody_reaches_cannot_be_passed_on(own: Address | None) -> None:
+def test_unreachable_daemon_is_not_passed_on(own: Address | None) -> None:
     with pytest.raises(UsageError, match="reach this daemon"):
         parse_peers("job", own=own)
 
@@ -172,7 +172,7 @@ class Someone:
     """A rank."""
 
 
-def test_what_ranks_have_heard_counts_while_they_are_here() -> None:
+def test_peers_learned_from_ranks_count_while_they_are_here() -> None:
     peers = JobPeers(Address("a", 1))
     one, two = Someone(), Someone()
     assert asyncio.run(peers.read()) == []
@@ -191,7 +191,7 @@ def test_what_ranks_have_heard_counts_while_they_are_here() -> None:
         peers.on_addresses(one, ["a:1"] * 10_001)
 
 
-def test_the_secret_is_not_shown_to_whoever_a_training_process_names() -> None:
+def test_check_trust_of_a_secret_without_tls_is_refused() -> None:
     tls = Tls(b"", b"", b"")
     for trusted in (Credentials(), Credentials(tls=tls), Credentials("a" * 16, tls)):
         check_trust(trusted)

@@ -168,7 +168,7 @@ async def test_a_run_and_a_job_are_looked_for_everywhere(tmp_path: Path) -> None
 
 
 @scenario
-async def test_a_rank_that_has_moved_is_told_of_once(tmp_path: Path) -> None:
+async def test_moved_rank_is_listed_once(tmp_path: Path) -> None:
     left = store_of(0, 1)
     for record in left.ranks():
         if record.identity.rank == 1:
@@ -186,7 +186,7 @@ async def test_a_rank_that_has_moved_is_told_of_once(tmp_path: Path) -> None:
 
 
 @scenario
-async def test_a_node_that_tells_nonsense_is_named(tmp_path: Path) -> None:
+async def test_node_with_an_invalid_answer_is_named(tmp_path: Path) -> None:
     async with (
         node(tmp_path, "a", store_of(0), service=Lying) as one,
         node(tmp_path, "b", store_of(1)) as two,
@@ -272,7 +272,7 @@ def test_blocks_are_the_means_of_the_newest_steps(durations: list[int], newest: 
     fleet_translate.tidy_survey(fleet_pb2.NodeSurvey(ranks=[told]))
 
 
-def test_blocks_tell_the_same_rank_from_its_peers_as_all_steps_do() -> None:
+def test_blocks_single_out_the_same_rank_as_all_steps() -> None:
     store = store_of(0, 1, 2, 3)
     assert STEPS % 12, "there are steps that no block has"
     whole = live.newest_steps(store, control_pb2.GetStepsRequest()).ranks

@@ -98,7 +98,7 @@ def test_the_verdicts_are_the_golden_file() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_order_of_nodes_says_nothing_and_no_command_is_theirs(name: str) -> None:
+def test_node_order_has_no_effect_and_nodes_give_no_command(name: str) -> None:
     case = CASES[name]
     assert judge(RUN, case[::-1]) == judge(RUN, case)
     assert judge(RUN, case).next_command.startswith("torchperfd ")
@@ -135,7 +135,7 @@ def test_healthy_ranks_are_not_blamed(nodes: int, each: int, seed: int) -> None:
     assert verdict.cause is (Cause.SLOW_RANK if nodes == 1 else Cause.NONE), "one node knows all its ranks"
 
 
-def test_where_nobody_waits_each_node_is_taken_at_its_word() -> None:
+def test_without_waits_each_nodes_own_verdict_is_kept() -> None:
     alone = [
         RankWork(work.rank, {name: c for name, c in work.phase_seconds.items() if name != "collective_wait"})
         for work in job(4, {3: ("forward", 0.05)})
@@ -163,7 +163,7 @@ def test_saving_costs_the_run_what_its_node_says() -> None:
     assert replace(told, next_command="rm -rf", step_seconds=0.0) == saving
 
 
-def test_ranks_that_nobody_tells_of_are_not_called_healthy() -> None:
+def test_unreported_ranks_are_not_called_healthy() -> None:
     here = job(4, {3: ("forward", 0.02)})[:2]
     verdict = judge(RUN, parts(here, NONE), missing=2)
     assert (verdict.cause, verdict.rank, verdict.next_command) == (

@@ -72,7 +72,7 @@ def test_stacks_of_a_run_come_from_every_node_that_has_it(tmp_path: Path) -> Non
     play(scenario)
 
 
-def test_a_daemon_that_was_told_of_no_peers_says_so(tmp_path: Path) -> None:
+def test_daemon_without_peers_reports_that(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with asking(tmp_path, []) as (_, coordinator):
             view = FleetView(None, FanOut(Credentials), coordinator, "i", "n")
@@ -82,7 +82,7 @@ def test_a_daemon_that_was_told_of_no_peers_says_so(tmp_path: Path) -> None:
     play(scenario)
 
 
-def test_a_run_that_is_nowhere_and_a_rank_that_cannot_be_are_named(tmp_path: Path) -> None:
+def test_unknown_run_and_impossible_rank_are_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1)
         async with asking(tmp_path, [node.address]) as (view, _):
@@ -97,7 +97,7 @@ def test_a_run_that_is_nowhere_and_a_rank_that_cannot_be_are_named(tmp_path: Pat
     play(scenario)
 
 
-def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
+def test_only_callers_with_the_token_are_answered(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1, Credentials(TOKEN))
         for token, let_in in ((TOKEN, True), (TOKEN[:-1], False), ("", False)):
@@ -115,7 +115,7 @@ def test_only_who_has_the_token_is_answered(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("openssl")
-def test_with_tls_both_sides_must_show_a_certificate_of_the_one_authority(tmp_path: Path) -> None:
+def test_tls_needs_certificates_of_one_authority_on_both_sides(tmp_path: Path) -> None:
     ours, theirs = (certificates(tmp_path, name) for name in ("ours", "theirs"))
 
     async def scenario() -> None:

@@ -158,7 +158,7 @@ def test_a_daemon_that_was_killed_knows_all_of_it_again(machine: Machine) -> Non
     assert machine.run().restarts == 0
 
 
-def test_a_run_that_resumes_after_the_daemon_has_left_goes_on_with_its_ledger(machine: Machine) -> None:
+def test_run_resumed_after_the_daemon_left_keeps_its_totals(machine: Machine) -> None:
     rank = machine.join(pid=1)
     machine.train(rank, 4)
     rank.state = State.FINISHED
@@ -191,7 +191,7 @@ def test_a_clock_that_is_set_changes_no_sum(machine: Machine, error: float) -> N
     assert machine.seconds() == {"start_up": 4, "productive": 10, "data_wait": 10, "restart_gap": 8}
 
 
-def test_after_a_reboot_with_the_clock_back_time_does_not_run_backwards(machine: Machine) -> None:
+def test_reboot_with_an_earlier_clock_keeps_time_monotonic(machine: Machine) -> None:
     rank = machine.join()
     machine.train(rank, 10)
     machine.tracker.close()
@@ -204,7 +204,7 @@ def test_after_a_reboot_with_the_clock_back_time_does_not_run_backwards(machine:
     assert sum(seconds.values()) == pytest.approx(12, abs=2)
 
 
-def test_a_process_whose_end_is_seen_ends_there_and_its_last_words_count(tmp_path: Path) -> None:
+def test_process_end_is_used_and_its_last_report_counts(tmp_path: Path) -> None:
     """The last report arrives after the last sample."""
 
     async def scenario() -> dict[Bucket, float]:
@@ -275,7 +275,7 @@ def test_rows_are_bounded_and_the_oldest_go(tmp_path: Path) -> None:
     saved.close()
 
 
-def test_a_damaged_book_is_set_aside_and_a_missing_one_is_only_said(
+def test_damaged_store_is_set_aside_and_missing_one_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "n.sqlite").write_bytes(b"no database" * 500)

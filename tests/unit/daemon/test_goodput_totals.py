@@ -86,7 +86,7 @@ def test_what_a_process_claims_goes_where_it_says() -> None:
     }
 
 
-def test_between_steps_the_script_works_unless_it_is_for_as_long_as_a_stall() -> None:
+def test_time_between_steps_is_work_until_the_stall_limit() -> None:
     one = started()
     one.works(1, idle=9)
     one.works(1, idle=11)
@@ -118,7 +118,8 @@ def test_a_save_that_is_reported_with_the_next_steps_is_no_stall() -> None:
     assert seconds(one.goodput) == {"start_up": 5, "productive": 3, "checkpoint": 60}
 
 
-def test_a_hang_is_a_stall_as_it_goes_on_and_stays_one_when_the_step_ends_after_all() -> None:
+def test_hang_that_ends_stays_counted_as_a_stall() -> None:
+    """A hang is a stall while it lasts, and stays one when its step ends after all."""
     one = started()
     one.lives(10, State.TRAINING)
     assert "stall" not in seconds(one.goodput)
@@ -180,14 +181,14 @@ def test_the_time_to_the_next_process_is_the_restart_gap() -> None:
     assert two.goodput.starts == 2
 
 
-def test_a_process_nobody_saw_end_was_alive_until_its_last_sign() -> None:
+def test_process_with_unseen_end_lived_until_its_last_report() -> None:
     one = started()
     one.lives(3, State.TRAINING)
     one.goodput.start("b", one.now + 7 * S, one.now + 9 * S)
     assert seconds(one.goodput) == {"start_up": 5, "productive": 4, "restart_gap": 7}
 
 
-def test_a_process_that_started_before_the_last_one_ended_leaves_no_gap() -> None:
+def test_process_started_before_the_last_ended_leaves_no_gap() -> None:
     one = started()
     one.goodput.start("b", T, one.now)
     two = Process(one.goodput, one.now)
@@ -195,7 +196,7 @@ def test_a_process_that_started_before_the_last_one_ended_leaves_no_gap() -> Non
     assert seconds(two.goodput) == {"start_up": 7, "productive": 1}
 
 
-def test_a_daemon_that_was_away_hears_all_of_it_afterwards() -> None:
+def test_restarted_daemon_gets_all_of_it_afterwards() -> None:
     one = started()
     one.works(2, steps=2)
     restored = msgspec.json.decode(packed(one.goodput), type=GoodputTotals)
@@ -243,7 +244,7 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=40), st.integers(0, 2**61))
-def test_whatever_is_told_buckets_sum_to_the_time_covered_and_settled_time_only_grows(
+def test_any_reports_sum_to_covered_time_and_settled_grows(
     told: list[tuple[object, ...]], first: int
 ) -> None:
     goodput = GoodputTotals.begin("a", first)
@@ -271,7 +272,7 @@ def test_whatever_is_told_buckets_sum_to_the_time_covered_and_settled_time_only_
 @given(
     st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9), st.booleans(), st.integers(0, 30)), max_size=30)
 )
-def test_what_is_reported_in_order_is_what_a_second_by_second_count_finds(
+def test_reports_in_order_match_a_count_by_seconds(
     blocks: list[tuple[int, int, bool, int]],
 ) -> None:
     """Steps of so many seconds, some of them in data; now and then the process is killed and started."""

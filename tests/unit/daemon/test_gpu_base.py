@@ -35,7 +35,7 @@ def holding(index: int, **bytes_by_pid: int) -> GpuReading:
     return reading
 
 
-def test_families_hold_the_gpus_labels_then_their_own_and_unused_ones_are_left_out() -> None:
+def test_families_have_gpu_labels_first_and_no_unused_family() -> None:
     first, second = GpuReading("0", "GPU-a"), GpuReading("1", "GPU-b")
     first.put("gpu_temperature_celsius", 61, "gpu")
     first.put("gpu_up", 1)
@@ -62,7 +62,7 @@ def rank(number: int, pid: int, start: int) -> RankProcess:
     return RankProcess("bert", number, pid, 4026531836, start)
 
 
-def test_memory_is_summed_over_gpus_and_joined_by_the_ranks_own_pid_and_start(tmp_path: Path) -> None:
+def test_memory_is_summed_over_gpus_and_joined_by_pid_and_start(tmp_path: Path) -> None:
     write_process(tmp_path, 4000, 111, "4000")
     # Two containers, in both of which the rank is process 12.
     write_process(tmp_path, 5000, 222, "5000\t77\t12")

@@ -19,7 +19,7 @@ def at(*moments: float) -> list[dict[str, Family]]:
     return looks
 
 
-def test_there_are_eight_with_every_family_that_a_healthy_node_has() -> None:
+def test_simulated_gpus_are_eight_with_every_healthy_family() -> None:
     [look] = at(10)
     assert set(look) == FAMILIES.keys() - NOT_SIMULATED
     assert {len({labels[1] for labels, _ in family.samples}) for family in look.values()} == {8}

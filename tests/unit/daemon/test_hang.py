@@ -61,7 +61,7 @@ def waiting(*ranks: int, where: tuple[Frame, ...] = REDUCE, step: int = 50) -> l
         (without_stacks(2, Outcome.NO_ANSWER), "rank 2 does not answer; ranks 0-1,3 wait in all_reduce"),
     ],
 )
-def test_who_is_not_where_the_others_wait_is_named_with_its_line(odd: RankStacks, words: str) -> None:
+def test_rank_away_from_the_waiting_others_is_named_with_line(odd: RankStacks, words: str) -> None:
     found = verdict(*waiting(0, 1, 3), odd)
     assert found is not None
     assert (found.cause, found.rank, found.node) == (Cause.HANG, 2, "node-a")
@@ -69,14 +69,15 @@ def test_who_is_not_where_the_others_wait_is_named_with_its_line(odd: RankStacks
     assert found.next_command == "torchperfd stacks --run r"
 
 
-def test_of_two_that_wait_in_different_places_the_one_ahead_has_left_a_collective_out() -> None:
+def test_rank_ahead_of_its_peer_has_skipped_a_collective() -> None:
+    """Of two ranks that wait in different places, the one ahead has skipped a collective."""
     found = verdict(told(0, REDUCE, 50), told(1, BACKWARD, 51), run_ranks=2)
     assert found is not None
     assert found.rank == 1
     assert found.evidence.endswith("; rank 1 is ahead of the others")
 
 
-def test_two_in_different_collectives_of_one_step_are_nobodys_fault_in_particular() -> None:
+def test_two_ranks_in_different_collectives_blame_none() -> None:
     found = verdict(told(0, REDUCE), told(1, BROADCAST), run_ranks=2)
     assert found is not None
     assert found.rank is None
@@ -84,7 +85,7 @@ def test_two_in_different_collectives_of_one_step_are_nobodys_fault_in_particula
     assert "rank 1 waits in broadcast" in found.evidence
 
 
-def test_a_rank_that_has_died_is_blamed_before_one_that_has_finished() -> None:
+def test_dead_rank_is_blamed_before_a_finished_one() -> None:
     found = verdict(
         *waiting(2, 3),
         without_stacks(0, Outcome.GONE, "it has finished"),
@@ -102,7 +103,8 @@ def test_saving_and_validating_have_ten_minutes(aside: tuple[Frame, ...]) -> Non
     assert late.rank == 0
 
 
-def test_where_nobody_waits_the_script_may_have_its_reasons() -> None:
+def test_rank_without_a_waiting_peer_hangs_after_ten_minutes() -> None:
+    """The script may have its reasons to compute for long."""
     alone = told(0, COMPUTE)
     assert verdict(alone, run_ranks=1, waited=60) is None
     assert verdict(told(0, BACKWARD), run_ranks=1, waited=60) is None
@@ -117,7 +119,7 @@ def test_a_single_rank_that_waits_for_data_hangs_there() -> None:
     assert found.rank == 0
 
 
-def test_if_all_wait_here_the_culprits_node_tells() -> None:
+def test_all_waiting_here_leaves_the_cause_to_the_other_node() -> None:
     assert verdict(*waiting(0, 1, 2, 3), run_ranks=8) is None
     alone = verdict(*waiting(0, 1, 2, 3), run_ranks=4)
     assert alone is not None

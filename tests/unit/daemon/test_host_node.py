@@ -49,7 +49,7 @@ def test_idle_time_that_runs_backwards_is_no_use_beyond_all(tree: HostTree) -> N
     assert values(collector.sample()) == {"node_cpu_utilization_ratio": {(): 1.0}}
 
 
-def test_memory_is_in_bytes_and_what_an_old_kernel_does_not_know_is_absent(tree: HostTree) -> None:
+def test_memory_is_in_bytes_and_absent_on_an_old_kernel(tree: HostTree) -> None:
     tree.write("proc/meminfo", "MemTotal:   2048 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\nHuge: 0\n")
     assert values(MemoryCollector(tree.proc).sample()) == {
         "node_memory_available_bytes": {(): 1024 * 1024},

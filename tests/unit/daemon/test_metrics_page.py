@@ -366,7 +366,7 @@ def test_phases_sum_to_what_was_given_and_validate_is_apart(text: str) -> None:
     }
 
 
-def test_an_account_that_comes_while_the_page_is_made_waits_for_the_next() -> None:
+def test_totals_that_arrive_during_rendering_wait_for_next_page() -> None:
     training = store()
     counted = next(training.ranks()).totals.train
     seconds: dict[str, float] = {}
@@ -425,7 +425,7 @@ def test_utilization_is_of_recent_steps_and_needs_a_peak() -> None:
     assert b"torchperfd_train_step_flops{" in page.render("")[0]
 
 
-def test_detail_that_was_shed_shows_before_its_cost_is_known() -> None:
+def test_degradation_shows_before_its_cost_is_known() -> None:
     kept = Store()
     kept.join(RankIdentity("r", 0)).totals = Totals(shed=2)
     body = MetricsPage([TrainingMetrics(kept)]).render("")[0]
@@ -461,9 +461,7 @@ def emitted(text: str, tmp_path: Path) -> dict[str, tuple[str, set[str]]]:
     return found
 
 
-def test_every_metric_is_in_the_catalogue_with_its_labels_and_the_other_way_round(
-    text: str, tmp_path: Path
-) -> None:
+def test_metrics_and_catalogue_agree_in_names_and_labels(text: str, tmp_path: Path) -> None:
     assert {name: labels for name, (_, labels) in emitted(text, tmp_path).items()} == METRICS
 
 
@@ -487,7 +485,7 @@ def test_names_follow_the_conventions(text: str, tmp_path: Path) -> None:
         assert kind == "gauge" or not name.endswith("_info"), name
 
 
-def test_every_series_of_training_carries_run_and_rank_and_only_info_grows(text: str) -> None:
+def test_training_series_carry_run_and_rank_only_info_has_more(text: str) -> None:
     for family in parse_text(text):
         for sample in family.samples:
             if not family.name.startswith(("torchperfd_train_", "torchperfd_client_", "torchperfd_process_")):

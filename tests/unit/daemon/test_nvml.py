@@ -21,7 +21,7 @@ def only(look: dict[str, Values], gpu: tuple[str, str]) -> dict[str, dict[tuple[
     return {name: values for name, values in kept.items() if values}
 
 
-def test_a_healthy_gpu_tells_everything_in_base_units(tmp_path: Path) -> None:
+def test_healthy_gpu_has_every_metric_in_base_units(tmp_path: Path) -> None:
     _, look = sample(tmp_path, scenario(gpu(0)), scenario(gpu(0)))
     assert only(look, FIRST) == {
         "gpu_up": {(): 1},
@@ -65,7 +65,7 @@ def test_a_healthy_gpu_tells_everything_in_base_units(tmp_path: Path) -> None:
     }
 
 
-def test_a_gpu_that_tells_next_to_nothing_has_next_to_no_series(tmp_path: Path) -> None:
+def test_gpu_with_few_readings_has_few_series(tmp_path: Path) -> None:
     silent = block("gpu", {"uuid": "GPU-00000000", "name": "Tesla", "temperature_celsius": 40})
     _, look = sample(tmp_path, scenario(silent), scenario(silent))
     assert only(look, FIRST) == {
@@ -130,7 +130,7 @@ def test_an_old_driver_lacks_symbols_and_the_old_ones_do(tmp_path: Path) -> None
     assert "gpu_pcie_bytes" not in found
 
 
-def test_without_gpm_pcie_is_the_drivers_counter_continued_past_its_32_bits(tmp_path: Path) -> None:
+def test_pcie_without_gpm_continues_the_counter_past_32_bits(tmp_path: Path) -> None:
     def at(transmit: int, receive: int) -> str:
         facts = {"field.197": f"u32:{transmit}", "field.198": f"u32:{receive}"}
         return scenario(gpu(0, gpm=0, **facts))
@@ -144,7 +144,7 @@ def test_without_gpm_pcie_is_the_drivers_counter_continued_past_its_32_bits(tmp_
     assert "gpu_sm_active_ratio" not in looks[-1]
 
 
-def test_gpm_that_gives_nothing_is_given_up_for_the_drivers_counter(tmp_path: Path) -> None:
+def test_gpm_without_values_falls_back_to_the_counter(tmp_path: Path) -> None:
     def at(transmit: int, mode: int) -> str:
         return scenario(gpu(0, mig_mode=mode, **{"field.197": f"u32:{transmit}"}))
 
@@ -162,16 +162,17 @@ def test_gpm_that_gives_nothing_is_given_up_for_the_drivers_counter(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("links", "expected"), [(18, 2 * 1000 * 1024**2), (0, None)])
-def test_without_its_counter_nvlink_is_the_integral_of_its_rate_where_there_are_links(
+def test_nvlink_without_a_counter_integrates_its_rate(
     tmp_path: Path, links: int, expected: int | None
 ) -> None:
+    """Only where there are links."""
     facts = {"field.138.all": None, "field.139.all": None, "field.91": f"u32:{links}"}
     text = scenario(gpu(0, **facts))
     look = sample(tmp_path, text, text, text)[-1]
     assert look.get("gpu_nvlink_bytes", {}).get((*FIRST, "receive")) == expected
 
 
-def test_throttling_without_counters_is_the_time_its_bits_were_seen(tmp_path: Path) -> None:
+def test_throttling_without_counters_sums_the_time_of_its_bits(tmp_path: Path) -> None:
     def at(bits: int) -> str:
         facts = {f"field.{number}": None for number in (74, 76, 251, 252, 253)}
         return scenario(gpu(0, reasons=bits, reasons_supported=0xEC, **facts))
@@ -326,7 +327,7 @@ def test_processes_are_summed_over_instances(tmp_path: Path) -> None:
     assert look["process_gpu_memory_bytes"] == {("test", "0"): 1230}
 
 
-def test_a_process_whose_memory_is_not_told_is_absent(tmp_path: Path) -> None:
+def test_process_with_unknown_memory_is_absent(tmp_path: Path) -> None:
     [look] = sample(tmp_path, scenario(gpu(0, f"process {os.getpid()} {2**64 - 1}")))
     assert "process_gpu_memory_bytes" not in look
 

@@ -21,7 +21,7 @@ FLAGS_IN_OLD_PLACE = {number: FieldValue(1, 32) for number in (251, 252, 253)}
         ({}, None),
     ],
 )
-def test_slowdown_is_told_only_when_its_numbers_can_mean_nothing_else(
+def test_slowdown_is_reported_only_when_unambiguous(
     fields: dict[int, FieldValue], expected: tuple[float, float, float] | None
 ) -> None:
     assert slowdown_ns(fields) == expected

@@ -70,7 +70,7 @@ class Watched:
         return verdict
 
 
-def test_a_healthy_run_is_none_from_the_fourth_look_on_and_stays_so() -> None:
+def test_healthy_run_is_none_from_the_fourth_sample_on() -> None:
     told = Watched().train(60)
     assert told[0] is None
     assert {each.cause for each in told if each} == {Cause.NONE}
@@ -78,7 +78,7 @@ def test_a_healthy_run_is_none_from_the_fourth_look_on_and_stays_so() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_slow_rank_is_named_with_phase_and_cost_within_ten_seconds(seed: int) -> None:
+def test_slow_rank_is_named_with_phase_and_cost_within_10_s(seed: int) -> None:
     watched = Watched(seed=seed)
     watched.train(30)
     began = watched.job.step
@@ -99,7 +99,8 @@ def test_a_slow_rank_is_named_with_phase_and_cost_within_ten_seconds(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_rank_that_is_slow_now_and_then_is_named_before_the_window_is_full_of_it(seed: int) -> None:
+def test_rank_slow_at_times_is_named_before_the_window_fills(seed: int) -> None:
+    """A rank that is slow now and then is named before the window is full of slow steps."""
     watched = Watched(seed=seed)
     watched.train(30)
     told = watched.train(20, lambda rank, step: {"forward": 0.08} if rank == seed and step % 4 == 0 else {})
@@ -109,7 +110,7 @@ def test_a_rank_that_is_slow_now_and_then_is_named_before_the_window_is_full_of_
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_rank_that_makes_steps_many_times_as_long_is_named_as_soon(seed: int) -> None:
+def test_rank_with_many_times_longer_steps_is_named_as_soon(seed: int) -> None:
     watched = Watched(seed=seed)
     watched.train(30)
     told = watched.train(20, lambda rank, _step: {"forward": 0.25} if rank == seed else {})
@@ -126,7 +127,7 @@ def test_a_rank_that_was_always_slow_is_named_without_an_onset() -> None:
     assert verdict.node == "node-0"
 
 
-def test_two_slow_ranks_are_both_told() -> None:
+def test_two_slow_ranks_are_both_named() -> None:
     watched = Watched()
     watched.train(20, lambda rank, _step: {"forward": 0.03 + 0.01 * (rank == 5)} if rank in (2, 5) else {})
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.SLOW_RANK, 5)
@@ -152,7 +153,7 @@ def test_collections_on_one_rank_are_the_cause_of_its_lateness() -> None:
     assert verdict.cost_seconds_per_step == pytest.approx(0.025, rel=0.1)
 
 
-def test_a_rank_that_saves_whenever_it_is_looked_at_counts_all_the_same() -> None:
+def test_rank_that_saves_at_every_sample_still_counts() -> None:
     watched = Watched()
     writer = next(watched.store.ranks())
     for _ in range(12):
@@ -162,7 +163,7 @@ def test_a_rank_that_saves_whenever_it_is_looked_at_counts_all_the_same() -> Non
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.CHECKPOINT, 0)
 
 
-def test_what_a_look_has_found_is_not_found_again_while_no_step_follows() -> None:
+def test_finding_of_a_sample_is_not_repeated_without_new_steps() -> None:
     watched = Watched()
     watched.train(20)
     watched.train(4, lambda rank, _step: {"forward": 0.03} if rank == 5 else {})
@@ -185,7 +186,7 @@ def test_time_without_a_processor_is_contention() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_rank_that_the_kernel_held_back_is_named_though_its_lateness_varies(seed: int) -> None:
+def test_throttled_rank_is_named_though_its_lateness_varies(seed: int) -> None:
     watched = Watched(ranks=4, seed=seed)
     held_back = Family("process_throttled_seconds", "", "counter", ("run", "rank"))
     held_back.samples[:] = [((RUN, str(rank)), 0.0) for rank in range(4)]
@@ -201,7 +202,7 @@ def test_a_rank_that_the_kernel_held_back_is_named_though_its_lateness_varies(se
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_rank_that_collects_in_some_steps_is_named_though_its_lateness_varies(seed: int) -> None:
+def test_rank_with_gc_in_some_steps_is_named_with_any_lateness(seed: int) -> None:
     watched = Watched(ranks=4, seed=seed, spread=0.1)
     watched.train(20)
     late = np.random.default_rng(seed).random(500) < 0.25
@@ -210,7 +211,7 @@ def test_a_rank_that_collects_in_some_steps_is_named_though_its_lateness_varies(
     assert all(named[10:]), [each and each.summary for each in told]
 
 
-def test_a_quota_that_holds_back_all_ranks_alike_makes_none_of_them_a_suspect() -> None:
+def test_quota_that_throttles_all_ranks_blames_no_rank() -> None:
     watched = Watched(ranks=4)
     held_back = Family("process_throttled_seconds", "", "counter", ("run", "rank"))
     watched.families = [held_back]
@@ -221,7 +222,7 @@ def test_a_quota_that_holds_back_all_ranks_alike_makes_none_of_them_a_suspect() 
     assert watched.observer.stragglers()[RUN] == {}
 
 
-def test_memory_that_will_be_full_within_the_hour_is_told_before_it_costs_anything() -> None:
+def test_memory_full_within_the_hour_is_reported_in_advance() -> None:
     watched = Watched(ranks=2)
     resident = Family("process_resident_memory_bytes", "", "gauge", ("run", "rank"))
     available = Family("node_memory_available_bytes", "", "gauge")
@@ -236,7 +237,8 @@ def test_memory_that_will_be_full_within_the_hour_is_told_before_it_costs_anythi
     assert "memory grows by 1 MiB/s and is full in 10 min" in verdict.evidence
 
 
-def test_what_slows_all_ranks_without_a_known_cause_is_unknown_with_the_phase_that_grew() -> None:
+def test_slowdown_of_all_ranks_is_unknown_with_the_grown_phase() -> None:
+    """A slowdown of all ranks without a known cause names the phase that grew."""
     watched = Watched()
     watched.train(20)
     watched.train(20, lambda _rank, _step: {"optimizer": 0.03})
@@ -264,7 +266,7 @@ def test_what_becomes_slower_bit_by_bit_is_unknown_in_the_end(monkeypatch: pytes
     assert "fewer than the" in watched.verdict.evidence
 
 
-def test_once_the_fault_is_over_the_run_is_well_again_and_what_it_cost_stays() -> None:
+def test_run_after_a_fault_is_healthy_and_keeps_its_cost() -> None:
     watched = Watched()
     watched.train(20)
     watched.train(30, lambda rank, _step: {"forward": 0.05} if rank == 0 else {})
@@ -326,7 +328,7 @@ def stacks(rank: int, where: tuple[Frame, ...], outcome: Outcome = Outcome.ANSWE
     )
 
 
-def test_a_hang_is_told_within_ten_seconds_and_names_rank_line_and_collective() -> None:
+def test_hang_within_10_s_names_rank_line_and_collective() -> None:
     watched = Watched(ranks=4)
     watched.train(20)
     watched.stacks = [stacks(rank, COMPUTE if rank == 2 else REDUCE) for rank in range(4)]
@@ -356,7 +358,7 @@ def test_stall_reported_3_s_late_counts_from_the_last_step() -> None:
     assert watched.verdict.stalled_seconds == pytest.approx(15, abs=0.2)
 
 
-def test_a_rank_that_saves_for_a_minute_makes_nobody_hang() -> None:
+def test_rank_that_saves_for_a_minute_is_no_hang() -> None:
     watched = Watched(ranks=4)
     watched.train(20)
     watched.job.ranks[0].state = State.CHECKPOINTING
@@ -375,7 +377,7 @@ def test_nothing_is_asked_of_a_run_that_has_finished_or_goes_on() -> None:
     assert watched.stand(30) == []
 
 
-def test_a_stall_that_nobody_is_to_blame_for_is_asked_about_again() -> None:
+def test_stall_without_a_culprit_requests_stacks_again() -> None:
     watched = Watched(ranks=4)
     watched.train(20)
     watched.stacks = [stacks(rank, REDUCE) for rank in range(4)]
@@ -383,7 +385,7 @@ def test_a_stall_that_nobody_is_to_blame_for_is_asked_about_again() -> None:
     assert (watched.verdict.cause, watched.verdict.rank) == (Cause.HANG, None)
 
 
-def test_hang_duration_in_evidence_grows_each_look() -> None:
+def test_hang_duration_in_evidence_grows_each_sample() -> None:
     watched = Watched(ranks=4)
     watched.train(20)
     watched.stacks = [stacks(rank, COMPUTE if rank == 2 else REDUCE) for rank in range(4)]

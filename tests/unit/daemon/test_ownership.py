@@ -126,7 +126,7 @@ def test_the_pod_of_a_control_group(text: str, pod: str) -> None:
 
 
 @given(st.text())
-def test_any_text_is_a_control_group_of_nobody_or_somebody(text: str) -> None:
+def test_any_control_group_text_has_a_valid_job_and_pod_or_none(text: str) -> None:
     assert job_of_cgroup(text) == "" or job_of_cgroup(text).isdecimal()
     assert len(pod_of_cgroup(text)) in (0, 32, 36)
 
@@ -147,7 +147,7 @@ def test_gpus_of_a_step_go_before_those_of_its_job() -> None:
     assert gpus_of_environment({}) == frozenset()
 
 
-def test_what_a_rank_has_told_goes_before_what_its_process_shows(proc: Proc) -> None:
+def test_owner_reported_by_a_rank_precedes_its_process(proc: Proc) -> None:
     rank = rank_of(10)
     proc.add(10, cgroup=f"0::/kubepods/pod{POD}/x\n", SLURM_JOB_ID="5", TORCHELASTIC_RUN_ID="bert")
     seen = collector(proc, [rank])
@@ -167,7 +167,7 @@ def test_the_control_group_is_the_fallback_of_slurm(proc: Proc) -> None:
     assert seen.of(identity_of(rank)).slurm_job_id == "77"
 
 
-def test_gpus_of_a_slurm_step_are_the_jobs_before_a_rank_uses_them(proc: Proc) -> None:
+def test_gpus_of_a_slurm_step_are_the_jobs_before_use(proc: Proc) -> None:
     ranks = [rank_of(10), rank_of(11, 1)]
     for pid in (10, 11):
         proc.add(pid, SLURM_JOB_ID="5", SLURM_STEP_GPUS="1,2", TORCHELASTIC_RUN_ID="bert")
@@ -177,7 +177,7 @@ def test_gpus_of_a_slurm_step_are_the_jobs_before_a_rank_uses_them(proc: Proc) -
     assert seen.of(identity_of(ranks[1])).gpu_uuid == ""
 
 
-def test_without_a_list_a_jobs_gpus_are_those_that_its_ranks_hold(proc: Proc) -> None:
+def test_job_without_a_gpu_list_has_the_gpus_its_ranks_hold(proc: Proc) -> None:
     rank = rank_of(10)
     proc.add(10, SLURM_JOB_ID="5")
     assert allocations(collector(proc, [rank], reading(0), reading(1, p10=1))) == [
@@ -194,7 +194,7 @@ def test_torchrun_alone_gives_gpus_to_the_run(proc: Proc, elastic: str) -> None:
     assert seen.of(identity_of(rank)).torchelastic_run_id == ("" if elastic == "none" else "bert")
 
 
-def test_a_script_that_nobody_launched_was_given_nothing(proc: Proc) -> None:
+def test_script_without_a_launcher_was_given_no_gpus(proc: Proc) -> None:
     rank = rank_of(10)
     proc.add(10, PATH="/bin", SECRET="x")
     seen = collector(proc, [rank], reading(0, p10=1))
@@ -202,7 +202,7 @@ def test_a_script_that_nobody_launched_was_given_nothing(proc: Proc) -> None:
     assert seen.of(identity_of(rank)) == Owner(gpu_uuid="GPU-0")
 
 
-def test_a_ranks_gpu_is_the_one_it_holds_most_on_and_an_instance_before_its_board(proc: Proc) -> None:
+def test_rank_gpu_is_its_largest_memory_and_instance_first(proc: Proc) -> None:
     ranks = [rank_of(10), rank_of(11, 1)]
     proc.add(10)
     proc.add(11)
@@ -221,7 +221,7 @@ def test_a_rank_in_a_container_is_found_by_its_own_id_and_start(proc: Proc) -> N
     assert seen.of(identity_of(inside)) == Owner(pod_uid=POD, gpu_uuid="GPU-3")
 
 
-def test_a_rank_that_ended_is_told_of_for_as_long_as_it_is_named_and_no_longer(proc: Proc) -> None:
+def test_ended_rank_is_listed_only_while_it_is_named(proc: Proc) -> None:
     rank = rank_of(10)
     proc.add(10, SLURM_JOB_ID="5")
     ranks, readings = [rank], [reading(0, p10=1)]
@@ -270,7 +270,7 @@ class Gpus(GpuCollector):
         return found
 
 
-def test_the_watch_samples_as_its_collector_and_keeps_the_newest_reading() -> None:
+def test_ownership_watch_keeps_the_newest_reading() -> None:
     watch = GpuWatch(Gpus())
     assert (watch.name, watch.newest()) == ("nvml", ())
     watch.sample()
@@ -331,7 +331,7 @@ def kubelet() -> Iterator[tuple[Path, Kubelet]]:
             server.stop(None).wait()
 
 
-def test_the_kubelet_tells_which_container_has_which_gpu(kubelet: tuple[Path, Kubelet], proc: Proc) -> None:
+def test_kubelet_maps_containers_to_gpus(kubelet: tuple[Path, Kubelet], proc: Proc) -> None:
     path, handler = kubelet
     handler.answer = (
         pod("team-a", "bert-0", "train", "nvidia.com/gpu", "GPU-0", "GPU-1")
@@ -360,7 +360,7 @@ def test_the_kubelet_tells_which_container_has_which_gpu(kubelet: tuple[Path, Ku
 
 
 @pytest.mark.parametrize("answer", [grpc.StatusCode.UNIMPLEMENTED, b"\xff\xff not protobuf"])
-def test_a_kubelet_that_does_not_answer_is_one_line_and_ranks_keep_their_owners(
+def test_silent_kubelet_is_logged_once_and_owners_stay(
     kubelet: tuple[Path, Kubelet], proc: Proc, answer: bytes | grpc.StatusCode
 ) -> None:
     path, handler = kubelet

@@ -151,7 +151,7 @@ def test_a_socket_that_a_dead_daemon_left_is_replaced() -> None:
         asyncio.run(run())
 
 
-def test_caller_directory_forgets_who_has_left() -> None:
+def test_caller_directory_forgets_disconnected_callers() -> None:
     directory = CallerDirectory(1, 1)
 
     class Call:

@@ -41,7 +41,7 @@ def steps(count: int, period: int = 0, longer: float = 0.0, slower: float = 0.0)
     ("period", "words"),
     [(4, "every 4th step"), (11, "every 11th step"), (3, "every 3rd step")],
 )
-def test_long_steps_at_a_period_are_told_with_their_phase(period: int, words: str) -> None:
+def test_long_steps_at_a_period_are_reported_with_phase(period: int, words: str) -> None:
     periodicity = PeriodicityTracker()
     periodicity.observe(steps(400, period, 0.04))
     assert re.fullmatch(
@@ -51,14 +51,14 @@ def test_long_steps_at_a_period_are_told_with_their_phase(period: int, words: st
     assert periodicity.remark(IN_DATA).endswith(" longer")
 
 
-def test_rare_long_steps_and_even_ones_are_not_told() -> None:
+def test_rare_long_steps_and_even_steps_are_not_reported() -> None:
     for made in (steps(400), steps(400, 100, 0.04)):
         periodicity = PeriodicityTracker()
         periodicity.observe(made)
         assert periodicity.remark(NONE) == ""
 
 
-def test_a_run_that_becomes_slower_bit_by_bit_is_told_of() -> None:
+def test_run_that_slows_gradually_is_reported() -> None:
     periodicity = PeriodicityTracker()
     made = steps(6400, slower=0.12)
     periodicity.observe(made)

@@ -84,7 +84,7 @@ def test_threads_of_collectives_are_known_by_their_names(tree: HostTree) -> None
     assert values(collector.sample())[delay] == 2 + 3 + 10
 
 
-def test_what_the_kernel_does_not_tell_is_absent(tree: HostTree) -> None:
+def test_values_missing_in_the_kernel_are_absent(tree: HostTree) -> None:
     tree.add_process(100, moved=None, delay_ns=None)
     found = values(ProcessCollector(lambda: [tree.rank(100)], tree.proc, tree.sys / "none").sample())
     assert {name for name, *_ in found} == {
@@ -128,7 +128,7 @@ def test_totals_never_fall_when_workers_end(tree: HostTree) -> None:
     assert cpu_ticks() == 152
 
 
-def test_a_rank_that_has_ended_keeps_its_totals_until_it_is_forgotten(tree: HostTree) -> None:
+def test_ended_rank_keeps_its_totals_until_forgotten(tree: HostTree) -> None:
     tree.add_process(100, ticks=(100, 0, 0, 0))
     ranks = [tree.rank(100)]
     collector = ProcessCollector(lambda: ranks, tree.proc, tree.sys)
@@ -224,6 +224,6 @@ def test_groups_of_version_one_have_a_tree_for_each_controller(tree: HostTree) -
     }
 
 
-def test_a_node_without_cgroups_is_told(tree: HostTree) -> None:
+def test_node_without_cgroups_is_logged(tree: HostTree) -> None:
     with pytest.raises(CollectorUnavailableError, match="no control groups are mounted"):
         CgroupCollector(lambda: [], tree.proc, tree.sys / "fs/cgroup").sample()

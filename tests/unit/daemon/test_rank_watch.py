@@ -83,7 +83,7 @@ steps = st.dictionaries(st.sampled_from(["data", "forward", "mine"]), st.integer
 
 
 @given(st.lists(st.tuples(st.lists(steps, max_size=4), st.integers(0, 10**9)), max_size=30))
-def test_the_means_are_those_of_the_newest_ten_looks_that_had_a_step(
+def test_means_are_of_the_newest_ten_samples_with_a_step(
     samples: list[tuple[list[dict[str, int]], int]],
 ) -> None:
     sampled = Looked()
@@ -150,7 +150,7 @@ def test_a_gpu_that_heat_slows_down_and_one_that_is_shared() -> None:
     )
 
 
-def test_the_past_is_what_was_before_a_moment_and_begins_anew_when_it_is_over() -> None:
+def test_past_is_before_the_onset_and_restarts_after_it() -> None:
     sampled = Looked()
     for second in range(20):
         sampled.sample([{"forward": 10**8 * (3 if second >= 10 else 1)}] * 2)
@@ -164,7 +164,7 @@ def test_the_past_is_what_was_before_a_moment_and_begins_anew_when_it_is_over() 
     assert sampled.watch.evidence(since=18.0) is None
 
 
-def test_steps_that_were_heard_of_late_belong_to_the_time_they_were_made_in() -> None:
+def test_steps_reported_late_belong_to_their_own_time() -> None:
     sampled = Looked()
     quick, slow = {"forward": 10**8}, {"forward": 3 * 10**8}
     for _ in range(8):
@@ -185,7 +185,7 @@ def test_steps_that_were_heard_of_late_belong_to_the_time_they_were_made_in() ->
 
 
 @pytest.mark.parametrize("late", [-30.0, 30.0])
-def test_where_a_clock_is_off_steps_are_as_old_as_the_look_that_saw_them(late: float) -> None:
+def test_steps_with_a_wrong_clock_are_dated_by_their_sample(late: float) -> None:
     sampled = Looked()
     for second in range(9):
         sampled.sample([{"forward": 10**8 * (3 if second >= 5 else 1)}] * 2, late=late)
@@ -194,7 +194,7 @@ def test_where_a_clock_is_off_steps_are_as_old_as_the_look_that_saw_them(late: f
     assert seen.step_seconds == pytest.approx(0.3)
 
 
-def test_a_slowdown_of_some_steps_that_is_dated_late_is_no_part_of_the_past() -> None:
+def test_slowdown_dated_late_is_no_part_of_the_past() -> None:
     sampled = Looked()
     for second in range(16):
         # From the eighth second on every tenth step takes five times as long.
@@ -239,7 +239,8 @@ def storage(pressed: float, busy: float, moved: int, **read: int) -> list[Family
     return [pressure, at_it, traffic, ranks]
 
 
-def test_a_rank_has_its_part_of_the_disks_time_by_bytes_or_the_nodes_pressure_whichever_is_more() -> None:
+def test_rank_disk_share_is_the_larger_of_bytes_and_pressure() -> None:
+    """A rank has its part of the disk's time by bytes, or the node's pressure if that is more."""
     first = survey(storage(5.0, 10.0, 1000, rank0=0, rank1=0), []).storage
     assert first.seconds == {("r", 0): 0.0, ("r", 1): 0.0}
     second = survey(storage(5.1, 10.8, 2000, rank0=750, rank1=0), [], first).storage
@@ -269,7 +270,7 @@ class Saving(Looked):
 
 
 @given(every=st.integers(1, 50), onset=st.integers(200, 300))
-def test_checkpoints_that_have_become_slow_cost_what_they_take_now(every: int, onset: int) -> None:
+def test_slower_checkpoints_cost_their_current_time(every: int, onset: int) -> None:
     # Nobody has told an onset: long steps among short ones are no shift.
     sampled = Saving(every, lambda step: 10**8 if step > onset else 10**6)
     for _ in range(onset // 10 + 30):
@@ -277,7 +278,7 @@ def test_checkpoints_that_have_become_slow_cost_what_they_take_now(every: int, o
     assert sampled.evidence().checkpoint_seconds == pytest.approx(0.1 / every, rel=every / 300)
 
 
-def test_checkpoints_too_rare_for_a_window_cost_what_they_took_in_the_regime() -> None:
+def test_rare_checkpoints_cost_their_time_in_the_regime() -> None:
     sampled = Saving(250, lambda _: 10**9)
     for _ in range(126):
         sampled.second()
@@ -314,7 +315,7 @@ def grown(pace: float, seconds: int, wobble: float = 0.0) -> RankEvidence:
     return sampled.evidence()
 
 
-def test_memory_that_grows_fast_is_seen_within_ten_looks() -> None:
+def test_fast_memory_growth_is_seen_within_ten_samples() -> None:
     evidence = grown(pace=5e7, seconds=12)
     assert evidence.grows_by == pytest.approx(5e7)
     assert evidence.grows_for_seconds == pytest.approx(9)

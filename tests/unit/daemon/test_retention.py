@@ -64,7 +64,7 @@ def test_the_oldest_go_one_by_one_until_the_quota_holds(kept: list[Kept], quota:
 
 
 @given(KEPT, QUOTAS)
-def test_what_is_protected_stays_and_the_quota_holds_for_the_rest(kept: list[Kept], quota: Quota) -> None:
+def test_protected_captures_stay_and_quota_applies_to_the_rest(kept: list[Kept], quota: Quota) -> None:
     gone = {removal.capture_id for removal in plan(kept, quota, NOW)}
     left = [each for each in kept if each.capture_id not in gone]
     assert [each for each in kept if each.protected] == [each for each in left if each.protected]
@@ -84,7 +84,7 @@ def test_what_is_protected_stays_and_the_quota_holds_for_the_rest(kept: list[Kep
 
 
 @given(KEPT, QUOTAS, st.sets(st.text("abcdef", min_size=1, max_size=4)), st.integers(-50, 400))
-def test_what_is_not_uploaded_goes_last_and_only_for_want_of_room(
+def test_captures_not_uploaded_are_removed_last_for_space_only(
     kept: list[Kept], quota: Quota, unconfirmed: set[str], lacking: int
 ) -> None:
     """Recomputes the plan in two rounds: first what may go freely, then the rest until there is room."""

@@ -98,9 +98,7 @@ def test_a_wrong_option_is_a_usage_error(serve: Serve, option: list[str]) -> Non
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])
-def test_a_socket_path_that_the_kernel_cannot_hold_is_a_usage_error(
-    serve: Serve, directory: Path, letter: str
-) -> None:
+def test_socket_path_too_long_is_a_usage_error(serve: Serve, directory: Path, letter: str) -> None:
     path = f"{directory}/{letter * 107}"
     size = len(os.fsencode(path))
     assert serve("--socket", path) == (
@@ -141,9 +139,7 @@ def other_daemon(directory: Path) -> Iterator[Path]:
         yield path
 
 
-def test_a_second_daemon_on_a_socket_is_refused_and_takes_nothing_away(
-    serve: Serve, other_daemon: Path
-) -> None:
+def test_second_daemon_on_a_socket_is_refused_without_harm(serve: Serve, other_daemon: Path) -> None:
     assert serve() == (
         1,
         "",
@@ -166,13 +162,13 @@ def test_a_socket_where_none_can_be_is_one_line(serve: Serve, directory: Path) -
     assert err.count("\n") == 1
 
 
-def test_the_metrics_port_takes_connections_before_the_daemon_says_that_it_is_ready(directory: Path) -> None:
+def test_metrics_port_accepts_before_the_daemon_is_ready(directory: Path) -> None:
     settings = ServeSettings(socket="", captures_dir=directory, metrics_port=0)
     with listen(settings) as listener, socket.create_connection(listener.getsockname()):
         pass
 
 
-def test_what_others_are_told_to_connect_to() -> None:
+def test_public_host_is_an_address_that_peers_can_reach() -> None:
     assert public_host("127.0.0.1") == "127.0.0.1"
     assert public_host("::1") == "[::1]"
     assert public_host("0.0.0.0") == public_host("::") == socket.gethostname()
@@ -296,9 +292,10 @@ def test_the_socket_has_the_mode_that_was_asked_for(life: Life) -> None:
     life.play(scenario)
 
 
-def test_an_embedded_daemon_takes_another_port_and_stays_until_the_last_rank_has_left(
+def test_embedded_daemon_takes_a_free_port_and_outlives_ranks(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It takes another port if its own is in use, and stays until the last rank has left."""
     reading, writing = os.pipe()
     with (
         os.fdopen(reading) as stdin,

@@ -13,7 +13,7 @@ from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.store import State
 
 
-def test_a_rank_is_welcomed_and_told_where_things_are() -> None:
+def test_rank_is_welcomed_with_directories_and_addresses() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         rank = RankStream(channel)
         welcome = await rank.join()
@@ -276,7 +276,9 @@ def test_overlong_and_unprintable_names_are_cut() -> None:
     play(scenario)
 
 
-def test_the_same_process_coming_back_keeps_its_record_while_the_old_stream_ends() -> None:
+def test_reconnected_process_keeps_its_record() -> None:
+    """A process may connect again before its old stream has ended."""
+
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         old, new = RankStream(channel), RankStream(channel)
         await old.join()
@@ -308,7 +310,7 @@ def test_a_process_that_dies_has_left() -> None:
     play(scenario)
 
 
-def test_a_rank_that_does_not_read_costs_nobody_anything() -> None:
+def test_rank_that_does_not_read_delays_no_other() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         rank = RankStream(channel)
         await rank.join()

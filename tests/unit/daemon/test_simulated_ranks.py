@@ -51,7 +51,7 @@ def test_eight_ranks_step_together_in_the_time_there_is() -> None:
         assert rank.state is State.TRAINING
 
 
-def test_totals_and_batches_tell_the_same() -> None:
+def test_totals_and_batches_agree() -> None:
     demo = Demo()
     [rank, *_] = demo.go(200)
     assert rank.totals.train.steps == sum(demo.store.histograms["demo"].counts) / 8

@@ -32,7 +32,7 @@ def stacks(*groups: tuple[GroupProgress, ...]) -> list[RankStacks]:
     ]
 
 
-def test_a_rank_that_has_not_come_is_named_though_all_stacks_are_alike() -> None:
+def test_missing_rank_is_named_though_all_stacks_are_alike() -> None:
     ranks = stacks((at(9),), (at(9),), (past(8),), (at(9),))
     (found,) = missed(ranks)
     assert found == Missed("default_pg", 9, "all_reduce", "4", (0, 1, 3), (2,), ())
@@ -48,17 +48,17 @@ def test_of_two_ranks_it_is_the_one_that_has_not_come() -> None:
     assert merge(stacks((past(8),), (at(9),))).odd == (0,)
 
 
-def test_who_calls_something_else_keeps_the_others_waiting() -> None:
+def test_rank_in_another_collective_blocks_the_others() -> None:
     merged = merge(stacks((at(9),), (at(9, "barrier"),), (at(9),)))
     assert merged.odd == (1,)
     assert sentence(merged).endswith("; all_reduce of 4, number 9 of default_pg: rank 1 calls barrier")
 
 
-def test_of_two_that_call_two_things_nobody_can_tell() -> None:
+def test_two_ranks_in_two_collectives_blame_none() -> None:
     assert missed(stacks((at(9),), (at(9, "barrier"),))) == ()
 
 
-def test_blame_goes_on_to_who_waits_for_nobody() -> None:
+def test_blame_passes_to_the_rank_that_waits_for_none() -> None:
     # Rank 1 is late to the first group for it waits in the second, to which rank 2 has not come.
     ranks = stacks((at(9),), (past(8), at(4, group="5")), (past(3, "5"),))
     found = missed(ranks)
@@ -78,7 +78,7 @@ def test_a_rank_further_on_is_not_to_blame() -> None:
 @pytest.mark.parametrize(
     "groups", [[], [()], [(), ()], [(past(4),), (past(4),)], [(at(4),), (at(4),)], [(past(3),), (past(5),)]]
 )
-def test_without_a_collective_that_cannot_end_the_stacks_alone_decide(
+def test_without_a_blocked_collective_the_stacks_decide(
     groups: list[tuple[GroupProgress, ...]],
 ) -> None:
     merged = merge(stacks(*groups))
@@ -89,7 +89,7 @@ PROGRESS = st.one_of(st.builds(past, st.integers(0, 4)), st.builds(at, st.intege
 
 
 @given(st.lists(PROGRESS, max_size=9))
-def test_of_one_group_those_behind_are_absent_and_those_there_wait(members: list[GroupProgress]) -> None:
+def test_ranks_behind_in_a_group_are_missing_and_others_wait(members: list[GroupProgress]) -> None:
     ranks = stacks(*((member,) for member in members))
     numbers = [member.number for member in members if member.number]
     behind = [rank for rank, member in enumerate(members) if numbers and member.begun < min(numbers)]

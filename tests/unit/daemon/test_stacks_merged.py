@@ -98,7 +98,7 @@ def finding(*stacks: tuple[Frame, ...]) -> tuple[str, list[int]]:
         ([()], "rank 0 is gone", [0]),
     ],
 )
-def test_one_sentence_names_who_stands_apart(
+def test_one_sentence_names_the_rank_apart(
     stacks: list[tuple[Frame, ...]], words: str, odd: list[int]
 ) -> None:
     assert finding(*stacks) == (words, odd)
@@ -133,7 +133,7 @@ def test_ranks_are_written_as_the_option_takes_them(ranks: set[int]) -> None:
     assert parse_ranks(ranks_text(sorted(ranks))) == sorted(ranks)
 
 
-def test_what_the_script_asked_for_is_told_not_what_that_is_made_of() -> None:
+def test_collective_called_by_the_script_is_named_not_its_parts() -> None:
     c10d = f"{TORCH}/distributed/distributed_c10d.py"
     gathered = (Frame(c10d, 1, "all_gather"), Frame(c10d, 2, "all_gather_object"), *FORWARD)
     assert (activity(gathered).call, activity(gathered).place) == ("all_gather_object", FORWARD[0])
@@ -146,7 +146,7 @@ def test_what_the_script_asked_for_is_told_not_what_that_is_made_of() -> None:
     assert activity((Frame("<string>", 1, "f"),)).place == Frame("<string>", 1, "f")
 
 
-def test_training_goes_on_only_while_every_rank_has_made_a_step_lately() -> None:
+def test_training_continues_only_while_every_rank_steps() -> None:
     well = [rank(number, FORWARD, seconds_since_step=1.0, step_seconds=0.1) for number in range(2)]
     assert merge(well).goes_on
     assert not merge([*well, rank(2, FORWARD, seconds_since_step=40.0, step_seconds=0.1)]).goes_on
@@ -155,7 +155,7 @@ def test_training_goes_on_only_while_every_rank_has_made_a_step_lately() -> None
     assert not merge([*well, rank(2, (), seconds_since_step=1.0)]).goes_on
 
 
-def test_torchperfds_own_frames_are_left_out_but_never_when_they_are_what_hangs() -> None:
+def test_own_frames_are_left_out_unless_they_hang() -> None:
     ours = Frame(f"{PACKAGE}hooks/loaders.py", 5, "__next__")
     started = (Frame(f"{PACKAGE}script.py", 50, "execute"), Frame("<frozen runpy>", 88, "_run_code"))
     main, hung, own, grpc, alien = tidy(
@@ -176,7 +176,7 @@ def test_torchperfds_own_frames_are_left_out_but_never_when_they_are_what_hangs(
     assert tidy(threads, "") is threads
 
 
-def test_buffer_broadcast_of_ddp_is_a_collective_without_our_frame() -> None:
+def test_ddp_buffer_broadcast_is_a_collective_without_our_frame() -> None:
     """DDP broadcasts buffers ahead of a forward: the call goes through our wrapper into C++."""
     ours = Frame(f"{PACKAGE}hooks/collectives.py", 68, "broadcast")
     replication = f"{TORCH}/nn/parallel/distributed.py"

@@ -82,7 +82,7 @@ def record(rank: int, namespace: int = 0) -> Rank:
     )
 
 
-def test_each_rank_is_told_of_as_it_is() -> None:
+def test_each_rank_is_reported_with_its_state() -> None:
     requests = StackRequests(wall=lambda: 1010.0)
     well, silent, gone = record(0), record(1), record(2, HERE)
     well.last_step_unix_seconds = 1000.0
@@ -147,7 +147,7 @@ def test_stacks_with_no_way_left_name_each_reason() -> None:
     assert told.reason == "it has lost its connection to the daemon; no py-spy; Python runs in it"
 
 
-def test_only_a_rank_that_stands_still_is_asked_for_its_collectives() -> None:
+def test_only_a_stalled_rank_is_asked_for_its_collectives() -> None:
     requests = StackRequests(wall=lambda: 1010.0)
     still, well, older = record(0), record(1), record(2)
     still.last_step_unix_seconds = older.last_step_unix_seconds = 1000.0
@@ -186,7 +186,7 @@ def test_a_rank_cannot_answer_for_another_nor_twice_nor_late() -> None:
     assert told.phase == "forward"
 
 
-def test_over_the_wire_a_rank_is_asked_and_its_answer_told() -> None:
+def test_rank_is_asked_over_grpc_and_its_answer_returned() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         rank = RankStream(channel)
         await rank.say(
@@ -265,7 +265,7 @@ def command(served: Served, capfd: pytest.CaptureFixture[str], *arguments: str) 
     return code, captured.out, captured.err
 
 
-def test_the_command_tells_all_ranks_or_the_chosen_ones(
+def test_command_reports_all_ranks_or_the_chosen_ones(
     served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
     join(served, 0)

@@ -108,7 +108,7 @@ def test_join_by_another_user_never_enters_the_run(store: Store) -> None:
     assert store.join(who(0), uid=1000) is first
 
 
-def test_join_by_a_name_that_looks_apart_is_no_way_in(store: Store) -> None:
+def test_join_by_a_name_with_a_suffix_does_not_join_another_run(store: Store) -> None:
     store.join(who(), uid=1000)
     squatter = store.join(who(run="bert@1001"), uid=1002)
     other = store.join(who(pid=11), uid=1001)

@@ -50,9 +50,7 @@ def test_a_manager_that_is_not_there_is_no_error(address: str, monkeypatch: pyte
     assert not notify("READY=1")
 
 
-def test_a_socket_that_nobody_reads_any_more_is_no_error(
-    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_socket_without_a_reader_is_no_error(manager: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     with short_directory() as directory:
         path: Path = directory / "notify"
         manager.bind(str(path))

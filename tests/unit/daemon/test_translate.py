@@ -153,7 +153,7 @@ TOTALS = st.builds(
 
 
 @given(TOTALS)
-def test_an_account_survives_the_wire(totals: Totals) -> None:
+def test_totals_survive_the_wire(totals: Totals) -> None:
     message = session_pb2.Account.FromString(translate_account.account_message(totals).SerializeToString())
     assert translate_account.totals(message) == totals
 
@@ -229,7 +229,7 @@ def test_loader_facts_impossible_figures_are_not_known(cpus: float) -> None:
     assert translate_account.totals(message).loader is None
 
 
-def test_an_account_takes_bounded_memory() -> None:
+def test_totals_take_bounded_memory() -> None:
     kind = session_pb2.KindAccount(
         kind=TRAIN, phases=[session_pb2.PhaseAccount(phase=f"{n}" * 100, calls=1) for n in range(500)]
     )
@@ -273,7 +273,7 @@ def test_an_identity_survives_the_wire() -> None:
 
 
 @given(st.text())
-def test_text_of_a_client_can_neither_break_a_line_nor_drive_a_terminal(text: str) -> None:
+def test_client_text_breaks_no_line_and_drives_no_terminal(text: str) -> None:
     identity = translate.identity(session_pb2.RankIdentity(run="r", script=text))
     ack = translate.ack(session_pb2.CaptureAck(reason=text))
     result = translate.result(session_pb2.CaptureResult(reason=text, file=text))
@@ -316,7 +316,7 @@ def test_a_verdict_names_its_rank_or_minus_one() -> None:
 
 
 @pytest.mark.parametrize("state", CaptureState)
-def test_progress_is_told_rank_by_rank(state: CaptureState) -> None:
+def test_progress_is_reported_per_rank(state: CaptureState) -> None:
     record = CaptureRecord(
         "one",
         "r",

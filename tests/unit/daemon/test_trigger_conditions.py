@@ -127,7 +127,7 @@ class TestStall:
         assert ranks(found) == [(1, 2)]
         assert found[0].reason == "run bert has made no step for 25 s"
 
-    def test_stall_shorter_than_the_rule_asks_is_not_found(self) -> None:
+    def test_stall_shorter_than_the_rules_limit_is_not_found(self) -> None:
         node = WatchedNode(rule("stall", **{"for": "60s"}))
         node.found = self.stalled(59.0)
         assert node.evaluate() == []
@@ -153,7 +153,8 @@ class TestGpus:
         assert ranks(found) == [(3,)]
         assert found[0].reason == "GPU 3 of rank 3, run bert is used 20%, it was 89%"
 
-    def test_a_gpu_that_idles_while_its_rank_validates_or_was_idle_before_is_not_found(self) -> None:
+    def test_gpu_idle_in_validation_or_before_is_not_found(self) -> None:
+        """A GPU that idles while its rank validates, or that was idle before, meets no condition."""
         node = WatchedNode(rule("gpu-utilisation-drop"))
         name = "torchperfd_gpu_utilization_ratio"
         for _ in range(60):

@@ -260,7 +260,7 @@ def test_a_stall_writes_stacks_that_are_listed_as_a_capture(tmp_path: Path) -> N
     assert node.coordinator.counts.requests == {("stall", "partial"): 1}
 
 
-def test_a_second_stall_waits_for_the_cooldown_and_is_told_of_once(
+def test_second_stall_waits_for_the_cooldown_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = TriggeredNode(tmp_path, plan({**STALL, "cooldown": "5m"}), ranks=1)
@@ -283,7 +283,7 @@ def test_a_second_stall_waits_for_the_cooldown_and_is_told_of_once(
     play(scenario())
 
 
-def test_a_rule_is_held_back_while_somebody_captures_the_run_and_acts_afterwards(tmp_path: Path) -> None:
+def test_rule_during_a_capture_of_the_run_acts_afterwards(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, plan(SLOW))
     for trainer in node.trainers:
         trainer.answers = False
@@ -361,7 +361,7 @@ def test_without_triggers_nothing_runs(tmp_path: Path) -> None:
     assert node.clock.waiting == []
 
 
-def test_the_metric_shows_every_result_of_every_trigger_from_the_start(tmp_path: Path) -> None:
+def test_metric_has_every_trigger_and_result_from_the_start(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, plan(STALL, {"every": "10m"}))
     body = MetricsPage([TriggerMetrics(node.counts)]).render("")[0].decode()
     assert body.count('torchperfd_triggers_total{result="') == 10
@@ -419,7 +419,7 @@ class TestDesk:
 
 
 class TestGlances:
-    def test_one_rank_in_turn_is_looked_at_for_one_step(self, tmp_path: Path) -> None:
+    def test_one_rank_at_a_time_is_captured_for_one_step(self, tmp_path: Path) -> None:
         node = TriggeredNode(tmp_path, plan({"every": "60s", "overhead": 0.01}))
         play(node.pass_time(4 * 60))
         assert node.captured() == [("glance", "complete", [rank]) for rank in (0, 1, 2, 0)]
@@ -433,7 +433,7 @@ class TestGlances:
         play(node.pass_time(10 * 60))
         assert node.results("glance") == {"fired": 4, "budget": 6}
 
-    def test_nobody_is_looked_at_who_does_not_train(self, tmp_path: Path) -> None:
+    def test_ranks_that_do_not_train_are_not_captured(self, tmp_path: Path) -> None:
         node = TriggeredNode(tmp_path, plan({"every": "60s"}))
         for record in node.records:
             record.state = State.CHECKPOINTING
@@ -441,7 +441,7 @@ class TestGlances:
         assert node.captured() == []
         assert node.results("glance") == {}
 
-    def test_turns_go_round_and_leave_out_who_has_gone(self, tmp_path: Path) -> None:
+    def test_rotation_covers_ranks_and_skips_those_gone(self, tmp_path: Path) -> None:
         turns = ScheduleState(Schedule("glance", 60.0), 0.0)
         node = TriggeredNode(tmp_path, plan(), ranks=4)
         for rank in range(4):

@@ -13,7 +13,7 @@ def rank(number: int, waits: float) -> RankEvidence:
     return RankEvidence(number, "n2", 0.1, {"forward": 0.1 - waits, "collective_wait": waits})
 
 
-def test_ranks_that_all_wait_for_unseen_ones_have_an_unknown_cause() -> None:
+def test_ranks_that_wait_for_unseen_ones_have_unknown_cause() -> None:
     verdict = limit_to_seen(HEALTHY, [rank(2, 0.04), rank(3, 0.03)], 2)
     assert verdict.cause is Cause.UNKNOWN
     assert verdict.evidence == (

@@ -180,9 +180,7 @@ def test_only_what_has_ended_with_traces_is_uploaded(catalog: Catalog, store: Ob
         asyncio.run(upload(catalog, Destination(PREFIX), "never"))
 
 
-def test_what_only_ranks_wrote_is_uploaded_once_nobody_adds_to_it(
-    catalog: Catalog, store: ObjectStore
-) -> None:
+def test_capture_written_by_ranks_only_is_uploaded_once_quiet(catalog: Catalog, store: ObjectStore) -> None:
     record = add(catalog, "script")
     path = catalog.directory / "script"
     (path / "manifest.json").unlink()
@@ -286,7 +284,7 @@ class Failing(Destination):
 
 
 @pytest.mark.parametrize(("chance", "share"), [(0.0, 1.0), (0.5, 0.75)])
-def test_the_delay_doubles_to_a_quarter_of_an_hour_and_a_success_ends_it(
+def test_upload_delay_doubles_to_15_min_and_success_resets_it(
     catalog: Catalog, tmp_path: Path, clock: Clock, chance: float, share: float
 ) -> None:
     add(catalog, "one")
@@ -334,7 +332,7 @@ def test_one_that_is_never_taken_keeps_no_other_waiting(
     assert uploader.counts.pending == 2
 
 
-def test_neither_a_bug_nor_an_unreadable_directory_ends_the_uploads(
+def test_uploads_continue_after_a_bug_or_unreadable_directory(
     catalog: Catalog, tmp_path: Path, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(catalog, "one")
@@ -458,7 +456,7 @@ def spoil(path: Path) -> None:
         (lambda path: path.with_name("x").hardlink_to(path), "rank1.json has another hard link"),
     ],
 )
-def test_a_capture_that_has_changed_is_refused_once_and_never_looks_whole(
+def test_changed_capture_is_refused_once_and_never_complete(
     catalog: Catalog,
     store: ObjectStore,
     said: pytest.LogCaptureFixture,
@@ -545,7 +543,8 @@ def test_a_receipt_is_for_one_manifest_only(catalog: Catalog) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_receipt_or_a_place_that_anybody_could_have_written_does_not_count(catalog: Catalog) -> None:
+def test_receipt_or_marker_of_another_user_does_not_count(catalog: Catalog) -> None:
+    """A receipt or an upload marker counts if the directory's owner wrote it."""
     add(catalog, "one")
     catalog.note_upload("one", receipt(catalog, "one"))
     os.chown(catalog.directory / "one" / FILE_NAME, 12345, 12345)
@@ -569,7 +568,7 @@ def test_whatever_lies_under_the_receipts_name_is_harmless(
     assert stage(catalog, "one") is Upload.PENDING
 
 
-def test_a_receipt_that_cannot_be_left_is_said_once_and_sends_nothing_again(
+def test_unwritable_receipt_is_logged_once_without_resending(
     catalog: Catalog, store: ObjectStore, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(catalog, "one")
@@ -636,7 +635,7 @@ def test_without_uploads_the_quota_is_what_it_was(catalog: Catalog) -> None:
     assert enforce(catalog, Quota(count=1, free_bytes=2**62), uploads=False) == {"count": 2}
 
 
-def test_a_receipt_that_is_gone_keeps_what_the_index_takes_for_uploaded(catalog: Catalog) -> None:
+def test_missing_receipt_keeps_the_uploaded_state_of_the_index(catalog: Catalog) -> None:
     for number in range(2):
         add(catalog, f"c{number}", requested_at=BASE + number)
         catalog.note_upload(f"c{number}", receipt(catalog, f"c{number}"))

@@ -26,7 +26,8 @@ def played(samples: Sequence[Sequence[Verdict]]) -> list[Verdict | None]:
     return first
 
 
-def test_a_verdict_is_told_at_the_third_look_and_dropped_after_three_without_it() -> None:
+def test_verdict_is_published_and_withdrawn_after_three_samples() -> None:
+    """Published at the third sample with it, withdrawn after three samples without it."""
     slow = verdict(Cause.SLOW_RANK, 0.03, 2)
     told = played([[NONE]] * 4 + [[slow]] * 4 + [[NONE]] * 4)
     assert [each.cause.value if each else "" for each in told] == (
@@ -34,7 +35,7 @@ def test_a_verdict_is_told_at_the_third_look_and_dropped_after_three_without_it(
     )
 
 
-def test_what_has_an_onset_is_told_at_the_second_look_and_stays_as_long() -> None:
+def test_verdict_with_an_onset_is_published_after_two_samples() -> None:
     slow = replace(verdict(Cause.SLOW_RANK, 0.03, 2), onset_step=160)
     told = played([[NONE]] * 4 + [[slow]] * 3 + [[NONE]] * 4)
     assert [each.cause.value if each else "" for each in told] == (
@@ -42,7 +43,7 @@ def test_what_has_an_onset_is_told_at_the_second_look_and_stays_as_long() -> Non
     )
 
 
-def test_what_comes_and_goes_is_never_told() -> None:
+def test_intermittent_finding_is_never_published() -> None:
     slow = verdict(Cause.SLOW_RANK, 0.03, 2)
     assert played([[slow], [slow], [NONE]] * 5) == [None] * 15
 
@@ -52,7 +53,7 @@ def test_another_rank_is_another_verdict() -> None:
     assert played(samples) == [None] * 12
 
 
-def test_what_was_told_does_not_outlive_findings_that_keep_changing_their_rank() -> None:
+def test_verdict_does_not_outlive_findings_with_changing_ranks() -> None:
     slow = [verdict(Cause.SLOW_RANK, 0.03, 7)] * 3
     samples = [[each] for each in slow] + [[verdict(Cause.CPU_CONTENTION, 0.01, n % 2)] for n in range(4)]
     assert [each is None for each in played(samples)] == [True, True, False, False, False, True, True]
@@ -77,9 +78,10 @@ found = st.lists(
 
 
 @given(st.lists(found, max_size=30))
-def test_what_is_told_was_found_three_times_in_a_row_and_missed_less_since(
+def test_published_verdict_has_three_samples_in_a_row(
     samples: list[list[Verdict]],
 ) -> None:
+    """Published verdicts were found in three samples in a row, and missed in fewer since."""
     held = VerdictDebouncer()
     for number, sample in enumerate(samples, start=1):
         before = held.first

@@ -101,7 +101,7 @@ def test_it_only_reads(http: Http, path: str, method: str) -> None:
         ("xgzip", False),
     ],
 )
-def test_pages_are_zipped_for_those_who_take_it(http: Http, encodings: str, zipped: bool) -> None:
+def test_pages_are_compressed_for_clients_that_accept_it(http: Http, encodings: str, zipped: bool) -> None:
     answer = http.get("/metrics", accept_encoding=encodings)
     assert (answer.headers.get("content-encoding") == "gzip") == zipped
     assert answer.headers["vary"] == "accept, accept-encoding"

@@ -112,7 +112,7 @@ def tls(tmp_path: Path, write: Write) -> Callable[[str], ssl.SSLContext]:
 
 
 @pytest.mark.needs("openssl")
-def test_files_are_found_beside_the_configuration_and_old_tls_is_refused(
+def test_files_are_relative_to_config_and_old_tls_is_refused(
     tls: Callable[[str], ssl.SSLContext],
 ) -> None:
     context = tls("")
@@ -121,7 +121,7 @@ def test_files_are_found_beside_the_configuration_and_old_tls_is_refused(
 
 
 @pytest.mark.needs("openssl")
-def test_versions_ciphers_and_client_certificates_are_as_asked_for(
+def test_tls_versions_ciphers_and_client_certs_are_as_set(
     tls: Callable[[str], ssl.SSLContext],
 ) -> None:
     context = tls(
@@ -183,7 +183,7 @@ def test_a_change_never_opens_what_was_closed(write: Write, caplog: pytest.LogCa
 
 
 @pytest.mark.needs("openssl")
-def test_a_change_never_turns_tls_off(tmp_path: Path, write: Write, caplog: pytest.LogCaptureFixture) -> None:
+def test_change_never_disables_tls(tmp_path: Path, write: Write, caplog: pytest.LogCaptureFixture) -> None:
     make_certificate(tmp_path)
     file = WebConfigFile(write("tls_server_config: {cert_file: server.pem, key_file: server.key}"))
     write("{}")

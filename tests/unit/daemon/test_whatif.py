@@ -293,7 +293,7 @@ def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
     assert told.answers[0].speedup == pytest.approx(2.5)
 
 
-def test_only_gains_that_count_are_told_the_greatest_first() -> None:
+def test_only_relevant_gains_are_listed_greatest_first() -> None:
     works, _ = trained(replace(even(3, 0.02, 5), exchange=0.05))
     told = replay(works)
     gains = [each.gain_seconds for each in told.answers]
