@@ -52,7 +52,11 @@ def test_a_copy_is_a_model_of_its_own(copied: Callable[[Any], Any], trained: nn.
     expected = trained(inputs)
     twin = copied(trained)
     assert torch.equal(twin(inputs), expected)
-    assert vars(twin).get("_compiled_call_impl") is None
+    timer = vars(twin).get("_compiled_call_impl")
+    if copied is by_save:  # a model that is loaded is known from then on, by a timer of its own
+        assert timer is not vars(trained)["_compiled_call_impl"]
+    else:
+        assert timer is None
     if copied not in (copy.copy, torch.jit.script):  # these share the parameters
         with torch.no_grad():
             for parameter in twin.parameters():
