@@ -110,7 +110,7 @@ class Address(Kind):
         text = value if isinstance(value, str) else ""
         host, _, port = text.rpartition(":")
         if not host or not text.isprintable() or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
-            raise BadValueError(f"{shown(value)} is no HOST:PORT", "write it like 127.0.0.1:9407")
+            raise BadValueError(f"{shown(value)} is not HOST:PORT", "write it like 127.0.0.1:9407")
         return host.strip("[]"), int(port)
 
     def _show(self, value: tuple[str, int]) -> str:

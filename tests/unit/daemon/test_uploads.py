@@ -493,7 +493,7 @@ class Moving(io.BytesIO):
 
 def test_a_file_that_changes_while_it_is_sent_leaves_nothing(store: ObjectStore) -> None:
     content = os.urandom(2 * PART + 9)
-    with pytest.raises(ChangedError, match="another SHA-256"):
+    with pytest.raises(ChangedError, match="does not have the SHA-256"):
         send(Destination(PREFIX), "moving/rank0.json", content, Moving(content))
     assert at(store, "nodes/a/moving") == []
     assert store.unfinished() == []
