@@ -87,11 +87,15 @@ def _threads() -> set[str]:
 
 
 def _children() -> set[str]:
-    return {
-        f"{child.pid} {' '.join(child.cmdline())}"
-        for child in psutil.Process().children()
-        if child.is_running() and "resource_tracker" not in " ".join(child.cmdline())
-    }
+    found = set()
+    for child in psutil.Process().children():
+        try:
+            command = " ".join(child.cmdline())
+        except psutil.Error:  # it has ended
+            continue
+        if "resource_tracker" not in command:
+            found.add(f"{child.pid} {command}")
+    return found
 
 
 def _sockets() -> set[str]:
