@@ -17,14 +17,14 @@ from pathlib import Path
 # A machine may be slower than the test expects, and ten thousand steps take their time.
 torchperfd.link.flush_schedule._FIRST_STEPS = 500
 torchperfd.link.flush_schedule.SHORT_STEP_S = 0.05
-reports, report = [], torchperfd.link.wire.account_message
+reports, report = [], torchperfd.link.wire.totals_message
 
 def noted(*what):
     reports.append(time.time())
     Path(sys.argv[1]).write_text(" ".join(map(str, reports)))
     return report(*what)
 
-torchperfd.link.wire.account_message = noted
+torchperfd.link.wire.totals_message = noted
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
