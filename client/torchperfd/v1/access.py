@@ -21,11 +21,15 @@ SERVICE_USER: Final = "TORCHPERFD_SERVICE_USER"
 
 _CONNECT_S: Final = 0.5
 _CREDENTIALS: Final = "=iII"  # struct ucred: pid, uid, gid
-_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UntrustedError(PermissionError):
     """A directory, file or process is in the hands of another user. ``str()`` is one line with the remedy."""
+
+
+def may_others_write(status: os.stat_result) -> bool:
+    """Return whether a file's or directory's mode lets its group or all users change it."""
+    return bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def service_uid() -> int | None:
@@ -177,7 +181,7 @@ def _system_owner(path: str) -> int | None:
     if os.path.realpath(directory) != os.path.dirname(contract.SYSTEM_SOCKET):  # noqa: PTH120
         return None
     status, parent = os.lstat(directory), os.stat(os.path.dirname(directory))  # noqa: PTH116, PTH120
-    if status.st_mode & _BY_OTHERS or parent.st_mode & _BY_OTHERS or not _is_roots(parent.st_uid):
+    if may_others_write(status) or may_others_write(parent) or not _is_roots(parent.st_uid):
         return None
     return status.st_uid
 
@@ -203,7 +207,7 @@ def _check_directory(path: str, status: os.stat_result) -> None:
     if private and not own:
         raise UntrustedError(f"{path} belongs to user {status.st_uid}; {_remedy(path)}")
     # Root's directories that all may write to are root's choice, like /tmp; who listens there is asked.
-    if own and status.st_mode & _BY_OTHERS and (private or status.st_uid != 0):
+    if own and may_others_write(status) and (private or status.st_uid != 0):
         raise UntrustedError(f"other users may write to {path}; `chmod 700 {path}` once it is empty")
     if own or status.st_uid in trusted_uids() or _is_roots(status.st_uid):
         return

@@ -10,6 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from torchperfd.v1 import access
 from torchperfd_daemon import documents
 
 FOLDER: Final = ".index"
@@ -192,7 +193,7 @@ def _is_circumstance(error: Exception) -> bool:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    return stat.S_ISDIR(status.st_mode) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and not access.may_others_write(status)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:

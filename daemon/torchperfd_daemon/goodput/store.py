@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from torchperfd.v1 import access
 from torchperfd_daemon import documents
 from torchperfd_daemon.goodput.totals import GoodputTotals
 
@@ -226,7 +227,6 @@ def _private(folder: Path) -> Path:
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
-    shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or shared:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or access.may_others_write(status):
         raise PermissionError(f"{folder} must be a folder that only this user can write to")
     return folder
