@@ -7,13 +7,12 @@ import asyncio
 import contextlib
 import os
 import resource
-import stat
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from torchperfd.v1 import contract
+from torchperfd.v1 import access, contract
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.service.process_state import UnreachableError, check_namespace, check_running
 from torchperfd_daemon.service.stack_file import open_stack_file
@@ -95,7 +94,7 @@ def find_program(directories: Iterable[Path]) -> Path:
 
 def _is_trusted(path: Path) -> bool:
     status = path.stat()
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & stat.S_IWOTH
+    return status.st_uid in (0, os.geteuid()) and not access.may_others_write(status)
 
 
 def _marks(process: RankProcess, proc: Path) -> tuple[int, str]:

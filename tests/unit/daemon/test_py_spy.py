@@ -127,7 +127,7 @@ def test_read_that_takes_too_long_ends_the_program(program: Callable[[str], Path
 
 
 def test_find_program_takes_the_first_trusted_one(tmp_path: Path) -> None:
-    paths = [tmp_path / name for name in ("open", "open_file", "plain", "good", "later")]
+    paths = [tmp_path / name for name in ("open", "open_file", "plain", "good", "later", "shared")]
     for path in paths:
         path.mkdir()
         (path / "py-spy").touch(mode=0o755)
@@ -141,6 +141,9 @@ def test_find_program_takes_the_first_trusted_one(tmp_path: Path) -> None:
         UnreachableError, match=r"open/py-spy can be changed by other users, so it is not run"
     ):
         find_program(paths[:1])
+    paths[5].chmod(0o775)
+    with pytest.raises(UnreachableError, match=r"shared/py-spy can be changed by other users"):
+        find_program(paths[5:])
     with pytest.raises(UnreachableError, match=r"py-spy is not installed .*`pip install py-spy`"):
         find_program([tmp_path / "absent"])
 
