@@ -1,5 +1,6 @@
 """The drawings of both packages are the contracts; no command loads torch; the command table is complete."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,6 +16,18 @@ def test_architecture_drawing_is_the_contract(package: str) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     drawing = page.split(f"## The {package}'s rooms")[1].split("```")[1]
     assert drawing.split("\n")[1:-1] == contract["layers"]
+
+
+def test_architecture_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    files = [
+        path.as_posix()
+        for place in ("client", "daemon", "tests")
+        for path in (ROOT / place).rglob("*.[chp]*")
+    ]
+    named = set(re.findall(r"`([\w/]+\.(?:py|c))`", page))
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
 
 
 def test_no_command_of_the_daemons_loads_torch() -> None:
