@@ -43,6 +43,7 @@ def group(gloo: None, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def client(alone: None, events: Events) -> Iterator[torchperfd.Client]:
     """An attached client without faults, before and after."""
+    gc.collect()  # models and optimizers of an earlier test, in cycles, would be taken for the loop's
     client = torchperfd.attach()
     yield client
     assert client._faults.counts() == {}
