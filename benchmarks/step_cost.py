@@ -18,10 +18,9 @@ from unittest import mock
 
 from benchmarks.plain_step import EVENTS, plain_step
 
-from torchperfd import events as tapes
-from torchperfd.events import reference as portable
+from torchperfd.events import NATIVE, EventBuffer, reference
 from torchperfd.faults import Faults
-from torchperfd.steps import templates as cycles
+from torchperfd.steps import templates as step_templates
 from torchperfd.steps.replay import Replay
 
 ROUNDS: Final = 40
@@ -38,9 +37,9 @@ def cpu_ns(action: Callable[[], object], times: int = STEPS) -> float:
 
 def main() -> int:
     """Measure and print."""
-    kinds: dict[str, Any] = {"in Python": portable.EventBuffer}
-    if tapes.NATIVE:
-        kinds["in C"] = tapes.EventBuffer
+    kinds: dict[str, Any] = {"in Python": reference.EventBuffer}
+    if NATIVE:
+        kinds["in C"] = EventBuffer
     measured: dict[str, list[float]] = {"perf_counter_ns, ten times": []}
     room = 1 << ((len(EVENTS) + 1) * STEPS).bit_length()
     replays = {name: Replay(kind(room), STEPS, Faults()) for name, kind in kinds.items()}
@@ -49,7 +48,7 @@ def main() -> int:
         for name, replay in replays.items():
             buffer = replay._buffer
             measured.setdefault(f"write {name}", []).append(cpu_ns(lambda buffer=buffer: plain_step(buffer)))  # type: ignore[misc]
-            with mock.patch.object(cycles, "AVAILABLE", False):
+            with mock.patch.object(step_templates, "AVAILABLE", False):
                 measured.setdefault(f"read what was written {name}", []).append(cpu_ns(replay.drain, 1))
             cpu_ns(lambda buffer=buffer: plain_step(buffer))  # type: ignore[misc]
             measured.setdefault(f"the same, steps alike {name}", []).append(cpu_ns(replay.drain, 1))

@@ -1,4 +1,4 @@
-"""What step templates (cycles.py) save a training loop of millisecond steps.
+"""What step templates (templates.py) save a training loop of millisecond steps.
 
     python -m benchmarks.step_templates [--seconds S] [--seed N]
 
@@ -25,7 +25,7 @@ import torch
 
 import torchperfd
 from torchperfd.link import flush_schedule
-from torchperfd.steps import templates as cycles
+from torchperfd.steps import templates as step_templates
 
 BLOCK_S: Final = 0.5
 WARM_STEPS: Final = 12_000
@@ -56,7 +56,7 @@ def training() -> Iterator[None]:
 
 def measure(step: Callable[[], object], *, templates: bool) -> Block:
     """Make steps until half a block after the next flush."""
-    with mock.patch.object(cycles, "AVAILABLE", templates):
+    with mock.patch.object(step_templates, "AVAILABLE", templates):
         end = (time.time() // BLOCK_S + 1.5) * BLOCK_S
         began, cpu, waited = time.perf_counter_ns(), *_scheduled()
         steps = 0
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure")
     parser.add_argument("--seed", type=int, default=0, help="of the order within pairs")
     options = parser.parse_args()
-    if not cycles.AVAILABLE:
+    if not step_templates.AVAILABLE:
         parser.error("step templates are not compiled here")
     torch.set_num_threads(1)
     order = random.Random(options.seed)

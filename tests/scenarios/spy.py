@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import torchperfd
-from torchperfd.steps import templates as cycles
+from torchperfd.steps import templates as step_templates
 from torchperfd.steps.loop import Loop
 
 _BEGINS = {
@@ -71,7 +71,7 @@ def spy_on_loops(monkeypatch: pytest.MonkeyPatch) -> Events:
     """Write down the events of all loops; before attaching, since hooks bind the loop's methods."""
     events = Events()
     # Steps that go alike are told once, and then repeated.
-    monkeypatch.setattr(cycles, "AVAILABLE", False)
+    monkeypatch.setattr(step_templates, "AVAILABLE", False)
     for name in (*_BEGINS, *_ENDS, "forward_begin"):
         monkeypatch.setattr(Loop, name, events.spy(name, getattr(Loop, name)))
     return events

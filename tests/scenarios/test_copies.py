@@ -99,10 +99,10 @@ import sys
 sys.modules["torchperfd.events._native"] = None
 import torch
 import torchperfd
-from torchperfd import events as buffer
+from torchperfd.events import NATIVE
 from tests.unit.client.training import calls, evaluate, loader, tiny_model, train
 
-assert not buffer.NATIVE
+assert not NATIVE
 client = torchperfd.attach()
 model = tiny_model()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -140,7 +140,7 @@ class DeviceTimes:
         self._capturing = capturing
         self._apart: Callable[[Any], AbstractContextManager[bool]] = apart
         self._failures = 0
-        # Tickets from freed to marked are under way; their events lie in a ring.
+        # Events with ids from freed to marked are under way; they lie in a ring.
         self._marked = 0
         self._freed = 0
         self._events: list[Any] = [None] * capacity

@@ -60,7 +60,7 @@ class Reductions:
         # Made before it is used, because dynamo may watch by then.
         self._backward = self._make_backward()
         self._times = GradientTimes()
-        # Where events have tickets: the reducers that are prepared for a backward which has not begun, by id.
+        # With CUDA event ids: the reducers that are prepared for a backward which has not begun, by id.
         # Each of several models may have a backward of its own. And whether the root of one that has begun is
         # yet to run.
         self._prepared: set[int] = set()
@@ -110,7 +110,7 @@ class Reductions:
             if not self._context.absorb(error, costs_step=False):
                 raise
 
-    # Where events have tickets.
+    # With CUDA event ids.
 
     def _begin(self, tensors: Any) -> None:
         """A backward begins, of these roots."""

@@ -19,16 +19,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchperfd import events as tapes
-from torchperfd.events import codes
-from torchperfd.events import reference as portable
+from torchperfd.events import NATIVE, codes, reference
 from torchperfd.hooks.batches import samples_in
 
-native: Any = pytest.importorskip("torchperfd.events._native") if tapes.NATIVE else None
+native: Any = pytest.importorskip("torchperfd.events._native") if NATIVE else None
 
 BOTH = [
     pytest.param(native, id="native", marks=pytest.mark.needs("gcc") if native is None else ()),
-    pytest.param(portable, id="portable"),
+    pytest.param(reference, id="reference"),
 ]
 both = pytest.mark.parametrize("kind", BOTH)
 
@@ -50,7 +48,7 @@ def codes_in(buffer: Any) -> list[int]:
 
 @pytest.mark.needs("gcc")
 def test_ring_buffer_with_a_compiler_present_is_native() -> None:
-    assert tapes.NATIVE
+    assert NATIVE
 
 
 @both
@@ -684,7 +682,7 @@ def play(kind: ModuleType, actions: list[tuple[str, Any, Any]]) -> list[Any]:
 @settings(max_examples=200)
 @given(ACTIONS)
 def test_both_halves_say_the_same(actions: list[tuple[str, Any, Any]]) -> None:
-    assert play(native, actions) == play(portable, actions)
+    assert play(native, actions) == play(reference, actions)
 
 
 @pytest.mark.skipif(native is None, reason="only C can lose count of references")

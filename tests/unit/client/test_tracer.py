@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,35 +189,35 @@ def test_a_profiler_prepared_before_we_watched_still_starts(tmp_path: Path) -> N
     assert operators(tmp_path / "theirs.json") == operators(by_hand(tmp_path / "alone.json", PLAIN))
 
 
-def test_no_trace_is_started_while_the_scripts_profiler_warms_up() -> None:
+def answers_over_a_schedule(ask: Callable[[], str]) -> list[str]:
+    """Ask before each step of a schedule: idle, two of warm-up, active, idle; check the answers."""
     schedule = torch.profiler.schedule(wait=1, warmup=2, active=1, repeat=1)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule
     ) as theirs:
         answers = []
         for _ in range(5):
-            answers.append(tracer.unusable())
+            answers.append(ask())
             train(1)
             theirs.step()
     words = ["", "warming up", "warming up", "active", ""]
     assert all(word in answer for word, answer in zip(words, answers, strict=True)), answers
+    return answers
+
+
+def test_no_trace_is_started_while_the_scripts_profiler_warms_up() -> None:
+    answers = answers_over_a_schedule(tracer.unusable)
     assert answers[0] == answers[4] == tracer.unusable() == ""
 
 
 def test_tracer_warm_up_begun_before_a_capture_is_found() -> None:
+    def prepare_for_a_moment() -> str:
+        answer = tracer.prepare()
+        tracer.end()
+        return answer
+
     tracer.end()
-    schedule = torch.profiler.schedule(wait=1, warmup=2, active=1, repeat=1)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule
-    ) as theirs:
-        answers = []
-        for _ in range(5):
-            answers.append(tracer.prepare())
-            tracer.end()
-            train(1)
-            theirs.step()
-    words = ["", "warming up", "warming up", "active", ""]
-    assert all(word in answer for word, answer in zip(words, answers, strict=True)), answers
+    answers = answers_over_a_schedule(prepare_for_a_moment)
     assert answers[0] == answers[4] == tracer.prepare() == ""
 
 

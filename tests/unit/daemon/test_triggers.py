@@ -38,8 +38,7 @@ from torchperfd_daemon.store import (
     Store,
     Totals,
 )
-from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
-from torchperfd_daemon.triggers import quota as trigger_desk
+from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts, quota
 from torchperfd_daemon.triggers.glance import CostMeter, ScheduleState
 from torchperfd_daemon.triggers.quota import TriggerQuota
 from torchperfd_daemon.triggers.rules import Rule, Schedule, When
@@ -383,7 +382,7 @@ class TestDesk:
         assert [desk.admit(self.RULE, run) for run in ("a", "b", "a")] == [
             None,
             None,
-            trigger_desk.Result.COOLDOWN,
+            quota.Result.COOLDOWN,
         ]
         clock.now += 60.0
         assert desk.admit(self.RULE, "a") is None
@@ -397,13 +396,13 @@ class TestDesk:
         # Twelve hours to midnight, twelve hours after.
         assert results.count(None) == 6
         assert [number for number, result in enumerate(results) if result is None] == [0, 1, 2, 144, 145, 146]
-        assert results.count(trigger_desk.Result.BUDGET) == len(results) - 6
+        assert results.count(quota.Result.BUDGET) == len(results) - 6
 
     def test_all_rules_share_a_budget(self, clock: Clock) -> None:
         desk = self.desk(clock, per_day=2)
         other = Rule("other", When.XID)
         assert [desk.admit(self.RULE, "a"), desk.admit(other, "a")] == [None, None]
-        assert [desk.admit(self.RULE, "b"), desk.admit(other, "b")] == [trigger_desk.Result.BUDGET] * 2
+        assert [desk.admit(self.RULE, "b"), desk.admit(other, "b")] == [quota.Result.BUDGET] * 2
 
     def test_what_could_not_act_has_used_nothing_up(self, clock: Clock) -> None:
         desk = self.desk(clock, per_day=1)
@@ -415,7 +414,7 @@ class TestDesk:
         rule = Rule("r", When.STALL, cooldown_seconds=DAY, per_day=1)
         desk = TriggerQuota(Plan(rules=(rule,)), clock.monotonic, clock.wall)
         desk.remember(rule, "a", NOON - 13 * 3600)
-        assert [desk.admit(rule, "a"), desk.admit(rule, "b")] == [trigger_desk.Result.COOLDOWN, None]
+        assert [desk.admit(rule, "a"), desk.admit(rule, "b")] == [quota.Result.COOLDOWN, None]
 
 
 class TestGlances:
