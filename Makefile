@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-nightly test-unit test-integration test-wire lint format protos dashboards \
+.PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos dashboards \
 	bench-import bench-step bench-templates bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-trials build clean
 
@@ -37,11 +37,15 @@ setup: $(VENV)/.installed  ## Make the virtual environment.
 demo: setup  ## Train on real digits under torchperfd, capture, scrape, analyse; about half a minute.
 	$(BIN)/python client/examples/demo.py
 
-test: setup $(VENV)/.frameworks lint test-wire test-unit  ## All that CI runs.
-	$(BIN)/python -m pytest --ignore=tests/unit
+test: setup lint test-unit  ## Style, types, architecture and all tests that are quick; a quarter of an hour with set-up.
+	$(BIN)/python -m pytest tests/scenarios tests/integration -m 'not slow'
+
+test-all: test test-wire $(VENV)/.frameworks  ## All that CI runs: the slow tests, real frameworks, and other versions of grpcio as well.
+	$(BIN)/python -m pytest tests/frameworks
+	$(BIN)/python -m pytest tests/scenarios tests/integration -m slow
 
 test-nightly: export TORCHPERFD_TEST_FRESH_SEED = 1
-test-nightly: test  ## The same with examples that no run has played before.
+test-nightly: test-all  ## The same with examples that no run has played before.
 
 test-unit: setup  ## The fast tests, side by side: those with real processes need the machine for themselves.
 	$(BIN)/python -m pytest tests/unit -n logical

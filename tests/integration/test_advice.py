@@ -15,7 +15,7 @@ from torchperfd_daemon.analysis import Advice
 
 # With glibc it happens that what products write is had anew, page by page, in every step that is recorded,
 # which then takes five times as long (on one machine a third of the recordings): no test of what is said.
-pytestmark = pytest.mark.needs("libjemalloc")
+pytestmark = [pytest.mark.slow, pytest.mark.needs("libjemalloc")]
 
 TOGETHER = 4
 """So many loops get ready at a time: most of it is importing torch, for which they need not be alone."""

@@ -14,6 +14,8 @@ from tests.support.node import free_port
 
 from torchperfd_daemon import analysis, cli
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("torch")
 
 RANKS, SLOW, STEPS = 3, 1, 6

@@ -11,6 +11,8 @@ import pytest
 from torchperfd_daemon import analysis
 from torchperfd_daemon.analysis.operators import operators
 
+pytestmark = pytest.mark.slow
+
 torch = pytest.importorskip("torch")
 profiling = pytest.importorskip("torch.profiler")
 

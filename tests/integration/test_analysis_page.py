@@ -15,7 +15,7 @@ from torchperfd_daemon import analysis
 HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror="document.title=1">'
 CANVAS = ".timeline canvas"
 
-pytestmark = pytest.mark.needs("chromium")
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
 
 
 def events_of(rank: int) -> list[str]:

@@ -9,6 +9,8 @@ from tests.unit.daemon import kept
 
 from torchperfd_daemon.captures import Catalog
 
+pytestmark = pytest.mark.slow
+
 ANALYSED = 'torchperfd_captures_analyses_total{result="analysed"}'
 
 

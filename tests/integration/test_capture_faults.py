@@ -16,6 +16,8 @@ from tests.support.node import Node, eventually
 
 from torchperfd_daemon.captures import CaptureState, Catalog
 
+pytestmark = pytest.mark.slow
+
 # Each step adds exactly 1 to the weight, so the script itself knows whether anything was lost.
 SCRIPT: Final = """
 import os, pathlib, resource, sys, time, torch

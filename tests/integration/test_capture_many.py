@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+import pytest
 from tests.support.node import Node, eventually, free_port
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc, session_pb2
+
+pytestmark = pytest.mark.slow
 
 RANKS: Final = 8
 CAPTURES: Final = 50

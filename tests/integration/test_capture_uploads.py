@@ -11,6 +11,8 @@ from tests.unit.daemon.kept import BASE, add
 
 from torchperfd_daemon.captures import Catalog
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def store(node: Node, tmp_path: Path) -> Iterator[ObjectStore]:

@@ -3,10 +3,13 @@
 import sys
 from pathlib import Path
 
+import pytest
 from tests.support.node import Node, eventually
 from tests.unit.daemon.kept import BASE, add, ids
 
 from torchperfd_daemon.captures import Catalog
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_daemon_keeps_to_its_quota_and_sends_what_is_left(node: Node, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.support.node import Node
 
+pytestmark = pytest.mark.slow
+
 _BEGIN = """
 import os, sys, time, torchperfd
 client = torchperfd.attach()

@@ -7,6 +7,8 @@ import pytest
 from benchmarks.faults import catalog
 from benchmarks.faults.trial import JOB, run
 
+pytestmark = pytest.mark.slow
+
 NAMED = {fault.name: fault for fault in catalog.FAULTS}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.support.node import Node, eventually
 
-pytestmark = pytest.mark.needs("ip", "unshare")
+pytestmark = [pytest.mark.slow, pytest.mark.needs("ip", "unshare")]
 
 SCRIPT = """
 import time, torch, torch.distributed as dist

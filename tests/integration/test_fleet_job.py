@@ -4,7 +4,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.support.node import Node, eventually, free_port, new_node
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import time, torch, torch.distributed as dist

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tests.support.node import Node, eventually, free_port, new_node, side_by_side
 
+pytestmark = pytest.mark.slow
+
 RANKS = 3
 HANGS_WITHIN_S = 120
 """How long a test waits for the verdict; on a machine that is not overloaded it takes fifteen seconds."""

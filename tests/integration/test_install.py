@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.node import ROOT, Node, eventually, free_port
 
+pytestmark = pytest.mark.slow
+
 DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 

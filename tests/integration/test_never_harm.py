@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from tests.support.node import EXAMPLE, Node, eventually, new_node, side_by_side
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 8
 
 

@@ -21,6 +21,7 @@ from tests.support.node import eventually
 from torchperfd_daemon.captures import CaptureState, Catalog
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users"),
     pytest.mark.needs("setpriv"),
 ]

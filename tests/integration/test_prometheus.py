@@ -19,7 +19,7 @@ import pytest
 from tests.promql import queries
 from tests.support.node import EXAMPLE, ROOT, Node, eventually, free_port
 
-pytestmark = pytest.mark.needs("prometheus")
+pytestmark = [pytest.mark.slow, pytest.mark.needs("prometheus")]
 LONG_TERM = "victoria-metrics"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tests.support.node import eventually, new_node
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import sys, time, torch, torchperfd
 from pathlib import Path

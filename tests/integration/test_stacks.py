@@ -18,6 +18,8 @@ from tests.unit.daemon.processes import process
 from torchperfd_daemon.service.stack_signal import request_stacks_by_signal
 from torchperfd_daemon.stacks import Thread
 
+pytestmark = pytest.mark.slow
+
 HANG = """
 import ctypes, sys, threading, time, torch, torchperfd
 def in_sleep():

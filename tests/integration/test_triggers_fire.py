@@ -4,7 +4,10 @@ import json
 import sys
 from typing import Any
 
+import pytest
 from tests.support.node import Node, eventually
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import os, pathlib, time, torch

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import pytest
 from tests.support.node import Node, eventually, new_node, side_by_side
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import os, sys, time, torch, torchperfd
 from torch.utils.data import DataLoader, Dataset

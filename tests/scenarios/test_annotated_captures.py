@@ -26,6 +26,8 @@ from torchperfd.steps.step_batch import StepBatch
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon import analysis
 
+pytestmark = pytest.mark.slow
+
 MOST_STEPS = 3000
 MARKED = ("data", "forward", "loss", "backward", "optimizer")
 MARK = "code of "

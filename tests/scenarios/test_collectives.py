@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchperfd
 
+pytestmark = pytest.mark.slow
+
 Told = dict[str, Any]
 
 LATE_MS = LATE_S * 1e3

@@ -12,6 +12,8 @@ from torch import _dynamo, nn
 import torchperfd
 from torchperfd.events import Forward
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = ("eager", "aot_eager")
 
 

@@ -11,6 +11,8 @@ from tests.integration.conftest import node
 from tests.support.node import Node, free_port
 from tests.unit.client.training import per_step
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["node"]
 
 COMMON = """

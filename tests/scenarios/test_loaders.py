@@ -13,6 +13,8 @@ import pytest
 from tests.support.node import side_by_side
 from tests.unit.client.training import per_step
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 # Two epochs of three batches each; worker processes of spawn and forkserver import this file anew.

@@ -17,6 +17,8 @@ import torchperfd
 from torchperfd.hooks.pauses import GcPauses
 from torchperfd.v1 import session_pb2
 
+pytestmark = pytest.mark.slow
+
 
 class Slow:
     """Takes its time to be pickled."""

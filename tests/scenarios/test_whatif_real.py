@@ -14,6 +14,8 @@ from tests.support.node import Node, free_port
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.whatif import Removed, replay
 
+pytestmark = pytest.mark.slow
+
 _RANKS = 2
 _WITHIN = 0.05
 
