@@ -34,7 +34,7 @@ STEP_SECONDS: Final = Field(
 )
 SAMPLES: Final = Field("train_samples", "counter", "samples", "Samples trained on.", "train.samples")
 TOKENS: Final = Field(
-    "train_tokens", "counter", "tokens", "Tokens trained on, where the script tells.", "train.tokens"
+    "train_tokens", "counter", "tokens", "Tokens trained on, if the script reports them.", "train.tokens"
 )
 MICRO_BATCHES: Final = Field(
     "train_micro_batches", "counter", "batches", "Batches that went backward.", "train.micro_batches"

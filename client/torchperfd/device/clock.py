@@ -90,8 +90,8 @@ class DeviceTimes:
     """Times the phases of one thread's steps on one device.
 
     :meth:`mark` belongs to the training thread, everything else to the thread that reads its events;
-    the two share plain integers and a deque, and no lock. The replay tells of steps in the
-    recorder's words: :meth:`close`, :meth:`hold`, :meth:`rejoin`, :meth:`release`.
+    the two share plain integers and a deque, and no lock. The replay reports steps with the
+    recorder's methods: :meth:`close`, :meth:`hold`, :meth:`rejoin`, :meth:`release`.
 
     Args:
         make: Makes an event.
@@ -343,8 +343,8 @@ def apart_from_captures(
 ) -> Iterator[bool]:
     """Keep what this thread does from failing a CUDA graph that another one captures.
 
-    By default a capture forbids all threads whatever is not safe in a graph, queries of events
-    included, and fails when one does it. A thread may say that it means no capture but its own.
+    By default a capture of a graph fails if any thread makes a call that is unsafe in one, such as a query
+    of an event. A thread may declare that its calls do not concern the captures of other threads.
 
     Args:
         exchange: The driver's ``cuThreadExchangeStreamCaptureMode``: puts in a thread's mode,

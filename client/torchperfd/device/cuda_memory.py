@@ -9,7 +9,7 @@ from torchperfd.steps.totals import CudaMemory
 def read_cuda_memory() -> CudaMemory | None:
     """Return what this process has on all of its devices together, in bytes.
 
-    A rank has one device as a rule; which, only the thread that trains could tell. Nothing is
+    A rank usually has one device, and only the training thread knows which. Nothing is
     synchronised, imported or initialised for it. The peak is the allocator's own, since the start
     or since the script last reset it; of several devices, the sum of their peaks.
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 GENERATIONS: Final = 3
 _RECENT: Final = 2048
 _UNREAD: Final = 16_384
-"""A thousand collections per second, for as long as the rarest turns are apart."""
+"""A thousand collections per second, over the longest time between two flushes."""
 
 
 class Pause(NamedTuple):

@@ -1,8 +1,8 @@
 """The rendezvous: ranks of a job on different nodes exchange the addresses of their daemons.
 
-What all nodes of a job share is the store that their ranks have met at. A daemon that wants to find its peers
-there says so in its welcome, and one rank of each node then adds its daemon's address to a list in the store
-and reads those of the others. This uses a connection of its own, so training never waits for it.
+All nodes of a job share the store that their ranks initialised with. A daemon that looks for its peers there
+asks for it in its welcome. One rank of each node then adds its daemon's address to a list in the store and
+reads those of the others. This uses a connection of its own, so training never waits for it.
 """
 
 import os
@@ -44,7 +44,7 @@ class Rendezvous:
         self._thread: threading.Thread | None = None
 
     def discover_peers(self, address: str) -> None:
-        """Begin; called again, as for a daemon that has come back, tell what is known.
+        """Start the exchange; if it has run before, as for a daemon that is back, report its result again.
 
         Args:
             address: Where other daemons reach this node's.

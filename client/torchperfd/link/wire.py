@@ -179,12 +179,12 @@ def _read_kind(packed: session_pb2.KindAccount, totals: KindTotals, names: Phase
     totals.micro_batches, totals.skipped = packed.micro_batches, packed.skipped
     for phase in packed.phases:
         # Names past the last slot share one, so several phases may meet there.
-        own, told = totals.phases[names.slot(phase.phase)], _read_phase(phase)
-        own.calls += told.calls
-        own.ns += told.ns
-        own.squares += told.squares
-        own.device_ns += told.device_ns
-        own.device_calls += told.device_calls
+        own, received = totals.phases[names.slot(phase.phase)], _read_phase(phase)
+        own.calls += received.calls
+        own.ns += received.ns
+        own.squares += received.squares
+        own.device_ns += received.device_ns
+        own.device_calls += received.device_calls
 
 
 def _pack_phase(packed: session_pb2.PhaseAccount, totals: PhaseTotals) -> None:

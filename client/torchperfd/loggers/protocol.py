@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 class Logger(Protocol):
     """Takes numbers while training goes on, and the table at its end.
 
-    All three methods are called on one thread, which is not the one that trains; whatever they
-    raise is counted, and a logger that raises too often is left alone. Optional attributes say
-    how often to call: ``every_seconds`` (10 by default), ``every_steps`` (also after so many
+    All three methods are called on one thread, never on the training thread. Exceptions are
+    counted, and a logger that raises too often is not called again. Optional attributes set
+    how often it is called: ``every_seconds`` (10 by default), ``every_steps`` (also after so many
     training steps; by default never).
     """
 

@@ -270,7 +270,7 @@ class Loop(LoopState):
             loop_rules.ZERO.apply(self)
         self.enter(ZERO_GRAD)
 
-    # Optimizers, told apart by a number of their own.
+    # Optimizers, each with a number of its own.
 
     def optimizer_made(self, optimizer: int) -> None:
         """The script has made an optimizer, which shares no parameters with another."""

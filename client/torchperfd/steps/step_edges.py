@@ -109,7 +109,7 @@ def hold_unseen(state: LoopState) -> None:
 
 
 def hold_begun(state: LoopState) -> None:
-    """The step has begun, and the loop turns to something else."""
+    """Keep the step, which has begun, open while the loop does something else."""
     _hold(state, BEGUN)
 
 

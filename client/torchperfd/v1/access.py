@@ -1,8 +1,8 @@
 """Which directories, files and processes may be trusted on a node that other users share.
 
 Client and daemon meet at a socket in a directory, and below ``/tmp`` any user can make that directory first.
-So a directory is examined before anything in it is opened, the kernel says which user listens at the
-socket, and files are opened below the directory's descriptor without following a link.
+So a directory is examined before anything in it is opened, the kernel's record shows which user listens at
+the socket, and files are opened below the directory's descriptor without following a link.
 """
 
 import errno
@@ -154,7 +154,7 @@ def listening_uid(path: str) -> int:
     """Return the user whose daemon listens at a socket, once the directory and that user may be trusted.
 
     Raises:
-        UntrustedError: Another user could be the one who listens.
+        UntrustedError: The listener could be another user's process.
         OSError: Nothing accepts connections there.
     """
     if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -206,7 +206,8 @@ def _check_directory(path: str, status: os.stat_result) -> None:
     private = path == os.path.abspath(contract.user_runtime_dir())  # noqa: PTH100
     if private and not own:
         raise UntrustedError(f"{path} belongs to user {status.st_uid}; {_remedy(path)}")
-    # Root's directories that all may write to are root's choice, like /tmp; who listens there is asked.
+    # Root's directories that all may write to are root's choice, like /tmp; there the listener's user is
+    # checked.
     if own and may_others_write(status) and (private or status.st_uid != 0):
         raise UntrustedError(f"other users may write to {path}; `chmod 700 {path}` once it is empty")
     if own or status.st_uid in trusted_uids() or _is_roots(status.st_uid):

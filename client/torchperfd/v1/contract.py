@@ -17,7 +17,7 @@ BUNDLE: Final = "bundle"
 """The feature of a daemon that takes several messages in one."""
 
 STACKS: Final = "stacks"
-"""The feature of a client that tells where its threads are."""
+"""The feature of a client that reports its threads' stacks."""
 
 CAPTURE_ORDER: Final = "capture_order"
 """The feature of a daemon that captures the whole job when rank 0's script asks for it."""
@@ -26,7 +26,7 @@ CAPTURE_KINDS: Final = "capture_kinds"
 """The feature of a client that can make other captures than traces."""
 
 COLLECTIVES: Final = "collectives"
-"""The feature of a client that tells how far its process groups are."""
+"""The feature of a client that reports the progress of its process groups."""
 
 NATIVE_HOOKS: Final = "native_hooks"
 """The feature of a client whose hooks are compiled."""
@@ -73,7 +73,7 @@ MAX_SOCKET_PATH_BYTES: Final = 107
 SYSTEM_SOCKET: Final = "/run/torchperfd/daemon.sock"
 
 SYSTEM_CAPTURES: Final = "/var/lib/torchperfd/captures"
-"""Where the service of a node keeps captures, unless it is told otherwise."""
+"""The captures directory of a node's service, unless configured otherwise."""
 
 
 def overlapping_api(low: int, high: int) -> int | None:
@@ -108,7 +108,7 @@ def socket_candidates() -> tuple[str, ...]:
 
 
 def user_captures_dir() -> str:
-    """Return where captures of this user are kept when no daemon says otherwise."""
+    """Return this user's captures directory, unless a daemon names another one."""
     chosen = os.environ.get("TORCHPERFD_CAPTURES_DIR")
     if chosen:
         return chosen

@@ -23,12 +23,12 @@ Source = Literal["kernel", "span", "call"]
 _KERNEL: Final = re.compile(r"nccl(?:Dev)?Kernel_([A-Za-z]+)")
 _SPAN: Final = "gloo:"
 _CALL: Final = "record_param_comms"
-# What c10d and the backends record too, but not every rank of a group takes part in, or none waits in.
+# Recorded by c10d and the backends too, but not every rank of the group takes part, or no rank waits.
 # A "Generic" kernel of RCCL may be any of them.
 _NO_COLLECTIVES: Final = frozenset(
     {"send", "recv", "recvanysource", "sendrecv", "pointtopoint", "wait", "init", "generic"}
 )
-# Of these the recorded input is no smaller than the output; of a gathering one the output is not recorded.
+# For these the recorded input is no smaller than the output. Of a gathering one the output is not recorded.
 _SIZED_BY_INPUT: Final = frozenset({"all_reduce", "broadcast", "reduce", "all_to_all", "reduce_scatter"})
 # Bytes of one element, by c10's names of types and by those of C++, which the operators' inputs have.
 _ELEMENT_BYTES: Final = {
@@ -65,16 +65,16 @@ class Collectives:
     """The collectives of one trace as parallel columns, in order of start; small, and it pickles.
 
     Attributes:
-        origin_ns: What times count from, in ns on the clock of the rank's host.
+        origin_ns: The origin of all times, in ns on the clock of the rank's host.
         duration_ns: From the trace's earliest start to its latest end.
-        world_size: The number of ranks of the run; None when the file does not say.
+        world_size: The number of ranks of the run; None if the file does not contain it.
         steps: The profiler's numbers of the training steps in the trace.
         kinds: Table of kinds.
-        kind: What it is, an index into ``kinds``.
+        kind: The collective's kind, an index into ``kinds``.
         sequence: The group's count of its collectives, equal on all ranks; -1 for none.
-        start: When the rank came, in ns since the origin.
-        end: When it was through, likewise.
-        bytes: Of the input or the output, whichever is larger; -1 when the file does not say.
+        start: When the rank entered it, in ns since the origin.
+        end: When the rank left it, likewise.
+        bytes: Of the input or the output, whichever is larger; -1 if the file does not contain them.
     """
 
     origin_ns: int
@@ -136,7 +136,7 @@ def collectives(trace: Trace, steps: Sequence[Step]) -> Collectives:
 
 
 def _by_arguments(trace: Trace, wanted: Flags, source: Source) -> _Found:
-    """Take the wanted events whose arguments say what collective they are."""
+    """Take the wanted events whose arguments identify their collective."""
     args = trace.collective_args
     collective = np.array([word.lower() not in _NO_COLLECTIVES for word in args.words], dtype=np.bool_)
     element_bytes = np.array([_ELEMENT_BYTES.get(word.lower(), 0) for word in args.words], dtype=np.int64)
@@ -158,7 +158,7 @@ def _by_arguments(trace: Trace, wanted: Flags, source: Source) -> _Found:
 
 
 def _by_kernel(trace: Trace, kernels: Flags) -> _Found:
-    """Take the kernels of NCCL and RCCL whose arguments say nothing: older exports, CUDA graphs."""
+    """Take the kernels of NCCL and RCCL without such arguments: older exports, CUDA graphs."""
     names = [match[1] if (match := _KERNEL.search(name)) else "" for name in trace.names]
     silent = kernels.copy()
     silent[trace.collective_args.row] = False
@@ -166,7 +166,7 @@ def _by_kernel(trace: Trace, kernels: Flags) -> _Found:
 
 
 def _by_span(trace: Trace) -> _Found:
-    """Take gloo's spans; their inputs say how much they move, where shapes were recorded."""
+    """Take gloo's spans; the shapes of their inputs, if recorded, give the bytes."""
     names = [name.removeprefix(_SPAN) if name.startswith(_SPAN) else "" for name in trace.names]
     found = _by_name(trace, np.ones(len(trace), dtype=np.bool_), names, "span")
     inputs, which = np.unique(
@@ -179,7 +179,7 @@ def _by_span(trace: Trace) -> _Found:
 
 
 def _by_name(trace: Trace, wanted: Flags, names: Sequence[str], source: Source) -> _Found:
-    """Take the wanted events by what ``names``, parallel to the trace's, makes of their names."""
+    """Take the wanted events by ``names``: a collective, or none, for each of the trace's names."""
     is_collective = [name != "" and name.lower() not in _NO_COLLECTIVES for name in names]
     row = np.flatnonzero(wanted & np.array(is_collective, dtype=np.bool_)[trace.name])
     used, kind = np.unique(trace.name[row], return_inverse=True)
@@ -200,7 +200,7 @@ def _once(
     kind: Int32, start: Int64, end: Int64, sequence: Int64, size: Int64
 ) -> tuple[Int32, Int64, Int64, Int64, Int64]:
     """Make one of events that have the same kind and number: the kernels of one collective."""
-    # What has no number stands alone, which a number of its own below all others says as well.
+    # An event without a number is a collective of its own: it gets a unique number below all others.
     number = np.where(sequence >= 0, sequence, -1 - np.arange(len(sequence)))
     order = np.lexsort((number, kind))
     kind, number = kind[order], number[order]
@@ -220,7 +220,7 @@ def _once(
 
 
 def _input_bytes(shapes: str, types: str) -> int:
-    """Return the bytes of inputs with these ``Input Dims`` and ``Input type``; -1 when they do not say."""
+    """Return the bytes of inputs with these ``Input Dims`` and ``Input type``; -1 if they do not show it."""
     try:
         dims, names = _DIMS.decode(shapes), _TYPES.decode(types)
     except _UNREADABLE:

@@ -1,4 +1,4 @@
-"""Columns while they grow: tables that number what they see, and the arguments of collectives."""
+"""Columns while they grow: tables that number their entries, and the arguments of collectives."""
 
 from array import array
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ class Table(dict[_Key, int], Generic[_Key]):
 
 
 class CollectiveColumns:
-    """The arguments of collectives while they are gathered: few events have them, so they are rows apart."""
+    """The arguments of collectives while they are gathered, separate since few events have any."""
 
     def __init__(self) -> None:
         self._words = Table[str]({"": 0})
@@ -81,7 +81,7 @@ def numbers(values: Iterable[int]) -> Int32:
 
 
 def identifiers(values: list[int | str | None], none: int) -> Int64:
-    """Return numbers, also where a trace writes them as strings; ``none`` for what is none."""
+    """Return numbers, also if a trace writes them as strings; ``none`` for anything else."""
     try:
         found = np.fromiter(values, np.int64)
     except (TypeError, ValueError, OverflowError):

@@ -1,7 +1,7 @@
 """Compares two captures, or two ranks of one, row by row.
 
-Rows are compared per step, so that captures of different lengths can be. How much a row differs from one
-step to the next says how much of a difference is noise.
+Rows are compared per step, so that captures of different lengths are comparable. The variation of a row from
+step to step shows how much of a difference is noise.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,13 +32,13 @@ def compare(
 ) -> Comparison:
     """Compare two sides, rank by rank and as a whole.
 
-    Several ranks count as one: a row takes what it takes in the mean over ranks, in the steps that all of
-    them recorded. Ranks wait for one another, so that their steps are no independent measurements.
+    Several ranks count as one: a row's value is the mean over ranks, in the steps that all of them recorded.
+    Ranks wait for one another, so their steps are no independent measurements.
 
     Args:
         before: The summary of each rank, made with ``samples=True``.
         after: The same ranks of the other side, in the same order.
-        ranks: What the ranks are called; None for what the traces say.
+        ranks: The names of the ranks; None for those in the traces.
 
     Raises:
         UsageError: A side has no summary, the other does not match it, or one was made without samples.
@@ -85,8 +85,8 @@ def _changes(
     Args:
         before: The first side.
         after: The second.
-        cells_of: What of a trace is in the table.
-        longest: The longer side's step in ns, of which a row must change a part to count; 0 for any part.
+        cells_of: Returns the table's values of one trace.
+        longest: The longer side's step in ns; changes below a fixed share of it do not count. 0 counts all.
     """
     one, other = before.rows(cells_of), after.rows(cells_of)
     both = [name for name in one.number if name in other.number and (one.mean(name) or other.mean(name))]

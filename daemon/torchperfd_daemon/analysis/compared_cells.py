@@ -1,4 +1,4 @@
-"""What a comparison measures of one trace: the tables' rows over its steps, sparse."""
+"""The values of one trace that a comparison uses: the tables' rows over its steps, sparse."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _KINDS_OF_MEMORY: Final = ("host_allocated", "host_peak", "device_allocated", "d
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """What rows took in the steps of one trace, sparse; ``calls`` is None for what is not called."""
+    """The values of rows in the steps of one trace, sparse; ``calls`` is None for rows without calls."""
 
     names: Sequence[str]
     row: Int64

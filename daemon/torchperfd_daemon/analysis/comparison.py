@@ -5,14 +5,14 @@ from typing import Final, Literal
 
 Status = Literal["new", "gone", "changed", "same"]
 ComparedTable = Literal["phases", "device", "operators", "launched", "kernels", "memory"]
-# In how many of all tables without a real difference one may be seen.
+# The share of tables without a real difference in which one may be reported.
 LEVEL: Final = 0.05
-# Less than this part of the step is not worth a word, however certain it is.
+# A difference below this part of the step is not reported, however certain it is.
 NEGLIGIBLE_OF_STEP: Final = 0.001
 # Where noise is unknown, a difference counts from this part of the row and of the step on.
 UNKNOWN_NOISE_OF_ROW: Final = 0.10
 UNKNOWN_NOISE_OF_STEP: Final = 0.01
-# A device that is busy for this part of the steps is what they wait for.
+# A device that is busy for this part of the steps determines their length.
 _BUSY: Final = 0.5
 # The headline names at most so many rows, each with this part of the difference or more.
 _CAUSES: Final = 3
@@ -25,12 +25,12 @@ class Change:
 
     Attributes:
         name: The operator or kernel, the part of a `Breakdown`, the kind of `MemorySteps`.
-        before: What it took in a step of the first side.
+        before: Its mean in a step of the first side.
         after: The same in the second.
-        calls_before: How often it was called in a step of the first side; None for what is not called.
+        calls_before: Its calls per step of the first side; None for a row without calls.
         calls_after: The same in the second.
-        p_value: The chance that noise alone makes such a difference, this row looked at by itself; None
-            where noise is unknown or the row is on one side only.
+        p_value: The chance that noise alone makes such a difference, for this row alone; None where noise
+            is unknown or the row is on one side only.
         status: ``new`` and ``gone`` are on one side only; ``changed`` is beyond noise, and more than a
             thousandth of the step.
     """
@@ -45,18 +45,18 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """What was added; negative for what was saved."""
+        """The increase; negative for a saving."""
         return self.after - self.before
 
     @property
     def percent(self) -> float | None:
-        """The difference in percent of what was before; None where that is nothing."""
+        """The difference in percent of the first side; None if that is 0."""
         return 100 * self.difference / abs(self.before) if self.before else None
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What one side of a comparison is made of.
+    """The traces and steps of one side of a comparison.
 
     Attributes:
         paths: Its trace files, one a rank.
@@ -78,7 +78,7 @@ class Comparison:
         noise_known: Both have several steps, so that ``changed`` means beyond noise.
         step: Time of a step, on the device where the host runs ahead of it; or of the recording.
         phases: Host time of a step by phase; empty without steps.
-        device: What the device did in a step, the parts of `Breakdown`; empty without a device.
+        device: The device's time in a step, by the parts of `Breakdown`; empty without a device.
         operators: Self CPU time by name; over the rows of one thread it adds up to the step.
         launched: Device time by the name of the operator that launched it.
         kernels: Time of kernels, copies and fills by name.

@@ -1,7 +1,7 @@
-"""The steps as the device does them, for a host that runs ahead of it.
+"""The times of steps on the device, for a host that runs ahead of it.
 
-A host that only launches is through with a step long before the device is. How long such a step takes is then
-shown by the device alone: from the first kernel that the step launched to the first one of the next step.
+A host that only launches finishes a step long before the device does. Then only the device shows the length
+of the step: from the first kernel that the step launched to the first one of the next step.
 """
 
 from typing import Final
@@ -22,8 +22,8 @@ _QUEUED: Final = 0.5
 def on_the_device(trace: Trace, links: Links, starts: Int64, ends: Int64) -> tuple[Int64, Int64] | None:
     """Return starts and ends of the steps on the device, in ns; None where the device keeps up with the host.
 
-    A host that waits for the device every so often, to read a loss, has all of its steps take as long as the
-    device's, but one of them has the waiting for many. So the median is looked at too, where kernels queue.
+    If a host waits for the device every so often, to read a loss, its steps take as long as the device's on
+    average, but one step contains the wait of many. So the median is compared too, where kernels queue.
 
     Kernels of one stream run in the order of their launches, so the stream with most kernel time shows where
     a step begins. A step that launches nothing there keeps the host's times.

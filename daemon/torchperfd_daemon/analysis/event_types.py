@@ -122,18 +122,18 @@ class Capture(msgspec.Struct):
     loader: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
     def phases(self) -> dict[str, float]:
-        """Return the phases; none where the file says something else."""
+        """Return the phases; none if the file has another type there."""
         found = _decoded(self.unrecorded_phase_ns, dict[str, float]) or {}
         return {name: ns for name, ns in found.items() if 0 <= ns < math.inf}
 
     def loader_facts(self) -> LoaderFacts | None:
-        """Return what is known of the loader; None where the file says nothing, or something else."""
+        """Return the data on the loader; None if the file has none, or another type there."""
         facts = _decoded(self.loader, LoaderFacts)
         return facts if facts is not None and facts.is_sound() else None
 
 
 def _decoded(text: msgspec.Raw, kind: type[_Decoded]) -> _Decoded | None:
-    """Return a part of the header; None where it is absent or of another type, which harms nothing else."""
+    """Return a part of the header; None if it is absent or of another type, which costs only this part."""
     try:
         return msgspec.json.decode(text, type=kind) if text else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Results as other programs take them: Markdown, comma-separated values, and pandas' tables."""
+"""Exports results: Markdown, comma-separated values, and pandas' tables."""
 
 import csv
 import importlib
@@ -27,7 +27,7 @@ def to_markdown(
     limit: int = 15,
     sort_by: str = "self",
 ) -> str:
-    """Return what is shown as text as GitHub-flavoured Markdown, ending in a newline.
+    """Return the text report as GitHub-flavoured Markdown, ending in a newline.
 
     Args:
         ranks: Each rank, None where it is not known, and its answers.

@@ -142,13 +142,13 @@ class Host:
     def charge(
         self, start: Int64, end: Int64, launch: Int64, cause: Int64, what: Int64
     ) -> tuple[Int64, Int64, Int64, Int64]:
-        """Return cause, what, where and avoidable time of gaps that the host was late for.
+        """Return the cause, place, function and avoidable time of gaps that the host caused by being late.
 
         Args:
             start: When each gap begins, in ns.
             end: When it ends.
-            launch: The row of the launch of what ends it, -1 for none.
-            cause: Its cause as long as the host shows none.
+            launch: The row of the launch of the event that ends it, -1 for none.
+            cause: Its cause if the host shows none.
             what: Its place, likewise.
         """
         trace = self._trace
@@ -167,7 +167,8 @@ class Host:
         launching = self._calls.up_to(end) - self._calls.up_to(start)
         launched = ~known & (launch >= 0) & (_LAUNCHING_SHARE * launching >= end - start)
         cause = np.where(known, charged_to, np.where(launched, _LAUNCH, cause))
-        # A gap that shows no call is looked at in its middle: there the host did what it took so long for.
+        # A gap without a call shows the function that ran in its middle, which is most likely what took so
+        # long.
         moment = (start + end) // 2
         what = np.where(launch >= 0, self._asker(trace.start[launch], trace.name[launch]), what)
         moment = np.where(launched, trace.start[launch], moment)

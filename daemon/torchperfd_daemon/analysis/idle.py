@@ -49,12 +49,12 @@ _MOST_PLACES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class IdlePlace:
-    """Gaps of one cause that are of one place.
+    """The gaps of one cause and one place.
 
     Attributes:
-        what: What the host was in: the operator that asked for the wait, copy or launch, the DataLoader, the
-            collective. Where no host call is to blame, the device event that ends the gap; empty for the time
-            after the last device event.
+        what: The place on the host: the operator that asked for the wait, copy or launch, the DataLoader, or
+            the collective. Without a host call, the device event that ends the gap; empty for the time after
+            the last device event.
         where: The innermost function around it that is neither torch's nor Python's own, as Kineto names it,
             ``train.py(12): train_step``; the line is the function's first. Empty without ``with_stack=True``.
         ns: The gaps' time.
@@ -85,7 +85,7 @@ class Idle:
         causes: Every cause, most time first; they sum to ``Breakdown.idle_ns`` of scope ``all``.
         steps: For each step the time in ns by cause; they sum to the idle time of the step's breakdown. Gaps
             are cut at the step's ends, and the time before the first and after the last device event counts.
-        avoidable: What of that goes away with its cause: no more than the host waited, or computed.
+        avoidable: The part that goes away with its cause: no more than the host waited, or computed.
     """
 
     causes: tuple[IdleCause, ...]
@@ -114,13 +114,13 @@ class _Gaps:
 
 @dataclass(frozen=True, slots=True)
 class _Charges:
-    """What each gap is charged to, parallel to the gaps.
+    """The cause and place of each gap, parallel to the gaps.
 
     Attributes:
         cause: An index into `CAUSES`.
         what: The place's name, an index into the trace's.
         where: The user's function, likewise; -1 for none.
-        avoidable: What of the gap its cause takes at most, in ns.
+        avoidable: The largest part of the gap that its cause can explain, in ns.
     """
 
     cause: Int64
@@ -136,7 +136,7 @@ def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step], links: Links |
         trace: The loaded trace.
         device: Its device events.
         steps: Its steps.
-        links: What launched its device events, if that has been found before.
+        links: The launches of its device events, if they have been found before.
     """
     if not len(device.rows):
         return None
@@ -151,7 +151,7 @@ def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step], links: Links |
 
 
 def _gaps(trace: Trace, device: DeviceTime) -> _Gaps:
-    """Return the gaps, with what lies before the first and after the last device event."""
+    """Return the gaps, with the time before the first and after the last device event."""
     order = np.argsort(trace.start[device.rows], kind="stable")
     rows = device.rows[order]
     dry = np.concatenate(([0], np.maximum.accumulate(trace.end[rows])))

@@ -1,9 +1,9 @@
-"""The events of a Kineto Chrome trace, decoded batch by batch, as far as each of them is sound.
+"""Decodes the sound events of a Kineto Chrome trace, batch by batch.
 
 The format is the one that ``torch.profiler`` exports: a JSON object whose ``traceEvents`` are
 Chrome trace events, times in microseconds. A trace is decoded while it is read, so that memory
-holds one batch of it, never the whole text. Batches end where events begin, as far as a regular
-expression can tell; where that guess, or the JSON, is wrong, an exact tokenizer goes over the batch
+holds one batch of it, never the whole text. A regular expression guesses where events begin,
+and batches end there. If that guess, or the JSON, is wrong, an exact tokenizer goes over the batch
 event by event. Real files break (unescaped quotes, cut ends, fields of another type), so one bad
 event costs itself and never the file, and a bad field not even its event's times (`lenient`).
 
@@ -55,7 +55,7 @@ _TAIL: Final = 1 << 14
 _LONGEST_EVENT: Final = 1 << 20
 # An event is repaired if it ends before one of so many places where another may begin.
 _MOST_ENDS: Final = 64
-# Of what stands before and after the events, this much is kept.
+# So many bytes of the text before and after the events are kept.
 _MARGIN: Final = 1 << 20
 _KEY: Final = 1 << 12
 
@@ -295,7 +295,7 @@ class Events:
             self._read_header(b"{" + rest[1:])
 
     def _read_header(self, text: bytes) -> None:
-        """Take what is known from ``text``; a field that cannot be read costs itself."""
+        """Take the known fields from ``text``; a field that cannot be read costs only itself."""
         try:
             found = _HEADER.decode(text)
         except _UNREADABLE:

@@ -16,7 +16,7 @@ from torchperfd_daemon import text as texts
 
 PLAIN_WIDTH: Final = 110
 """Sentences off a terminal are so wide: a log or a pipe must not reflow with the caller's terminal."""
-# Off a terminal nothing is cut: what a log or another program gets is all that there is.
+# Off a terminal nothing is cut: a log or another program gets everything.
 _UNCUT: Final = 1_000_000
 _GUTTER: Final = 3
 _NAME_AT_LEAST: Final = 12
@@ -28,7 +28,7 @@ class Table:
     """Cells as they are shown: names in the first column, numbers in the others.
 
     Attributes:
-        headings: What each column holds.
+        headings: The title of each column.
         rows: A cell for each heading.
     """
 
@@ -38,7 +38,7 @@ class Table:
     def as_text(self, width: int) -> RichTable:
         """Lay it out in ``width`` characters; only the names are cut."""
         table = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        # Names give way to numbers: a cut name can still be recognised, a cut number misleads.
+        # Names are cut before numbers: a cut name can still be recognised, a cut number misleads.
         widths = [max(len(cell) for cell in column) for column in zip(self.headings, *self.rows, strict=True)]
         for_names = width - sum(widths[1:]) - _GUTTER * (len(self.headings) - 1)
         table.add_column(self.headings[0], no_wrap=True, max_width=max(_NAME_AT_LEAST, for_names))
@@ -68,7 +68,7 @@ class _PrintableConsole(Console):
 
 
 def console_for(out: IO[str]) -> Console:
-    """Return what writes to ``out``: as wide as a terminal is, else plain text of which nothing is cut."""
+    """Return a console for ``out``: as wide as the terminal, or plain text that is never cut."""
     return _PrintableConsole(
         file=out, width=None if out.isatty() else _UNCUT, markup=False, highlight=False, emoji=False
     )
@@ -85,5 +85,5 @@ def printable(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return text that means nothing but itself in Markdown, on one line."""
+    """Return text escaped for Markdown, on one line."""
     return _SPECIAL.sub(r"\\\1", escape(printable(text), quote=False))

@@ -1,4 +1,4 @@
-"""Reads what the typed decoder refuses, field by field, so that a bad field costs itself and not a time.
+"""Reads the events that the typed decoder refuses, field by field, so that a bad field costs only itself.
 
 This is the slow path: it is taken for single events and headers, never for a whole sound file.
 """
@@ -16,7 +16,7 @@ Struct = TypeVar("Struct", bound=msgspec.Struct)
 
 _UNPARSABLE: Final = (ValueError, RecursionError, InvalidOperation)
 _DECODER: Final = json.JSONDecoder(strict=False, parse_float=Decimal)
-# What C and C++ print for numbers that are none. A time of -1 counts as absent.
+# The output of C and C++ for infinities and NaN. A time of -1 counts as absent.
 _NO_NUMBER: Final = re.compile(
     r"[-+]?(?:inf(?:inity)?|nan(?:\([a-z0-9_]*\))?|\d\.#(?:inf|ind|qnan|snan)\d*)(?![\w.])", re.IGNORECASE
 )
@@ -33,7 +33,7 @@ def repaired(text: str) -> tuple[str, int] | None:
         text: Begins with the event, and may go on after it.
 
     Returns:
-        None where it cannot be repaired: numbers that are none become -1, decimal commas points.
+        None if it cannot be repaired: infinities and NaN become -1, decimal commas become points.
     """
     for _ in range(_MOST_REPAIRS):
         try:
@@ -65,7 +65,7 @@ def struct_from(text: bytes, kind: type[Struct]) -> Struct | None:
 def convert(found: Mapping[str, Any], kind: type[Struct]) -> Struct | None:
     """Return a struct with those of its fields that can be read; None where one that it needs is missing.
 
-    Numbers may be text, and have a decimal comma. What has no place in a field leaves it at its default.
+    Numbers may be text, and have a decimal comma. A value that does not fit its field leaves the default.
     """
     values = {}
     for field in msgspec.structs.fields(kind):

@@ -1,4 +1,4 @@
-"""Which runtime call and which operator launched what ran on the device.
+"""Finds the runtime call and the operator that launched each device event.
 
 Kineto writes the launching operator's id on each device event, as its ``External id``. Some versions write
 the correlation id there instead, and by chance that may be the id of another operator. The launch itself is
@@ -26,7 +26,7 @@ _ROUNDING_NS: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What launched each device event, as parallel columns in file order.
+    """The launch of each device event, as parallel columns in file order.
 
     Attributes:
         event: The row of each kernel, copy and fill.
@@ -39,13 +39,13 @@ class Links:
     operator: Int64
 
     def launched_at(self, trace: Trace) -> Int64:
-        """Return when the host launched each event, in ns; -1 where that is not known."""
+        """Return when the host launched each event, in ns; -1 if unknown."""
         rows = np.where(self.launch >= 0, self.launch, self.operator)
         return np.where(rows >= 0, trace.start[rows], -1)
 
 
 def find_links(trace: Trace) -> Links:
-    """Return what launched each device event of a trace."""
+    """Return the launch of each device event of a trace."""
     events = np.flatnonzero(trace.of_categories(DEVICE))
     calls = np.flatnonzero(trace.of_categories(LAUNCHES) & (trace.correlation >= 0))
     launch = _latest(trace, calls, trace.correlation[calls], trace.correlation[events], trace.start[events])

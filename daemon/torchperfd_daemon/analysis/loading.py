@@ -103,7 +103,7 @@ class _Columns:
         self.start = array("q")
         self._foreign = foreign
         self._no_args = _NO_ARGS if foreign is None else _NO_FOREIGN_ARGS
-        # What is absent has number 0.
+        # Absent entries have number 0.
         self._names = Table[str]({"": 0})
         self._written_categories = Table[str]({"": 0} | {name: 1 + at for at, name in enumerate(_WINDOW)})
         self._threads = Table[tuple[int | str, int | str]]()
@@ -144,7 +144,7 @@ class _Columns:
         durations = doubles([event.dur for event in complete])
         names = numbers(map(self._names.__getitem__, [event.name for event in complete]))
         categories = numbers(map(self._written_categories.__getitem__, [event.cat for event in complete]))
-        # What stands for an absent time is negative.
+        # An absent time is encoded as a negative number.
         timed = (starts >= 0) & (durations >= 0)
         sound = timed & (starts < _LATEST_START_US) & (durations < _LONGEST_US)
         self.events += int(sound.sum())

@@ -126,7 +126,7 @@ def _match_by_order(events: CollectiveEvents) -> None:
 
 
 def _match_by_end(events: CollectiveEvents, clocks: RankClocks) -> None:
-    """Match what is left by end time, with what is matched already first: of one sort, at one time,
+    """Match the remaining events by end time, those with a partial match first: of one sort, at one time,
     and each the other's nearest.
     """
     start, end = events.start + clocks.shift[events.place], events.end + clocks.shift[events.place]

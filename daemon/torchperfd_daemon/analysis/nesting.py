@@ -1,4 +1,4 @@
-"""Which call made which: the calls of each thread, each under the innermost one that contains it."""
+"""Nests the calls of each thread: each is under the innermost one that contains it."""
 
 from array import array
 from dataclasses import dataclass

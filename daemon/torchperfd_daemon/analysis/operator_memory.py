@@ -34,7 +34,7 @@ def memory_during(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
 
 
 def memory_outside(trace: Trace, rows: Int64) -> list[Operator]:
-    """Return torch's row for what was allocated and freed while none of ``rows`` ran, if anything was."""
+    """Return torch's row for the memory allocated and freed while none of ``rows`` ran, if there was any."""
     memory = trace.memory
     order = np.argsort(trace.start[rows], kind="stable")
     starts, reached = trace.start[rows][order], np.maximum.accumulate(trace.end[rows][order])

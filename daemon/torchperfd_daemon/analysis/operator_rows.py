@@ -7,7 +7,7 @@ from typing import Final
 from torchperfd_daemon.analysis.breakdown import DEVICE
 from torchperfd_daemon.analysis.trace import Int64
 
-# What ran on a device is a row of its own too, in torch's table and in this one.
+# Device events are rows of their own too, in torch's table and in this one.
 ON_DEVICE: Final = DEVICE | {"gpu_user_annotation"}
 
 

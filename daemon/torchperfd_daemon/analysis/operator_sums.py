@@ -18,8 +18,8 @@ from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 _ANNOTATION: Final = "user_annotation"
 # c10d's Work objects open a span on one thread and close it on another. torch marks such spans as
-# asynchronous, outside all nesting and without self time; the trace shows them only by their name. What was
-# never closed torch takes for asynchronous too.
+# asynchronous, outside all nesting and without self time; the trace shows them only by their name. torch
+# treats spans that were never closed as asynchronous too.
 ASYNC_PREFIXES: Final = ("gloo:", "nccl:", "mpi:", "ucc:", "xccl:")
 
 
@@ -53,7 +53,7 @@ class OperatorSums:
 
 
 def sum_calls(trace: Trace, group: Int64, host: Flags, links: Links) -> OperatorSums:
-    """Add up the calls in ``host`` and what ran on a device, by each event's group."""
+    """Add up the calls in ``host`` and the device events, by each event's group."""
     asynchronous = trace.unfinished | (
         trace.of_categories({_ANNOTATION}) & trace.of_names(lambda name: name.startswith(ASYNC_PREFIXES))
     )
@@ -70,9 +70,9 @@ def sum_calls(trace: Trace, group: Int64, host: Flags, links: Links) -> Operator
 
 
 def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -> None:
-    """Add the nested calls, an only child with its parent's name folded into the parent.
+    """Add the nested calls; an only child with its parent's name is merged into the parent.
 
-    torch folds so because a redispatched operator records itself again: the parent takes over the
+    torch merges these because a redispatched operator records itself again: the parent takes over the
     child's children, and the child's kernels in place of its own.
     """
     names, has_parent = trace.name[calls.row], calls.parent >= 0
@@ -86,7 +86,7 @@ def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -
     while not np.array_equal(survivor[survivor], survivor):
         survivor = survivor[survivor]
     device = _launched_by(trace, calls.row, links)
-    # Parents come first, so of a chain of folded calls the innermost one's kernels are the last to stay.
+    # Parents come first, so of a chain of merged calls the innermost one's kernels are the last to stay.
     device[survivor[folded]] = device[folded]
     device[folded] = 0
     kept = survivor == np.arange(len(calls))
@@ -94,7 +94,7 @@ def _add_calls(sums: OperatorSums, trace: Trace, calls: Nesting, links: Links) -
     running = np.concatenate(([0], np.cumsum(device)))
 
     def own(totals: Int64) -> Int64:
-        """Take from each call what its children have."""
+        """Subtract from each call the values of its children."""
         outer = np.zeros(len(calls), dtype=np.int64)
         outer[kept] = totals
         np.subtract.at(outer, parent[parent >= 0], totals[parent >= 0])

@@ -62,12 +62,12 @@ def operators(
 
     Args:
         trace: The loaded trace.
-        group_by: What calls of one name must share to be one row: nothing more, their input shapes
+        group_by: Calls of one name are one row if they also share: nothing more, their input shapes
             (``record_shapes=True``), their Python stack or their module (both ``with_stack=True``).
         python_functions: Whether Python frames are rows and parents, as in torch's own table, or are
             left out so that self time stays with the operators.
         frames: How many frames of a stack count, from the innermost.
-        links: What launched the trace's device events, if that has been found before.
+        links: The launches of the trace's device events, if they have been found before.
     """
     host = _on_host(trace)
     key, labels = _groups(trace, group_by, host, frames)
@@ -85,8 +85,8 @@ def operators_by_step(trace: Trace, step: Int64, links: Links) -> OperatorSteps:
     Args:
         trace: The loaded trace.
         step: For each event of the trace the step that it ran in, numbered from 0; -1 for none, which leaves
-            it out. What the host launched counts to the step of the launch, whenever it ran.
-        links: What launched the trace's device events.
+            it out. A device event counts to the step of its launch, whenever it ran.
+        links: The launches of the trace's device events.
     """
     host = _on_host(trace)
     key, labels = _groups(trace, "name", host, 0)
@@ -126,7 +126,7 @@ def _on_host(trace: Trace) -> Flags:
 def _groups(
     trace: Trace, group_by: GroupBy, host: Flags, frames: int
 ) -> tuple[Int64, Callable[[int], dict[str, Any]]]:
-    """Return each event's group, and what says which fields of `Operator` its calls share."""
+    """Return each event's group, and the fields of `Operator` that its calls share."""
     steps = [name for name, text in enumerate(trace.names) if text.startswith("ProfilerStep#")]
     renamed = np.arange(len(trace.names), dtype=np.int64)
     renamed[steps] = steps[0] if steps else 0

@@ -10,7 +10,7 @@ all phases, scripts may have some. What is in none of ``forward``, ``loss`` and 
   one sequence number), to the last before another phase begins; the loss is part of it.
 
 With ``with_stack=True`` the calls of ``torch.autograd.backward`` and ``torch.save`` are phases too.
-Where phases lie within each other, the one that began last has the time; what no phase has is ``other``.
+Where phases lie within each other, the one that began last has the time. The rest of the step is ``other``.
 """
 
 import re
@@ -42,7 +42,7 @@ _PYTHON: Final = re.compile(
 
 
 def phases(trace: Trace, steps: Sequence[Step], thread: int | None = None) -> list[dict[str, int]]:
-    """Return each step's phases with their time in ns, those that took any, in the order of the closed set.
+    """Return each step's phases that took any time, in ns, in the order of the closed set.
 
     A step's phases sum to the host's time for it; ``other`` is always among them.
 
@@ -113,7 +113,7 @@ def _spans(trace: Trace, thread: int, steps: Sequence[Step]) -> tuple[Int64, Int
 
 
 def _named(trace: Trace) -> tuple[Int64, Int64]:
-    """Return the rows whose name says their phase, and which."""
+    """Return the rows whose name is a phase's, and the phase of each."""
     parts = [
         _of_phase(trace, {_ANNOTATION}, lambda name: name if name in PHASES else _by_torch(name)),
         _of_phase(trace, {_OPERATOR}, _by_torch),
@@ -124,7 +124,7 @@ def _named(trace: Trace) -> tuple[Int64, Int64]:
 
 
 def _of_phase(trace: Trace, categories: set[str], phase_of: Callable[[str], str]) -> tuple[Int64, Int64]:
-    """Return the rows of some categories whose name says their phase, and which; '' says none."""
+    """Return the rows of some categories whose name is a phase's, and the phase of each; '' is no phase."""
     rows = np.flatnonzero(trace.of_categories(categories))
     rows = trace.named(rows, lambda name: phase_of(name) != "")
     phases = [PHASES.index(phase_of(trace.names[name])) for name in trace.name[rows].tolist()]

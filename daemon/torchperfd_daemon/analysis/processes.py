@@ -1,4 +1,4 @@
-"""Traces of several processes in one file: which rows are whose, and one trace for each.
+"""Splits a file with the traces of several processes into one trace for each.
 
 Tools merge the traces of ranks into one file. Each process counted its correlation and external ids, its
 steps and its streams by itself, so that together they would be mistaken for each other.
@@ -19,7 +19,7 @@ _BESIDE: Final = frozenset({"gpu_user_annotation", "cuda_sync", "cuda_event", "d
 _STEP: Final = "ProfilerStep#"
 # The least part of an equal share of the host's events that a process must have.
 _FAIR: Final = 0.1
-# A file of more processes is of something else than ranks.
+# A file of more processes does not contain ranks.
 _MOST: Final = 64
 
 
@@ -33,8 +33,8 @@ def host_processes(trace: Trace) -> list[int | str]:
 def by_process(trace: Trace) -> Iterator[Trace]:
     """Yield the trace of each process, or the whole trace if it has one process or does not distinguish them.
 
-    A process counts that has a fair part of the host's events, and launched something or marked steps. What
-    is of no such process goes with the first.
+    A process counts if it has a fair part of the host's events, and launched something or marked steps.
+    Events of no such process go to the first.
     """
     processes = _working(trace)
     if not 1 < len(processes) <= _MOST:
@@ -64,7 +64,7 @@ def _working(trace: Trace) -> list[int | str]:
 
 
 def _owners(trace: Trace, processes: list[int | str]) -> Int64:
-    """Return the process of each row, an index into ``processes``; of what nothing is known, the first."""
+    """Return the process of each row, an index into ``processes``; the first if it is unknown."""
     place = {process: number for number, process in enumerate(processes)}
     of_thread = np.array([place.get(process, -1) for process, _ in trace.threads], dtype=np.int64)
     owner: Int64 = of_thread[trace.thread]
@@ -76,8 +76,9 @@ def _owners(trace: Trace, processes: list[int | str]) -> Int64:
 def _of_device(trace: Trace, owner: Int64, on_device: Int64, processes: int) -> Int64:
     """Return the process that launched each of the rows on devices, -1 for none.
 
-    A correlation id that one process alone has says it. Else it is the launch that stands nearest in the
-    file, where processes stand one after another. A device is one process's, if most of its events are.
+    A correlation id that only one process has identifies it. Otherwise the nearest launch in the file
+    decides, since a file lists one process after another. A device belongs to the process that has most of
+    its events.
     """
     calls = np.flatnonzero(trace.of_categories(LAUNCHES) & (trace.correlation >= 0))
     found = np.full(len(on_device), -1, dtype=np.int64)

@@ -21,18 +21,18 @@ _MOST_LISTED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """What is amiss with a trace. All counts are 0 and all flags are off for a sound one.
+    """The defects of a trace. All counts are 0 and all flags are off for a sound one.
 
     Attributes:
         reading: How well the file could be read.
         skipped: Events left out because they could not be read.
         damaged: The file was cut or its JSON broken.
         launches: Calls that make a device do something.
-        launches_without_kernels: Those of them that nothing on a device followed from.
+        launches_without_kernels: Those of them without a device event.
         kernels_without_launches: Device events whose launch is not in the file.
         overlaps: Device events that began before an earlier one of their stream had ended.
-        overlap_ns: For how long they did, all together.
-        devices: How many devices there are events of.
+        overlap_ns: The sum of these overlaps.
+        devices: The number of devices with events.
         processes: The processes that operators, annotations and launches are of, in order of first sight.
     """
 
@@ -49,11 +49,11 @@ class Quality:
 
 
 def assess(trace: Trace, links: Links) -> Quality:
-    """Return what is amiss with a trace.
+    """Return the defects of a trace.
 
     Args:
         trace: The loaded trace.
-        links: What launched its device events.
+        links: The launches of its device events.
     """
     calls = np.flatnonzero(trace.of_categories(LAUNCHES))
     launching = trace.named(calls, lambda name: _LAUNCHING.search(name) is not None)
@@ -76,7 +76,7 @@ def assess(trace: Trace, links: Links) -> Quality:
 
 
 def quality_lines(quality: Quality) -> list[str]:
-    """Return a sentence for each thing that is amiss, the gravest first."""
+    """Return a sentence for each defect, the gravest first."""
     reading = quality.reading
     lines = []
     if quality.damaged:
@@ -89,9 +89,7 @@ def quality_lines(quality: Quality) -> list[str]:
     if reading.repaired:
         lines.append(f"events with fields that could not be read, whose times count: {reading.repaired:,}")
     if reading.uncategorised:
-        lines.append(
-            f"events whose kind the file does not say, so that it is inferred: {reading.uncategorised:,}"
-        )
+        lines.append(f"events without a kind in the file, which is inferred: {reading.uncategorised:,}")
     lines += [f"the exporter says: {printable(each)}" for each in reading.warnings]
     if quality.launches_without_kernels:
         share = f"{quality.launches_without_kernels:,} of {quality.launches:,}"

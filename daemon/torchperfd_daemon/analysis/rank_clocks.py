@@ -1,7 +1,7 @@
 """How the clocks of several ranks differ.
 
-A rank's clock is set by the ends of the collectives that it shares with another rank: no rank gets through
-before the last one has come, so that ends are close to one moment.
+A rank's clock is set by the ends of the collectives that it shares with another rank. No rank leaves a
+collective before the last one has entered it, so the ends are close to one moment.
 """
 
 from collections.abc import Iterator
@@ -19,15 +19,15 @@ _PAIRS: Final = 1 << 20
 
 
 class RankClocks:
-    """How each rank's times are brought to the reference's clock.
+    """The corrections that bring each rank's times to the reference's clock.
 
     Attributes:
         reference: The rank whose clock it is, as a place.
-        as_written: What to add to a rank's times to bring them to the reference's origin, in ns, if
-            clocks did not differ.
-        shift: What to add, since they do.
-        residual: How far ends then are apart in the median, to the rank that the clock was set by; -1 for
-            a clock that no match set.
+        as_written: The correction of a rank's times to the reference's origin, in ns, if clocks did not
+            differ.
+        shift: The correction with the measured difference of the clocks.
+        residual: The median distance of the corrected ends from those of the rank that set the clock; -1
+            for a clock that no match set.
     """
 
     def __init__(self, events: CollectiveEvents) -> None:
@@ -72,7 +72,7 @@ def _shared(here: Flags) -> npt.NDArray[np.float64]:
 
 
 def _voted(events: CollectiveEvents, reference: int, rank: int, as_written: int) -> int:
-    """Return what to add to a rank's times: as written, or where clearly more pairs of ends agree."""
+    """Return the correction of a rank's times: as written, or where clearly more ends agree."""
     votes: list[Int64] = []
     for theirs, mine in _unmatched_ends(events, reference, rank):
         if sum(map(len, votes)) + len(theirs) * len(mine) > _PAIRS:
@@ -96,7 +96,7 @@ def _within(values: Int64, centres: Int64, reach: int) -> Int64:
 
 
 def _unmatched_ends(events: CollectiveEvents, reference: int, rank: int) -> Iterator[tuple[Int64, Int64]]:
-    """Yield the ends of what is not matched on two ranks, sort by sort, the rarest first."""
+    """Yield the ends of unmatched collectives of two ranks, sort by sort, the rarest first."""
     found = []
     for sort in range(len(events.sorts)):
         left = (events.match < 0) & (events.sort == sort) & events.ends_together

@@ -18,7 +18,7 @@ _CAPTURES_MANIFEST: Final = "manifest.json"
 _JSON: Final = re.compile(r".*\.json(?:\.gz)?", re.IGNORECASE | re.DOTALL)
 # A file of such a name is a trace even if it is damaged: then it is named as a rank that is missing.
 _NAMED_TRACE: Final = re.compile(r"trace|rank", re.IGNORECASE)
-# Of our own files beside traces, and of others' too.
+# The suffixes of our own files beside traces, and of others'.
 _NO_TRACE: Final = re.compile(r"manifest|analysis\.json", re.IGNORECASE)
 # "rank-0.json", "dp0_pp0_tp1_rank1.1712.pt.trace.json.gz", "1719041535.6-TP-0.trace.json.gz".
 _RANK_IN_NAME: Final = (
@@ -33,7 +33,7 @@ _MOST_LISTED: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """One rank's trace; the rank is None where nothing says it."""
+    """One rank's trace; the rank is None if it is unknown."""
 
     rank: int | None
     path: Path
@@ -41,7 +41,7 @@ class RankFile:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file, the rank that it says it is of, and the rank in its name."""
+    """A file, the rank in its contents, and the rank in its name."""
 
     path: Path
     own: int | None
@@ -55,18 +55,18 @@ class _Found:
 def rank_files(paths: Path | Sequence[Path], note: Callable[[str], object] | None = None) -> list[RankFile]:
     """Return the trace files meant by files and directories, in order of rank.
 
-    A directory may hold anything beside traces. Where two of its files are of one rank, the newest counts.
-    Files whose rank nothing says are numbered in the order of their names, unless there is only one file; in
-    a directory in which others have a rank they are left out.
+    A directory may contain other files. Of two files of one rank in it, the newest counts. Files without a
+    rank are numbered in the order of their names, unless there is only one file; if other files of the
+    directory have a rank, those without are left out.
 
     Args:
         paths: A file or directory, or several.
-        note: Called with a line for each thing that was decided so.
+        note: Called with a line for each such decision.
 
     Raises:
-        NoSuchTargetError: A directory holds no trace.
+        NoSuchTargetError: A directory contains no trace.
         TorchperfdError: A directory cannot be read.
-        UsageError: Two files that were named are of one rank.
+        UsageError: Two of the named files are of one rank.
     """
     say = note or _silent
     asked_for = [paths] if isinstance(paths, Path) else list(paths)
@@ -82,7 +82,7 @@ def rank_files(paths: Path | Sequence[Path], note: Callable[[str], object] | Non
 
 
 def _silent(line: str) -> None:
-    """Say nothing."""
+    """Drop the note."""
 
 
 def _in_directory(path: Path) -> list[_Found]:
@@ -121,7 +121,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _is_file(path: Path) -> bool:
-    """Return whether it can be read to its end: not so a pipe."""
+    """Return whether it can be read to its end, unlike a pipe."""
     try:
         return S_ISREG(path.stat().st_mode)
     except OSError:
@@ -145,7 +145,7 @@ def _looked_into(path: Path, *, only_traces: bool = False) -> _Found | None:
 
 
 def _rank_at_the_end(path: Path) -> int | None:
-    """Return the rank that stands behind the events of a file that is not compressed."""
+    """Return the rank in the text after the events of an uncompressed file."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
@@ -157,7 +157,7 @@ def _rank_at_the_end(path: Path) -> int | None:
 
 
 def _named_apart(found: Iterable[_Found]) -> list[_Found]:
-    """Return the files; those that claim one rank, but have different ones in their names, go by these."""
+    """Return the files; files of one rank whose names have different ranks get these."""
     files = list(found)
     by_own: defaultdict[int, list[_Found]] = defaultdict(list)
     for each in files:
@@ -174,7 +174,7 @@ def _named_apart(found: Iterable[_Found]) -> list[_Found]:
 def _one_for_each_rank(
     found: Sequence[_Found], named: Sequence[Path], say: Callable[[str], object]
 ) -> list[_Found]:
-    """Return one file for each rank, and all whose rank nothing says."""
+    """Return one file for each rank, and all files of unknown rank."""
     kept = [each for each in found if each.rank is None]
     counts = Counter(each.rank for each in found if each.rank is not None)
     for rank, count in counts.items():
@@ -194,7 +194,7 @@ def _one_for_each_rank(
 
 
 def _numbered(found: Sequence[_Found], say: Callable[[str], object]) -> list[RankFile]:
-    """Return the files by rank, those of no known rank with the numbers that are free."""
+    """Return the files by rank; files of unknown rank get the free numbers."""
     known = [RankFile(each.rank, each.path) for each in found if each.rank is not None]
     unknown = sorted((each.path for each in found if each.rank is None), key=_natural)
     taken = {file.rank for file in known}

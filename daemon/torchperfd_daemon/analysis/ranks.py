@@ -1,7 +1,7 @@
 """The traces of several ranks, each analysed by a worker process of its own.
 
-A process per rank gives its memory back when its rank is done, uses the other cores, and costs only its
-own rank when it is killed.
+A process per rank returns its memory when its rank is done and uses the other cores. If it is killed, only
+its own rank is lost.
 """
 
 import multiprocessing
@@ -31,11 +31,11 @@ class Request:
     """How ranks are to be analysed.
 
     Attributes:
-        group_by: What a row of the operator table stands for.
+        group_by: How calls are grouped into rows of the operator table.
         comm_pattern: A further regular expression for the names of communication kernels.
         samples: Whether to take the tables apart by step, which `compare` needs.
         rectangles: How many the timeline of a page may have; 0 for no picture.
-        nice: How far the workers step back behind what else runs, 0 to 19.
+        nice: The niceness of the workers, 0 to 19.
         max_memory: Bytes that a worker may allocate; None for no limit.
     """
 
@@ -50,7 +50,7 @@ class Request:
 def analyse(
     files: Sequence[RankFile], request: Request, workers: int | None = None
 ) -> Iterator[Summary | TorchperfdError]:
-    """Yield each rank's answers, or why there are none, in the order of ``files``.
+    """Yield each rank's summary, or the reason why there is none, in the order of ``files``.
 
     Args:
         files: The ranks' traces.
@@ -85,7 +85,7 @@ def _in_a_process(path: Path, request: Request) -> Summary | TorchperfdError:
 
 
 def _work(path: Path, request: Request, answer: Connection) -> None:
-    """Analyse one trace in this process, which is there for nothing else."""
+    """Analyse one trace in this process, which does nothing else."""
     os.nice(request.nice)
     if request.max_memory is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (request.max_memory, request.max_memory))
@@ -94,7 +94,7 @@ def _work(path: Path, request: Request, answer: Connection) -> None:
 
 
 def _answer(path: Path, request: Request) -> Summary | TorchperfdError:
-    """Analyse one trace; return why not, where it cannot be."""
+    """Analyse one trace; if that fails, return the reason."""
     try:
         first, *others = [
             summarise(

@@ -1,4 +1,4 @@
-"""The two faces of a `Summary`: a table for people, a versioned dictionary for programs."""
+"""Renders a `Summary` as a table for people, and as a versioned dictionary for programs."""
 
 import statistics
 from collections import Counter
@@ -14,7 +14,7 @@ from torchperfd_daemon.analysis.quality import quality_lines, quality_to_dict
 from torchperfd_daemon.analysis.summary import Summary
 
 SCHEMA: Final = "torchperfd.analysis/1"
-# Short words for the orders most asked for; beside them stand torch's own names, for any device.
+# Short names for the most common orders, in addition to torch's own names, for any device.
 _SHORT: Final = {"self": "self_cpu_time_total", "total": "cpu_time_total", "calls": "count"}
 _MOST_DEVICES: Final = 16
 _MARKS: Final[dict[str, str]] = {
@@ -154,7 +154,7 @@ def render_text(
 ) -> None:
     """Write the summary's facts and the first ``limit`` rows of its table to ``out``.
 
-    On a terminal it fits the terminal's width; elsewhere it is plain text of which nothing is cut.
+    On a terminal it fits the terminal's width; elsewhere it is plain text that is never cut.
     """
     console = console_for(out)
     head, *lines = facts(summary, rank)
@@ -171,7 +171,7 @@ def render_text(
 
 
 def facts(summary: Summary, rank: int | None) -> list[str]:
-    """Return what stands above the table: the rank and its file, then a line for each fact."""
+    """Return the lines above the table: the rank and its file, then a line for each fact."""
     title = "" if rank is None else f"rank {rank}: "
     title += "" if summary.process is None else f"process {printable(summary.process)} of "
     return [
@@ -186,18 +186,18 @@ def facts(summary: Summary, rank: int | None) -> list[str]:
 
 
 def doubts(summary: Summary) -> list[str]:
-    """Return a line for each thing that is amiss with the trace."""
+    """Return a line for each defect of the trace."""
     return [f"data quality: {line}" for line in quality_lines(summary.quality)]
 
 
 def hidden_operators(summary: Summary, limit: int) -> str:
-    """Say how many rows the operator table leaves out; empty when it has them all."""
+    """Return the number of rows that the operator table leaves out, in words; empty if it has them all."""
     hidden = len(summary.operators) - limit
     return f"{hidden:,} more operators; --limit {len(summary.operators)} shows all" if hidden > 0 else ""
 
 
 def _device_lines(summary: Summary) -> list[str]:
-    """Say where device time went, and which kernel took most of it; nothing without a device."""
+    """Return the parts of device time and the longest kernel, in words; empty without a device."""
     device = summary.breakdown
     if not device.n_gpu_events:
         return []
@@ -223,7 +223,7 @@ def _device_lines(summary: Summary) -> list[str]:
 
 
 def _idle_lines(summary: Summary) -> list[str]:
-    """Say why the device was idle: a line for each cause, with the place of most of it."""
+    """Return a line for each cause of idle time, with its main place."""
     if summary.idle is None or not summary.breakdown.idle_ns:
         return []
     lines = []
@@ -252,7 +252,7 @@ def _phases_line(summary: Summary) -> list[str]:
 
 
 def operator_table(summary: Summary, limit: int, sort_by: str) -> Table:
-    """Return the first ``limit`` operators, with the columns that there is something to say in."""
+    """Return the first ``limit`` operators, with the columns that are not empty."""
     headings = ["operator", "calls", "self CPU ms", "self %", "total CPU ms"]
     with_device = any(row.total_device_ns for row in summary.operators)
     # The width is limited, so columns of memory are shown only if the table is sorted by them.

@@ -20,11 +20,11 @@ class Rows:
     calls: Float64 | None
 
     def mean(self, name: str) -> float:
-        """Return what a row took in a step; 0 where there is no such row."""
+        """Return a row's mean per step; 0 if there is no such row."""
         return float(self.spread.mean[self.number[name]]) if name in self.number else 0.0
 
     def mean_calls(self, name: str) -> float | None:
-        """Return how often a row was called in a step; None for what is not called."""
+        """Return a row's calls per step; None for a row without calls."""
         if self.calls is None:
             return None
         return float(self.calls[self.number[name]]) if name in self.number else 0.0
@@ -35,7 +35,7 @@ class SampledSide:
 
     Args:
         summaries: Its ranks.
-        per_step: Whether each step counts by itself; otherwise all that was recorded counts as one.
+        per_step: Whether each step counts by itself; otherwise the whole recording counts as one.
     """
 
     def __init__(self, summaries: Sequence[Summary], per_step: bool) -> None:

@@ -18,8 +18,8 @@ class MemorySteps:
     """The allocator's work in each step, in bytes; columns as long as there are steps.
 
     Attributes:
-        host_allocated: All that was allocated on the host, freed again or not.
-        host_peak: The most that was held on the host at once, above what was when recording began.
+        host_allocated: All allocations on the host, freed again or not.
+        host_peak: The most allocated on the host at once, above the level when recording began.
         device_allocated: As ``host_allocated``, on devices.
         device_peak: As ``host_peak``, on devices.
     """
@@ -35,8 +35,8 @@ class Samples:
     """One trace by step; a trace without steps counts as one step, from its start to its end.
 
     Attributes:
-        operators: What operators and kernels took.
-        memory: What was allocated; None unless the recording has it.
+        operators: The times of operators and kernels.
+        memory: The allocations; None unless the recording has them.
     """
 
     operators: OperatorSteps
@@ -44,10 +44,10 @@ class Samples:
 
 
 def sample(trace: Trace, found: Sequence[Step], links: Links) -> Samples:
-    """Return what each of the steps took.
+    """Return the values of each step.
 
     A call counts to the step that the host was in when it began, on any thread. A device event counts to the
-    step that launched it, or where that is not known to the one in whose host time it began.
+    step that launched it; if that is unknown, to the step in whose host time it began.
 
     Args:
         trace: The loaded trace.

@@ -10,10 +10,10 @@ from torchperfd_daemon.analysis.trace import Int64
 # Correctly aligned sequences have the same names, and their collectives run at the same time, except for
 # a few that threads began in another order, or whose end one rank noticed late.
 _MOSTLY: Final = 0.75
-# A farther position is believed when the ends then agree that much better: less is chance.
+# A farther position is accepted only if the ends agree better by this factor: less may be chance.
 _CLEARLY: Final = 2
-# The whole of two sequences, or clocks that need no setting, are believed before what agrees up to so
-# much better.
+# Two whole sequences, or clocks that need no setting, take precedence over positions that agree better by up
+# to this factor.
 _EXPECTED: Final = 10
 # So many pairs of ends are evidence, where a sequence has them.
 _EVIDENCE: Final = 3
@@ -23,7 +23,7 @@ _KEPT_NS: Final = 5_000_000
 
 
 def align(events: CollectiveEvents, longest: Int64, rows: Int64) -> tuple[Int64, Int64] | None:
-    """Return which of ``longest`` and which of ``rows`` are the same; None where the two do not fit.
+    """Return which of ``longest`` and which of ``rows`` are the same; None if the two do not fit.
 
     Of the positions that fit, it is the one that leaves clocks as they are written, or that of two whole
     sequences; else the one at which both end together; unless ends agree clearly better at another.
@@ -32,7 +32,7 @@ def align(events: CollectiveEvents, longest: Int64, rows: Int64) -> tuple[Int64,
     as_written = events.origin_ns[places[1]] - events.origin_ns[places[0]]
     found: tuple[Int64, Int64] | None = None
     best = np.inf
-    # Where the middle one stands if clocks are right.
+    # The position of the middle one if clocks are right.
     middle = len(rows) // 2
     at = nearest(np.sort(events.end[longest]), events.end[rows[[middle]]] + as_written)
     shifts = _shifts(events.sort[longest], events.sort[rows])
@@ -44,7 +44,7 @@ def align(events: CollectiveEvents, longest: Int64, rows: Int64) -> tuple[Int64,
         there, here = there[same], here[same]
         together = events.ends_together[here]
         judges = together if together.any() else np.ones(len(here), dtype=np.bool_)
-        # One pair of ends always agrees, and says nothing; two of more say little.
+        # One pair of ends always agrees, which is no evidence; two of more are weak evidence.
         if (
             judges.sum() < min(_EVIDENCE, len(rows))
             or 2 * len(here) < len(rows)
@@ -58,7 +58,7 @@ def align(events: CollectiveEvents, longest: Int64, rows: Int64) -> tuple[Int64,
         at_once = between <= TOGETHER_NS
         if np.mean(at_once[judges]) < _MOSTLY:
             continue
-        # What fits a part only fits more easily.
+        # A partial overlap fits more easily.
         residual = float(np.median(np.abs(apart[judges] - clock))) * (len(rows) / len(here)) ** 2
         is_whole = len(longest) == len(rows) and shift == 0
         if is_whole or abs(clock - as_written) <= _KEPT_NS:
@@ -70,7 +70,7 @@ def align(events: CollectiveEvents, longest: Int64, rows: Int64) -> tuple[Int64,
 
 
 def _shifts(longest: Int64, rows: Int64) -> list[int]:
-    """Return where a sequence may stand in another, the closest to both ending together first.
+    """Return the possible positions of a sequence in another, the closest to both ending together first.
 
     The rarest sort that both have decides: each place of it in one is a place of it in the other.
     """

@@ -20,7 +20,7 @@ _DRAW: Final = "enumerate(DataLoader)#"
 _ANNOTATION: Final = "user_annotation"
 _OPERATOR: Final = "cpu_op"
 _HOST: Final = frozenset({_OPERATOR, _ANNOTATION})
-# What torch annotates by itself, as often as it likes.
+# Annotations that torch makes itself, at any rate.
 _TORCHS_OWN: Final = (
     *("Optimizer.", _DRAW, "ProfilerStep#", "## Call CompiledFxGraph", "Torch-Compiled Region"),
     *("autograd::", "torch::", "torch.distributed", "c10d::", "record_param_comms", "PyTorch Profiler"),
@@ -36,10 +36,10 @@ _FIRST_STEP: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Steps by what marks them.
+    """Steps and their marks.
 
     Attributes:
-        source: What it is.
+        source: The kind of mark.
         name: Its name in the trace.
         thread: The host thread, an index into ``Trace.threads``.
         start: When each step begins on the host, in ns, in order.
@@ -54,7 +54,7 @@ class Mark:
 
 
 def infer_marks(trace: Trace) -> Mark | None:
-    """Return what marks the steps of a trace without ``ProfilerStep#``; None where nothing repeats."""
+    """Return the marks of the steps of a trace without ``ProfilerStep#``; None if nothing repeats."""
     updates, draws = (_outermost_on_one_thread(trace, prefix) for prefix in (_UPDATE, _DRAW))
     several_a_batch = len(draws) >= _FEWEST and 3 * len(draws) <= 2 * len(updates)
     if len(updates) >= _FEWEST and not several_a_batch:
@@ -83,7 +83,7 @@ def _calls_on(trace: Trace, thread: int) -> Int64:
 
 
 def _by_update(trace: Trace, updates: Int64) -> Mark:
-    """Steps that end with an update; of two optimizers taking turns the one that ends the round."""
+    """Steps that end with an update; of two alternating optimizers, with the update of the last one."""
     counts = np.bincount(trace.name[updates])
     kinds = np.flatnonzero(counts)
     if len(kinds) > 1 and len(set(counts[kinds].tolist())) == 1:

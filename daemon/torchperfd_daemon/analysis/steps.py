@@ -78,11 +78,11 @@ def steps(trace: Trace) -> list[Step]:
 
 
 def find_steps(trace: Trace, links: Links) -> Steps:
-    """Return the steps, and what they are known by.
+    """Return the steps and their marks.
 
     Args:
         trace: The loaded trace.
-        links: What launched its device events.
+        links: The launches of its device events.
     """
     marked, thread = _marked(trace)
     source: StepSource = "profiler"
@@ -103,7 +103,7 @@ def find_steps(trace: Trace, links: Links) -> Steps:
 
 
 def whole_recording(trace: Trace, events: Int64) -> Step:
-    """Return all that was recorded as one step: of a device's work if there is any, else of the host's.
+    """Return the whole recording as one step: of a device's work if there is any, else of the host's.
 
     Args:
         trace: The loaded trace.

@@ -33,7 +33,7 @@ class Summary:
         skipped: Events left out because they were broken.
         damaged: The file was cut or its JSON broken; the numbers cover what could be read.
         duration_ns: From the earliest start to the latest end.
-        rank: The rank that the file says it is of; None when it does not say.
+        rank: The rank in the file; None if the file does not contain it.
         breakdown: Where device time goes, over every device event in the file.
         linked: The same over those whose launch is in the file.
         kernels: The kernels by name, most time first.
@@ -44,16 +44,16 @@ class Summary:
         step_breakdowns: Device time within each step, parallel to ``steps``.
         step_phases: Host time of each step by phase, in ns, parallel to ``steps``.
         idle: Why the device was idle; None without device events.
-        group_by: What a row of the operator table stands for.
+        group_by: How calls are grouped into rows of the operator table.
         operators: The operator table, most self CPU time first.
         self_cpu_ns: Self CPU time of all rows together: the whole that a row's share is of.
         advice: What to change, most time saved first, as far as this rank alone shows it.
-        collectives: What `across` matches with other ranks.
-        samples: What each step took, for comparisons; None unless asked for.
-        picture: The timeline and flame graph, for pages; None unless asked for.
-        quality: What is amiss with the trace.
+        collectives: The collectives that `across` matches with other ranks.
+        samples: The values of each step, for comparisons; None unless requested.
+        picture: The timeline and flame graph, for pages; None unless requested.
+        quality: The defects of the trace.
         devices: Each device's part, where there are several.
-        process: The process that this is of, in a file of several; None otherwise.
+        process: The process of these events, in a file of several; None otherwise.
         others: The same for the file's other processes.
     """
 
@@ -100,15 +100,15 @@ def summarise(
     rectangles: int = 0,
     worker_cost: Callable[[], WorkerCost] = lambda: UNMEASURED_COST,
 ) -> Summary:
-    """Work out everything the analyser says about one trace.
+    """Return the complete analysis of one trace.
 
     Args:
         trace: The loaded trace.
-        group_by: What a row of the operator table stands for, as in `operators`.
+        group_by: How calls are grouped into rows of the operator table, as in `operators`.
         comm_pattern: A further regular expression for the names of communication kernels.
         samples: Whether to take the tables apart by step, which `compare` needs.
         rectangles: How many the timeline of the picture may have; 0 for no picture.
-        worker_cost: Returns what a loader's worker costs on the machine; asked where advice depends on it.
+        worker_cost: Returns the cost of a loader's worker on the machine; called only if advice needs it.
 
     Raises:
         UsageError: ``comm_pattern`` is no regular expression.
@@ -118,7 +118,7 @@ def summarise(
     marks = find_steps(trace, links)
     found = marks.steps
     table = tuple(operators(trace, group_by=group_by, links=links))
-    # A trace without steps is advised on as a whole.
+    # Of a trace without steps, the advice is on the whole recording.
     units = found or (whole_recording(trace, device.rows),)
     within = device.within([unit.window for unit in units])
     gaps = idle(trace, device, units, links)

@@ -12,7 +12,7 @@ from torchperfd_daemon.analysis.trace import Int64, Trace
 
 Kind = Literal["thread", "spans", "stream"]
 
-# More lanes, or deeper ones, are no picture any more.
+# More lanes, or deeper ones, cannot be read as a picture.
 _LANES: Final = 48
 _LEVELS: Final = 16
 _STEP: Final = "ProfilerStep#"
@@ -20,17 +20,17 @@ _STEP: Final = "ProfilerStep#"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lane:
-    """What ran in one place, as parallel columns in order of (level, start).
+    """The events of one place, as parallel columns in order of (level, start).
 
     Attributes:
         kind: A host ``thread``, a device's ``stream``, or all ``spans`` that begin on one thread and end
             on another.
-        label: What to call it.
+        label: The place's name.
         level: How deep each rectangle is nested.
         start: Its start in ns since the trace's earliest event.
         end: Its end.
-        name: An index into ``Timeline.names``; -1 where it stands for more than one event.
-        count: The events that it stands for.
+        name: An index into ``Timeline.names``; -1 if it is more than one event.
+        count: The number of events in it.
     """
 
     kind: Kind
@@ -175,7 +175,7 @@ def _in_levels(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
 
 
 def _in_order(place: tuple[int | str, int | str]) -> tuple[tuple[int, int | str], ...]:
-    """Return what to sort by: numbers by size, before words."""
+    """Return the sort key: numbers by size, before words."""
     return tuple((0, int(part)) if str(part).isdecimal() else (1, str(part)) for part in place)
 
 

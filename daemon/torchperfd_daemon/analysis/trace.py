@@ -1,4 +1,4 @@
-"""One trace as columns: what ran where, from when to when, in integer nanoseconds."""
+"""One trace as columns: name, place, start and end of each event, in integer nanoseconds."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Memory:
         time: When, in ns since the trace's origin.
         allocated: Bytes.
         device_type: torch's number for the kind of device; 0 is the host.
-        reserved: Bytes that the allocator of that device then held, 0 where it does not say.
+        reserved: Bytes that the allocator of that device then reserved; 0 if unknown.
         process: Which process did it, an index into ``processes``.
         processes: Table of processes.
     """
@@ -41,11 +41,11 @@ class CollectiveArgs:
     Attributes:
         words: Table of names, groups, lists of ranks and element types; the first is empty.
         row: Which event of the trace.
-        name: What is done (``allreduce``, ``_allgather_base`` …), an index into ``words``.
+        name: The collective (``allreduce``, ``_allgather_base`` …), an index into ``words``.
         group: The process group's name, likewise; 0 for none.
         ranks: The group's ranks as the file writes them, likewise; 0 for none.
         dtype: The elements' type (``Float``, ``BFloat16`` …), likewise; 0 for none.
-        elements: Of the input or the output, whichever has more; -1 when the file does not say.
+        elements: Of the input or the output, whichever has more; -1 if the file does not contain them.
         sequence: The group's own count of its collectives, equal on all ranks; -1 for none.
     """
 
@@ -66,14 +66,14 @@ class Reading:
     Attributes:
         skipped_why: How many events were left out for which reason; together they are ``Trace.skipped``.
         repaired: Events that were kept without fields that could not be read.
-        more_exports: The file holds another trace after this one, unread.
-        uncategorised: Events whose file does not say what kind they are; it was inferred.
-        warnings: What the exporter itself wrote into the file, such as records that it lost.
+        more_exports: The file contains another trace after this one, which is not read.
+        uncategorised: Events without a kind in the file; it was inferred.
+        warnings: The exporter's own messages in the file, such as lost records.
         far_away: Device events left out since they start far outside the recording.
-        shortened: Device events that ended when the next of their stream began, since they were said to
-            outlast the recording.
-        endless: Device events that last longer than all else in the file, and were believed.
-        clock_apart: Most device events start far outside the host's recording, and were believed.
+        shortened: Device events that outlasted the recording in the file; they end with the start of the
+            next event of their stream.
+        endless: Device events that last longer than all else in the file, and were kept.
+        clock_apart: Most device events start far outside the host's recording, and were kept.
     """
 
     skipped_why: dict[str, int] = field(default_factory=dict)
@@ -102,16 +102,16 @@ class Trace:
         events: Sound events of every kind in the file.
         skipped: Events left out because a field was missing, ill-typed or unparsable.
         damaged: The file ended early or its JSON was broken; these are the events that could be read.
-        rank: The rank that the file says it is of; None when it does not say.
+        rank: The rank in the file; None if the file does not contain it.
         world_size: The number of ranks, likewise.
         origin_ns: The earliest start, from which all times count, in ns since 1970; on the trace's own
-            clock when the file does not say what that counts from.
+            clock if the file does not contain that clock's origin.
         names: Table of names.
         categories: Table of Kineto's categories (``cpu_op``, ``kernel``, ``user_annotation`` …), lower case.
         threads: Table of (process, thread).
         shapes: Table of ``Input Dims``, as JSON text; the first is empty, for events without.
         types: Table of ``Input type``, as JSON text; the first is empty, for events without.
-        name: What ran, an index into ``names``.
+        name: The event's name, an index into ``names``.
         category: An index into ``categories``.
         thread: Where it ran, an index into ``threads``.
         start: Start in ns since the origin.
@@ -124,15 +124,15 @@ class Trace:
         backward: It is a node of the backward pass.
         in_group: Its arguments name a process group.
         unfinished: It was never closed, or not before the recording was stopped.
-        memory: What was allocated and freed; empty unless ``profile_memory`` was on.
+        memory: The allocations and frees; empty unless ``profile_memory`` was on.
         collective_args: The arguments of events that describe a collective.
-        device_memory: Bytes of the smallest accelerator on record; 0 when the file does not say.
-        unrecorded_step_ns: What a step took before it was recorded; 0 when the file does not say.
+        device_memory: Bytes of the smallest accelerator on record; 0 if the file does not contain them.
+        unrecorded_step_ns: The step time before the recording; 0 if the file does not contain it.
         reading: How well the file could be read.
         processes: The processes that operators, annotations and launches in the file are of.
         process: The one of them that these events are of; None for all.
         unrecorded_phase_ns: The same of its phases, by name.
-        loader: How the process used its loader; None when the file does not say.
+        loader: How the process used its loader; None if the file does not contain it.
     """
 
     path: str
@@ -190,7 +190,7 @@ class Trace:
         return lookup[self.category]
 
     def named(self, rows: Int64, wanted: Callable[[str], bool]) -> Int64:
-        """Return those of the rows whose events have a wanted name; each name in use is looked at once."""
+        """Return those of the rows whose events have a wanted name; each name in use is tested once."""
         names = self.name[rows]
         lookup = np.zeros(len(self.names), dtype=np.bool_)
         lookup[names] = True

@@ -1,4 +1,4 @@
-"""The bytes of a trace file: plain or gzip, handed out in bounded pieces, as far as they are sound."""
+"""Reads the sound bytes of a trace file, plain or gzip, in bounded pieces."""
 
 import gzip
 import io
@@ -16,7 +16,7 @@ _GZIP_MAGIC: Final = b"\x1f\x8b"
 
 
 class TraceFile:
-    """One file, read once. A file counts as gzip by its first bytes, whatever it is called.
+    """One file, read once. A file is gzip if its first bytes are, whatever its name.
 
     Args:
         path: The trace file.
@@ -57,7 +57,7 @@ class TraceFile:
         total = 0
         while True:
             try:
-                # read1, not read: what was inflated before the damage must not be lost with it.
+                # read1, not read: the bytes inflated before the damage must not be lost with it.
                 piece = stream.read1(_PIECE)
             except (EOFError, gzip.BadGzipFile, zlib.error):
                 self.broken = True

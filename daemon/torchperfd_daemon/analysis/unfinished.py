@@ -1,4 +1,4 @@
-"""Where an event ends that still ran when the recording was stopped."""
+"""Determines the ends of events that still ran when the recording was stopped."""
 
 import numpy as np
 
@@ -14,8 +14,8 @@ def end_unfinished(trace: Trace, recorded_until: int | None) -> None:
 
     Args:
         trace: The trace, whose ends are changed in place.
-        recorded_until: When the recording was stopped, in ns since the trace's origin; None when the file
-            does not say, which leaves those that were in no other call as they are.
+        recorded_until: When the recording was stopped, in ns since the trace's origin; None if the file
+            does not contain it; then events outside any other call are not changed.
     """
     rows = np.flatnonzero(trace.unfinished)
     if not len(rows):
@@ -23,7 +23,7 @@ def end_unfinished(trace: Trace, recorded_until: int | None) -> None:
     ends = trace.end[rows]
     if recorded_until is not None:
         ends = np.clip(recorded_until, trace.start[rows], ends)
-    # As moments they are in other calls, and no other call is in them.
+    # Treated as moments: they are in other calls, and no other call is in them.
     trace.end[rows] = trace.start[rows]
     concerned = np.zeros(len(trace.threads), dtype=np.bool_)
     concerned[trace.thread[rows]] = True

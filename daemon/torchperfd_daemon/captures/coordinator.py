@@ -211,7 +211,7 @@ class Coordinator:
         """Write the manifest of a capture that a training script made of itself.
 
         Args:
-            owner: The script's user, as the kernel says: only that user's folder gets a manifest.
+            owner: The script's user, as reported by the kernel: only that user's folder gets a manifest.
 
         Raises:
             NoSuchTargetError: The id could not be one.

@@ -41,7 +41,7 @@ class UploadError(TorchperfdError):
 
 
 class ChangedError(TorchperfdError):
-    """A file is not what its manifest says."""
+    """A file does not match its manifest."""
 
 
 class Destination:

@@ -36,7 +36,7 @@ MODE: Final = 0o1777
 PIN: Final = ".pinned"
 """A file of this name keeps a capture from being removed."""
 ANALYSIS: Final = "analysis.json"
-"""What the daemon's analysis of a capture says."""
+"""The result of the daemon's analysis of a capture."""
 
 UNFINISHED_S: Final = 25 * 3600.0
 """For so long after its last change a folder that no daemon has closed may still be in progress:

@@ -70,7 +70,7 @@ class RankFacts:
         client_version: Of torchperfd.
         job_name: What people call this kind of run.
         world_size: Ranks of the whole job.
-        uid: User of the process, as its daemon's kernel says; None when unknown.
+        uid: User of the process, as reported by its node's kernel; None if unknown.
     """
 
     node: str = ""

@@ -62,6 +62,6 @@ def whole_job(
 
 
 def answer_later(coordinator: Coordinator, capture_id: str, rank: int, reason: str) -> None:
-    """Answer prepare, once whoever has asked waits for it."""
+    """Answer prepare, after the caller has begun to wait for the answer."""
     loop = asyncio.get_running_loop()
     loop.call_soon(coordinator.on_ack, capture_id, rank, Ack(False, reason, 0, 0.0))

@@ -1,4 +1,4 @@
-"""The receipt: a file in a capture's folder that says what became of its upload."""
+"""The receipt: a file in a capture's folder with the result of its upload."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -21,7 +21,7 @@ class Upload(Enum):
     PENDING = "pending"
     DONE = "done"
     REFUSED = "refused"
-    """Its files are not what its manifest says; it is not tried again."""
+    """Its files do not match its manifest; the upload is not retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Receipt:
 
     Attributes:
         upload: ``DONE`` or ``REFUSED``.
-        manifest_sha256: Of the manifest that it was an upload of; it says nothing about any other.
+        manifest_sha256: The hash of the uploaded manifest; the receipt applies to that manifest only.
         url: Where the capture is, with its id.
         at: Unix seconds.
         reason: Why it was refused.

@@ -16,7 +16,7 @@ from torchperfd_daemon.captures.receipt import Receipt, Upload
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 _FILES_AT_ONCE: Final = 2
-# Errors that say nothing about the file.
+# Errors that are no fault of the file.
 _PASSING: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE)
 
 
@@ -31,8 +31,8 @@ class Uploaded:
 async def upload(catalog: Catalog, destination: Destination, capture_id: str) -> Uploaded:
     """Upload a capture that has ended; files that are there already are not sent again.
 
-    Its keys are its id and the names in its manifest. A capture whose files are not what its
-    manifest says is refused: a retry would not help.
+    Its keys are its id and the names in its manifest. A capture whose files do not match its
+    manifest is refused: a retry would not help.
 
     Raises:
         NoSuchTargetError: There is no such capture.

@@ -19,7 +19,7 @@ class RateTotal:
 
 
 class WrappingTotal:
-    """A counter of a few bits, continued past its end. It cannot tell two wraps from one.
+    """A counter of a few bits, continued past its end. Two wraps between samples look like one.
 
     Attributes:
         total: What has been counted since the first reading.

@@ -17,7 +17,7 @@ PCIE_RECEIVE_BYTES: Final = 198
 SW_POWER_CAP_NS: Final = 74
 SYNC_BOOST_NS: Final = 76
 # Software thermal, hardware thermal, power brake. CUDA 13 moved them and gave their old numbers to power
-# smoothing, so a number alone does not say what it is: see `slowdown_ns`.
+# smoothing, so the unit does not follow from the number: see `slowdown_ns`.
 _SLOWDOWNS_NS: Final = ((251, 252, 253), (269, 270, 271))
 
 _ALL_LINKS: Final = 0xFFFFFFFF

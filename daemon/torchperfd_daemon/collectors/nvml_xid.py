@@ -11,7 +11,7 @@ import pynvml
 from torchperfd_daemon.collectors.nvml_call import GpuLostError, ask
 
 _XID: Final = pynvml.nvmlEventTypeXidCriticalError
-# Documentation does not say what a wait of zero does, and for some event sets it is forever.
+# The documentation does not define a wait of zero, and for some event sets it never returns.
 _WAIT_MS: Final = 1
 # A GPU that reports errors continuously must not block the sampling of other GPUs.
 _MAX_EVENTS: Final = 256

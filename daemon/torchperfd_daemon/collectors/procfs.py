@@ -68,11 +68,11 @@ def _mount_of(descriptor: int) -> str:
     """Return the id of the mount that a descriptor's file is on, as the kernel keeps it.
 
     Raises:
-        OSError: The kernel does not say; such a kernel is not trusted with what others have open.
+        OSError: The kernel does not report it; files that other processes have open then stay unread.
     """
     mount = parse_table(read(f"/proc/self/fdinfo/{descriptor}")).get("mnt_id")
     if mount is None:
-        raise OSError(errno.ENOTSUP, "the kernel does not say on which mount a file is")
+        raise OSError(errno.ENOTSUP, "the kernel does not report which mount a file is on")
     return mount
 
 
@@ -131,7 +131,7 @@ def parse_cpu_list(text: str) -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What ``/proc/<pid>/stat`` says.
+    """The parsed ``/proc/<pid>/stat``.
 
     Attributes:
         parent: Process id of the parent.

@@ -44,14 +44,14 @@ def own_namespace(proc: Path) -> int:
 
 
 def stat_here(proc: Path, rank: RankProcess, namespace: int) -> ProcessStat | None:
-    """Return what the kernel says of a rank; None unless this very process runs in our pid namespace.
+    """Return the kernel's data on a rank's process; None unless this very process runs in our pid namespace.
 
     In a container of its own a rank's id means another process, or none, to us.
 
     Args:
         proc: Root of procfs.
         rank: Which.
-        namespace: Our own, as :func:`own_namespace` says.
+        namespace: Our own, from :func:`own_namespace`.
     """
     if rank.pid_namespace not in (0, namespace):
         return None

@@ -96,7 +96,7 @@ def panels(
     left = height
     for index in order:
         needed = lines(index, _Shape())
-        # One line says how many are left out.
+        # One line has the number of those left out.
         if left - needed >= (len(shapes) + 1 < len(runs)):
             shapes[index] = _Shape()
             left -= needed

@@ -44,7 +44,7 @@ def warn(summary: analysis.Summary) -> None:
         )
     if summary.quality.reading.has_impossible_times:
         click.echo(
-            f"torchperfd: {summary.path} has impossible device times; `torchperfd analyze` says which",
+            f"torchperfd: {summary.path} has impossible device times; `torchperfd analyze` lists them",
             err=True,
         )
     if summary.others:

@@ -94,7 +94,7 @@ def text(run: str, world_size: int, predictions: Replay, since: int | None = Non
     title = (
         f"run {run}: a step takes {duration(predictions.step_seconds)}{slower},"
         f" {predictions.steps} steps replayed"
-        f" (the replay says {duration(predictions.replayed_seconds)})"
+        f" (the replay yields {duration(predictions.replayed_seconds)})"
     )
     if hang:
         title = (

@@ -13,20 +13,20 @@ _MOST_CLOCK_ERROR_S: Final = 0.1
 _MOST_STOLEN: Final = 0.05
 _ALL_BUSY: Final = 0.9
 _MOST_PRESSURE: Final = 0.2
-# Workers that stand in line for a CPU less of their time than this have CPUs enough.
+# Workers that wait for a CPU for a smaller share of their time than this have CPUs enough.
 _LEAST_QUEUED: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something to mend.
+    """A finding of a check.
 
     Attributes:
         check: Name of the check.
         subject: What it is about: ``GPU 3``, ``rank 0 of bert-17``, ``node``.
         problem: What was found.
         why: What it costs.
-        fix: The command, or the setting, that mends it.
+        fix: The command or setting that corrects it.
     """
 
     check: str
@@ -56,7 +56,7 @@ def check_pcie(facts: Facts) -> Iterator[Finding]:
                 "batches take longer to reach the GPU, in the same proportion",
                 f"reseat the card or its riser, then look at {lspci}",
             )
-        # An idle GPU slows its link down to save power; that is as it should be.
+        # An idle GPU slows its link down to save power; that is intended.
         if (
             not gpu.is_idle
             and gpu.pcie_generation
@@ -87,7 +87,7 @@ def check_throttling(facts: Facts) -> Iterator[Finding]:
 
 
 def check_persistence(facts: Facts) -> Iterator[Finding]:
-    """A driver that unloads itself when nobody uses the GPU."""
+    """A driver that unloads itself when no process uses the GPU."""
     off = [gpu for gpu in facts.gpus or () if gpu.persistence_mode is False]
     if off:
         yield Finding(
@@ -129,7 +129,7 @@ def check_affinity(facts: Facts) -> Iterator[Finding]:
             )
         granted = rank.cgroup_cpus or frozenset()
         share = len(granted) // sum(other.cgroup_cpus == rank.cgroup_cpus for other in ranks)
-        # Who has a whole NUMA node was put there on purpose.
+        # A rank with a whole NUMA node was put there on purpose.
         on_node = any(cpus & granted and cpus & granted <= rank.allowed for cpus in facts.numa_cpus.values())
         if rank.allowed and len(rank.allowed) < share and not on_node:
             yield Finding(

@@ -28,7 +28,7 @@ class _Timex(ctypes.Structure):
 
 
 def read_clock() -> ClockState | None:
-    """Ask the kernel, which anybody may; None when it does not tell."""
+    """Ask the kernel, which needs no privilege; None if the kernel does not report it."""
     state = _Timex()  # no modes: nothing is changed
     try:
         answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(state))

@@ -48,7 +48,7 @@ class CpuFacts:
         stolen: Share of their time that the hypervisor gave to others, 0 to 1.
         runnable: Threads that run or want to.
         pressure: Share of the last ten seconds, 0 to 1, in which some task waited for a CPU; None where the
-            kernel does not tell.
+            kernel does not report it.
         consumers: The processes that use most, the greatest first.
     """
 
@@ -63,7 +63,7 @@ class CpuFacts:
 def read_cpu(
     proc: Path = Path("/proc"), sleep: Callable[[float], None] = time.sleep, interval: float = INTERVAL_S
 ) -> CpuFacts | None:
-    """Return how busy the CPUs are over an interval of seconds; None where the kernel does not tell.
+    """Return how busy the CPUs are over an interval of seconds; None where the kernel does not report it.
 
     Args:
         proc: Root of procfs.

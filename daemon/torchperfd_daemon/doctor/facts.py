@@ -1,4 +1,4 @@
-"""What the doctor reads before it judges; None, or empty, where it could not."""
+"""The facts that the doctor judges; None, or empty, if they could not be read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class RankFacts:
         cgroup_cpus: CPUs its control group lets it run on.
         cpu_cores: CPU seconds per second that its control group has a quota for.
         workers: DataLoader workers it has now.
-        loader: How it uses its loader; None where its client does not say.
+        loader: How it uses its loader; None if its client does not report it.
         shm_bytes: Size of its ``/dev/shm``.
     """
 
@@ -71,11 +71,11 @@ class Facts:
         ranks: None when no daemon answers.
         numa_cpus: CPUs by NUMA node.
         shm_bytes: Size of ``/dev/shm``.
-        clock_synchronised: Whether the kernel says that something keeps its clock right.
+        clock_synchronised: Whether the kernel reports that its clock is synchronised.
         clock_error_seconds: The most by which the kernel takes its clock to be wrong.
-        cpu: How hard the CPUs are pressed right now; None where the kernel does not tell.
+        cpu: How hard the CPUs are pressed right now; None where the kernel does not report it.
         missing_native: Modules of the client that were not compiled when the package was built.
-        skipped: What could not be looked at, and why, by name of the check.
+        skipped: The checks that could not be made, by name, with the reason.
     """
 
     gpus: tuple[Gpu, ...] | None = None

@@ -26,7 +26,7 @@ class NoDriverError(Exception):
 
 
 class GpuReading(NamedTuple):
-    """What the driver told.
+    """The data from the driver.
 
     Attributes:
         gpus: Those that answer.
@@ -40,7 +40,7 @@ class GpuReading(NamedTuple):
 
 
 def read_gpus(sys: Path) -> GpuReading:
-    """Read all GPUs; what one cannot tell is None.
+    """Read all GPUs; a value that a GPU does not have is None.
 
     Args:
         sys: Root of sysfs.

@@ -57,7 +57,7 @@ def read_facts(
     torch_version, torch_cuda = read_torch()
     clock = read_clock()
     if clock is None:
-        skipped["clock"] = "the kernel does not tell"
+        skipped["clock"] = "the kernel does not report it"
     return Facts(
         gpus=gpus,
         driver_cuda=driver_cuda,

@@ -191,7 +191,7 @@ class RemoteRank:
         return replace(self._facts, clock_offset_ns=self._relay.offset.ns or 0)
 
     def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
-        """Ask it to get ready; it writes where its own daemon says."""
+        """Ask the rank to prepare; it writes into the directory of its own daemon."""
         if self._relay.lost:
             self._relay.refuse(capture_id, self.rank)
             return

@@ -234,7 +234,7 @@ class RemoteCapture:
         self._put(fleet_translate.result_report(record.capture_id, rank, result))
 
     async def _give_up(self, record: CaptureRecord) -> None:
-        """Cancel the ranks that have not ended; one that is writing its trace may still say how that went."""
+        """Cancel the ranks that have not ended; one that is writing its trace may still report its result."""
         waiting: list[asyncio.Future[object]] = []
         for attempt in self._attempts.values():
             if attempt.result.done() or (attempt.ack.done() and not attempt.ack.result().ready):

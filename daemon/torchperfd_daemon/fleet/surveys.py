@@ -18,8 +18,8 @@ def each_once(
     A rank that has moved is reported as gone by its old node.
     """
     found: dict[tuple[str, int], tuple[control_pb2.RankSteps, int]] = {}
-    for number, told in enumerate(surveys):
-        for steps in told.ranks:
+    for number, survey in enumerate(surveys):
+        for steps in survey.ranks:
             key = steps.status.identity.run, steps.status.identity.rank
             known = found.get(key)
             if known is None or _newness(steps) > _newness(known[0]):
@@ -33,7 +33,7 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
     for (run, _), (steps, number) in each_once(surveys).items():
         there.setdefault(run, {}).setdefault(number, []).append(steps)
     verdicts = [
-        {message.run: fleet_translate.verdict(message) for message in told.verdicts} for told in surveys
+        {message.run: fleet_translate.verdict(message) for message in survey.verdicts} for survey in surveys
     ]
     judged = []
     for run, nodes in sorted(there.items()):
@@ -45,14 +45,14 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
             if run in verdicts[number]
         ]
         if parts:
-            told = [each for ranks in nodes.values() for each in ranks]
-            world = max(each.status.identity.world_size for each in told)
-            judged.append(judge(run, parts, max(0, world - len(told))))
+            reported = [each for ranks in nodes.values() for each in ranks]
+            world = max(each.status.identity.world_size for each in reported)
+            judged.append(judge(run, parts, max(0, world - len(reported))))
     return judged
 
 
 def _works(ranks: Iterable[control_pb2.RankSteps]) -> tuple[RankWork, ...]:
-    """Return what the ranks that train did."""
+    """Return the recent work of the training ranks."""
     return tuple(
         translate.rank_work(steps)
         for steps in ranks

@@ -51,14 +51,14 @@ def tidy(run: control_pb2.Run) -> control_pb2.Run:
     return run
 
 
-def tidy_survey(told: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
+def tidy_survey(survey: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
     """Return another node's survey with invalid values removed or limited.
 
     Raises:
         PeerError: Its columns are of different lengths.
     """
-    told.node, told.version = line(told.node), line(told.version)
-    for rank in told.ranks:
+    survey.node, survey.version = line(survey.node), line(survey.version)
+    for rank in survey.ranks:
         _tidy_status(rank.status)
         columns = (rank.end_ns, rank.duration_ns, *(phase.ns for phase in rank.phases))
         if rank.count > HISTORY_STEPS or any(len(column) != 8 * rank.count for column in columns):
@@ -67,7 +67,7 @@ def tidy_survey(told: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
         for phase in rank.phases:
             phase.phase = one_line(phase.phase, _MOST_PHASE_CHARACTERS)
         rank.block_steps = min(rank.block_steps, HISTORY_STEPS)
-    return told
+    return survey
 
 
 def verdict(message: control_pb2.Verdict) -> Verdict:

@@ -1,8 +1,8 @@
 """One verdict on a run that several nodes have ranks of. Pure: data in, dataclass out.
 
-Each node's verdict compares that node's ranks only, so what it blames may be waiting itself for a rank of
-another node. Here the ranks of all nodes are compared by own work, and each node's verdict counts as far as
-the run really waits for what it blames.
+A node's verdict compares that node's ranks only, so the rank that it blames may itself wait for a rank of
+another node. This module compares the ranks of all nodes by own work. A node's verdict then costs no more
+than the run really waits for the rank that it blames.
 """
 
 import shlex
@@ -22,7 +22,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_pe
 
 _MOST_NAMED: Final = 8
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
-# Nobody waits for the rank that they are of: the others save as well, and memory has cost nothing yet.
+# No rank waits for the rank with such a cause: the others save as well, and memory has cost nothing yet.
 _BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT, Cause.MEMORY_PRESSURE})
 _OF_THE_NODE: Final = frozenset(
     {Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION, Cause.GPU_THROTTLING, Cause.GPU_SHARED}
@@ -34,9 +34,9 @@ class NodePart:
     """One node's part in a run.
 
     Attributes:
-        node: Its name.
-        verdict: Its own.
-        works: The recent own work of its ranks that train.
+        node: The node's name.
+        verdict: The verdict of the node's daemon.
+        works: The recent own work of the node's training ranks.
     """
 
     node: str
@@ -47,20 +47,20 @@ class NodePart:
 def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
     """Return the verdict on a run from its nodes' verdicts and work.
 
-    - A hang comes first. Where ranks hang, a node that has compared several of its ranks is believed before
-      one that has a single rank; nodes that disagree name nobody.
-    - Where ranks wait for each other, a cause costs what its rank is late by among the ranks of all nodes at
-      most, and time in collectives what the rank that waits least spends there. A cause that all ranks of
-      some nodes share, but not most of the run's, is that of the latest rank there.
-    - A rank that is late without its node knowing why is slow, or starved of data.
+    - A hang comes first. A node that has compared several ranks takes precedence over a node with a single
+      rank. If nodes disagree, the verdict names no rank.
+    - If ranks wait for each other, a cause costs at most the lateness of its rank among the ranks of all
+      nodes. Time in collectives costs at most the wait of the rank that waits least. A cause that all ranks
+      of some nodes share, but not most ranks of the run, is attributed to the latest rank of those nodes.
+    - A late rank whose node found no cause is slow, or input bound.
 
-    The costliest wins. What costs less than :data:`LEAST_SHARE` of the step is not told. Where nothing is,
-    that is no verdict on ranks that nobody tells of: then the cause is unknown.
+    The costliest cause wins. A cause that costs less than :data:`LEAST_SHARE` of the step is left out. If no
+    cause is left and ranks are missing, the cause is unknown.
 
     Args:
-        run: Its name.
-        parts: What each node says, one at least.
-        missing: How many of the run's ranks no node tells of.
+        run: The run's name.
+        parts: Each node's part; at least one.
+        missing: The number of the run's ranks that no node has reported.
     """
     job = _Job(parts)
     verdict = _next(_worst(run, parts, job))
@@ -82,16 +82,16 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job") -> Verdict:
         return _hang(run, hangs)
     if len(parts) == 1:
         return parts[0].verdict
-    told = [verdict for part in parts if (verdict := job.bounded(part)) is not None]
-    late = job.lateness(run, told)
+    found = [verdict for part in parts if (verdict := job.bounded(part)) is not None]
+    late = job.lateness(run, found)
     if late is not None:
-        told.append(late)
-    # What nobody knows the cause of counts where nothing else is known; that some ranks' first steps are
-    # not there yet is no verdict on the others.
+        found.append(late)
+    # An unknown cause counts only if no node has found another one. It also counts for nothing without a
+    # cost: then some ranks have no steps yet, which is no verdict on the others.
     unknown = [part.verdict for part in parts if part.verdict.cause is Cause.UNKNOWN]
-    told = told or [verdict for verdict in unknown if verdict.cost_seconds_per_step or not job.all]
-    if told:
-        return max(told, key=lambda verdict: verdict.cost_seconds_per_step)
+    found = found or [verdict for verdict in unknown if verdict.cost_seconds_per_step or not job.all]
+    if found:
+        return max(found, key=lambda verdict: verdict.cost_seconds_per_step)
     if not job.all:
         return parts[0].verdict
     words = (
@@ -102,10 +102,10 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job") -> Verdict:
 
 
 class _Job:
-    """The ranks of a run on all nodes, compared.
+    """The ranks of a run on all nodes, compared by own work.
 
     Args:
-        parts: What the nodes say.
+        parts: Each node's part.
     """
 
     def __init__(self, parts: Sequence[NodePart]) -> None:
@@ -129,8 +129,8 @@ class _Job:
         return find_stragglers(slowest_and_peers(slowest), len(slowest))
 
     def bounded(self, part: NodePart) -> Verdict | None:
-        """Return a node's verdict with what it costs the whole run; None where that is nothing."""
-        # What else holds there was compared on that node only: its cost does not add up with the run's.
+        """Return a node's verdict with its cost to the whole run; None if that is negligible."""
+        # The node's other causes were compared on that node only: their costs do not add up with the run's.
         verdict = replace(part.verdict, others=())
         if verdict.cause in _QUIET:
             return None
@@ -156,9 +156,9 @@ class _Job:
             verdict = replace(verdict, cost_seconds_per_step=most)
         return verdict if verdict.cost_seconds_per_step >= LEAST_SHARE * self.step_seconds else None
 
-    def lateness(self, run: str, told: Sequence[Verdict]) -> Verdict | None:
-        """Return the verdict on the latest rank that no other verdict explains for the most part."""
-        explained = {verdict.rank: verdict.cost_seconds_per_step for verdict in told}
+    def lateness(self, run: str, found: Sequence[Verdict]) -> Verdict | None:
+        """Return the verdict on the latest rank of which no other verdict explains at least half."""
+        explained = {verdict.rank: verdict.cost_seconds_per_step for verdict in found}
         unexplained = [
             each for each in self.stragglers if explained.get(each.rank, 0.0) < each.excess_seconds / 2
         ]
@@ -177,7 +177,7 @@ class _Job:
         return Verdict(cause, run, node, worst.rank, worst.phase, words, worst.excess_seconds, "")
 
     def _excess(self, rank: int) -> float | None:
-        """Return by how much a rank's own work is above its peers' median; None where it is not known."""
+        """Return the own work of a rank above its peers' median, in seconds per step; None if unknown."""
         if rank not in self._own:
             return None
         peers = [own for other, own in self._own.items() if other != rank]
@@ -205,13 +205,13 @@ def _hang(run: str, hangs: Sequence[NodePart]) -> Verdict:
 
 
 def _mean(work: RankWork, *, waiting: bool) -> float:
-    """Return a rank's wait, or its own work, per step."""
+    """Return a rank's wait, or its own work, in seconds per step."""
     columns = [column for name, column in work.phase_seconds.items() if (name in WAITING) is waiting]
     return float(sum(column.mean() for column in columns)) if columns else 0.0
 
 
 def _next(verdict: Verdict) -> Verdict:
-    """Return a verdict with what to type next, in words of our own: people type what they are told to."""
+    """Return the verdict with the next command, made here: people run it, so no peer may supply it."""
     run = shlex.quote(verdict.run)
     command = f"torchperfd capture --run {run} --fleet --steps 5"
     if verdict.cause is Cause.HANG:

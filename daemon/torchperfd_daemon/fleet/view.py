@@ -1,4 +1,4 @@
-"""The fleet as one node: what commands ask for with ``--fleet``, put together from all daemons' answers."""
+"""Answers the commands with ``--fleet``: collects the answers of all daemons and merges them."""
 
 import asyncio
 import contextlib
@@ -24,14 +24,14 @@ from torchperfd_daemon.service.peer_directory import MayCommand, RankSelection
 log = logging.getLogger("torchperfd.fleet")
 
 _ASK_S: Final = 1.0
-"""How long a peer has for an answer that it need not work for."""
+"""The time limit of a peer for an answer that takes no work."""
 _SLACK_S: Final = 2.0
 _MOST_NAMED: Final = 20
 
 _ALL: Final = range(2**32)
 
 INSTANCE_KEY: Final = "torchperfd-instance"
-"""Metadata that a stream of stacks begins with: which daemon it is."""
+"""The metadata at the start of a stream of stacks that identifies its daemon."""
 
 
 class _HasInstance(Protocol):
@@ -39,7 +39,7 @@ class _HasInstance(Protocol):
     def instance(self) -> str: ...
 
 
-_Told = TypeVar("_Told", bound=_HasInstance)
+_Answer = TypeVar("_Answer", bound=_HasInstance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class _NodeStacks:
 
 @dataclass(frozen=True, slots=True)
 class _Surveyed:
-    """What all nodes that answer tell of their ranks, this one first."""
+    """The surveys of all nodes that answer, this node's first."""
 
     surveys: list[fleet_pb2.NodeSurvey]
     nodes: list[control_pb2.FleetNode]
@@ -58,13 +58,13 @@ class _Surveyed:
 
 
 class FleetView:
-    """Asks the fleet on behalf of this node's daemon.
+    """Asks the other daemons of the fleet, and merges their answers with this node's.
 
     Args:
-        peers: Which daemons there are; None when none was told of.
-        fan_out: Asks them.
+        peers: The addresses of the fleet's daemons; None if no peers are configured.
+        fan_out: Sends the requests.
         coordinator: Conducts captures.
-        instance: Of this daemon's process: peers may well name this daemon too.
+        instance: The id of this daemon's process, since the peers' addresses may include this daemon.
         node: This node's name.
     """
 
@@ -79,7 +79,7 @@ class FleetView:
 
     @property
     def known(self) -> bool:
-        """Whether this daemon was told of others."""
+        """Whether this daemon has configured peers."""
         return self._peers is not None
 
     async def runs(self, own: Sequence[control_pb2.Run], job: str = "") -> control_pb2.ListRunsResponse:
@@ -87,15 +87,15 @@ class FleetView:
 
         Raises:
             NoSuchTargetError: No node has a run of the job.
-            UsageError: This daemon was told of no peers.
-            TorchperfdError: They cannot be found.
+            UsageError: This daemon has no configured peers.
+            TorchperfdError: The peers cannot be resolved.
         """
         answers = await self._list_runs()
         nodes = [_node("", self._node, __version__, _ranks_of(own))]
         found = [*own]
-        for address, told in answers.by_peer.items():
-            runs = [run for run in map(fleet_translate.tidy, told.runs) if job in ("", run.job_name)]
-            nodes.append(_node(str(address), told.node, told.version, _ranks_of(runs)))
+        for address, answer in answers.by_peer.items():
+            runs = [run for run in map(fleet_translate.tidy, answer.runs) if job in ("", run.job_name)]
+            nodes.append(_node(str(address), answer.node, answer.version, _ranks_of(runs)))
             found.extend(runs)
         if job and not found:
             raise _no_run("", answers.unreachable, job)
@@ -106,20 +106,20 @@ class FleetView:
         )
 
     async def choose(self, run: str, own: Sequence[str], may: MayCommand) -> str:
-        """Return a run's name; when it is empty, that of the only run of the caller's on any node.
+        """Return ``run``, or if it is empty the name of the caller's only run on all nodes.
 
         Raises:
             NoSuchTargetError: There is no run, or more than one.
-            UsageError: This daemon was told of no peers.
-            TorchperfdError: They cannot be found.
+            UsageError: This daemon has no configured peers.
+            TorchperfdError: The peers cannot be resolved.
         """
         if run:
             return run
         answers = await self._list_runs()
         there = [
             each.run
-            for told in answers.by_peer.values()
-            for each in told.runs
+            for answer in answers.by_peer.values()
+            for each in answer.runs
             if any(may(fleet_translate.uid_of(rank)) for rank in each.ranks)
         ]
         return _only({*own, *there}, answers.unreachable)
@@ -130,18 +130,18 @@ class FleetView:
         """Return the newest steps of ranks of all nodes, and which nodes did not answer.
 
         Args:
-            asked: Which ranks and steps.
-            own: What this node answers.
+            asked: The request: which ranks and steps.
+            own: This node's survey.
 
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
-            UsageError: This daemon was told of no peers.
-            TorchperfdError: They cannot be found.
+            UsageError: This daemon has no configured peers.
+            TorchperfdError: The peers cannot be resolved.
         """
-        told = await self._survey(asked, own)
-        by_rank = sorted(each_once(told.surveys).items())
+        joined = await self._survey(asked, own)
+        by_rank = sorted(each_once(joined.surveys).items())
         return control_pb2.GetStepsResponse(
-            ranks=[steps for _, (steps, _) in by_rank], nodes=told.nodes, unreachable=told.unreachable
+            ranks=[steps for _, (steps, _) in by_rank], nodes=joined.nodes, unreachable=joined.unreachable
         )
 
     async def diagnose(
@@ -150,19 +150,21 @@ class FleetView:
         """Return one verdict on each run of all nodes, and which nodes did not answer.
 
         Args:
-            asked: Of which runs.
-            own: What this node answers.
+            asked: The request: which runs.
+            own: This node's survey.
 
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
-            UsageError: This daemon was told of no peers.
-            TorchperfdError: They cannot be found.
+            UsageError: This daemon has no configured peers.
+            TorchperfdError: The peers cannot be resolved.
         """
-        told = await self._survey(asked, own)
+        joined = await self._survey(asked, own)
         # Thousands of ranks take a moment, and this loop has clients to answer.
-        verdicts = await asyncio.to_thread(judge_all, told.surveys)
+        verdicts = await asyncio.to_thread(judge_all, joined.surveys)
         return control_pb2.DiagnoseResponse(
-            verdicts=map(translate.verdict_message, verdicts), nodes=told.nodes, unreachable=told.unreachable
+            verdicts=map(translate.verdict_message, verdicts),
+            nodes=joined.nodes,
+            unreachable=joined.unreachable,
         )
 
     async def stacks(
@@ -171,18 +173,18 @@ class FleetView:
         """Yield the stacks of the caller's ranks of a run on other nodes, then the peers that do not answer.
 
         Raises:
-            UsageError: This daemon was told of no peers.
-            TorchperfdError: They cannot be found.
+            UsageError: This daemon has no configured peers.
+            TorchperfdError: The peers cannot be resolved.
         """
 
         async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> _NodeStacks:
             call = stub.Stacks(request, metadata=self._fan_out.metadata)
             instance = dict(await call.initial_metadata()).get(INSTANCE_KEY, "")
-            return _NodeStacks(str(instance), [told async for told in call])
+            return _NodeStacks(str(instance), [stacks async for stacks in call])
 
         answers = await self._ask(ask, request.timeout_seconds + _SLACK_S)
-        for told in answers.by_peer.values():
-            for stacks in told.ranks:
+        for answer in answers.by_peer.values():
+            for stacks in answer.ranks:
                 if stacks.identity.run == request.run and may(fleet_translate.uid_of(stacks)):
                     yield stacks
         for peer in answers.unreachable:
@@ -197,19 +199,19 @@ class FleetView:
         may: MayCommand,
         job: str = "",
     ) -> AsyncIterator[RankSelection]:
-        """Hold on to ranks of a run on all nodes, for one capture.
+        """Keep streams to the ranks of a run on all nodes open, for one capture.
 
         Args:
-            run: Its name; empty for the only one there is.
-            ranks: Which; all when empty.
+            run: The run's name; empty if there is only one run.
+            ranks: The ranks to select; all if empty.
             own: Returns the connected ranks of the job on this node, by run.
-            may: Tells whose ranks on other nodes may be taken.
-            job: That the run is of; empty for any.
+            may: Returns whether the caller may capture the processes of a user.
+            job: The job of the run; empty for any.
 
         Raises:
-            NoSuchTargetError: There is no such run or rank anywhere, or more than one run to choose from.
-            UsageError: This daemon was told of no peers.
-            TorchperfdError: They cannot be found.
+            NoSuchTargetError: No node has such a run or rank, or there are several runs to choose from.
+            UsageError: This daemon has no configured peers.
+            TorchperfdError: The peers cannot be resolved.
         """
         answers = await self._fan_out.ask(await self._addresses(), self._begin, _ASK_S)
         pinging = None
@@ -257,7 +259,7 @@ class FleetView:
         found: dict[int, Participant],
         unreachable: Sequence[Unreachable],
     ) -> list[Participant]:
-        """Return a participant for each rank wanted, also for those that no node has."""
+        """Return a participant for each wanted rank, also for ranks that no node has."""
         reason = "it is on no node that answers" + (
             f"; no answer from {unreachable_text(unreachable[:_MOST_NAMED])}" if unreachable else ""
         )
@@ -266,9 +268,9 @@ class FleetView:
     async def _list_runs(self) -> Answers[fleet_pb2.NodeRuns]:
         async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> fleet_pb2.NodeRuns:
             request = fleet_pb2.NodeRunsRequest(api=fleet_translate.api_message())
-            told = await stub.ListRuns(request, metadata=self._fan_out.metadata)
-            fleet_translate.check_version(told.api)
-            return told
+            answer = await stub.ListRuns(request, metadata=self._fan_out.metadata)
+            fleet_translate.check_version(answer.api)
+            return answer
 
         return await self._ask(ask, _ASK_S)
 
@@ -278,19 +280,19 @@ class FleetView:
         request.api.CopyFrom(fleet_translate.api_message())
 
         async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> fleet_pb2.NodeSurvey:
-            told = await stub.Survey(request, metadata=self._fan_out.metadata)
-            fleet_translate.check_version(told.api)
-            return fleet_translate.tidy_survey(told)
+            answer = await stub.Survey(request, metadata=self._fan_out.metadata)
+            fleet_translate.check_version(answer.api)
+            return fleet_translate.tidy_survey(answer)
 
         own.node = self._node
         answers = await self._ask(ask, _ASK_S)
         surveys = [own, *answers.by_peer.values()]
-        if (asked.run or asked.job) and not any(told.ranks for told in surveys):
+        if (asked.run or asked.job) and not any(survey.ranks for survey in surveys):
             raise _no_run(asked.run, answers.unreachable, asked.job)
         nodes = [_node("", self._node, __version__, (steps.status for steps in own.ranks))]
         nodes += [
-            _node(str(address), told.node, told.version, (steps.status for steps in told.ranks))
-            for address, told in answers.by_peer.items()
+            _node(str(address), answer.node, answer.version, (steps.status for steps in answer.ranks))
+            for address, answer in answers.by_peer.items()
         ]
         return _Surveyed(surveys, nodes, [*map(fleet_translate.unreachable_message, answers.unreachable)])
 
@@ -300,26 +302,26 @@ class FleetView:
 
     async def _ask(
         self,
-        question: Callable[[Address, "fleet_pb2_grpc.FleetAsyncStub"], Awaitable[_Told]],
+        question: Callable[[Address, "fleet_pb2_grpc.FleetAsyncStub"], Awaitable[_Answer]],
         seconds: float,
-    ) -> Answers[_Told]:
+    ) -> Answers[_Answer]:
         answers = await self._fan_out.ask(await self._addresses(), question, seconds)
         return Answers(self._distinct(answers), answers.unreachable)
 
     async def _addresses(self) -> tuple[Address, ...]:
         if self._peers is None:
             raise UsageError(
-                "this daemon knows of no other nodes", "tell it with `torchperfd serve --fleet-peers`"
+                "this daemon knows of no other nodes", "name them with `torchperfd serve --fleet-peers`"
             )
         return await self._peers.addresses()
 
-    def _distinct(self, answers: Answers[_Told]) -> dict[Address, _Told]:
-        """Return the answers of other daemons than this one, each once by whatever names it was asked."""
+    def _distinct(self, answers: Answers[_Answer]) -> dict[Address, _Answer]:
+        """Return the answers of other daemons; a daemon under several addresses counts once."""
         by_instance = {self._instance: Address("", 0)}
         return {
-            address: told
-            for address, told in answers.by_peer.items()
-            if by_instance.setdefault(told.instance, address) == address
+            address: answer
+            for address, answer in answers.by_peer.items()
+            if by_instance.setdefault(answer.instance, address) == address
         }
 
 
@@ -351,12 +353,12 @@ def _node(
 
 
 def _connected(
-    told: fleet_pb2.NodeRuns, job: str, may: MayCommand
+    node: fleet_pb2.NodeRuns, job: str, may: MayCommand
 ) -> dict[str, list[control_pb2.RankStatus]]:
-    """Return the connected ranks of a node that may be taken, of all jobs or of one, by run."""
+    """Return the connected ranks of a node that the caller may capture, of all jobs or of one, by run."""
     runs = {
         run.run: [rank for rank in run.ranks if rank.connected and may(fleet_translate.uid_of(rank))]
-        for run in told.runs
+        for run in node.runs
         if run.run and job in ("", run.job_name)
     }
     return {run: ranks for run, ranks in runs.items() if ranks}

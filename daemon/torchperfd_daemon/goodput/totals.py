@@ -89,7 +89,7 @@ class GoodputTotals:
         gpus: The number of GPUs that the rank uses; 0 if unknown.
         state: The present state.
         before: The state before the present one.
-        told: The newest claims of the process.
+        claims: The newest claims of the process.
         longest_ns: The longest training step that was not a stall, without the first step of each process.
         stalled: Whether the time since the last progress is settled as a stall.
         settled: Nanoseconds by bucket, up to the frontier.
@@ -104,7 +104,7 @@ class GoodputTotals:
     gpus: _Count = 0
     state: State = State.STARTING
     before: State = State.STARTING
-    told: Claims = field(default_factory=Claims)
+    claims: Claims = field(default_factory=Claims)
     longest_ns: int = 0
     stalled: bool = False
     settled: dict[Bucket, int] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class GoodputTotals:
     def limit_ns(self) -> int:
         """The longest time without progress during training that is not a stall."""
         # The process reports sums, not single steps: the longest mean replaces the usual step time.
-        return int(limit_seconds((self.longest_ns or self.told.warmup_ns) / 1e9) * 1e9)
+        return int(limit_seconds((self.longest_ns or self.claims.warmup_ns) / 1e9) * 1e9)
 
     def buckets(self) -> dict[Bucket, int]:
         """Return all covered time by bucket, with the open time in the bucket of the present state."""
@@ -142,7 +142,7 @@ class GoodputTotals:
         The time between two processes is the restart gap.
         """
         if process == self.process:
-            # Its next report says how it spent the time during which it was not connected.
+            # Its next report shows how it spent the time during which it was not connected.
             self.before = self.state
             self.progress_ns = max(self.frontier_ns, now_ns)
             self.stalled = False
@@ -152,7 +152,7 @@ class GoodputTotals:
         self.process = process
         self.starts += 1
         self.state = self.before = State.STARTING
-        self.told = Claims()
+        self.claims = Claims()
         self.stalled = False
         self.progress_ns = self.seen_ns = self.frontier_ns
 
@@ -171,17 +171,17 @@ class GoodputTotals:
         claimed = claims.amounts()
         if not any(claimed.values()):
             return
-        known = self.told.amounts()
-        if claims.loop != self.told.loop or claims.steps < self.told.steps or not any(known.values()):
+        known = self.claims.amounts()
+        if claims.loop != self.claims.loop or claims.steps < self.claims.steps or not any(known.values()):
             self._settle(Bucket.START_UP, min(began_ns, now_ns - sum(claimed.values())))
-            self.told = Claims()
-            known = self.told.amounts()
+            self.claims = Claims()
+            known = self.claims.amounts()
         new = {bucket: max(0, ns - known[bucket]) for bucket, ns in claimed.items()}
         if not any(new.values()):
             return
         limit_ns = self.limit_ns
         self._learn(claims)
-        self.told = claims
+        self.claims = claims
         for bucket, ns in _within(new, max(0, now_ns - self.frontier_ns)).items():
             self._settle(bucket, self.frontier_ns + ns)
         ended_ns = min(ended_ns, now_ns)
@@ -229,8 +229,8 @@ class GoodputTotals:
 
     def _learn(self, claims: Claims) -> None:
         """Update the longest step; of several steps in one report only the mean is known."""
-        steps, ns = claims.steps - self.told.steps, claims.step_ns - self.told.step_ns
-        if not self.told.steps:
+        steps, ns = claims.steps - self.claims.steps, claims.step_ns - self.claims.step_ns
+        if not self.claims.steps:
             steps, ns = steps - 1, ns - claims.warmup_ns
         if steps > 0 and not self.stalled:
             self.longest_ns = max(self.longest_ns, ns // steps)

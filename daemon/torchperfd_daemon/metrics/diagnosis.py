@@ -24,7 +24,7 @@ class Observes(Protocol):
 
 
 class DiagnosisMetrics:
-    """A metrics source over the verdicts; of a run that is too young for one, what its steps so far say.
+    """A metrics source over the verdicts; for a run without a verdict, over its steps so far.
 
     Args:
         store: Where ranks and their steps are.
@@ -38,7 +38,7 @@ class DiagnosisMetrics:
         self._observer = observer
 
     def families(self) -> Iterator[Family]:
-        """Return verdicts, what each cause has cost, and whom the others wait for."""
+        """Return verdicts, the cost of each cause, and the rank that the others wait for."""
         runs = self._store.runs() if self._cap is None else {}
         if self._cap is not None:
             for rank in self._cap.select(self._store):
@@ -50,7 +50,7 @@ class DiagnosisMetrics:
         yield verdicts
         lost = Family(
             "train_lost_seconds",
-            "Training time that a cause has cost the run, while it was told.",
+            "Training time that a cause has cost the run, while it was the verdict.",
             "counter",
             ("run", "cause"),
         )

@@ -23,8 +23,8 @@ class TrainingMetrics:
 
     Args:
         store: Where ranks and their steps are.
-        owners: Tells whose a rank is; by default only what it told itself.
-        cap: Says of which ranks there is room; of all without one.
+        owners: Returns the owner of a rank; by default from the rank's own report only.
+        cap: Selects the ranks that get series; all ranks without it.
     """
 
     def __init__(self, store: Store, owners: Owners = from_identity, cap: SeriesCap | None = None) -> None:
@@ -68,7 +68,7 @@ def recent_profile(rank: Rank) -> RankProfile:
 
 
 def _families(table: Sequence[Field], counted: list[Counted]) -> Iterator[Family]:
-    """Yield the family of each field; a rank that does not know it has no series."""
+    """Yield the metric family of each field; a rank without a value has no series."""
     for field in table:
         family = Family(field.metric, field.help, field.kind, _RANK)
         value_of = _VALUES[field]

@@ -1,4 +1,4 @@
-"""Looks at ranks' processes, at the GPUs and at the kubelet to tell who owns what."""
+"""Finds the owners of ranks and GPUs from the ranks' processes, the GPUs and the kubelet."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,18 +15,18 @@ from torchperfd_daemon.ownership.slurm import gpus_of_environment, job_of_cgroup
 from torchperfd_daemon.store import RankIdentity
 from torchperfd_daemon.text import one_line
 
-# What torchrun calls a run that nobody has named.
+# torchrun's id of a run without a name.
 _MOST_CHARACTERS: Final = 200
 _UNNAMED: Final = "none"
 _WANTED: Final = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "POD_UID")
 
 
 class GpuWatch(GpuCollector):
-    """Samples GPUs through another collector, and keeps what that has read for others to look at.
+    """Samples GPUs through another collector, and keeps the newest readings for other parts.
 
     Args:
-        gpus: What reads the GPUs.
-        ranks: Tells which ranks there are, whose memory on GPUs is told.
+        gpus: Reads the GPUs.
+        ranks: Returns the ranks whose memory on GPUs is reported.
         proc: Root of procfs.
     """
 
@@ -37,7 +37,7 @@ class GpuWatch(GpuCollector):
         self._newest: Sequence[GpuReading] = ()
 
     def newest(self) -> Sequence[GpuReading]:
-        """Return what was read last; empty when that failed."""
+        """Return the newest readings; empty if the last read failed."""
         return self._newest
 
     def read(self) -> list[GpuReading]:
@@ -54,7 +54,7 @@ class GpuWatch(GpuCollector):
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What a rank's process has been told and never loses."""
+    """The owner in a process's environment and control group, which never changes."""
 
     owner: Owner
     torchrun: bool
@@ -62,12 +62,12 @@ class _Facts:
 
 
 class OwnershipCollector:
-    """Tells whose each rank is, and whose each GPU.
+    """Finds the owner of each rank and of each GPU.
 
     Args:
-        ranks: Tells which ranks there are.
+        ranks: Returns the connected ranks.
         gpus: Returns the newest reading of each GPU.
-        pods: The kubelet's list of what containers were given.
+        pods: The kubelet's list of the devices of containers.
         proc: Root of procfs.
     """
 
@@ -112,8 +112,8 @@ class OwnershipCollector:
             pid, gpu = holders.get((rank.pid, rank.start_ticks), (None, ""))
             if pid is None and is_here(self._proc, rank):
                 pid = rank.pid
-            # One that ended is told of until its series go, and says nothing new.
-            known = self._facts.get(rank) or (self._look(pid) if pid is not None else None)
+            # An ended process keeps its owner until its series are dropped; there is nothing new to read.
+            known = self._facts.get(rank) or (self._read_facts(pid) if pid is not None else None)
             if known is not None:
                 facts[rank] = known
             key = (rank.run, rank.rank, rank.pid, rank.start_ticks)
@@ -167,13 +167,13 @@ class OwnershipCollector:
                 status = parse_table(read(self._proc / str(pid) / "status"))
                 start = parse_stat(read(self._proc / str(pid) / "stat")).start_ticks
             except OSError:
-                continue  # it has just ended, or lives where we cannot look
+                continue  # it has just ended, or is in another namespace
             # Kernels without pid namespaces have no such line: then there is only one id.
             own = int(status.get("NSpid", str(pid)).split()[-1])
             yield (own, start), (pid, uuid)
 
-    def _look(self, pid: int) -> _Facts | None:
-        """Return what a process's environment and control group say; None when it has just ended."""
+    def _read_facts(self, pid: int) -> _Facts | None:
+        """Return the owner from a process's environment and control group; None if it has just ended."""
         try:
             group = read(self._proc / str(pid) / "cgroup")
         except OSError:
@@ -188,9 +188,9 @@ class OwnershipCollector:
         return _Facts(owner, bool(elastic), gpus_of_environment(environment))
 
     def _environment(self, pid: int) -> dict[str, str]:
-        """Return what is wanted of the environment that a process was started with; all else is its own.
+        """Return the wanted variables of the environment that a process was started with.
 
-        Empty where it is another user's and we are not root.
+        Empty if the process is another user's and the daemon is not root.
         """
         try:
             text = read(self._proc / str(pid) / "environ")

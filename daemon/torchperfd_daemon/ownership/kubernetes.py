@@ -53,13 +53,13 @@ class Given:
 
 
 def pod_of_cgroup(text: str) -> str:
-    """Return the uid of the pod that ``/proc/<pid>/cgroup`` tells of, empty when it tells of none."""
+    """Return the uid of the pod in the text of ``/proc/<pid>/cgroup``; empty without one."""
     found = _POD.search(text)
     return found[1].replace("_", "-") if found else ""
 
 
 class PodResources:
-    """The kubelet's list of what containers were given.
+    """The kubelet's list of the devices of containers.
 
     Args:
         path: The kubelet's socket; on nodes without one there is nothing to list.
@@ -72,7 +72,7 @@ class PodResources:
         """Ask the kubelet for the GPUs that containers have now.
 
         Raises:
-            CollectorUnavailableError: It does not answer, or not in its own words.
+            CollectorUnavailableError: The kubelet does not answer, or its answer is malformed.
         """
         try:
             if not self._path.exists():
@@ -101,7 +101,7 @@ def _given(response: Any) -> Iterator[Given]:
             for devices in container.devices:
                 if devices.resource_name.startswith(_GPU_RESOURCES):
                     for device in devices.device_ids:
-                        # Where containers take turns on a GPU, each turn has a number of its own.
+                        # A GPU that containers share by time slicing has one id per container.
                         yield Given(device.partition("::")[0], f"{pod.namespace}/{pod.name}/{container.name}")
 
 

@@ -13,16 +13,16 @@ _JOB: Final = re.compile(r"/[^/\n]*slurm[^/\n]*(?:/uid_\d+)?/job_(\d+)(?:/|$)", 
 
 
 def job_of_cgroup(text: str) -> str:
-    """Return the number of the job that ``/proc/<pid>/cgroup`` tells of, empty when it tells of none."""
+    """Return the number of the job in the text of ``/proc/<pid>/cgroup``; empty without one."""
     found = _JOB.search(text)
     return found[1] if found else ""
 
 
 def gpus_of_environment(environment: Mapping[str, str]) -> frozenset[str]:
-    """Return the node's GPUs that were given to a task, by index; empty when it was not told.
+    """Return the indices of the node's GPUs that Slurm gave to a task; empty if unknown.
 
-    Of the step's, else of the whole job's: both count all GPUs of the node, where
-    ``CUDA_VISIBLE_DEVICES`` may count the job's own only.
+    The step's variable comes first, then the job's. Both count all GPUs of the node, while
+    ``CUDA_VISIBLE_DEVICES`` may count only the job's own.
     """
     text = environment.get("SLURM_STEP_GPUS") or environment.get("SLURM_JOB_GPUS", "")
     with contextlib.suppress(ValueError):

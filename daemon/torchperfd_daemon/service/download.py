@@ -63,7 +63,7 @@ def _open(catalog: Catalog, capture_id: str, name: str, rights: Rights) -> Binar
         raise NoSuchTargetError(
             f"capture {capture_id} has no file {name[:80]!r}", "its manifest names those it has"
         )
-    # Any user who may open the socket can be the caller.
+    # The caller may be any user with access to the socket.
     return catalog.open_public(capture_id, name)
 
 

@@ -1,6 +1,6 @@
 """Permissions: which caller may do what with which run; requests are logged.
 
-Every user who may open the socket sees all runs and the times of their steps, as `nvidia-smi` shows the
+Every user with access to the socket sees all runs and the times of their steps, as `nvidia-smi` shows the
 users of a GPU. Only its own user may see or change more of a process: captures, stacks, downloads, the
 script's path, source lines in a verdict.
 """
@@ -21,14 +21,14 @@ audit = logging.getLogger("torchperfd.audit")
 
 _ROOT: Final = 0
 _MOST_CHARACTERS: Final = 120
-_HIDDEN: Final = "where it stands is shown to its own user"
+_HIDDEN: Final = "its stacks are shown to its own user only"
 
 
 class Permissions:
     """Decides what each caller may do.
 
     Args:
-        callers: Knows who calls.
+        callers: Identifies the callers of requests.
         admin_group: Id of the group whose members may do everything; None for none.
     """
 

@@ -316,10 +316,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
             raise translate.BadMessageError(error.problem) from error
 
 
-def version_conflict(who: str, hello: session_pb2.Hello) -> str:
+def version_conflict(peer: str, hello: session_pb2.Hello) -> str:
     """Return the one line that names both versions."""
     return (
-        f"the {who} (torchperfd {hello.client_version or 'unknown'}) speaks protocol"
+        f"the {peer} (torchperfd {hello.client_version or 'unknown'}) speaks protocol"
         f" {hello.api.min} to {hello.api.max}, this daemon (torchperfd {__version__}) speaks"
         f" {contract.API_MIN} to {contract.API_MAX}; install the same version on both sides"
     )

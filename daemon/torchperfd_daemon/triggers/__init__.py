@@ -1,4 +1,4 @@
-"""Triggers: rules that capture or write stacks under a condition, and scheduled captures (glances)."""
+"""Triggers: rules that capture or write stacks under a condition, and scheduled captures."""
 
 from torchperfd_daemon.triggers.actions import Actions
 from torchperfd_daemon.triggers.quota import TriggerCounts

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 
 from torchperfd.durations import duration
 from torchperfd_daemon.store import Rank
+from torchperfd_daemon.triggers.inputs import ConditionInputs
 from torchperfd_daemon.triggers.rules import Rule, When
-from torchperfd_daemon.triggers.scene import Scene
 
 _KEPT: Final = 600
 _RECENT: Final = 10
@@ -44,7 +44,7 @@ class Finding:
 class Condition(Protocol):
     """Is evaluated once a second."""
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         """Yield all findings that hold now."""
 
 
@@ -68,25 +68,25 @@ class _RuleCondition:
         self._above = rule.above or 0.0
         self._below = rule.below or 0.0
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         raise NotImplementedError
 
 
 class StepTimeRegression(_RuleCondition):
     """Diagnosis finds a run slower than before, by more than the rule's bound."""
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         """Yield the runs that have become slow.
 
         The culprit is the rank that the verdict names, or else the rank with the most own work.
         """
-        for run, found in scene.findings():
+        for run, found in inputs.findings():
             before, now = found.normal_seconds, found.step_seconds
             if before is None or now <= before * (1 + self._above):
                 continue
             culprit = found.culprit
             if culprit is None:
-                culprit = max(scene.runs[run], key=Rank.mean_own_seconds).identity.rank
+                culprit = max(inputs.runs[run], key=Rank.mean_own_seconds).identity.rank
             reason = f"a step of run {run} takes {duration(now)}, {now / before - 1:.0%} more than before"
             yield Finding(run, (culprit,), reason, run)
 
@@ -94,9 +94,9 @@ class StepTimeRegression(_RuleCondition):
 class Straggler(_RuleCondition):
     """Diagnosis finds a straggler that is late by more than the rule's bound."""
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         """Yield each such rank."""
-        for run, found in scene.findings():
+        for run, found in inputs.findings():
             usual = found.peer_seconds
             for rank, late in found.late_seconds.items():
                 if late > usual * self._above:
@@ -114,14 +114,14 @@ class GpuUtilisationDrop(_RuleCondition):
         super().__init__(rule)
         self._past: dict[str, deque[float]] = {}
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         """Yield each rank whose GPU has become idle."""
-        owners = scene.owners()
+        owners = inputs.owners()
         known, self._past = self._past, {}
-        for labels, value in scene.series("torchperfd_gpu_utilization_ratio"):
+        for labels, value in inputs.series("torchperfd_gpu_utilization_ratio"):
             uuid = labels["gpu_uuid"]
             past = self._past[uuid] = known.get(uuid) or deque(maxlen=_KEPT)
-            training = [owner for owner in owners.get(uuid, []) if scene.training(*owner)]
+            training = [owner for owner in owners.get(uuid, []) if inputs.training(*owner)]
             if not training:
                 continue
             past.append(value)
@@ -140,9 +140,9 @@ class GpuUtilisationDrop(_RuleCondition):
 class Stall(_RuleCondition):
     """Diagnosis finds a stall that has lasted for the time in the rule."""
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         """Yield the runs that have stalled."""
-        for run, found in scene.findings():
+        for run, found in inputs.findings():
             stall = found.stall
             if stall and stall.waited_seconds > max(self._rule.hold_seconds, stall.limit_seconds):
                 reason = f"run {run} has made no step for {stall.waited_seconds:.0f} s"
@@ -157,17 +157,17 @@ class Xid(_RuleCondition):
         self._seen: dict[tuple[str, str], float] = {}
         self._shown: dict[tuple[str, str], float] = {}
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         """Yield the ranks on GPUs with new errors."""
         wanted = {str(number) for number in self._rule.xids}
-        for labels, value in scene.series("torchperfd_gpu_xid_errors_total"):
+        for labels, value in inputs.series("torchperfd_gpu_xid_errors_total"):
             key = labels["gpu_uuid"], labels["xid"]
             if labels["xid"] in wanted and value > self._seen.get(key, 0.0):
-                self._shown[key] = scene.now
+                self._shown[key] = inputs.now
             self._seen[key] = value
-        owners = scene.owners() if self._shown else {}
+        owners = inputs.owners() if self._shown else {}
         for (uuid, xid), at in list(self._shown.items()):
-            if scene.now - at > _XID_SHOWN_S:
+            if inputs.now - at > _XID_SHOWN_S:
                 del self._shown[uuid, xid]
                 continue
             for run, rank in owners.get(uuid, [("", -1)]):
@@ -183,16 +183,16 @@ class Xid(_RuleCondition):
 class GpuMemoryNearFull(_RuleCondition):
     """Nearly all memory of a GPU is in use."""
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         """Yield the ranks on GPUs that are nearly full."""
         totals = {
-            labels["gpu_uuid"]: value for labels, value in scene.series("torchperfd_gpu_memory_total_bytes")
+            labels["gpu_uuid"]: value for labels, value in inputs.series("torchperfd_gpu_memory_total_bytes")
         }
-        for labels, used in scene.series("torchperfd_gpu_memory_used_bytes"):
+        for labels, used in inputs.series("torchperfd_gpu_memory_used_bytes"):
             total = totals.get(labels["gpu_uuid"], 0.0)
             if not total or used / total <= self._above:
                 continue
-            for run, rank in scene.owners().get(labels["gpu_uuid"], []):
+            for run, rank in inputs.owners().get(labels["gpu_uuid"], []):
                 reason = f"GPU {labels['gpu']} of rank {rank}, run {run} is {used / total:.1%} full"
                 yield Finding(run, (rank,), reason, f"{run} {rank}")
 
@@ -204,23 +204,23 @@ class MetricBound(_RuleCondition):
         super().__init__(rule)
         self._counts: dict[tuple[tuple[str, str], ...], deque[tuple[float, float]]] = {}
 
-    def evaluate(self, scene: Scene) -> Iterator[Finding]:
+    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
         """Yield the runs and ranks of each series beyond the bound."""
         rule = self._rule
         known, self._counts = self._counts, {}
-        for labels, value in scene.series(rule.metric)[:_MOST_SERIES]:
+        for labels, value in inputs.series(rule.metric)[:_MOST_SERIES]:
             if any(labels.get(name) != text for name, text in rule.labels):
                 continue
             number: float | None = value
             if rule.metric.endswith("_total"):
                 key = tuple(sorted(labels.items()))
                 self._counts[key] = known.get(key) or deque()
-                number = _rate(self._counts[key], scene.now, value)
+                number = _rate(self._counts[key], inputs.now, value)
             if number is None or not self._beyond(number):
                 continue
             labels_text = ", ".join(f"{name}={text}" for name, text in sorted(labels.items()))
             reason = f"{rule.metric}{{{labels_text}}} is {number:.4g}"
-            for run, ranks in _concerned(labels, scene):
+            for run, ranks in _concerned(labels, inputs):
                 yield Finding(run, ranks, reason, f"{labels_text} {run} {ranks}")
 
     def _beyond(self, number: float) -> bool:
@@ -258,10 +258,10 @@ def _rate(counts: deque[tuple[float, float]], now: float, value: float) -> float
     return (value - before) / (now - began) if now - began >= _RATE_S else None
 
 
-def _concerned(labels: Mapping[str, str], scene: Scene) -> list[tuple[str, tuple[int, ...]]]:
+def _concerned(labels: Mapping[str, str], inputs: ConditionInputs) -> list[tuple[str, tuple[int, ...]]]:
     """Return the runs and ranks of a series; a series of the node belongs to all runs."""
     if "run" in labels:
         return [(labels["run"], (int(labels["rank"]),) if "rank" in labels else ())]
     if "gpu_uuid" in labels:
-        return [(run, (rank,)) for run, rank in scene.owners().get(labels["gpu_uuid"], [])]
-    return [(run, ()) for run in scene.runs]
+        return [(run, (rank,)) for run, rank in inputs.owners().get(labels["gpu_uuid"], [])]
+    return [(run, ()) for run in inputs.runs]

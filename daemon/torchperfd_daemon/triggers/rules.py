@@ -65,11 +65,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Glances at intervals: captures of one step of one rank, of each rank round robin.
+    """Scheduled captures: one step of one rank per interval, round robin over the ranks.
 
     Attributes:
-        every_seconds: The time between two glances.
-        overhead: The share of training time that glances may cost; if they cost more, they become rarer.
+        every_seconds: The time between two captures.
+        overhead: The share of training time that the captures may cost; above it, they become rarer.
     """
 
     name: str

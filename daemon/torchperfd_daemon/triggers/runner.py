@@ -16,10 +16,10 @@ from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.store import Rank, Store
 from torchperfd_daemon.triggers.actions import Actions, timeout_of
 from torchperfd_daemon.triggers.conditions import Finding, condition_of
-from torchperfd_daemon.triggers.glance import SETTLE_S, CostMeter, ScheduleState
+from torchperfd_daemon.triggers.inputs import ConditionInputs, FindingsOf
 from torchperfd_daemon.triggers.quota import Result, TriggerCounts, TriggerQuota
 from torchperfd_daemon.triggers.rules import Action, Plan, Rule, When
-from torchperfd_daemon.triggers.scene import FindingsOf, Scene
+from torchperfd_daemon.triggers.schedule_state import SETTLE_S, CostMeter, ScheduleState
 
 log = logging.getLogger("torchperfd.triggers")
 
@@ -53,10 +53,10 @@ class _Watch:
         self._condition = condition_of(rule)
         self._episodes: dict[str, _Episode] = {}
 
-    def due(self, scene: Scene) -> list[tuple[Finding, _Episode]]:
+    def due(self, inputs: ConditionInputs) -> list[tuple[Finding, _Episode]]:
         """Return the findings that have held for long enough and are not settled."""
-        found = {finding.key: finding for finding in self._condition.evaluate(scene)}
-        now = scene.now
+        found = {finding.key: finding for finding in self._condition.evaluate(inputs)}
+        now = inputs.now
         for key, episode in list(self._episodes.items()):
             if key not in found:
                 episode.since = None
@@ -149,10 +149,10 @@ class Runner:
     def evaluate(self) -> None:
         """Evaluate all rules and schedules once, and start the actions that are due."""
         now = self._clock()
-        scene = Scene(now, self._runs(), self._found, self._page)
+        inputs = ConditionInputs(now, self._runs(), self._found, self._page)
         for watch in self._watches:
             try:
-                due = watch.due(scene)
+                due = watch.due(inputs)
             except Exception:
                 # A failing rule must not stop the others; its error is logged once.
                 self.health.failed()
@@ -165,7 +165,7 @@ class Runner:
             for finding, episode in due:
                 self._consider(watch.rule, finding, episode)
         for schedule_state in self._schedules:
-            self._consider_glance(schedule_state, now)
+            self._consider_scheduled_capture(schedule_state, now)
 
     def _consider(self, rule: Rule, finding: Finding, episode: _Episode) -> None:
         if not finding.run:
@@ -204,7 +204,7 @@ class Runner:
         else:
             self._count_capture(rule.name, record)
 
-    def _consider_glance(self, schedule_state: ScheduleState, now: float) -> None:
+    def _consider_scheduled_capture(self, schedule_state: ScheduleState, now: float) -> None:
         if not schedule_state.due(now):
             return
         name = schedule_state.schedule.name
@@ -212,11 +212,13 @@ class Runner:
         if rank is None:
             return
         if not schedule_state.is_within_overhead(now):
-            self._count_result(name, Result.BUDGET, "the last glance cost too much; the next one has to wait")
+            self._count_result(
+                name, Result.BUDGET, "the last capture cost too much; the next one has to wait"
+            )
             return
-        self._begin(self._glance(schedule_state, rank, now))
+        self._begin(self._scheduled_capture(schedule_state, rank, now))
 
-    async def _glance(self, schedule_state: ScheduleState, rank: Rank, began: float) -> None:
+    async def _scheduled_capture(self, schedule_state: ScheduleState, rank: Rank, began: float) -> None:
         schedule, identity = schedule_state.schedule, rank.identity
         meter = CostMeter(rank)
         try:

@@ -66,11 +66,11 @@ Stamps = dict[Path, object]
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What a web configuration file asks for.
+    """The settings of a web configuration file.
 
     Attributes:
         tls: How to encrypt; None for plain HTTP.
-        users: bcrypt hashes by user name; empty when anybody may read.
+        users: bcrypt hashes by user name; empty if no password is needed.
         headers: Sent with every answer.
         stamps: The files that this was made of, as they were then.
     """
@@ -123,7 +123,9 @@ class WebConfigFile:
                 f"{self._path}: {_TLS} was added or removed", "restart the daemon to turn TLS on or off"
             )
         if self._config.users and not config.users:
-            raise WebConfigError(f"{self._path}: {_USERS} is gone", "restart the daemon to let anybody read")
+            raise WebConfigError(
+                f"{self._path}: {_USERS} is gone", "restart the daemon to serve without passwords"
+            )
         return config
 
 

@@ -43,7 +43,7 @@ class Clock:
         return self.ns
 
 
-class Scene:
+class Backwards:
     """Reducers that are prepared, and backwards that do what they are given."""
 
     def __init__(self, clock: Clock) -> None:
@@ -73,128 +73,128 @@ class Scene:
 
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+def backwards(monkeypatch: pytest.MonkeyPatch) -> Backwards:
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter_ns", clock)
-    return Scene(clock)
+    return Backwards(clock)
 
 
-def test_last_ready_prepared_reducer_is_its_last_gradient(scene: Scene) -> None:
-    reducer = scene.reducer()
+def test_last_ready_prepared_reducer_is_its_last_gradient(backwards: Backwards) -> None:
+    reducer = backwards.reducer()
     for _ in range(3):
-        scene.prepare(reducer)
-        assert scene.backward(reducer.compute) == 5050  # 50 ns of which it may have been prepared in
+        backwards.prepare(reducer)
+        assert backwards.backward(reducer.compute) == 5050  # 50 ns of which it may have been prepared in
 
 
-def test_last_ready_unprepared_reducer_is_not_asked(scene: Scene) -> None:
+def test_last_ready_unprepared_reducer_is_not_asked(backwards: Backwards) -> None:
     """As under no_sync()."""
-    reducer = scene.reducer()
-    assert scene.backward(reducer.compute) is None
-    scene.prepare(reducer)
-    assert scene.backward(reducer.compute) == 5050
-    assert scene.backward(reducer.compute) is None
+    reducer = backwards.reducer()
+    assert backwards.backward(reducer.compute) is None
+    backwards.prepare(reducer)
+    assert backwards.backward(reducer.compute) == 5050
+    assert backwards.backward(reducer.compute) is None
     assert reducer.asked == 1
 
 
-def test_last_ready_several_models_each_in_its_own_backward(scene: Scene) -> None:
-    one, other = scene.reducer(), scene.reducer()
+def test_last_ready_several_models_each_in_its_own_backward(backwards: Backwards) -> None:
+    one, other = backwards.reducer(), backwards.reducer()
     for _ in range(3):
-        scene.prepare(one, other)
-        assert scene.backward() is None
-        assert scene.backward(other.compute) == 5050
-        assert scene.backward(one.compute) == 5050
-        assert not scene.times.are_expected
+        backwards.prepare(one, other)
+        assert backwards.backward() is None
+        assert backwards.backward(other.compute) == 5050
+        assert backwards.backward(one.compute) == 5050
+        assert not backwards.times.are_expected
 
 
-def test_last_ready_as_late_as_before_still_counts(scene: Scene) -> None:
-    reducer = scene.reducer()
+def test_last_ready_as_late_as_before_still_counts(backwards: Backwards) -> None:
+    reducer = backwards.reducer()
     for first in (1, 2, 3):
 
         def compute(first: int = first) -> None:
             reducer.times = [10**6, first]
 
-        scene.prepare(reducer)
-        assert scene.backward(compute) is not None
+        backwards.prepare(reducer)
+        assert backwards.backward(compute) is not None
 
 
-def test_last_ready_of_two_in_one_backward_is_the_later(scene: Scene) -> None:
-    one, other = scene.reducer(), scene.reducer()
+def test_last_ready_of_two_in_one_backward_is_the_later(backwards: Backwards) -> None:
+    one, other = backwards.reducer(), backwards.reducer()
 
     def compute() -> None:
         one.compute()
-        scene.clock.ns += 20_000
+        backwards.clock.ns += 20_000
         other.compute()
 
-    scene.prepare(one, other)
-    assert scene.backward(compute) == 5050
+    backwards.prepare(one, other)
+    assert backwards.backward(compute) == 5050
 
 
-def test_take_pending_leaves_inner_backward_nothing(scene: Scene) -> None:
-    reducer = scene.reducer()
-    scene.prepare(reducer)
+def test_take_pending_leaves_inner_backward_nothing(backwards: Backwards) -> None:
+    reducer = backwards.reducer()
+    backwards.prepare(reducer)
     inner: list[int | None] = []
 
     def checkpoint() -> None:
-        assert not scene.times.are_expected
-        inner.append(scene.backward(reducer.compute))
+        assert not backwards.times.are_expected
+        inner.append(backwards.backward(reducer.compute))
 
-    assert scene.backward(checkpoint) == 10_050
+    assert backwards.backward(checkpoint) == 10_050
     assert inner == [None]
 
 
-def test_last_ready_after_failed_backward_is_that_of_the_next(scene: Scene) -> None:
-    reducer = scene.reducer()
-    scene.prepare(reducer)
+def test_last_ready_after_failed_backward_is_that_of_the_next(backwards: Backwards) -> None:
+    reducer = backwards.reducer()
+    backwards.prepare(reducer)
     with pytest.raises(ZeroDivisionError):
-        scene.backward(lambda: 1 // 0)
-    scene.prepare(reducer)
-    assert scene.backward(reducer.compute) == 5050
+        backwards.backward(lambda: 1 // 0)
+    backwards.prepare(reducer)
+    assert backwards.backward(reducer.compute) == 5050
 
 
-def test_last_ready_reducer_held_up_in_preparation_counts(scene: Scene) -> None:
-    reducer = scene.reducer()
-    scene.prepare(reducer, held_up_ns=50_000)
-    assert scene.backward(reducer.compute) == 6500  # clipped to where the backward began
+def test_last_ready_reducer_held_up_in_preparation_counts(backwards: Backwards) -> None:
+    reducer = backwards.reducer()
+    backwards.prepare(reducer, held_up_ns=50_000)
+    assert backwards.backward(reducer.compute) == 6500  # clipped to where the backward began
 
 
-def test_last_ready_before_the_backward_is_none(scene: Scene) -> None:
-    reducer = scene.reducer()
-    scene.prepare(reducer)
+def test_last_ready_before_the_backward_is_none(backwards: Backwards) -> None:
+    reducer = backwards.reducer()
+    backwards.prepare(reducer)
     reducer.compute()
-    scene.clock.ns += 1000
-    assert scene.backward() is None
+    backwards.clock.ns += 1000
+    assert backwards.backward() is None
 
 
-def test_last_ready_reducer_without_times_is_none(scene: Scene) -> None:
-    reducer = scene.reducer()
+def test_last_ready_reducer_without_times_is_none(backwards: Backwards) -> None:
+    reducer = backwards.reducer()
     for _ in range(2):
-        scene.prepare(reducer)
+        backwards.prepare(reducer)
         reducer.times = []
-        assert scene.backward() is None
-    assert not scene.times.are_expected
+        assert backwards.backward() is None
+    assert not backwards.times.are_expected
 
 
-def test_note_prepared_does_not_keep_reducers_alive(scene: Scene) -> None:
-    reducer = scene.reducer()
+def test_note_prepared_does_not_keep_reducers_alive(backwards: Backwards) -> None:
+    reducer = backwards.reducer()
     gone = weakref.ref(reducer)
-    scene.prepare(reducer)
+    backwards.prepare(reducer)
     gc.disable()
     try:
         del reducer
         assert gone() is None
     finally:
         gc.enable()
-    assert scene.backward() is None
+    assert backwards.backward() is None
 
 
-def test_last_ready_many_reducers_forgets_those_that_are_gone(scene: Scene) -> None:
-    reducers: list[Any] = [scene.reducer() for _ in range(40)]
+def test_last_ready_many_reducers_forgets_those_that_are_gone(backwards: Backwards) -> None:
+    reducers: list[Any] = [backwards.reducer() for _ in range(40)]
     for reducer in reducers:
-        scene.prepare(reducer)
-        assert scene.backward(reducer.compute) == 5050
-    scene.prepare(*reducers)
-    assert scene.backward(reducers[-1].compute) == 5050
+        backwards.prepare(reducer)
+        assert backwards.backward(reducer.compute) == 5050
+    backwards.prepare(*reducers)
+    assert backwards.backward(reducers[-1].compute) == 5050
     del reducer, reducers[:-1]
-    scene.prepare(reducers[0])
-    assert scene.backward(reducers[0].compute) == 5050
-    assert len(scene.times._newest) == 1
+    backwards.prepare(reducers[0])
+    assert backwards.backward(reducers[0].compute) == 5050
+    assert len(backwards.times._newest) == 1

@@ -14,6 +14,7 @@ from tests.unit.daemon import traces
 
 from torchperfd.durations import ns_text
 from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, AdviceContext
 from torchperfd_daemon.analysis.advice.item import LEAST_NS, LEAST_SHARE, Advice, Finding, gather, weigh
 from torchperfd_daemon.analysis.advice.recording import (
     AFTER_NS,
@@ -23,7 +24,6 @@ from torchperfd_daemon.analysis.advice.recording import (
     OUTERMOST_NS,
     SHAPES_NS,
 )
-from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, Scene
 from torchperfd_daemon.loader_workers import UNMEASURED_COST, LoaderFacts, advise_loader
 
 US, MS = 1_000, 1_000_000
@@ -670,14 +670,14 @@ def test_self_times_are_those_of_a_walk_over_the_tree(data: st.DataObject) -> No
         at = grow(at, 0) + 1
     trace = traces.trace_of([step(1, 0, at + 1), *events])
     found = analysis.steps(trace)
-    scene = Scene(trace, found, analysis.DeviceTime(trace).within([(0, at + 1)]), None)
-    calls = scene.calls
+    context = AdviceContext(trace, found, analysis.DeviceTime(trace).within([(0, at + 1)]), None)
+    calls = context.calls
     assert calls.depth.tolist() == [depth for depth, _ in expected]
     assert calls.work_ns.tolist() == [max(own - DISPATCH_NS, 0) for _, own in expected]
     inner = calls.depth > 0
     assert (calls.work_ns + calls.overhead_ns)[inner].tolist() == [own for depth, own in expected if depth]
-    assert scene.outer.work_ns.sum() == calls.work_ns.sum()
-    assert scene.outer.overhead_ns.sum() == calls.overhead_ns.sum()
+    assert context.outer.work_ns.sum() == calls.work_ns.sum()
+    assert context.outer.overhead_ns.sum() == calls.overhead_ns.sum()
 
 
 def test_the_recording_is_taken_off_by_kind() -> None:
@@ -687,19 +687,19 @@ def test_the_recording_is_taken_off_by_kind() -> None:
         traces.event("train.py(1): f", 0, MS, cat="python_function"),
     ]
     trace = with_memory(events, 0, 0)
-    scene = Scene(trace, analysis.steps(trace), analysis.DeviceTime(trace).within([(0, MS)]), None)
+    context = AdviceContext(trace, analysis.steps(trace), analysis.DeviceTime(trace).within([(0, MS)]), None)
     recorded = 2 * (EVENT_NS + SHAPES_NS + AFTER_NS) + FRAME_NS + MEMORY_NS
-    assert scene.recording(np.array([0]), np.array([MS])).tolist() == [recorded]
-    assert scene.step_ns == MS - recorded
+    assert context.recording(np.array([0]), np.array([MS])).tolist() == [recorded]
+    assert context.step_ns == MS - recorded
 
 
-def scaled(*events: str, unrecorded_ns: object, steps: int = 1, last_ns: int = MS) -> Scene:
-    """The scene of steps of 1 ms, but for the last, each with 400 operators."""
-    return scene_of(*events, unrecorded_ns=unrecorded_ns, lengths=[*[MS] * (steps - 1), last_ns])
+def scaled(*events: str, unrecorded_ns: object, steps: int = 1, last_ns: int = MS) -> AdviceContext:
+    """The context of steps of 1 ms, but for the last, each with 400 operators."""
+    return context_of(*events, unrecorded_ns=unrecorded_ns, lengths=[*[MS] * (steps - 1), last_ns])
 
 
-def scene_of(*events: str, unrecorded_ns: object, lengths: list[int]) -> Scene:
-    """The scene of steps of these lengths, one after another, each with 400 operators."""
+def context_of(*events: str, unrecorded_ns: object, lengths: list[int]) -> AdviceContext:
+    """The context of steps of these lengths, one after another, each with 400 operators."""
     ends = np.cumsum(lengths).tolist()
     starts = [0, *ends[:-1]]
     operators = [
@@ -711,7 +711,7 @@ def scene_of(*events: str, unrecorded_ns: object, lengths: list[int]) -> Scene:
     trace = traces.trace_of([*marks, *operators, *events], torchperfd={"unrecorded_step_ns": unrecorded_ns})
     found = analysis.steps(trace)
     spans = [(each.start_ns, each.start_ns + each.duration_ns) for each in found]
-    return Scene(trace, found, analysis.DeviceTime(trace).within(spans), None)
+    return AdviceContext(trace, found, analysis.DeviceTime(trace).within(spans), None)
 
 
 EXPECTED_NS = 401 * (EVENT_NS + AFTER_NS)
@@ -720,10 +720,10 @@ EXPECTED_NS = 401 * (EVENT_NS + AFTER_NS)
 
 @pytest.mark.parametrize("times", [0.6, 1.0, 2.0])
 def test_earlier_steps_give_the_recording_speed(times: float) -> None:
-    scene = scaled(unrecorded_ns=round(MS - times * EXPECTED_NS), steps=2)
+    context = scaled(unrecorded_ns=round(MS - times * EXPECTED_NS), steps=2)
     weight = 0.25 / (0.25 + (0.03 * MS / EXPECTED_NS) ** 2)
-    assert scene.step_ns == pytest.approx(MS - (1 + weight * (times - 1)) * EXPECTED_NS, abs=1)
-    assert scene.step_ns == pytest.approx(MS - times * EXPECTED_NS, rel=0.05)
+    assert context.step_ns == pytest.approx(MS - (1 + weight * (times - 1)) * EXPECTED_NS, abs=1)
+    assert context.step_ns == pytest.approx(MS - times * EXPECTED_NS, rel=0.05)
 
 
 def test_earlier_steps_that_are_far_shorter_are_not_used() -> None:
@@ -736,10 +736,10 @@ def test_earlier_steps_that_are_far_shorter_are_not_used() -> None:
 )
 def test_few_steps_without_memory_waits_barely_set_the_cost(longer: list[float]) -> None:
     before = round(MS - EXPECTED_NS)
-    scene = scene_of(unrecorded_ns=before, lengths=[round(times * MS) for times in longer])
-    assert scene.count == 2
+    context = context_of(unrecorded_ns=before, lengths=[round(times * MS) for times in longer])
+    assert context.count == 2
     kept = statistics.fmean(sorted(longer)[:2]) * MS
-    assert kept - 1.5 * EXPECTED_NS < scene.step_ns <= kept - EXPECTED_NS
+    assert kept - 1.5 * EXPECTED_NS < context.step_ns <= kept - EXPECTED_NS
 
 
 @pytest.mark.parametrize("unrecorded_ns", [0, -5])
@@ -782,13 +782,13 @@ def test_what_is_saved_is_of_steps_that_are_not_recorded(unrecorded_us: int) -> 
         doubles("double", "[64, 64]"), torchperfd={"unrecorded_step_ns": unrecorded_us * US}
     )
     found = analysis.steps(trace)
-    scene = Scene(trace, found, analysis.DeviceTime(trace).within([(0, 10 * MS)]), None)
+    context = AdviceContext(trace, found, analysis.DeviceTime(trace).within([(0, 10 * MS)]), None)
     (advice,) = analysis.summarise(trace).advice
-    longer = scene.step_ns / (unrecorded_us * US) if unrecorded_us else 1.0
+    longer = context.step_ns / (unrecorded_us * US) if unrecorded_us else 1.0
     inflation = min(max(longer, 0.5), 2.0)
-    work = 9 * MS - 2 * DISPATCH_NS - scene.recording(np.array([0]), np.array([9 * MS]))[0]
+    work = 9 * MS - 2 * DISPATCH_NS - context.recording(np.array([0]), np.array([9 * MS]))[0]
     assert advice.saves_ns_per_step == pytest.approx(work / 2 / inflation, rel=2e-3)
-    assert advice.share_of_step == pytest.approx(work / 2 / scene.step_ns, rel=2e-3)
+    assert advice.share_of_step == pytest.approx(work / 2 / context.step_ns, rel=2e-3)
 
 
 def test_text_and_dictionary_say_the_same() -> None:

@@ -83,7 +83,7 @@ def test_redact_verdict_leaves_source_lines_to_their_user() -> None:
     rights(BOB).redact_verdict(foreign, [ADA])
     assert own == hang()
     assert (foreign.evidence, foreign.summary) == ("slow", "x · slow")
-    assert foreign.others[0].summary == "hang · where it stands is shown to its own user"
+    assert foreign.others[0].summary == "hang · its stacks are shown to its own user only"
     assert "train.py" not in str(foreign)
 
 

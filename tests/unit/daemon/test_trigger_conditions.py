@@ -12,8 +12,8 @@ from torchperfd_daemon.diagnosis import RunFindings
 from torchperfd_daemon.diagnosis.detect import Stall
 from torchperfd_daemon.store import RankIdentity, State, StepColumns, Store
 from torchperfd_daemon.triggers.conditions import Finding, condition_of
+from torchperfd_daemon.triggers.inputs import ConditionInputs
 from torchperfd_daemon.triggers.rules import Rule, When
-from torchperfd_daemon.triggers.scene import Scene
 
 RECENT = 10  # looks that are the present of a GPU's utilisation
 
@@ -46,8 +46,8 @@ class WatchedNode:
 
     def evaluate(self, seconds: float = 1.0) -> list[Finding]:
         self.now += seconds
-        scene = Scene(self.now, {"bert": self.records}, lambda _: self.found, self._metrics)
-        return list(self.condition.evaluate(scene))
+        inputs = ConditionInputs(self.now, {"bert": self.records}, lambda _: self.found, self._metrics)
+        return list(self.condition.evaluate(inputs))
 
     def gauge(self, name: str, value: float, **labels: str) -> None:
         """Put one series on the page, in the place of the one with these labels."""

@@ -39,10 +39,10 @@ from torchperfd_daemon.store import (
     Totals,
 )
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts, quota
-from torchperfd_daemon.triggers.glance import CostMeter, ScheduleState
 from torchperfd_daemon.triggers.quota import TriggerQuota
 from torchperfd_daemon.triggers.rules import Rule, Schedule, When
 from torchperfd_daemon.triggers.runner import with_a_peer
+from torchperfd_daemon.triggers.schedule_state import CostMeter, ScheduleState
 
 NOON = 1_800_014_400.0  # of a day of UTC
 DAY = 86400.0
@@ -441,15 +441,15 @@ class TestGlances:
         assert node.results("glance") == {}
 
     def test_rotation_covers_ranks_and_skips_those_gone(self, tmp_path: Path) -> None:
-        turns = ScheduleState(Schedule("glance", 60.0), 0.0)
+        schedule = ScheduleState(Schedule("glance", 60.0), 0.0)
         node = TriggeredNode(tmp_path, plan(), ranks=4)
         for rank in range(4):
             node.train(rank, 1000)
-        order = [turns.next(node.records) for _ in range(3)] + [
-            turns.next(node.records[:2]) for _ in range(3)
+        order = [schedule.next(node.records) for _ in range(3)] + [
+            schedule.next(node.records[:2]) for _ in range(3)
         ]
         assert [rank.identity.rank for rank in order if rank] == [0, 1, 2, 0, 1, 0]
-        assert turns.next([]) is None
+        assert schedule.next([]) is None
 
     def test_a_cost_is_what_steps_take_beyond_the_usual(self, tmp_path: Path) -> None:
         node = TriggeredNode(tmp_path, plan(), ranks=1)

@@ -179,7 +179,7 @@ def test_a_change_never_opens_what_was_closed(write: Write, caplog: pytest.LogCa
     file = WebConfigFile(write(f"basic_auth_users: {{ada: {HASH}}}"))
     write("{}")
     assert file.current().users == {"ada": HASH.encode()}
-    assert "restart the daemon to let anybody read" in caplog.text
+    assert "restart the daemon to serve without passwords" in caplog.text
 
 
 @pytest.mark.needs("openssl")

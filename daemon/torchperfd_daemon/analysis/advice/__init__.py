@@ -1,7 +1,7 @@
 """Advice: changes to a training script, with the predicted saving and the exact setting.
 
-Each rule reads a `Scene`, the steps of one trace, and yields findings. `advise` runs all rules and keeps the
-findings that save enough. docs/advice.md describes each rule.
+Each rule reads an `AdviceContext`, the steps of one trace, and yields findings. `advise` runs all rules and
+keeps the findings that save enough. docs/advice.md describes each rule.
 """
 
 import math
@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Final
 
 from torchperfd_daemon.analysis.advice import communication, launching, loading, memory, precision, updating
+from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.item import Advice, Finding, Per, gather, weigh
 from torchperfd_daemon.analysis.advice.report import advice_to_dict, render_advice
-from torchperfd_daemon.analysis.advice.scene import Scene
 from torchperfd_daemon.analysis.breakdown import Breakdown
 from torchperfd_daemon.analysis.idle import Idle
 from torchperfd_daemon.analysis.links import Links
@@ -22,7 +22,7 @@ from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
 __all__ = ["Advice", "advice_to_dict", "advise", "gather", "render_advice"]
 
-_RULES: Final[tuple[Callable[[Scene], Iterator[Finding]], ...]] = (
+_RULES: Final[tuple[Callable[[AdviceContext], Iterator[Finding]], ...]] = (
     loading.loader_workers,
     loading.pin_memory,
     updating.fused_optimizer,
@@ -38,9 +38,9 @@ _RULES: Final[tuple[Callable[[Scene], Iterator[Finding]], ...]] = (
     communication.data_parallel,
     memory.memory_near_full,
 )
-# What a loop repeats cannot be seen in a recording without steps.
+# These find work that a loop repeats, which a recording without steps does not show.
 _OF_LOOPS: Final = (loading.loader_workers, launching.small_operators)
-# What these save is the host's time.
+# These save time of the host.
 _ON_HOST: Final = frozenset({"loader-workers", "whole-batches", "data-parallel"})
 
 
@@ -68,14 +68,14 @@ def advise(
     Args:
         trace: The loaded trace.
         steps: Its steps; at least one.
-        breakdowns: What the device did in each of them.
+        breakdowns: The device's time in each of them.
         idle: Why the device idled; None without a device.
-        links: What launched its device events.
-        worker_cost: Returns what a loader's worker costs on the machine.
+        links: The launches of its device events.
+        worker_cost: Returns the cost of a loader's worker on the machine.
         timed_by: Whose times the steps are.
         is_whole: The one step is the whole recording, since nothing marks steps in it.
     """
-    scene = Scene(
+    context = AdviceContext(
         trace,
         list(steps),
         list(breakdowns),
@@ -86,12 +86,12 @@ def advise(
         is_whole=is_whole,
     )
     rules = [rule for rule in _RULES if not (is_whole and rule in _OF_LOOPS)]
-    found = [finding for rule in rules for finding in rule(scene)]
-    if scene.on_device:
+    found = [finding for rule in rules for finding in rule(context)]
+    if context.on_device:
         # Beside a busy device the host's time costs nothing.
         found = [replace(each, of_idle=each.of_idle or each.rule in _ON_HOST) for each in found]
     found = [
-        finding if finding.waits else replace(finding, saves_ns=finding.saves_ns / scene.inflation)
+        finding if finding.waits else replace(finding, saves_ns=finding.saves_ns / context.inflation)
         for finding in found
     ]
     unrecorded = trace.unrecorded_phase_ns
@@ -102,4 +102,4 @@ def advise(
         for finding in found
     ]
     per: Per = "recording" if is_whole else "step"
-    return weigh(found, scene.step_ns / scene.inflation, scene.idle_ns, per)
+    return weigh(found, context.step_ns / context.inflation, context.idle_ns, per)

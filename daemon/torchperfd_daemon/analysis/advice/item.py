@@ -6,13 +6,13 @@ from typing import Final, Literal
 
 Per = Literal["step", "recording"]
 LEAST_NS: Final = 50_000
-"""What saves less than this a step is not said,"""
+"""Findings that save less than this per step are left out,"""
 LEAST_SHARE: Final = 0.03
-"""nor what saves less than this share of the step."""
+"""and those that save less than this share of the step."""
 EXCHANGES: Final = frozenset({"gradient-accumulation", "exposed-communication"})
-"""The rules on what all ranks do together."""
+"""The rules on collective work of all ranks."""
 LOSES_AS_WELL: Final = 0.5
-"""A rank is named beside the one that loses most from this part of the latter's saving on."""
+"""A rank is named if its saving is at least this part of the largest rank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Advice:
         share_of_step: The same as a part of the step, 0 to 1.
         change: What to do, one imperative sentence.
         setting: The code to write, or the setting to make.
-        ranks: Which ranks lose by it materially; empty for a trace that does not say its rank.
-        per: What ``saves_ns_per_step`` is of; the whole recording where nothing marks steps in it.
+        ranks: The ranks with a material saving; empty for a trace without a rank.
+        per: The unit that ``saves_ns_per_step`` refers to; the whole recording if it has no steps.
     """
 
     rule: str
@@ -41,13 +41,13 @@ class Advice:
 
     @property
     def per_what(self) -> str:
-        """What the saving is of, in words that follow it."""
+        """The unit of the saving, in words that follow it."""
         return "a step" if self.per == "step" else "of the recording"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rule found, before it is weighed against what others found.
+    """The finding of a rule, before it is weighed against other findings.
 
     Attributes:
         rule: As in `Advice`.
@@ -55,9 +55,9 @@ class Finding:
         saves_ns: Per step, had nothing else been changed.
         change: As in `Advice`.
         setting: As in `Advice`.
-        of_idle: It saves time in which the device idles, of which there is only so much.
-        risk: It is worth saying though it saves nothing.
-        waits: What it saves is waiting for others, which being recorded makes no longer.
+        of_idle: It saves time in which the device idles, which all such findings share.
+        risk: It is worth reporting although it saves nothing.
+        waits: It saves waiting for others, which recording does not lengthen.
     """
 
     rule: str
@@ -79,10 +79,10 @@ def weigh(
     time where it saves that. So all savings together are never more than the step.
 
     Args:
-        findings: What the rules found, in any order.
+        findings: The rules' findings, in any order.
         step_ns: The step.
-        idle_ns: What of it the device idles.
-        per: What the step is, if it is not one of the loop's.
+        idle_ns: The device's idle time in it.
+        per: The unit of the savings, if it is not a step of the loop.
     """
     advice = []
     left = step_ns
@@ -105,13 +105,13 @@ def weigh(
 def gather(ranks: Sequence[tuple[int | None, Sequence[Advice]]]) -> tuple[Advice, ...]:
     """Return the advice for a run, most time saved first.
 
-    Ranks of one run wait for each other, so a rule saves what it saves on the rank where that is most, and it
-    is that rank's evidence which stands for all. An exchange is another matter: all wait in it until the last
-    has come, so it is the last one, which waits least, that shows what the exchange costs; where that is
-    nothing, the others wait for that rank and not for the exchange.
+    Ranks of one run wait for each other. So the saving of a rule is the largest saving of any rank, and that
+    rank's evidence is shown. An exchange is different: all ranks wait in it until the last one has entered.
+    So the rank that waits least shows the cost of the exchange. If that is nothing, the others wait for that
+    rank and not for the exchange.
 
-    Named are the ranks that lose by it at least :data:`LOSES_AS_WELL` as much as the one that loses most; by
-    an exchange, all.
+    The advice names the ranks whose saving is at least :data:`LOSES_AS_WELL` of the largest one; for an
+    exchange, all.
 
     Args:
         ranks: Each rank and the advice for it alone.

@@ -1,4 +1,4 @@
-"""Rules on the host that does not keep the device, or itself, busy: many small operators, and waiting."""
+"""Rules on a host that does not keep the device, or itself, busy: many small operators, and waiting."""
 
 import re
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from torchperfd.durations import ns_text
+from torchperfd_daemon.analysis.advice.context import DISPATCH_NS, DRAW, AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import DISPATCH_NS, DRAW, Scene
 from torchperfd_daemon.analysis.advice.updating import STEP, ZERO_GRAD
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.trace import Flags
@@ -34,80 +34,80 @@ _MAKES_DATA: Final = re.compile(
 )
 
 
-def small_operators(scene: Scene) -> Iterator[Finding]:
-    """One operator runs again and again on inputs of one shape: a loop in Python over what could be a tensor.
+def small_operators(context: AdviceContext) -> Iterator[Finding]:
+    """One operator runs again and again on inputs of one shape: a Python loop that one tensor could replace.
 
-    A model's own layers and parameters are no loop: the accumulation of gradients is left out, and so is what
-    runs no more often than a model of so many parameters explains.
+    A model's own layers and parameters are no loop: the accumulation of gradients is left out, and so are
+    operators that run no more often than the number of parameters explains.
 
-    Of r such calls in a step, all overhead but one call's is saved; their work stays. An operator that holds
-    little else takes a tensor apart for the loop, or puts its results together, and is saved whole.
+    Of r such calls in a step, all overhead but one call's is saved; their work stays. An operator that
+    contains little else splits a tensor for the loop, or joins its results, and is saved whole.
     Optimizers are left to their own rule, and the making of batches to the loader's. With a device, what
     counts is whether it idles: see `host_bound`.
     """
-    if scene.on_device:
+    if context.on_device:
         return
-    trace, calls = scene.trace, scene.calls
-    free = ~scene.during(calls.row, scene.annotated(STEP, ZERO_GRAD, DRAW, _ACCUMULATE))
+    trace, calls = context.trace, context.calls
+    free = ~context.during(calls.row, context.annotated(STEP, ZERO_GRAD, DRAW, _ACCUMULATE))
     if not free.any():
         return
-    groups, group = np.unique(scene.kinds(calls.row), return_inverse=True)
+    groups, group = np.unique(context.kinds(calls.row), return_inverse=True)
     times = np.bincount(group[free], minlength=len(groups))
-    parameters = len(scene.annotated(_ACCUMULATE)) / scene.count
-    often = (times / scene.count >= _LOOP) & (times / scene.count > _CALLS_OF_A_PARAMETER * parameters)
+    parameters = len(context.annotated(_ACCUMULATE)) / context.count
+    often = (times / context.count >= _LOOP) & (times / context.count > _CALLS_OF_A_PARAMETER * parameters)
     if not often.any():
         return
     own, between = (
         np.bincount(group[free], weights=each[free], minlength=len(groups))
         for each in (calls.own_ns, calls.between_ns)
     )
-    # A call that was interrupted says nothing about the others, so it is their mean that is judged.
-    # Of the autograd engine's own frames all is dispatch.
+    # A single call may have been interrupted, so the mean of the calls decides.
+    # All time of the autograd engine's own frames is dispatch.
     engine = np.zeros(len(groups), dtype=np.bool_)
-    engine[group] = scene.named(_ENGINE)[calls.row]
+    engine[group] = context.named(_ENGINE)[calls.row]
     dispatch = np.where(engine, own, np.minimum(own, times * DISPATCH_NS))
     overhead = dispatch + between
     repeated = free & often[group]
-    saved = float((overhead[often] * (1 - scene.count / times[often])).sum())
-    saved += int((calls.own_ns + calls.between_ns)[_around(scene, repeated) & free & ~repeated].sum())
+    saved = float((overhead[often] * (1 - context.count / times[often])).sum())
+    saved += int((calls.own_ns + calls.between_ns)[_around(context, repeated) & free & ~repeated].sum())
     top = int(np.argmax(np.where(often, overhead, -np.inf)))
     name = trace.names[int(groups[top]) // len(trace.shapes)]
     shape = trace.shapes[int(groups[top]) % len(trace.shapes)]
     on = f" on {shape}" if shape else ""
     yield Finding(
         "small-operators",
-        f"{int(times[often].sum()) / scene.count:,.0f} operators a step repeat themselves, "
-        f"{ns_text(scene.per_step(saved))} of dispatch and Python; most of all {name}{on}, "
-        f"{times[top] / scene.count:,.0f} times",
-        scene.per_step(saved),
+        f"{int(times[often].sum()) / context.count:,.0f} operators a step repeat themselves, "
+        f"{ns_text(context.per_step(saved))} of dispatch and Python; most of all {name}{on}, "
+        f"{times[top] / context.count:,.0f} times",
+        context.per_step(saved),
         "make one operator on a whole batch of the loop, or let the compiler fuse it",
         "torch.vmap(f)(batch), or torch.compile(f)",
     )
 
 
-def _around(scene: Scene, repeated: Flags) -> Flags:
-    """Return which calls are of an outermost operator that holds a loop of ``repeated``, and little else."""
-    calls, outer = scene.calls, scene.outer
+def _around(context: AdviceContext, repeated: Flags) -> Flags:
+    """Return which calls are in an outermost operator with a loop of ``repeated`` and little else."""
+    calls, outer = context.calls, context.outer
     lengths = np.diff(np.append(outer.at, len(calls)))
     held = np.add.reduceat(repeated, outer.at, dtype=np.int64) - repeated[outer.at]
     return np.repeat((held >= _LOOP) & (held >= _LITTLE_ELSE * (lengths - 1)), lengths)
 
 
-def host_bound(scene: Scene) -> Iterator[Finding]:
+def host_bound(context: AdviceContext) -> Iterator[Finding]:
     """The device idles because the host does not launch fast enough.
 
-    With kernels of less than a launch's time all of that idle time is saved by launching many at once. With
-    longer ones, and room for a batch of twice the size, half of it: each sample then has half the launches.
+    With kernels shorter than a launch, launching many at once saves all of that idle time. With longer ones,
+    and memory for a batch of twice the size, half of it is saved: each sample then has half the launches.
     """
-    idle = scene.idle_for("launch")
-    kernels = scene.device_rows[scene.trace.of_categories({KERNEL})[scene.device_rows]]
+    idle = context.idle_for("launch")
+    kernels = context.device_rows[context.trace.of_categories({KERNEL})[context.device_rows]]
     if not idle or not len(kernels):
         return
-    trace = scene.trace
+    trace = context.trace
     median = float(np.median(trace.end[kernels] - trace.start[kernels]))
     evidence = (
-        f"the device idles {ns_text(idle)} of {scene.each_step} because the host launches too slowly; "
-        f"{len(kernels) / scene.count:,.0f} kernels {scene.a_step},"
+        f"the device idles {ns_text(idle)} of {context.each_step} because the host launches too slowly; "
+        f"{len(kernels) / context.count:,.0f} kernels {context.a_step},"
         f" half of them shorter than {ns_text(median)}"
     )
     reserved = int(trace.memory.reserved.max(initial=0))
@@ -140,24 +140,25 @@ def host_bound(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def host_compute(scene: Scene) -> Iterator[Finding]:
-    """The device idles while operators compute on the host what it then needs.
+def host_compute(context: AdviceContext) -> Iterator[Finding]:
+    """The device idles while operators on the host compute its next input.
 
-    Saved is as long as the host computes: what takes the host milliseconds takes a device microseconds.
+    The time that the host computes is saved: the same work takes a device microseconds instead of
+    milliseconds.
     """
-    idle = scene.idle_for("host_compute")
-    if not idle or not scene.idle:
+    idle = context.idle_for("host_compute")
+    if not idle or not context.idle:
         return
-    cause = next(each for each in scene.idle.causes if each.cause == "host_compute")
+    cause = next(each for each in context.idle.causes if each.cause == "host_compute")
     place = cause.places[0] if cause.places else None
     what = place.what if place else "operators"
     where = " in ".join(filter(None, (what, place.where if place else "")))
     makes = _MAKES_DATA.search(what) is not None
     yield Finding(
         "host-compute",
-        f"the device idles {ns_text(idle)} of {scene.each_step} while the host computes;"
+        f"the device idles {ns_text(idle)} of {context.each_step} while the host computes;"
         f" most of that in {where}",
-        scene.avoidable_for("host_compute"),
+        context.avoidable_for("host_compute"),
         f"make the data on the device: {where}"
         if makes
         else f"compute it on the device, or in the DataLoader's workers: {where}",
@@ -166,23 +167,23 @@ def host_compute(scene: Scene) -> Iterator[Finding]:
     )
 
 
-def needless_synchronisation(scene: Scene) -> Iterator[Finding]:
+def needless_synchronisation(context: AdviceContext) -> Iterator[Finding]:
     """The host waits for the device within the step, and the device then for the host.
 
     Without a wait the host would be earlier by as long as it waited, so no more than that is saved.
     """
-    idle = scene.idle_for("synchronisation")
-    if not idle or not scene.idle:
+    idle = context.idle_for("synchronisation")
+    if not idle or not context.idle:
         return
-    cause = next(each for each in scene.idle.causes if each.cause == "synchronisation")
+    cause = next(each for each in context.idle.causes if each.cause == "synchronisation")
     places = [" in ".join(filter(None, (place.what, place.where))) for place in cause.places[:_MOST_PLACES]]
     first = cause.places[0] if cause.places else None
     share = first.ns / cause.ns if first and cause.ns else 0.0
     where = f"; {share:.0%} of that by {places[0]}" if places else ""
     yield Finding(
         "needless-synchronisation",
-        f"the device idles {ns_text(idle)} of {scene.each_step} after waits for it{where}",
-        scene.avoidable_for("synchronisation"),
+        f"the device idles {ns_text(idle)} of {context.each_step} after waits for it{where}",
+        context.avoidable_for("synchronisation"),
         "keep values on the device, and read them every so many steps: " + "; ".join(places),
         "losses.append(loss.detach()) in place of loss.item(); torch.where in place of if and nonzero",
         of_idle=True,

@@ -4,27 +4,27 @@ from collections.abc import Iterator
 from typing import Final
 
 from torchperfd.durations import ns_text
+from torchperfd_daemon.analysis.advice.context import AdviceContext
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene
 
 _NEARLY_FULL: Final = 0.9
 # The allocator gives its memory back and asks anew when it cannot serve a request: both wait for the device.
 _RETRIES: Final = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree")
 
 
-def memory_near_full(scene: Scene) -> Iterator[Finding]:
-    """The allocator holds nearly all of the device's memory: the next larger batch fails.
+def memory_near_full(context: AdviceContext) -> Iterator[Finding]:
+    """The allocator has reserved nearly all of the device's memory: a larger batch would fail.
 
-    What is saved is the time of allocations and frees within the steps, of which a run that fits makes none.
+    The saving is the time of allocations and frees within the steps; a run that fits makes none.
     """
-    trace = scene.trace
+    trace = context.trace
     reserved = int(trace.memory.reserved.max(initial=0))
     if not trace.device_memory or reserved < _NEARLY_FULL * trace.device_memory:
         return
-    calls = scene.spans(scene.named(*_RETRIES))
-    taken = scene.lasted(calls)
+    calls = context.spans(context.named(*_RETRIES))
+    taken = context.lasted(calls)
     retried = (
-        f"; {len(calls)} allocations and frees in the steps took {ns_text(taken)} {scene.a_step}"
+        f"; {len(calls)} allocations and frees in the steps took {ns_text(taken)} {context.a_step}"
         if len(calls)
         else ""
     )

@@ -7,15 +7,15 @@ from typing import Final
 import numpy as np
 
 from torchperfd.durations import ns_text
+from torchperfd_daemon.analysis.advice.context import AdviceContext, decoded
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, decoded
 from torchperfd_daemon.analysis.breakdown import KERNEL
 from torchperfd_daemon.analysis.trace import Flags, Int64
 
 # In single precision an operator moves half the bytes and computes twice as many numbers at once, on any
 # processor; on many GPUs the gap is far wider.
 _DOUBLE_COST: Final = 2
-# What autocast runs in half precision, by name: matrix products, convolutions, attention.
+# The operators that autocast runs in half precision: matrix products, convolutions, attention.
 _ELIGIBLE: Final = re.compile(
     r"aten::(?:addmm|addmv|addbmm|baddbmm|bmm|mm|mv|matmul|linear|_scaled_dot_product\w*|\w*attention\w*"
     r"|\w*convolution\w*|conv\w*|_thnn_fused\w*|lstm_\w*|gru_\w*)"
@@ -32,86 +32,86 @@ _SINGLE_KERNELS: Final = re.compile(
 _HALF_KERNELS: Final = re.compile(
     r"fp?16|half|bfloat16|hmma|hgemm|h884|s884|h1688|h16816|s16816|s161616|e4m3|e5m2|fp8|_[HB][BHS]S?_"
 )
-# Of the kernels' time so much must be eligible, or the casts cost more than they bring.
+# At least this part of the kernels' time must be eligible, or the casts cost more than they save.
 _LEAST_ELIGIBLE: Final = 0.2
-# Tensor cores do at least this much better on half precision; real layers gain so much after the casts.
+# The least speed-up of tensor cores on half precision; real layers gain this much after the casts.
 _HALF_SPEED: Final = 2
 
 
-def float64(scene: Scene) -> Iterator[Finding]:
+def float64(context: AdviceContext) -> Iterator[Finding]:
     """Operators work on tensors of doubles. Half of their work is saved, not their dispatch.
 
-    On a device, only as far as the device and not the host is what the step waits for.
+    On a device, only as far as the step waits for the device and not for the host.
     """
-    trace = scene.trace
-    rows = scene.calls.row
-    chosen = _with_tensors_of(scene, rows, "double")
+    trace = context.trace
+    rows = context.calls.row
+    chosen = _with_tensors_of(context, rows, "double")
     if not chosen.any():
         return
-    if scene.on_device:
-        launched = scene.launched_by(rows[chosen])
-        counts = scene.device_bound
+    if context.on_device:
+        launched = context.launched_by(rows[chosen])
+        counts = context.device_bound
         worked = int((trace.end[launched] - trace.start[launched]).sum())
     else:
         counts = 1.0
-        worked = int(scene.calls.work_ns[chosen].sum())
+        worked = int(context.calls.work_ns[chosen].sum())
     yield Finding(
         "float64",
-        f"{int(chosen.sum()) / scene.count:,.0f} operators {scene.a_step} compute in double precision: "
-        f"{ns_text(scene.per_step(worked))}",
-        scene.per_step(worked * (1 - 1 / _DOUBLE_COST) * counts),
+        f"{int(chosen.sum()) / context.count:,.0f} operators {context.a_step} compute in double precision: "
+        f"{ns_text(context.per_step(worked))}",
+        context.per_step(worked * (1 - 1 / _DOUBLE_COST) * counts),
         "compute in single precision; doubles often come from NumPy, whose arrays are double by default",
         "model.float(); torch.from_numpy(array).float()",
     )
 
 
-def mixed_precision(scene: Scene) -> Iterator[Finding]:
+def mixed_precision(context: AdviceContext) -> Iterator[Finding]:
     """Matrix products and convolutions run in single precision on a device. Half of their time is saved.
 
-    Only as far as the device and not the host is what the step waits for.
+    This applies only as far as the step waits for the device and not for the host.
 
-    Silent on the CPU, where half precision pays on few processors and the trace does not name its own, and
-    where less than a fifth of the kernels' time is eligible.
+    There is no finding on the CPU, where half precision is faster on few processors and the trace does not
+    name the processor, nor if less than a fifth of the kernels' time is eligible.
     """
-    if not scene.on_device:
+    if not context.on_device:
         return
-    trace = scene.trace
-    kernels = scene.device_rows[trace.of_categories({KERNEL})[scene.device_rows]]
+    trace = context.trace
+    kernels = context.device_rows[trace.of_categories({KERNEL})[context.device_rows]]
     whole = int((trace.end[kernels] - trace.start[kernels]).sum())
-    launched = kernels[_single(scene, kernels)]
+    launched = kernels[_single(context, kernels)]
     worked = int((trace.end[launched] - trace.start[launched]).sum())
     if not whole or worked < _LEAST_ELIGIBLE * whole:
         return
     yield Finding(
         "mixed-precision",
-        f"{worked / whole:.0%} of the kernels' time ({ns_text(scene.per_step(worked))} {scene.a_step}) are"
-        " matrix products and convolutions in single precision",
-        scene.per_step(worked * (1 - 1 / _HALF_SPEED) * scene.device_bound),
+        f"{worked / whole:.0%} of the kernels' time ({ns_text(context.per_step(worked))} {context.a_step})"
+        " are matrix products and convolutions in single precision",
+        context.per_step(worked * (1 - 1 / _HALF_SPEED) * context.device_bound),
         "run the forward pass under autocast, in bfloat16",
         'with torch.autocast("cuda", dtype=torch.bfloat16): loss = criterion(model(x), y)',
     )
 
 
-def _single(scene: Scene, kernels: Int64) -> Flags:
+def _single(context: AdviceContext, kernels: Int64) -> Flags:
     """Return which kernels compute products in single precision.
 
     The operator that launched a kernel decides if it is one of torch's and its types are recorded. Otherwise
     the kernel's name decides: a graph's kernels have no operator of their own.
     """
-    trace, operator = scene.trace, scene.operator_of(kernels)
+    trace, operator = context.trace, context.operator_of(kernels)
     is_torchs = np.fromiter((name.startswith("aten::") for name in trace.names), np.bool_)
     has_types = (operator >= 0) & is_torchs[trace.name[operator]] & (trace.type[operator] > 0)
     eligible = np.fromiter((_ELIGIBLE.match(name) is not None for name in trace.names), np.bool_)
-    by_operator = eligible[trace.name[operator]] & _with_tensors_of(scene, operator, "float")
+    by_operator = eligible[trace.name[operator]] & _with_tensors_of(context, operator, "float")
     by_name = np.isin(kernels, trace.named(kernels, lambda name: _SINGLE_KERNELS.search(name) is not None))
     half = np.isin(kernels, trace.named(kernels, lambda name: _HALF_KERNELS.search(name) is not None))
     single: Flags = np.where(has_types, by_operator, by_name) & ~half
     return single
 
 
-def _with_tensors_of(scene: Scene, rows: Int64, dtype: str) -> Flags:
+def _with_tensors_of(context: AdviceContext, rows: Int64, dtype: str) -> Flags:
     """Return which operators have an input of this type that is a tensor and no mere number."""
-    trace = scene.trace
+    trace = context.trace
     pairs = trace.type[rows].astype(np.int64) * len(trace.shapes) + trace.shape[rows]
     keys, inverse = np.unique(pairs, return_inverse=True)
     types_of = decoded(trace.types)

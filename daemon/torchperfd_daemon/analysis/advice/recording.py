@@ -1,9 +1,9 @@
 """Estimates the cost of the recording itself, so that rules apply to the steps of an unrecorded run.
 
-The profiler's own cost stands between its events, mostly outside the spans that it measures: leaf operators
-show nearly their true time, while whatever contains other events is too long by some `EVENT_NS` for each of
-them. So every span that the rules judge is corrected for the events in it. A little more, `AFTER_NS`, is lost
-somewhere in the step: events are written to new memory, and push the model's out of the caches.
+The profiler's cost lies between its events, mostly outside the spans that it measures. So leaf operators show
+nearly their true time, while a span with other events in it is too long by about `EVENT_NS` for each of them.
+The rules correct every span for the events in it. A little more, `AFTER_NS`, is lost elsewhere in the step:
+events are written to new memory, and displace the model's data from the caches.
 
 If torchperfd's client has written the unrecorded step time into the trace, it shows the speed of the machine:
 all costs are scaled so that the corrected steps have that length. The rest is time by which operators
@@ -22,12 +22,12 @@ import numpy as np
 from torchperfd_daemon.analysis.callers import PYTHON
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
-# What recording one event costs, as benchmarks/advice measures it: steps with the profiler on, less those
-# with it off, by the number of events.
+# The cost of recording one event, as benchmarks/advice measures it: the time of steps with the profiler less
+# that of steps without it, divided by the number of events.
 EVENT_NS: Final = 230
 SHAPES_NS: Final = 220
 AFTER_NS: Final = 250
-# More of an operator that Python has called: nothing of the profiler's is in the caches any more.
+# More for an operator called from Python: the profiler's data is no longer in the caches.
 OUTERMOST_NS: Final = 300
 FRAME_NS: Final = 250
 MEMORY_NS: Final = 100
@@ -35,33 +35,34 @@ MEMORY_NS: Final = 100
 # The standard deviation of the scale between machines; a scale beyond the second number is implausible.
 _MACHINES: Final = 0.5
 _MOST: Final = 3.0
-# The means of a few steps before and of a few that were recorded differ by so much anyway.
+# The means of a few unrecorded and a few recorded steps differ by this much anyway.
 _UNEVEN: Final = 0.03
-# Of the steps at least this share is kept.
+# At least this share of the steps is kept.
 _LEAST_KEPT: Final = 0.25
-# A step that waits this share of it for workers is as long as they take.
+# A step that waits this share of its time for workers is as long as they take.
 _WORKERS_DECIDE: Final = 0.2
 _MOST_INFLATED: Final = 2.0
-# Without a measurement of unrecorded steps, a step so many times the median is no usual one, if at most one
-# in so many is, or just one; with fewer steps than the last number no step can be distinguished.
+# Without a measurement of unrecorded steps, a step longer than the median by the first factor is unusual if
+# at most one in the second number is, or just one. With fewer steps than the last number none is
+# distinguished.
 _UNUSUAL: Final = 1.5
 _RARE: Final = 8
 _FEWEST_TO_COMPARE: Final = 3
 
 
 class RecordingCost:
-    """What recording cost in the steps of one trace.
+    """The cost of recording in the steps of one trace.
 
     Args:
         trace: The loaded trace.
         starts: When its steps began, in ns.
         ends: When they ended.
         host: Which events are the host's operators and annotations.
-        waited: What each step waited for workers of a loader, as recorded, in ns.
+        waited: The recorded wait of each step for workers of a loader, in ns.
         on_device: Whether anything ran on a device, beside which the host's cost may not show.
 
     Attributes:
-        scale: How many times what is written above an event costs here.
+        scale: The cost of an event here, as a multiple of the constants above.
         undisturbed: Which steps are no longer than recording them explains.
     """
 
@@ -99,10 +100,10 @@ class RecordingCost:
         return self.scale * (self._event_ns + OUTERMOST_NS)
 
     def inflation(self, step_ns: float) -> float:
-        """Return how many times as long as otherwise operators take while they are recorded.
+        """Return the factor by which recorded operators take longer than unrecorded ones.
 
         Args:
-            step_ns: A recorded step without what recording cost.
+            step_ns: A recorded step without the cost of recording.
         """
         if not self._unrecorded or self._waited > _WORKERS_DECIDE * step_ns:
             return 1.0
@@ -121,9 +122,9 @@ def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:
     """Return which steps to keep: all but the longest that make the mean longer than can be explained.
 
     Args:
-        lengths: Each step, less its waits for workers, who are no slower for being recorded.
-        costs: What is expected of recording, of each.
-        unrecorded: What a step takes when nothing is recorded.
+        lengths: Each step, less its waits for workers, which recording does not slow down.
+        costs: The expected cost of recording in each.
+        unrecorded: The time of an unrecorded step.
     """
     explained = (1 + _UNEVEN) * unrecorded + (1 + _MACHINES) * costs
     order = np.argsort(lengths - explained, kind="stable")
@@ -135,16 +136,16 @@ def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:
 
 
 def _usual(lengths: Int64, waited: Int64) -> Flags:
-    """Return which steps to keep where nothing says what a step takes unrecorded: all but a few long ones.
+    """Return which steps to keep if the unrecorded step time is unknown: all but a few long ones.
 
-    A step that takes half as long again as the median, its waits for workers left out, is no usual one if it
-    is the only such step, or one of few. What comes around more often is how the loop is. Waits for workers
-    come around: where there are several workers, every so many steps wait for all of them. So only a single
-    step that waits so long is left out.
+    A step that takes half as long again as the median, without its waits for workers, is unusual if it is the
+    only such step, or one of few. More frequent long steps belong to the loop. Waits for workers are
+    frequent: with several workers, every so many steps wait for all of them. So only a single step with such
+    a wait is left out.
 
     Args:
         lengths: Each step.
-        waited: What it waited for workers, in ns.
+        waited: Its wait for workers, in ns.
     """
     kept = np.ones(len(lengths), dtype=np.bool_)
     for each, most in ((lengths - waited, max(1, len(lengths) // _RARE)), (lengths, 1)):
@@ -157,21 +158,21 @@ def _usual(lengths: Int64, waited: Int64) -> Flags:
 
 
 def _scale(unrecorded: float, recorded: float, cost: float, waited: float, usual: float) -> float:
-    """Return how many times as much as expected recording cost, between what was measured and 1.
+    """Return the cost of recording as a multiple of the expected cost, between the measured value and 1.
 
-    Of two uncertain values for the same thing each counts by its inverse variance. All times are of one step.
+    Each of two uncertain values is weighted by its inverse variance. All times are of one step.
 
     Args:
-        unrecorded: What it takes when nothing is recorded.
-        recorded: What it took.
-        cost: What was expected of recording.
-        waited: What it waited for workers, who went on meanwhile: cost may be hidden in there.
-        usual: The median step less its waits, of those that were left out as well.
+        unrecorded: Its unrecorded time.
+        recorded: Its recorded time.
+        cost: The expected cost of recording.
+        waited: Its wait for workers, which hides some of the cost because they go on meanwhile.
+        usual: The median step less its waits, over all steps, those left out included.
     """
     if cost <= 0:
         return 1.0
     measured = (recorded - unrecorded) / cost
-    # What makes most steps longer than those kept, or these longer than anybody believes, is in these, too.
+    # If most steps are longer than those kept, or these are implausibly long, these are affected, too.
     disturbed = max(usual - (recorded - waited), 0.0)
     disturbed += max(recorded - waited - (1 + _UNEVEN) * unrecorded - _MOST * cost, 0.0)
     uncertainty = (_UNEVEN * recorded + waited + disturbed) / cost

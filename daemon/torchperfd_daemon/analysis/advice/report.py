@@ -1,4 +1,4 @@
-"""The two faces of the advice: text for people, dictionaries for programs."""
+"""Renders the advice as text for people, and as dictionaries for programs."""
 
 import textwrap
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def advice_to_dict(advice: Sequence[Advice]) -> list[dict[str, Any]]:
 
 
 def render_advice(advice: Sequence[Advice], out: IO[str]) -> None:
-    """Write what to change, most time saved first, to ``out``; nothing where there is no advice."""
+    """Write the changes to ``out``, most time saved first; nothing without advice."""
     if not advice:
         return
     console = console_for(out)

@@ -1,4 +1,4 @@
-"""Rules on how parameters are updated: one by one or together, and what becomes of old gradients."""
+"""Rules on the update of parameters, one by one or together, and on old gradients."""
 
 import math
 import re
@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from torchperfd.durations import ns_text
+from torchperfd_daemon.analysis.advice.context import AdviceContext, Spans, decoded
 from torchperfd_daemon.analysis.advice.item import Finding
-from torchperfd_daemon.analysis.advice.scene import Scene, Spans, decoded
 from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 STEP: Final = "Optimizer.step#"
@@ -32,17 +32,17 @@ _ACCUMULATE: Final = "torch::autograd::AccumulateGrad"
 _BACKWARD: Final = "autograd::engine::evaluate_function"
 
 
-def fused_optimizer(scene: Scene) -> Iterator[Finding]:
+def fused_optimizer(context: AdviceContext) -> Iterator[Finding]:
     """The optimizer goes over its parameters in a loop of small operators.
 
-    What is saved is the overhead of all these operators, and on the CPU their work, but for that of one pass
+    The saving is the overhead of all these operators, and on the CPU also their work, except for one pass
     over all arrays.
     """
-    spans = scene.annotated(STEP)
+    spans = context.annotated(STEP)
     if not len(spans):
         return
-    trace, outer = scene.trace, scene.outer
-    inside = scene.during(outer.row, spans)
+    trace, outer = context.trace, context.outer
+    inside = context.during(outer.row, spans)
     names = {trace.names[name] for name in set(trace.name[outer.row[inside]].tolist())}
     if not names or any("_fused_" in name or "_foreach_" in name for name in names):
         return
@@ -53,66 +53,67 @@ def fused_optimizer(scene: Scene) -> Iterator[Finding]:
     }
     kind = kinds.pop() if len(kinds) == 1 else ""
     overhead, work = int(outer.overhead_ns[inside].sum()), int(outer.work_ns[inside].sum())
-    count = int(inside.sum()) / scene.count
-    if not scene.on_device and kind not in _FUSED_ON_CPU:
+    count = int(inside.sum()) / context.count
+    if not context.on_device and kind not in _FUSED_ON_CPU:
         return
     fused = kind in _FUSED_ON_CPU
     saved = float(overhead)
-    last = outer.row[inside & scene.named(_LAST)[outer.row]]
-    if not scene.on_device and kind in _PASS and len(last):
+    last = outer.row[inside & context.named(_LAST)[outer.row]]
+    if not context.on_device and kind in _PASS and len(last):
         one_pass = _PASS[kind] * float((trace.end[last] - trace.start[last]).sum())
         saved += max(work - one_pass, 0.0)
     option = "fused=True" if fused else "foreach=True"
     yield Finding(
         "fused-optimizer",
         f"{kind or 'the optimizer'}'s step runs {count:,.0f} operators, parameter by parameter: "
-        f"{ns_text(scene.lasted(spans))} {scene.a_step},"
-        f" {ns_text(scene.per_step(overhead))} of it dispatch and Python",
-        scene.per_step(saved),
+        f"{ns_text(context.lasted(spans))} {context.a_step},"
+        f" {ns_text(context.per_step(overhead))} of it dispatch and Python",
+        context.per_step(saved),
         "update all parameters in one operator" if fused else "update all parameters together",
         f"torch.optim.{kind}(..., {option})" if kind else f"{option} in the optimizer's arguments",
-        of_idle=scene.on_device,
+        of_idle=context.on_device,
     )
 
 
-def zero_grad(scene: Scene) -> Iterator[Finding]:
+def zero_grad(context: AdviceContext) -> Iterator[Finding]:
     """Gradients are filled with zeros, and then added to, where dropping the old ones would do.
 
-    What is saved is the filling, and as many of the additions into gradients as there were fills. Where
-    backward, too, fills its result with zeros before it writes there, as that of an embedding does, it then
-    has the memory that was just dropped, which is as warm as the old gradients are. A product, however, then
-    writes there rather than time and again to the little memory that was added from, which was in the caches.
+    The saving is the filling, and one addition into a gradient for each fill. A backward that itself fills
+    its result with zeros, such as an embedding's, then gets the memory that was just dropped, which is as
+    warm in the caches as the old gradients. A product, however, then writes to that memory instead of a small
+    one that stays in the caches, and takes longer.
     """
-    spans = scene.annotated(ZERO_GRAD)
+    spans = context.annotated(ZERO_GRAD)
     if not len(spans):
         return
-    trace = scene.trace
-    rows = scene.calls.row
-    fills = rows[scene.named("aten::zero_", "aten::_foreach_zero_")[rows] & scene.during(rows, spans)]
+    trace = context.trace
+    rows = context.calls.row
+    fills = rows[context.named("aten::zero_", "aten::_foreach_zero_")[rows] & context.during(rows, spans)]
     if not len(fills):
         return
-    adds = rows[scene.named("aten::add_")[rows]]
-    adds = adds[scene.during(adds, scene.annotated(_ACCUMULATE))]
+    adds = rows[context.named("aten::add_")[rows]]
+    adds = adds[context.during(adds, context.annotated(_ACCUMULATE))]
     ours = min(1.0, len(fills) / len(adds)) if len(adds) else 0.0
-    if scene.on_device:
-        filled, added = (_device_ns(scene, each) for each in (_with_children(scene, fills), adds))
+    if context.on_device:
+        filled, added = (_device_ns(context, each) for each in (_with_children(context, fills), adds))
     else:
         filled, added = (int((trace.end[each] - trace.start[each]).sum()) for each in (fills, adds))
-        filled += _colder(scene, fills) - _written_cold(scene, fills)
+        filled += _colder(context, fills) - _written_cold(context, fills)
     yield Finding(
         "zero-grad",
-        f"zero_grad fills {len(fills) / scene.count:,.0f} gradients {scene.a_step} with zeros, to which "
-        f"backward then adds: {ns_text(scene.per_step(filled))} and {ns_text(scene.per_step(added * ours))}",
-        scene.per_step(filled + added * ours),
+        f"zero_grad fills {len(fills) / context.count:,.0f} gradients {context.a_step} with zeros, to which "
+        f"backward then adds: {ns_text(context.per_step(filled))}"
+        f" and {ns_text(context.per_step(added * ours))}",
+        context.per_step(filled + added * ours),
         "drop the old gradients, so that the new ones take their place",
         "optimizer.zero_grad(set_to_none=True)",
     )
 
 
-def _colder(scene: Scene, fills: Int64) -> int:
+def _colder(context: AdviceContext, fills: Int64) -> int:
     """Return by how much backward's fills are longer than those in ``fills`` of the same shapes, in ns."""
-    trace, rows = scene.trace, scene.calls.row
-    others = rows[scene.named("aten::zero_")[rows] & scene.during(rows, scene.annotated(_BACKWARD))]
+    trace, rows = context.trace, context.calls.row
+    others = rows[context.named("aten::zero_")[rows] & context.during(rows, context.annotated(_BACKWARD))]
     longer = 0.0
     for shape in set(trace.shape[fills].tolist()) - {0}:
         ours, theirs = (
@@ -123,14 +124,14 @@ def _colder(scene: Scene, fills: Int64) -> int:
     return round(longer)
 
 
-def _written_cold(scene: Scene, fills: Int64) -> int:
+def _written_cold(context: AdviceContext, fills: Int64) -> int:
     """Return by how much products are longer that write new gradients to memory in no cache, in ns."""
-    trace, rows = scene.trace, scene.calls.row
+    trace, rows = context.trace, context.calls.row
     dims_of = decoded(trace.shapes)
-    products = rows[scene.named("aten::mm")[rows] & scene.during(rows, scene.annotated(_BACKWARD))]
+    products = rows[context.named("aten::mm")[rows] & context.during(rows, context.annotated(_BACKWARD))]
     written = {_product_of(dims_of(shape)) for shape in set(trace.shape[products].tolist())} - {()}
     filled = [_first_of(dims_of(shape)) for shape in trace.shape[fills].tolist()]
-    if _ELEMENT * sum(map(math.prod, filled)) < _CACHES * scene.count:
+    if _ELEMENT * sum(map(math.prod, filled)) < _CACHES * context.count:
         return 0
     theirs = fills[np.fromiter((dims in written for dims in filled), np.bool_, len(filled))]
     return round(_OF_A_FILL * float((trace.end[theirs] - trace.start[theirs]).sum()))
@@ -150,16 +151,16 @@ def _first_of(dims: list[Any]) -> tuple[int, ...]:
     return ()
 
 
-def _device_ns(scene: Scene, operators: Int64) -> int:
-    trace: Trace = scene.trace
-    rows = scene.launched_by(operators)
+def _device_ns(context: AdviceContext, operators: Int64) -> int:
+    trace: Trace = context.trace
+    rows = context.launched_by(operators)
     return int((trace.end[rows] - trace.start[rows]).sum())
 
 
-def _with_children(scene: Scene, operators: Int64) -> Int64:
+def _with_children(context: AdviceContext, operators: Int64) -> Int64:
     """Return the operators and what is within them: a fill is launched by the fill within it."""
-    trace, calls = scene.trace, scene.calls
+    trace, calls = context.trace, context.calls
     chosen: Flags = np.isin(calls.row, operators)
     order = np.argsort(trace.start[operators], kind="stable")
     spans = Spans(operators[order], trace.start[operators][order], trace.end[operators][order])
-    return calls.row[chosen | scene.during(calls.row, spans)]
+    return calls.row[chosen | context.during(calls.row, spans)]

@@ -1,7 +1,7 @@
-"""The result of the analyser as one page that needs nothing else: no server, no network, no other file.
+"""Renders the analysis as one HTML page that needs no server, no network and no other file.
 
-Style and script stand in the page; their hashes are all that its Content-Security-Policy lets run. What
-comes from a trace is data in a block that no browser executes, and the script shows it as text.
+Style and script are in the page; its Content-Security-Policy allows only their hashes. Data from a trace is
+in a block that no browser executes, and the script shows it as text.
 """
 
 import base64
@@ -53,7 +53,7 @@ def render_html(document: dict[str, Any], pictures: Sequence[Picture | None]) ->
     """Return the page.
 
     Args:
-        document: What ``--json`` prints, schema ``torchperfd.analysis/1``.
+        document: The output of ``--json``, schema ``torchperfd.analysis/1``.
         pictures: The picture of each entry of its ``ranks``; None for a rank without one.
     """
     rows = max(_FEWEST_ROWS, _ROWS // max(1, len(pictures)))

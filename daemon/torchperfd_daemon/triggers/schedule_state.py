@@ -1,4 +1,4 @@
-"""Glances: which rank is next, and whether the cost of the last glance permits another one now."""
+"""Scheduled captures: which rank is next, and whether the cost of the last capture permits another one."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -7,11 +7,11 @@ from torchperfd_daemon.store import Rank, State
 from torchperfd_daemon.triggers.rules import Schedule
 
 SETTLE_S: Final = 3.0
-"""How long to wait for a glance's cost: the trace has to be written, and reports arrive once a second."""
+"""The delay before the cost is measured: the trace has to be written, and reports come once a second."""
 
 
 class CostMeter:
-    """Measures the cost of a glance: the time of a rank's steps beyond the usual time of as many steps."""
+    """Measures the cost of a capture: the time of a rank's steps beyond the usual time of as many steps."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -29,11 +29,11 @@ class CostMeter:
 
 
 class ScheduleState:
-    """The state of a schedule: when its next glance is due, and at which rank.
+    """The state of a schedule: when its next capture is due, and at which rank.
 
     Args:
         schedule: The schedule from the configuration.
-        now: Monotonic seconds; the first glance is one interval later.
+        now: Monotonic seconds; the first capture is one interval later.
     """
 
     def __init__(self, schedule: Schedule, now: float) -> None:
@@ -50,7 +50,7 @@ class ScheduleState:
         return True
 
     def is_within_overhead(self, now: float) -> bool:
-        """Return whether the cost of the last glance, spread over the time since, is within the overhead."""
+        """Return whether the cost of the last capture, spread over the time since, is within the overhead."""
         return now >= self._within_overhead_at
 
     def next(self, ranks: Iterable[Rank]) -> Rank | None:
@@ -68,7 +68,7 @@ class ScheduleState:
         return training[self._last]
 
     def add_cost(self, began: float, seconds: float) -> None:
-        """Record the cost of a glance.
+        """Record the cost of a capture.
 
         Args:
             began: When it began; monotonic seconds.

@@ -1,4 +1,4 @@
-"""One trace as the rules see it: its steps, and the calls within them, without what recording them cost."""
+"""The inputs of rules: the steps of one trace and the calls in them, corrected for the cost of recording."""
 
 import functools
 import json
@@ -21,9 +21,9 @@ from torchperfd_daemon.loader_workers import UNMEASURED_COST, WorkerCost
 
 Float64 = npt.NDArray[np.float64]
 
-# So much of an operator's own time is dispatch, whatever its inputs' size.
+# The part of an operator's own time that is dispatch, whatever its inputs' size.
 DISPATCH_NS: Final = 2_000
-# More time than this between two operators is something else than the Python around them.
+# Longer times between two operators contain more than the Python around them.
 _BETWEEN_NS: Final = 20_000
 
 OPERATOR: Final = "cpu_op"
@@ -98,22 +98,22 @@ class Outer:
     overhead_ns: Int64
 
 
-class Scene:
+class AdviceContext:
     """The steps of one trace.
 
     Args:
         trace: The loaded trace.
         steps: Its steps, at least one.
-        breakdowns: What the device did in each.
+        breakdowns: The device's time in each.
         idle: Why the device idled; None without a device.
-        links: What launched its device events, if that has been found before.
-        worker_cost: Returns what a loader's worker costs on the machine.
+        links: The launches of its device events, if they have been found before.
+        worker_cost: Returns the cost of a loader's worker on the machine.
         timed_by: Whose times the steps are: the device's where the host runs ahead of it.
         is_whole: The one step is the whole recording, since nothing marks steps in it.
 
     Attributes:
-        step_ns: One step, without what recording it cost.
-        count: The steps that are judged: all but the unusually long ones.
+        step_ns: The length of one step, without the cost of recording.
+        count: The steps that the rules use: all but the unusually long ones.
         is_whole: As above.
     """
 
@@ -165,7 +165,7 @@ class Scene:
         self._recording_ns = float((self._windows[:, 1] - self._windows[:, 0]).mean()) - self.step_ns
 
     def _waited(self) -> Int64:
-        """Return what each step waited for workers of a loader, as recorded, in ns."""
+        """Return the recorded wait for workers of a loader in each step, in ns."""
         waits = self.annotated(_FROM_WORKERS)
         waited = np.zeros(len(self._starts), dtype=np.int64)
         np.add.at(
@@ -175,7 +175,7 @@ class Scene:
 
     @property
     def a_step(self) -> str:
-        """What figures are of, after them: ``a step``, or that it is the whole recording."""
+        """The unit of figures, after them: ``a step``, or that it is the whole recording."""
         return "in the recording" if self.is_whole else "a step"
 
     @property
@@ -194,13 +194,13 @@ class Scene:
 
     @property
     def idle_ns(self) -> float:
-        """What the device idles in a step."""
+        """The device's idle time in a step, in ns."""
         return max(self.per_step(sum(each.idle_ns for each in self.breakdowns)) - self._recording_ns, 0.0)
 
     def idle_for(self, cause: Cause) -> float:
-        """Return what the device idles for this cause in a step.
+        """Return the device's idle time of this cause in a step, in ns.
 
-        Launching is the slower for being recorded: what that cost is no idle time of an unrecorded run.
+        Recording slows launching down; an unrecorded run does not have that part of the idle time.
         """
         if not self.idle:
             return 0.0
@@ -208,14 +208,14 @@ class Scene:
         return max(idle - self._recording_ns, 0.0) if cause == "launch" else idle
 
     def avoidable_for(self, cause: Cause) -> float:
-        """Return what of the idle time for a cause goes away with it: no more than the host waited for it."""
+        """Return the idle time that goes away with its cause: no more than the host waited for it."""
         if not self.idle:
             return 0.0
         return self.per_step(sum(self.idle.avoidable[step].get(cause, 0) for step in self._kept))
 
     @property
     def device_bound(self) -> float:
-        """What share of a kernel's time the step is shorter by when that kernel is gone, 0 to 1.
+        """The share of a kernel's time by which the step gets shorter without that kernel, 0 to 1.
 
         The rest turns into idle time where the host cannot launch fast enough.
         """
@@ -231,7 +231,7 @@ class Scene:
         return _inside(moments, self._starts, self._ends)
 
     def recording(self, starts: Int64, ends: Int64) -> Int64:
-        """Return what recording cost within each span, in ns."""
+        """Return the cost of recording within each span, in ns."""
         return self._recording.within(starts, ends)
 
     def lasted(self, spans: Spans) -> float:
@@ -319,7 +319,7 @@ class Scene:
 
     @cached_property
     def device_rows(self) -> Int64:
-        """What began on the device within the steps, as far as the steps' times are the device's."""
+        """The rows of device events that began within the steps, on the clock of the steps' times."""
         rows = np.flatnonzero(self.trace.of_categories(DEVICE))
         return rows[_inside(self.trace.start[rows], self._windows[:, 0], self._windows[:, 1])]
 
@@ -341,9 +341,9 @@ def _inside(moments: Int64, starts: Int64, ends: Int64) -> Flags:
 
 
 def decoded(texts: list[str]) -> Callable[[int], list[Any]]:
-    """Return what decodes the text of that number, ``shapes`` or ``types`` of a trace, each once.
+    """Return a function that decodes the ``shapes`` or ``types`` of a trace by number, each once.
 
-    What is no list counts as an empty one.
+    Anything but a list is decoded as an empty list.
     """
 
     @functools.cache

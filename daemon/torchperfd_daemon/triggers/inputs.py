@@ -15,7 +15,7 @@ FindingsOf = Callable[[str], RunFindings | None]
 
 
 @dataclass
-class Scene:
+class ConditionInputs:
     """Ranks, findings and metrics at one moment.
 
     Attributes:
