@@ -86,7 +86,7 @@ def command(*arguments: str) -> tuple[int, str]:
     """Run ``torchperfd …`` in this process; return its exit code and all that it printed."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        code = cli._run([*arguments])
+        code = cli.run_command([*arguments])
     return code, printed.getvalue()
 
 

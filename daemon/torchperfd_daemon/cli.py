@@ -57,10 +57,11 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit the process with its documented code."""
-    sys.exit(_run(argv))
+    sys.exit(run_command(argv))
 
 
-def _run(argv: list[str] | None) -> int:
+def run_command(argv: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
     try:
         result: Any = cli.main(args=argv, prog_name="torchperfd", standalone_mode=False)
     except TorchperfdError as error:

@@ -83,7 +83,7 @@ def of_this_machine(path: Path | None = None) -> WorkerCost:
     if known is None and os.getpriority(os.PRIO_PROCESS, 0) <= 0:
         with _alone(path):
             known = _read(path)
-            if known is None and (measured := _measured_elsewhere()) is not None:
+            if known is None and (measured := measure_in_process()) is not None:
                 known, loaded = measured
                 _write(path, known, time.time() + _LOADED_KEPT_S if loaded else None)
     return known or UNMEASURED_COST
@@ -140,8 +140,8 @@ def _write(path: Path, cost: WorkerCost, until: float | None) -> None:
         fresh.replace(path)
 
 
-def _measured_elsewhere() -> tuple[WorkerCost, bool] | None:
-    """Measure in a process of its own, which may fork: it has no other threads. None where that fails.
+def measure_in_process() -> tuple[WorkerCost, bool] | None:
+    """Measure in a separate process, which may fork because it has no other threads; None if that fails.
 
     Also returns whether the machine was too busy for the result to be kept for long.
     """

@@ -18,6 +18,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from torchperfd.v1 import control_pb2_grpc, session_pb2, session_pb2_grpc
 from torchperfd_daemon.captures import Catalog, Coordinator
 from torchperfd_daemon.config.settings import ServeSettings
+from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.fleet import Credentials, FanOut, FleetView
 from torchperfd_daemon.rpc.callers import CallerDirectory
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
@@ -43,6 +44,7 @@ class Served:
     control: ControlService
     checks: Any
     callers: CallerDirectory
+    verdicts: dict[str, Verdict]
 
 
 Scenario = Callable[[Served, grpc.aio.Channel], Awaitable[None]]
@@ -60,34 +62,44 @@ def short_directory() -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def serving(directory: Path) -> AsyncIterator[Served]:
+async def serving(directory: Path, callers: CallerDirectory | None = None) -> AsyncIterator[Served]:
     """Serve on a socket in a directory, on the running loop."""
     settings = ServeSettings(socket=str(directory / "d.sock"), captures_dir=directory / "captures")
     store = Store()
     catalog = Catalog(settings.captures_dir)
     coordinator = Coordinator(catalog)
     node = Node("node-a", "http://127.0.0.1:9407/metrics", settings.captures_dir)
-    callers = caller_directory(settings)
+    callers = callers or caller_directory(settings)
+    verdicts: dict[str, Verdict] = {}
     sessions = SessionService(store, coordinator, node, lambda: None, callers=callers)
     alone = FleetView(None, FanOut(Credentials), coordinator, "", node.name)
     control = ControlService(
-        store, sessions, coordinator, catalog, node, alone, permissions=Permissions(callers)
+        store,
+        sessions,
+        coordinator,
+        catalog,
+        node,
+        alone,
+        verdict=verdicts.get,
+        permissions=Permissions(callers),
     )
     checks = health.HealthServicer()
     server = RpcServer(settings, callers, sessions, control, checks)
     await server.start()
     try:
-        yield Served(settings.socket, store, catalog, coordinator, sessions, control, checks, callers)
+        yield Served(
+            settings.socket, store, catalog, coordinator, sessions, control, checks, callers, verdicts
+        )
     finally:
         await server.stop(None)
 
 
-def play(scenario: Scenario) -> None:
+def play(scenario: Scenario, callers: CallerDirectory | None = None) -> None:
     """Serve, connect, and let a test's scenario run to its end."""
 
     async def run(directory: Path) -> None:
         async with (
-            serving(directory) as served,
+            serving(directory, callers) as served,
             grpc.aio.insecure_channel(f"unix:{served.socket}") as channel,
         ):
             await asyncio.wait_for(scenario(served, channel), GIVE_UP_S * 2)

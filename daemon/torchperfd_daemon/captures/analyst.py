@@ -78,6 +78,12 @@ class AnalysisCounts:
     newest: dict[str, tuple[RankShares, ...]] = field(default_factory=dict)
     last_success_unix_seconds: float = 0.0
 
+    def remember(self, run: str, shares: tuple[RankShares, ...]) -> None:
+        """Keep the newest shares of a run; of too many runs the one analysed longest ago is dropped."""
+        # Replaced, not changed: a reader on another thread keeps a consistent copy.
+        others = deque(((name, kept) for name, kept in self.newest.items() if name != run), _MOST_RUNS - 1)
+        self.newest = {**dict(others), run: shares}
+
 
 def command_for(path: Path) -> list[str]:
     """Return the command that analyses a capture's folder and writes the document to its output."""
@@ -112,8 +118,8 @@ class Analyst:
         self.health = WorkerHealth("analysis")
 
     def start(self) -> None:
-        """Begin."""
-        threading.Thread(target=self._run, name="torchperfd-analyst", daemon=True).start()
+        """Start :meth:`run` on a thread of its own."""
+        threading.Thread(target=self.run, name="torchperfd-analyst", daemon=True).start()
 
     def stop(self) -> None:
         """Stop analysing, and end the analysis in progress."""
@@ -155,7 +161,8 @@ class Analyst:
             raise TorchperfdError(f"cannot write to {path}: {error.strerror}") from error
         self._catalog.reread(capture_id)
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Analyse the submitted captures one by one, until :meth:`stop`."""
         while (record := self._waiting.get()) is not None and not self._stopped.is_set():
             try:
                 if self._catalog.has_analysis(record.capture_id):
@@ -185,7 +192,7 @@ class Analyst:
         try:
             with open(os.open(part, flags, 0o644, dir_fd=held), "r+b") as output:  # noqa: PTH123
                 self._execute(path, output)
-                self._remember(run, _shares(output))
+                self.counts.remember(run, _shares(output))
             os.replace(part, folder.ANALYSIS, src_dir_fd=held, dst_dir_fd=held)
         finally:
             with contextlib.suppress(OSError):
@@ -219,13 +226,6 @@ class Analyst:
                 process.wait()
             if code not in (_OK, _PARTIAL):
                 raise TorchperfdError(_last_line(errors) or f"the analyser ended with {code}")
-
-    def _remember(self, run: str, shares: tuple[RankShares, ...]) -> None:
-        # Replaced, not changed: a reader on another thread keeps a consistent copy.
-        others = deque(
-            ((name, kept) for name, kept in self.counts.newest.items() if name != run), _MOST_RUNS - 1
-        )
-        self.counts.newest = {**dict(others), run: shares}
 
 
 class _Breakdown(msgspec.Struct):

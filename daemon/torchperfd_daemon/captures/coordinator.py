@@ -58,6 +58,16 @@ class Coordinator:
         self._live: dict[str, tuple[CaptureRecord, QueueEntry]] = {}
         self.counts = CaptureCounts()
 
+    @property
+    def live(self) -> list[str]:
+        """The ids of the captures that are queued or in progress."""
+        return [*self._live]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no capture is queued or in progress, and no rank's answer is awaited."""
+        return not (self._pending or self._queue or self._live or self.counts.active)
+
     async def capture(
         self,
         run: str,

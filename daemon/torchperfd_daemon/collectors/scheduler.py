@@ -21,6 +21,7 @@ class CollectorScheduler:
         samplers: In the order in which they run.
         interval: Seconds between two runs of the same sampler.
         clock: Monotonic seconds.
+        stop: Ends the thread once it is set.
     """
 
     def __init__(
@@ -28,11 +29,12 @@ class CollectorScheduler:
         samplers: Sequence[Sampler],
         interval: float,
         clock: Callable[[], float] = time.monotonic,
+        stop: threading.Event | None = None,
     ) -> None:
         self._samplers = samplers
         self._interval = interval
         self._clock = clock
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self._hang_seconds = max(_HANG_S, interval)
         self._due = 0.0
         self._run_began: float | None = None

@@ -44,7 +44,8 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
     for message in map(_view.steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
     replays = {
-        name: _replayed(_view.present(ranks), since.get(name, 0)) for name, ranks in sorted(by_run.items())
+        name: replay_common_steps(_view.present(ranks), since.get(name, 0))
+        for name, ranks in sorted(by_run.items())
     }
     worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
     predictions = {name: each for name, each in replays.items() if each is not None}
@@ -140,7 +141,7 @@ def describe(answer: WhatIf) -> str:
     )
 
 
-def _replayed(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay | None:
+def replay_common_steps(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay | None:
     """Replay the steps from ``since`` on that all ranks have in common; None where these are too few."""
     first = max(since, *(message.first_step for message in messages))
     count = min(message.first_step + message.count for message in messages) - first

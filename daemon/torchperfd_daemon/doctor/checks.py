@@ -137,7 +137,7 @@ def check_affinity(facts: Facts) -> Iterator[Finding]:
                 _rank(rank),
                 f"it may run on {len(rank.allowed)} CPUs, and its share of the control group's is {share}",
                 "its workers inherit that and crowd each other, while other CPUs idle",
-                f"`taskset -acp {_cpu_list(granted)} {rank.pid}`",
+                f"`taskset -acp {format_cpu_list(granted)} {rank.pid}`",
             )
         yield from _far_from_gpu(rank, facts)
 
@@ -151,7 +151,7 @@ def _far_from_gpu(rank: RankFacts, facts: Facts) -> Iterator[Finding]:
                 _rank(rank),
                 f"it runs on no CPU of NUMA node {gpu.numa_node}, where its {_name(gpu)} is",
                 "each batch and each kernel launch crosses the link between the sockets",
-                f"`taskset -acp {_cpu_list(near)} {rank.pid}`",
+                f"`taskset -acp {format_cpu_list(near)} {rank.pid}`",
             )
 
 
@@ -302,7 +302,7 @@ def _rank(rank: RankFacts) -> str:
     return f"rank {rank.rank} of {rank.run}"
 
 
-def _cpu_list(cpus: frozenset[int]) -> str:
+def format_cpu_list(cpus: frozenset[int]) -> str:
     """Return CPUs as ``taskset`` takes them: ``0-3,8``."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):

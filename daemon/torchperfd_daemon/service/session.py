@@ -66,7 +66,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         store: Where steps go.
         coordinator: Receives acks and results.
         node: Facts for the welcome message.
-        on_change: Called when a session has begun or ended.
+        on_change: Called when a session has begun or ended; may be replaced.
         others: Finds ranks on other nodes; None where there are none.
         peer_exchange: Collects other daemons' addresses from the ranks; None where that is off.
         callers: Identifies the process at the other end of a session.
@@ -90,7 +90,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
         self._store = store
         self._coordinator = coordinator
         self._node = node
-        self._on_change = on_change
+        self.on_change = on_change
         self._peer_exchange = peer_exchange
         self._sessions: dict[Rank, Session] = {}
         self._orders = CommandHandler(coordinator, self.of_run, others)
@@ -199,8 +199,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             if other.rank == session.rank and other.record is not record:
                 self._coordinator.on_departure(other, "another process has replaced it")
                 self._end(other)
-        self._sessions[record] = session
-        self._on_change()
+        self.add(session)
         log.info(
             "rank %d of run %s connected (pid %d, hooks %s), %s",
             identity.rank,
@@ -219,6 +218,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
             )
         return session
 
+    def add(self, session: Session) -> None:
+        """Register a session under its rank's record."""
+        self._sessions[session.record] = session
+        self.on_change()
+
     def _has_ended(self, rank: Rank) -> bool:
         """Return whether a rank's process has ended, whether its connection is open or not."""
         session = self._sessions.get(rank)
@@ -231,7 +235,7 @@ class SessionService(session_pb2_grpc.SessionServicer):
             self._store.leave(session.record)
             if self._peer_exchange is not None:
                 self._peer_exchange.forget(session.record)
-        self._on_change()
+        self.on_change()
 
     def _welcome(self, run: str) -> session_pb2.DaemonMessage:
         return session_pb2.DaemonMessage(

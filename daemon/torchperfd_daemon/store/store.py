@@ -88,7 +88,7 @@ class Store:
         departed = [key for key in keys if not self._ranks[key].connected]
         departed.sort(key=lambda key: self._ranks[key].left_at or 0.0)
         for key in departed[: len(keys) - most + 1]:
-            self._keep_dropped(self._ranks.pop(key))
+            self.forget(self._ranks[key])
 
     def _free_name(self, identity: RankIdentity, uid: int | None, has_ended: Callable[[Rank], bool]) -> str:
         """Return the run's first name that no other user has and without a living process of this rank."""
@@ -113,13 +113,16 @@ class Store:
         rank.last_step_unix_seconds = steps.end_unix_ns[-1] / 1e9
         self.histograms.setdefault(rank.identity.run, Histogram()).observe_ns(steps.duration_ns)
 
+    def forget(self, rank: Rank) -> None:
+        """Drop a rank's record at once."""
+        self._keep_dropped(self._ranks.pop((rank.identity.run, rank.identity.rank)))
+
     def forget_departed(self) -> None:
         """Drop the ranks whose grace time is over, and the data of runs without ranks."""
         now = self._clock()
-        for key, rank in list(self._ranks.items()):
+        for rank in list(self._ranks.values()):
             if rank.left_at is not None and now - rank.left_at > self._grace:
-                self._keep_dropped(rank)
-                del self._ranks[key]
+                self.forget(rank)
         runs = {run for run, _ in self._ranks}
         for run in list(self.histograms):
             if run not in runs:

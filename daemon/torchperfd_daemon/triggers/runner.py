@@ -142,6 +142,11 @@ class Runner:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
+    def is_acting(self) -> bool:
+        """Whether an action is in progress."""
+        return bool(self._tasks)
+
+    @property
     def has_work(self) -> bool:
         """Whether the plan has rules or schedules."""
         return bool(self._watches or self._schedules)

@@ -29,8 +29,11 @@ CASES: dict[str, dict[str, dict[int, float]]] = {
 _USUAL = {"data": 1.0, "forward": 12.0, "backward": 25.0, "optimizer": 3.0, "other": 1.0}
 
 
-def train(store: Store, case: str, run: str = "bert-17") -> None:
-    """Make the ranks of a run join, with their newest steps."""
+def train(store: Store, case: str, run: str = "bert-17", *, measure_waits: bool = True) -> None:
+    """Make the ranks of a run join, with their newest steps.
+
+    Without ``measure_waits`` the waits in collectives are not known, as without hooks on them.
+    """
     chance = random.Random(7)
     own = [
         [
@@ -48,7 +51,11 @@ def train(store: Store, case: str, run: str = "bert-17") -> None:
             phases["collective_wait"] = longest - sum(phases.values()) + _EXCHANGE_NS
         durations = array("q", [sum(phases.values()) for phases in steps])
         ends = array("q", [int(NOW * 1e9) - sum(durations[step + 1 :]) for step in range(STEPS)])
-        columns = {name: array("q", [phases[name] for phases in steps]) for name in steps[0]}
+        columns = {
+            name: array("q", [phases[name] for phases in steps])
+            for name in steps[0]
+            if measure_waits or name != "collective_wait"
+        }
         record = store.join(
             RankIdentity(
                 run, rank, RANKS, rank, job_name="bert", node=f"node-{'ab'[rank // 2]}", pid=400 + rank

@@ -183,7 +183,7 @@ WHOLE = whole()
 
 def commanded(capfd: pytest.CaptureFixture[str], *arguments: str) -> None:
     """Run a command: it answers, or refuses in a line, and never shows a traceback."""
-    code = cli._run([*arguments])
+    code = cli.run_command([*arguments])
     captured = capfd.readouterr()
     assert code in (0, 1, 3, 5)
     assert "Traceback" not in captured.out + captured.err

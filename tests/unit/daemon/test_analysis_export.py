@@ -24,7 +24,7 @@ def analyze(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(GOLDEN)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        code = cli._run(["analyze", *arguments])
+        code = cli.run_command(["analyze", *arguments])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

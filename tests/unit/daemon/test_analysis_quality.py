@@ -20,7 +20,7 @@ def quality(*events: str) -> analysis.Quality:
 def analyzed(capfd: pytest.CaptureFixture[str], file: Path, content: Any) -> tuple[dict[str, Any], str]:
     """Return the document of ``torchperfd analyze``, and what it says on stderr."""
     file.write_text(content if isinstance(content, str) else json.dumps(content))
-    code = cli._run(["analyze", str(file), "--json", "--with-text"])
+    code = cli.run_command(["analyze", str(file), "--json", "--with-text"])
     captured = capfd.readouterr()
     assert code == 0
     return json.loads(captured.out), captured.err

@@ -155,7 +155,7 @@ def test_rank_files_two_named_files_of_one_rank_are_refused(tmp_path: Path) -> N
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    code = cli._run([*map(str, arguments)])
+    code = cli.run_command([*map(str, arguments)])
     captured = capfd.readouterr()
     return code, captured.out, captured.err
 

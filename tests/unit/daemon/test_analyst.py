@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.node import eventually
+from tests.support.served import GIVE_UP_S
 from tests.unit.daemon import kept
 from tests.unit.daemon.traces import document, event
 
 from torchperfd_daemon.captures import (
+    AnalysisCounts,
     Analyst,
     CaptureRecord,
     CaptureState,
@@ -46,6 +49,13 @@ def catalog(tmp_path: Path) -> Catalog:
 
 def names(catalog: Catalog, capture_id: str) -> list[str]:
     return sorted(path.name for path in catalog.folder(capture_id).iterdir())
+
+
+def run_until(analyst: Analyst, results: int) -> None:
+    """Run an analyst on its thread until it has so many results."""
+    analyst.start()
+    eventually(lambda: sum(analyst.counts.results.values()) >= results, GIVE_UP_S)
+    analyst.stop()
 
 
 def test_a_capture_is_analysed_by_the_command_itself(catalog: Catalog) -> None:
@@ -102,8 +112,7 @@ def test_captures_are_analysed_one_by_one_on_a_thread(catalog: Catalog) -> None:
     for capture_id in ("one", "two"):
         kept.add(catalog, capture_id)
     kept.add(catalog, "open", state=CaptureState.ARMED)
-    analyst._waiting.put(None)
-    analyst._run()
+    run_until(analyst, 2)
     assert analyst.counts.results == {"analysed": 2, "failed": 0, "dropped": 0}
     assert [catalog.has_analysis(each) for each in ("one", "two", "open")] == [True, True, False]
 
@@ -115,8 +124,7 @@ def test_a_failure_of_one_is_a_count_and_the_next_is_analysed(
     analyst = Analyst(catalog, saying(script))
     for capture_id in ("one", "two"):
         analyst.submit(kept.add(catalog, capture_id))
-    analyst._waiting.put(None)
-    analyst._run()
+    run_until(analyst, 2)
     assert analyst.counts.results == {"analysed": 1, "failed": 1, "dropped": 0}
     assert [record.message for record in caplog.records] == ["capture one is not analysed: bad luck"]
 
@@ -133,8 +141,11 @@ def test_too_many_are_dropped_and_counted(catalog: Catalog) -> None:
 def test_what_has_no_trace_is_left_alone(catalog: Catalog, name: str) -> None:
     analyst = Analyst(catalog)
     ranks = [RankTrace(0, CaptureState.COMPLETE, "", name)]
-    analyst.submit(CaptureRecord("one", "bert-17", "command", 0.0, CaptureState.COMPLETE, ranks=ranks))
-    assert analyst._waiting.empty()
+    record = CaptureRecord("one", "bert-17", "command", 0.0, CaptureState.COMPLETE, ranks=ranks)
+    for _ in range(70):
+        analyst.submit(record)
+    # None was queued, or the queue would have been full.
+    assert analyst.counts.results["dropped"] == 0
 
 
 def test_a_pipe_or_a_link_in_the_place_of_a_trace_is_refused(catalog: Catalog, tmp_path: Path) -> None:
@@ -158,19 +169,19 @@ def test_a_stopped_analyst_begins_nothing(catalog: Catalog) -> None:
     record = kept.add(catalog, "one")
     analyst.submit(record)
     analyst.stop()
-    analyst._run()
+    analyst.run()
     assert not catalog.has_analysis("one")
     with pytest.raises(TorchperfdError, match="stopping"):
         analyst.analyse(record)
 
 
-def test_only_the_newest_runs_are_remembered(catalog: Catalog) -> None:
-    analyst = Analyst(catalog)
+def test_only_the_newest_runs_are_remembered() -> None:
+    counts = AnalysisCounts()
     shares = (RankShares(0, 1.0, 0.0, 0.0, 0.0),)
     for number in range(70):
-        analyst._remember(f"run{number}", shares)
-    analyst._remember("run6", shares)
-    assert list(analyst.counts.newest) == [f"run{number}" for number in (*range(7, 70), 6)]
+        counts.remember(f"run{number}", shares)
+    counts.remember("run6", shares)
+    assert list(counts.newest) == [f"run{number}" for number in (*range(7, 70), 6)]
 
 
 def test_lower_priority_limits_and_nices_the_process() -> None:

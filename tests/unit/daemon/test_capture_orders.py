@@ -204,7 +204,7 @@ def test_cancelled_capture_ends_and_names_the_canceller(node: CapturingNode, mom
         ranks = [Rank(node, 0), Rank(node, 1)]
 
         def give_up(*_: object) -> None:
-            [capture_id] = node.coordinator._live
+            [capture_id] = node.coordinator.live
             node.coordinator.cancel(capture_id)
 
         later = asyncio.get_running_loop().call_soon

@@ -29,7 +29,7 @@ def listed(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[list[str], 
     """Run `captures list`; return the ids and stderr."""
 
     def run(*options: str) -> tuple[list[str], str]:
-        assert cli._run(["captures", *options, "list"]) == 0
+        assert cli.run_command(["captures", *options, "list"]) == 0
         captured = capfd.readouterr()
         return [line.split()[0] for line in captured.out.splitlines()[1:]], captured.err
 

@@ -75,10 +75,18 @@ def test_manifests_are_read_clean() -> None:
     assert manifest.decode_rank(json.dumps({**rank, **own}).encode()).reason == TAME
 
 
-def test_console_keeps_styles_and_drops_control_characters() -> None:
-    out = io.StringIO()
+class Terminal(io.StringIO):
+    """Text that counts as a terminal, so that styles are written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_console_keeps_styles_and_drops_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = Terminal()
     console = console_for(out)
-    console._force_terminal = True
     console.print(Text(f"{EVIL}!", style="bold"))
     console.print(f"x{EVIL}y")
     printed = out.getvalue()
@@ -104,7 +112,7 @@ def test_analyze_of_evil_names_prints_none(
     path = tmp_path / "trace.json"
     device = {"id": 0, "name": EVIL, "totalGlobalMem": 1}
     path.write_text(json.dumps({"WARNING": [EVIL], "deviceProperties": [device], "traceEvents": events}))
-    code = cli._run(["analyze", str(path), *form])
+    code = cli.run_command(["analyze", str(path), *form])
     printed = capfd.readouterr()
     assert code == 0, printed.err
     assert "0;x??31m?b" in printed.out

@@ -22,7 +22,7 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run a command; return exit code, stdout and stderr."""
 
     def call(*arguments: str) -> tuple[int, str, str]:
-        code = cli._run(list(arguments))
+        code = cli.run_command(list(arguments))
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -163,7 +163,7 @@ def test_main_exits_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_run_hands_over_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[object] = []
     monkeypatch.setattr("os.execv", lambda *arguments: handed.extend(arguments))
-    assert cli._run(["run", "--job", "x", "train.py", "--help", "-v"]) == 0
+    assert cli.run_command(["run", "--job", "x", "train.py", "--help", "-v"]) == 0
     assert handed == [
         sys.executable,
         [sys.executable, "-m", "torchperfd", "run", "--job", "x", "train.py", "--help", "-v"],
@@ -174,5 +174,5 @@ def test_run_hands_over_to_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_time_that_is_no_number_is_a_usage_error(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli._run(arguments) == 2
+    assert cli.run_command(arguments) == 2
     assert "'nan' is not a time in seconds" in capsys.readouterr().err

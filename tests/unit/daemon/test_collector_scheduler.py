@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
+from tests.support.node import eventually
 from tests.unit.daemon.test_collectors import Scripted, gauge, raising
 
 from torchperfd_daemon.collectors.base import Family, Sampler
@@ -13,19 +14,21 @@ from torchperfd_daemon.collectors.scheduler import CollectorScheduler
 GIVE_UP_S = 20
 
 
-class Waits:
-    """Stands in for the scheduler's stop event: notes each wait, and stops after enough of them."""
+class Waits(threading.Event):
+    """A stop event that records each wait instead of waiting, and is set after enough of them."""
 
     def __init__(self, now: list[float], rounds: int) -> None:
+        super().__init__()
         self.waited: list[float] = []
         self._now, self._rounds = now, rounds
 
-    def is_set(self) -> bool:
-        return len(self.waited) >= self._rounds
-
-    def wait(self, seconds: float) -> None:
-        self.waited.append(seconds)
-        self._now[0] += seconds
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waited.append(timeout)
+        self._now[0] += timeout
+        if len(self.waited) == self._rounds:
+            self.set()
+        return self.is_set()
 
 
 class Hanging:
@@ -35,8 +38,10 @@ class Hanging:
 
     def __init__(self) -> None:
         self.asked, self.released = threading.Event(), threading.Event()
+        self.thread = threading.current_thread()
 
     def sample(self) -> Sequence[Family]:
+        self.thread = threading.current_thread()
         self.asked.set()
         self.released.wait()
         return gauge(1)
@@ -90,14 +95,12 @@ def test_the_rate_does_not_drift(durations: list[float], waits: list[float]) -> 
         now[0] += next(left)
         return []
 
-    scheduler = CollectorScheduler(
-        [Sampler(Scripted("slow", sample), 1.0, lambda: now[0])], 1.0, lambda: now[0]
-    )
     stop = Waits(now, len(durations))
-    scheduler._stop = stop  # type: ignore[assignment]
-    scheduler._due = now[0]
-    scheduler._thread = threading.current_thread()
-    scheduler._run()
+    sampler = Sampler(Scripted("slow", sample), 1.0, lambda: now[0])
+    scheduler = CollectorScheduler([sampler], 1.0, lambda: now[0], stop)
+    scheduler.start()
+    eventually(stop.is_set, GIVE_UP_S)
+    scheduler.stop()
     assert stop.waited == waits
 
 
@@ -111,20 +114,20 @@ def test_a_failing_collector_does_not_hold_the_others_up() -> None:
 
 def test_hanging_collector_keeps_its_thread_others_get_a_new_one() -> None:
     now = [0.0]
-    hanging, counting = Hanging(), Counting()
-    samplers = [Sampler(counting, 0.001), Sampler(hanging, 0.001), Sampler(Counting(), 0.001)]
+    hanging, counting, last = Hanging(), Counting(), Counting()
+    samplers = [Sampler(counting, 0.001), Sampler(hanging, 0.001), Sampler(last, 0.001)]
     before = threading.active_count()
     with running(samplers, lambda: now[0]) as scheduler:
         assert hanging.asked.wait(GIVE_UP_S)
-        held = scheduler._thread
+        held = hanging.thread
         scheduler.replace_worker()
-        assert scheduler._thread is held, "it has had no time yet"
+        assert threading.active_count() == before + 1, "it has had no time yet"
         now[0] += 2.5
         scheduler.replace_worker()
         counting.wait_for(3)
         assert threading.active_count() == before + 2
         assert (samplers[1].sampling, samplers[1].families) == (True, ())
-        assert samplers[2].families == gauge(samplers[2]._collector.count)  # type: ignore[attr-defined]
+        assert samplers[2].families == gauge(last.count)
         hanging.asked.clear()
         hanging.released.set()
         held.join(GIVE_UP_S)

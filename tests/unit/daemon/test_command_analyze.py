@@ -18,7 +18,7 @@ def analyze(capfd: pytest.CaptureFixture[str]) -> Any:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = cli._run(["analyze", *map(str, arguments)])
+        code = cli.run_command(["analyze", *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -27,7 +27,7 @@ def captures(catalog: Catalog, capfd: pytest.CaptureFixture[str]) -> Captures:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = cli._run(["captures", "--captures-dir", str(catalog.directory), *map(str, arguments)])
+        code = cli.run_command(["captures", "--captures-dir", str(catalog.directory), *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -189,11 +189,11 @@ def test_the_directory_comes_from_the_environment(
     catalog: Catalog, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(catalog.directory))
-    assert cli._run(["captures", "list"]) == 0
+    assert cli.run_command(["captures", "list"]) == 0
     assert str(catalog.directory) in capfd.readouterr().err
     monkeypatch.delenv("TORCHPERFD_CAPTURES_DIR")
     monkeypatch.setenv("XDG_STATE_HOME", str(catalog.directory.parent / "state"))
-    assert cli._run(["captures", "list"]) == 0
+    assert cli.run_command(["captures", "list"]) == 0
     assert f"{catalog.directory.parent}/state/torchperfd/captures" in capfd.readouterr().err
 
 

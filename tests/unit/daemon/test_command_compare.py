@@ -20,7 +20,7 @@ def compare(capfd: pytest.CaptureFixture[str]) -> Run:
     """Run the command; return exit code, stdout and stderr."""
 
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        code = cli._run(["compare", *map(str, arguments)])
+        code = cli.run_command(["compare", *map(str, arguments)])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

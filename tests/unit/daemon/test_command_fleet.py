@@ -55,7 +55,7 @@ class Pair:
             train(store, case, run)
             for record in list(store.ranks()):
                 if record.identity.rank // 2 != number:
-                    del store._ranks[record.identity.run, record.identity.rank]
+                    store.forget(record)
 
 
 @contextlib.asynccontextmanager
@@ -113,7 +113,7 @@ def command(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Command:
 
 def commanding(pair: Pair, capfd: pytest.CaptureFixture[str]) -> Command:
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = cli._run([name, "--socket", pair.socket, *arguments])
+        code = cli.run_command([name, "--socket", pair.socket, *arguments])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

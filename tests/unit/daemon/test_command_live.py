@@ -35,7 +35,7 @@ def command(served: Served, capfd: pytest.CaptureFixture[str]) -> Command:
     """Run a command against the daemon; return exit code, stdout and stderr."""
 
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = cli._run([name, "--socket", served.socket, *arguments])
+        code = cli.run_command([name, "--socket", served.socket, *arguments])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -102,7 +102,7 @@ def add_rank(
         script="t.py",
     )
     record = served.store.join(identity)
-    served.sessions._sessions[record] = Trained(record, served.coordinator, reason, asked, pause_seconds)
+    served.sessions.add(Trained(record, served.coordinator, reason, asked, pause_seconds))
     return asked
 
 
@@ -354,7 +354,7 @@ def test_no_text_breaks_the_reading_of_ranks(text: str) -> None:
 
 
 def test_invalid_ranks_are_refused_without_a_daemon(capfd: pytest.CaptureFixture[str]) -> None:
-    assert cli._run(["capture", "--socket", "/no/such", "--ranks", "a"]) == 2
+    assert cli.run_command(["capture", "--socket", "/no/such", "--ranks", "a"]) == 2
     assert capfd.readouterr().err == (
         "torchperfd: 'a' is no rank or range of ranks; write them like 0,8-15\n"
     )

@@ -37,7 +37,7 @@ def command(served: Served, capfd: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setattr("torchperfd_daemon.commands.steps.time", SimpleNamespace(time=lambda: NOW + 2))
 
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        code = cli._run([name, "--socket", served.socket, *arguments])
+        code = cli.run_command([name, "--socket", served.socket, *arguments])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 
@@ -56,7 +56,8 @@ def test_the_tables_are_the_golden_file(
 ) -> None:
     told = []
     for case in CASES:
-        served.store._ranks.clear()
+        for record in list(served.store.ranks()):
+            served.store.forget(record)
         train(served.store, case)
         code, out, err = command(name, *arguments)
         assert (code, err) == (0, "")
@@ -212,9 +213,7 @@ def test_ranks_as_json(served: Served, command: Command) -> None:
 
 
 def test_without_measured_waits_no_rank_is_called_slow(served: Served, command: Command) -> None:
-    train(served.store, "one straggler")
-    for rank in served.store.ranks():
-        del rank.history._phases["collective_wait"]
+    train(served.store, "one straggler", measure_waits=False)
     code, out, _ = command("ranks")
     assert code == 0
     assert out.splitlines()[-1] == (
@@ -295,7 +294,7 @@ def test_whatif_of_a_slower_run_uses_the_steps_since_onset(served: Served, comma
     train(served.store, "one straggler")
     since = steps_of(served.store)[0].first_step + STEPS - 20
     slow = Verdict(Cause.SLOW_RANK, "bert-17", "node-b", 2, "forward", "late", 0.02, "", onset_step=since)
-    served.control._verdict = lambda run: slow
+    served.verdicts["bert-17"] = slow
     [run] = json.loads(command("whatif", "--json")[1])["runs"]
     assert (run["steps"], run["since_step"]) == (20, since)
     assert run["answers"][0]["rank"] == 2
@@ -314,7 +313,7 @@ def test_first_steps_of_a_run_are_not_its_baseline(served: Served, command: Comm
         columns = StepColumns(duration[:], duration, {"forward": forward, "collective_wait": wait})
         served.store.add_steps(rank, columns)
     late = Verdict(Cause.SLOW_RANK, "bert-17", "node-b", 1, "forward", "late", 0.05, "", onset_step=60)
-    served.control._verdict = lambda run: late
+    served.verdicts["bert-17"] = late
     [run] = json.loads(command("whatif", "--json")[1])["runs"]
     told = {each["removed"]: each["step_seconds"] for each in run["answers"]}
     assert run["step_seconds"] == pytest.approx(0.15)

@@ -66,7 +66,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(find_files, "__defaults__", (tmp_path / "system.toml",))
 
     def invoke(*arguments: str) -> tuple[int, str, str]:
-        code = cli._run(list(arguments))
+        code = cli.run_command(list(arguments))
         captured = capsys.readouterr()
         return code, captured.out, captured.err
 

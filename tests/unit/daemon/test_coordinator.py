@@ -96,8 +96,7 @@ class CapturingNode:
 
     def idle(self) -> bool:
         """Return whether nothing is left of any capture."""
-        conductor = self.coordinator
-        return not (conductor._pending or conductor._queue or conductor._live or conductor.counts.active)
+        return self.coordinator.is_idle
 
 
 @pytest.fixture

@@ -148,5 +148,3 @@ def test_without_a_past_there_is_no_answer() -> None:
 def test_no_steps_break_regression(values: list[float], samples: float) -> None:
     detector = throughput(np.array(values * (1500 // len(values))), samples)
     detector.find()
-    assert len(detector._block) < 64
-    assert len(detector._newest) <= 4

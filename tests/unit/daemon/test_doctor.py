@@ -163,7 +163,7 @@ def test_workers_of_unknown_kind_get_the_rules_number(loader: LoaderFacts | None
 
 @given(cpus=st.frozensets(st.integers(0, 200)))
 def test_taskset_gets_the_same_cpus(cpus: frozenset[int]) -> None:
-    assert parse_cpu_list(checks._cpu_list(cpus)) == cpus
+    assert parse_cpu_list(checks.format_cpu_list(cpus)) == cpus
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def run(
     def call(state: ClockState, *options: str) -> tuple[int, str, str]:
         monkeypatch.setattr(reading, "read_clock", lambda: state)
         monkeypatch.setattr(reading, "read_cpu", lambda _: None)
-        code = cli._run(["doctor", "--socket", str(tmp_path / "no.sock"), *options])
+        code = cli.run_command(["doctor", "--socket", str(tmp_path / "no.sock"), *options])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -43,7 +43,9 @@ def get(
     """Run the command against the daemon; return exit code, stdout and stderr."""
 
     def run() -> tuple[int, str, str]:
-        code = cli._run(["captures", "get", "one", "--socket", served.socket, "-o", str(tmp_path / "out")])
+        code = cli.run_command(
+            ["captures", "get", "one", "--socket", served.socket, "-o", str(tmp_path / "out")]
+        )
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -38,7 +38,7 @@ def store_of(*ranks: int, case: str = "one straggler") -> Store:
     train(store, case)
     for record in list(store.ranks()):
         if record.identity.rank not in ranks:
-            del store._ranks[record.identity.run, record.identity.rank]
+            store.forget(record)
     return store
 
 

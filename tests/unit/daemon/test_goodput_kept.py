@@ -29,6 +29,7 @@ from torchperfd_daemon.goodput.clock import Clocks
 from torchperfd_daemon.goodput.exits import Exit, exit_of
 from torchperfd_daemon.goodput.report import render_text, to_dict
 from torchperfd_daemon.goodput.store import packed
+from torchperfd_daemon.goodput.tracker import ExitOf
 from torchperfd_daemon.metrics.goodput import GoodputMetrics
 from torchperfd_daemon.service import translate_goodput
 from torchperfd_daemon.store import (
@@ -49,8 +50,9 @@ BOOTED = 1_700_000_000.0
 class Machine:
     """A node whose clocks a test moves, with a store, a database on disk, and a daemon that can be killed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, exits: ExitOf = lambda *_: None) -> None:
         self.folder = folder
+        self._exits = exits
         self.uptime = 1000.0
         self.wall_error = 0.0
         self.boot = "one"
@@ -65,7 +67,7 @@ class Machine:
             monotonic=lambda: self.uptime,
         )
         self.saved = GoodputStore(self.folder, "node-a")
-        self.tracker = GoodputTracker(self.store, self.saved, clocks, self.boot, exits=lambda *_: None)
+        self.tracker = GoodputTracker(self.store, self.saved, clocks, self.boot, exits=self._exits)
 
     def join(self, pid: int = 1, rank: int = 0) -> Rank:
         """Have a process join that has started two seconds ago."""
@@ -222,8 +224,7 @@ def test_process_end_is_used_and_its_last_report_counts(tmp_path: Path) -> None:
             exits.append(Ended())
             return exits[-1]
 
-        machine = Machine(tmp_path)
-        machine.tracker._exits = watched
+        machine = Machine(tmp_path, watched)
         rank = machine.join()
         await machine.tracker.sample()
         machine.uptime += 3

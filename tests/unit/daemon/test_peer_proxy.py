@@ -95,7 +95,6 @@ def test_user_limit_counts_users_apart_and_together() -> None:
 def test_connections_beyond_the_limit_are_closed() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         await control(channel).GetInfo(control_pb2.GetInfoRequest())
-        served.callers._limit = UserLimit("connections", 3, 100)
         open_ones = []
         for number in range(4):
             reader, writer = await asyncio.open_unix_connection(served.socket)
@@ -107,7 +106,7 @@ def test_connections_beyond_the_limit_are_closed() -> None:
         # The connections that were there are served on.
         await control(channel).GetInfo(control_pb2.GetInfoRequest())
 
-    play(scenario)
+    play(scenario, CallerDirectory(4, 100))
 
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

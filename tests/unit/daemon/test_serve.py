@@ -40,7 +40,7 @@ def serve(directory: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., t
 
     def run(*options: str) -> tuple[int, str, str]:
         defaults = ["--socket", str(directory / "d.sock"), "--metrics-address", "127.0.0.1:0"]
-        code = cli._run(["serve", *defaults, "--captures-dir", str(directory), *options])
+        code = cli.run_command(["serve", *defaults, "--captures-dir", str(directory), *options])
         captured = capfd.readouterr()
         return code, captured.out, captured.err
 

@@ -193,7 +193,7 @@ def test_a_column_of_the_wrong_length_ends_that_session_only(column: str, size: 
         else:
             setattr(message.steps, column, b"\1" * size)
         gone = asyncio.Event()
-        served.sessions._on_change = gone.set
+        served.sessions.on_change = gone.set
         await bad.say(message)
         assert await bad.refused() == (
             grpc.StatusCode.INVALID_ARGUMENT,
@@ -300,7 +300,7 @@ def test_a_process_that_dies_has_left() -> None:
         rank = RankStream(channel)
         await rank.join()
         gone = asyncio.Event()
-        served.sessions._on_change = gone.set
+        served.sessions.on_change = gone.set
         rank.call.cancel()
         await asyncio.wait_for(gone.wait(), GIVE_UP_S)
         assert served.sessions.count == 0

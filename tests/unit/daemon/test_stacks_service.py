@@ -255,12 +255,12 @@ class Answering(Session):
 
 def join(served: Served, rank: int, run: str = "bert-17", world_size: int = 2) -> Rank:
     joined = served.store.join(RankIdentity(run, rank, world_size, node="node-a", pid=4000 + rank))
-    served.sessions._sessions[joined] = Answering(joined, served.sessions.stacks)
+    served.sessions.add(Answering(joined, served.sessions.stacks))
     return joined
 
 
 def command(served: Served, capfd: pytest.CaptureFixture[str], *arguments: str) -> Command:
-    code = cli._run(["stacks", "--socket", served.socket, *arguments])
+    code = cli.run_command(["stacks", "--socket", served.socket, *arguments])
     captured = capfd.readouterr()
     return code, captured.out, captured.err
 

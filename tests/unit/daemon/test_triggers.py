@@ -166,11 +166,11 @@ class TriggeredNode:
             yield rank
 
     async def settle(self) -> None:
-        while self.runner._tasks:
+        while self.runner.is_acting:
             for future in self.clock.waiting:
                 if not future.done():
                     future.set_result(None)
-            await asyncio.wait(self.runner._tasks, timeout=0)
+            await asyncio.sleep(0)
 
     def results(self, name: str) -> dict[str, int]:
         """Return what has become of a trigger, where that is more than nothing."""

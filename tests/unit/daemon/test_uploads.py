@@ -423,7 +423,7 @@ def test_the_next_daemon_goes_on_where_one_was_killed(
         context.setattr("torchperfd_daemon.captures.upload._FILES_AT_ONCE", 1)
         uploader = Uploader(catalog, Cut(f"s3://{BUCKET}/{prefix}", files))
         if files == 4:
-            context.setattr(uploader._catalog, "note_upload", lambda *_: (_ for _ in ()).throw(Killed))
+            context.setattr(catalog, "note_upload", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises((Killed, BaseExceptionGroup)):
             turn(uploader)
     assert len(at(store, prefix)) == files

@@ -23,7 +23,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         times.append(1)
         return COST, False
 
-    monkeypatch.setattr(worker_cost, "_measured_elsewhere", measure)
+    monkeypatch.setattr(worker_cost, "measure_in_process", measure)
     monkeypatch.setattr(os, "getpriority", lambda *_: 0)
     return times
 
@@ -77,10 +77,10 @@ def test_worker_cost_of_a_loaded_machine_is_kept_a_while(
     now = 1e9
     monkeypatch.setattr(time, "time", lambda: now)
     loaded = WorkerCost(2e-3, 2e-3, 1e-9, 1e-3, 1e-3, 1e-9)
-    monkeypatch.setattr(worker_cost, "_measured_elsewhere", lambda: (loaded, True))
+    monkeypatch.setattr(worker_cost, "measure_in_process", lambda: (loaded, True))
     path = tmp_path / "cost.json"
     assert worker_cost.of_this_machine(path) == loaded
-    monkeypatch.setattr(worker_cost, "_measured_elsewhere", lambda: (COST, False))
+    monkeypatch.setattr(worker_cost, "measure_in_process", lambda: (COST, False))
     assert worker_cost.of_this_machine(path) == loaded
     now += 601
     assert worker_cost.of_this_machine(path) == COST
@@ -109,7 +109,7 @@ def test_worker_cost_low_priority_does_not_measure(
 
 def test_worker_cost_measured_here_is_a_machines() -> None:
     """A real measurement: parts of a second, in a process of its own, and every figure possible."""
-    measured = worker_cost._measured_elsewhere()
+    measured = worker_cost.measure_in_process()
     assert measured is not None
     cost, _ = measured
     assert 0 < cost.receiving(2, 1 << 20) < 1
