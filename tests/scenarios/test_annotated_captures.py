@@ -339,7 +339,7 @@ def test_capture_ended_by_users_profiler_is_not_ended_again(
     """Torch would write that into memory that the profiler had which is gone: now and then it crashed."""
     opened: list[weakref.ref[Any]] = []
     ended: list[str] = []
-    honest = annotations._opened
+    honest = annotations.open_annotation
 
     class Noted:
         def __init__(self, name: str) -> None:
@@ -350,7 +350,7 @@ def test_capture_ended_by_users_profiler_is_not_ended_again(
             ended.append(self._name)
             self._annotation.__exit__(*arguments)
 
-    monkeypatch.setattr(annotations, "_opened", Noted)
+    monkeypatch.setattr(annotations, "open_annotation", Noted)
     step = plain(client)
     step()
     capture = client.capture(steps=1000)
@@ -376,13 +376,13 @@ def test_nothing_is_annotated_while_nothing_is_captured(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
-    honest = annotations._opened
+    honest = annotations.open_annotation
 
     def noted(name: str) -> Any:
         opened.append(name)
         return honest(name)
 
-    monkeypatch.setattr(annotations, "_opened", noted)
+    monkeypatch.setattr(annotations, "open_annotation", noted)
     step = plain(client)
     for _ in range(5):
         step()
@@ -398,14 +398,14 @@ def test_nothing_is_annotated_while_nothing_is_captured(
 def test_an_annotation_that_fails_costs_the_annotations_only(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = annotations._opened
+    honest = annotations.open_annotation
 
     def broken(name: str) -> Any:
         if name == "forward":
             raise RuntimeError("no such luck")
         return honest(name)
 
-    monkeypatch.setattr(annotations, "_opened", broken)
+    monkeypatch.setattr(annotations, "open_annotation", broken)
     _, path = capture_in(plain(client), client, steps=2)
     names = Counter(name for name, _ in ours(path))
     assert "forward" not in names

@@ -155,16 +155,16 @@ def test_pauses_are_counted_from_a_start_only() -> None:
         ("stop", 41),
     ):
         now[0] = time_ns
-        for callback in pauses._callbacks:
+        for callback in pauses.callbacks:
             callback(phase, {"generation": 1})
     pauses.update()
     assert (pauses.calls, pauses.ns) == ([0, 2, 0], [0, 8, 0])
     pauses.install()
     pauses.install()
-    assert [gc.callbacks.count(callback) for callback in pauses._callbacks] == [1, 1, 1]
+    assert [gc.callbacks.count(callback) for callback in pauses.callbacks] == [1, 1, 1]
     pauses.uninstall()
     pauses.uninstall()
-    assert not any(callback in gc.callbacks for callback in pauses._callbacks)
+    assert not any(callback in gc.callbacks for callback in pauses.callbacks)
 
 
 def test_ready_batches_are_reported_only_with_workers(client: torchperfd.Client) -> None:

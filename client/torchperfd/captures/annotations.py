@@ -24,7 +24,7 @@ class Annotations:
     def open_step(self, index: int) -> None:
         """Begin a step."""
         # The name that every trace reader knows as a step's.
-        self._step = _opened(f"ProfilerStep#{index}")
+        self._step = open_annotation(f"ProfilerStep#{index}")
 
     def follow(self, phases: Sequence[int]) -> None:
         """Have exactly these phases open, by slot, outermost first; none outside a step."""
@@ -37,7 +37,7 @@ class Annotations:
             same += 1
         self._close_beyond(same)
         for slot in phases[same:]:
-            self._phases.append((slot, _opened(self._name(slot))))
+            self._phases.append((slot, open_annotation(self._name(slot))))
 
     def close(self) -> None:
         """End the phases, innermost first, and the step."""
@@ -64,7 +64,8 @@ _abandoned: Final[list[Any]] = []
 """Kept alive, because garbage collection would close them; a few for each lost capture."""
 
 
-def _opened(name: str) -> Any:
+def open_annotation(name: str) -> Any:
+    """Open an annotation of torch's profiler, and return it."""
     from torch.autograd.profiler import record_function
 
     annotation: Any = record_function(name)

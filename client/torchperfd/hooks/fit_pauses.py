@@ -41,6 +41,11 @@ class FitPauses:
         self._seen_ns = [0] * GENERATIONS
         self._waiting: deque[_Waiting] = deque()
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of pauses that may still turn out to be outside training."""
+        return len(self._waiting)
+
     def settle(self, began_ns: int, ended_ns: int) -> None:
         """Count the pauses that are known by now to lie within training.
 

@@ -23,6 +23,11 @@ class GradientTimes:
         self._newest: dict[int, tuple[weakref.ref[Any], list[int]]] = {}
 
     @property
+    def remembered_count(self) -> int:
+        """The number of reducers whose newest times are kept."""
+        return len(self._newest)
+
+    @property
     def are_expected(self) -> bool:
         """Whether a reducer is prepared for a backward that has not begun."""
         return bool(self._pending)

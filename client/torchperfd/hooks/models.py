@@ -130,7 +130,7 @@ class RootModels(Models):
         generations = (None,) if optimizer is None else _YOUNG if known else (*_YOUNG, None)
         for generation in generations:
             # A scan of all objects takes 70 to 250 ms with torch loaded, hence the limits above.
-            optimizers, modules = _optimizers_and_modules(generation)
+            optimizers, modules = live_optimizers_and_modules(generation)
             if optimizer is not None:
                 # Among the young, those of others may be parts whose whole is older.
                 optimizers = [optimizer] if generation is not None else [*optimizers, optimizer]
@@ -217,7 +217,8 @@ def _parameters_of(optimizer: Optimizer) -> set[int]:
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
-def _optimizers_and_modules(generation: int | None) -> tuple[list[Optimizer], list[nn.Module]]:
+def live_optimizers_and_modules(generation: int | None) -> tuple[list[Optimizer], list[nn.Module]]:
+    """Return the optimizers and modules among live objects, of one generation of the collector or of all."""
     # By type, not isinstance: that asks the object, and a dead weak proxy raises.
     wanted: dict[type, int] = {}
     found: tuple[list[Any], list[Any]] = ([], [])

@@ -46,10 +46,11 @@ class GcPauses:
     Attributes:
         calls: Collections since :meth:`install`, by generation, as of the last :meth:`update`.
         ns: Nanoseconds that they took.
+        callbacks: The entries for ``gc.callbacks``, in their order.
         recent: The newest of them, in the order of time, for the one reader that takes them out.
     """
 
-    __slots__ = ("_callbacks", "_starts", "_stops", "calls", "ns", "recent")
+    __slots__ = ("_starts", "_stops", "callbacks", "calls", "ns", "recent")
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.calls = [0] * GENERATIONS
@@ -61,7 +62,7 @@ class GcPauses:
         generation: Callable[[Any], int] = itemgetter("generation")
         generations = map(generation, iter(partial(newest.get, "stop"), 0))
         moments = zip(iter(clock, None), generations, strict=False)
-        self._callbacks: tuple[Callable[[str, dict[str, int]], object], ...] = (
+        self.callbacks: tuple[Callable[[str, dict[str, int]], object], ...] = (
             partial(getattr, _OnStart(self._starts.append, iter(clock, None))),
             partial(setitem, newest),
             partial(getattr, _OnStop(self._stops.append, moments)),
@@ -69,11 +70,11 @@ class GcPauses:
 
     def install(self) -> None:
         """Begin to count."""
-        gc.callbacks.extend(callback for callback in self._callbacks if callback not in gc.callbacks)
+        gc.callbacks.extend(callback for callback in self.callbacks if callback not in gc.callbacks)
 
     def uninstall(self) -> None:
         """Stop counting."""
-        for callback in self._callbacks:
+        for callback in self.callbacks:
             if callback in gc.callbacks:
                 gc.callbacks.remove(callback)
 

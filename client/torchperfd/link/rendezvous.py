@@ -15,7 +15,8 @@ from torchperfd.hooks import job_store
 from torchperfd.safety.flag import Flag
 from torchperfd.safety.logs import log
 
-_TIMEOUT: Final = timedelta(seconds=10)
+TIMEOUT: Final = timedelta(seconds=10)
+"""The timeout of a connection to the job's store."""
 _POLL_S: Final = 1.0
 _MOST_POLLS: Final = 600
 # Ranks of other nodes may come to it later; after this the list is taken for whole.
@@ -24,7 +25,7 @@ _MOST_BYTES: Final = 2**20
 
 
 class Rendezvous:
-    """Tells the job's other nodes of this node's daemon, and the daemon of theirs.
+    """Exchanges the addresses of the daemons with the job's other nodes.
 
     Args:
         on_daemons: Takes the addresses of all daemons, this node's among them, whenever there are more.
@@ -60,12 +61,18 @@ class Rendezvous:
     def stop(self, timeout: float) -> None:
         """End it within so many seconds."""
         self._over.set()
-        if self._thread is not None:
-            self._thread.join(timeout)
+        self.join(timeout)
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the exchange to end, for so many seconds; return whether it has ended."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _run(self, address: str) -> None:
         try:
-            store = job_store.connect(_TIMEOUT) if self._wait_for_store() else None
+            store = job_store.connect(TIMEOUT) if self._wait_for_store() else None
             if store is not None:
                 self._exchange(store, address)
         except Exception as error:  # noqa: BLE001 - the store is the job's, and may go whenever it likes

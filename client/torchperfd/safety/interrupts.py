@@ -13,7 +13,8 @@ import signal
 from types import CodeType, FrameType
 from typing import Any, Final
 
-_PACKAGE: Final = __file__.rpartition("/safety/")[0] + "/"
+PACKAGE: Final = __file__.rpartition("/safety/")[0] + "/"
+"""The directory of this package's code; frames in it are ours."""
 _OWN_TYPES: Final = frozenset({"builtins", "_queue", "queue", "struct", "torch", "torchperfd"})
 """Top-level modules whose exception types our own code can meet."""
 
@@ -29,7 +30,7 @@ def is_from_script(error: BaseException) -> bool:
     others: list[FrameType] = []
     entry = error.__traceback__
     while entry is not None:
-        if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        if not entry.tb_frame.f_code.co_filename.startswith(PACKAGE):
             others.append(entry.tb_frame)
         entry = entry.tb_next
     if others:

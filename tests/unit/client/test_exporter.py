@@ -3,6 +3,7 @@
 import socket
 import urllib.request
 
+import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -68,7 +69,8 @@ def test_scrape_has_the_current_totals() -> None:
 
 def test_it_listens_on_loopback_only_and_no_more_once_closed() -> None:
     exporter = Exporter(0, run="r", rank=0, names=PhaseNames(), totals=Totals)
-    assert exporter._server.server_address[0] == "127.0.0.1"
+    listening = [each.laddr for each in psutil.Process().net_connections("tcp") if each.status == "LISTEN"]
+    assert [each.ip for each in listening if each.port == exporter.port] == ["127.0.0.1"]
     exporter.close().join()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", exporter.port), timeout=5)

@@ -21,7 +21,7 @@ class Process:
         self.pauses.update()
 
     def _call_back(self, phase: str, generation: int) -> None:
-        for callback in self.pauses._callbacks:
+        for callback in self.pauses.callbacks:
             callback(phase, {"generation": generation})
 
 
@@ -89,7 +89,7 @@ def test_fit_pauses_long_wait_for_a_step_keeps_all_in_bounds(process: Process) -
         if number % 100 == 0:
             fit.settle(1_000, 1_500)
     assert fit.calls == [1, 0, 0]
-    assert len(fit._waiting) <= 4_200
+    assert fit.waiting_count <= 4_200
     fit.settle(1_000, 300_000)
     assert sum(fit.calls) == 20_001
     assert sum(fit.ns) == 60_001
@@ -101,7 +101,7 @@ def test_fit_pauses_many_before_training_are_dropped(process: Process) -> None:
         process.collect(10 * number, 3)
         if number % 100 == 0:
             fit.settle(0, 0)
-    assert len(fit._waiting) <= 4_200
+    assert fit.waiting_count <= 4_200
     process.collect(300_000, 5)
     fit.settle(290_000, 310_000)
     assert (fit.calls, fit.ns) == ([1, 0, 0], [5, 0, 0])

@@ -197,4 +197,4 @@ def test_last_ready_many_reducers_forgets_those_that_are_gone(backwards: Backwar
     del reducer, reducers[:-1]
     backwards.prepare(reducers[0])
     assert backwards.backward(reducers[0].compute) == 5050
-    assert len(backwards.times._newest) == 1
+    assert backwards.times.remembered_count == 1

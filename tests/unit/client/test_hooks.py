@@ -470,7 +470,7 @@ def test_a_new_optimizer_of_a_known_model_costs_no_scan_of_all(monkeypatch: pyte
         looked_at.append(generation)
         return [], []
 
-    monkeypatch.setattr(models, "_optimizers_and_modules", look)
+    monkeypatch.setattr(models, "live_optimizers_and_modules", look)
     found = make_roots()
     found.add(model)
     kept = [torch.optim.SGD(model.parameters()) for _ in range(3)]
@@ -483,13 +483,13 @@ def test_new_optimizers_model_is_found_among_youngest_objects() -> None:
     found, looked_at = make_roots(), list[int | None]()
     model = nn.Sequential(nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters())
-    honest = models._optimizers_and_modules
+    honest = models.live_optimizers_and_modules
 
     def look(generation: int | None) -> Any:
         looked_at.append(generation)
         return honest(generation)
 
-    with mock.patch.object(models, "_optimizers_and_modules", look):
+    with mock.patch.object(models, "live_optimizers_and_modules", look):
         found.before_step(optimizer)
     assert is_timed(model)
     assert None not in looked_at
@@ -501,7 +501,7 @@ def test_the_older_parent_of_a_young_module_is_the_root() -> None:
     model = nn.Module()
     gc.collect()
     model.add_module("inner", nn.Sequential(nn.Linear(2, 1)))
-    found._look_for_model(torch.optim.SGD(model.parameters()))
+    found.before_step(torch.optim.SGD(model.parameters()))
     assert is_timed(model)
     assert not is_timed(model.get_submodule("inner"))
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import gc
+import logging
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def handlers() -> Iterator[None]:
 
 def _raised_by(handler: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> BaseException:
     """Return what a handler raises while code runs that counts as the package's own."""
-    monkeypatch.setattr(interrupts, "_PACKAGE", __file__)
+    monkeypatch.setattr(interrupts, "PACKAGE", __file__)
     signal.signal(signal.SIGUSR1, handler)
     return _raised_in(functools.partial(signal.raise_signal, signal.SIGUSR1))
 
@@ -76,7 +77,7 @@ def test_is_from_script_raised_by_handler_is_true(source: str, monkeypatch: pyte
 
 
 def test_is_from_script_own_failure_is_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "_PACKAGE", __file__)
+    monkeypatch.setattr(interrupts, "PACKAGE", __file__)
     signal.signal(signal.SIGUSR1, _foreign("def handler(number, frame): raise ValueError"))
     failing = _foreign("def handler(batch): raise ValueError(batch)")
     for code in (lambda: {}["x"], lambda: int("x"), lambda: failing(1), lambda: [].pop()):  # type: ignore[index]
@@ -84,12 +85,12 @@ def test_is_from_script_own_failure_is_false(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_is_from_script_counts_all_rooms_as_ours() -> None:
-    assert str(Path(torchperfd.__file__).parent) + "/" == interrupts._PACKAGE
+    assert str(Path(torchperfd.__file__).parent) + "/" == interrupts.PACKAGE
 
 
 def test_is_from_script_injected_type_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
     """As PyThreadState_SetAsyncExc raises it: with no frame of the script's, and a type of the script's."""
-    monkeypatch.setattr(interrupts, "_PACKAGE", __file__)
+    monkeypatch.setattr(interrupts, "PACKAGE", __file__)
 
     def code() -> None:
         raise TimeUpError
@@ -134,8 +135,9 @@ def test_log_with_broken_handler_raises_nothing(monkeypatch: pytest.MonkeyPatch)
             raise ValueError("broken")
 
     log = Log("torchperfd.test-broken")
-    log._logger.addHandler(Broken())  # type: ignore[arg-type]
-    log._logger.propagate = False
+    logger = logging.getLogger("torchperfd.test-broken")
+    logger.addHandler(Broken())  # type: ignore[arg-type]
+    logger.propagate = False
     log.warning("a warning of %d", 1)
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)

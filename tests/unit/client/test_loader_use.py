@@ -19,12 +19,12 @@ class Iterator:
     def __init__(self, batch: Any, workers: int = 0) -> None:
         self._num_workers = workers
         self._num_yielded = 1
-        self._batch = batch
+        self.batch = batch
 
     def _next_data(self) -> Any:
-        if isinstance(self._batch, BaseException):
-            raise self._batch
-        return self._batch
+        if isinstance(self.batch, BaseException):
+            raise self.batch
+        return self.batch
 
 
 def sampler(*, training: bool = True) -> LoaderSampler:
@@ -46,7 +46,7 @@ def test_loader_sampler_draw_is_measured_once() -> None:
     made, iterator = sampler(), Iterator([torch.zeros(32, 64), torch.zeros(32, dtype=torch.int64)])
     assert made.use(1.0) is None
     assert made.at_draw(iterator, -1)
-    assert iterator._next_data() is iterator._batch
+    assert iterator._next_data() is iterator.batch
     assert "_next_data" not in vars(iterator)
     assert not made.at_draw(iterator, -1)
     assert "_next_data" not in vars(iterator)
@@ -89,14 +89,14 @@ def test_loader_sampler_waiting_is_no_cpu_time() -> None:
     class Waits(Iterator):
         def _next_data(self) -> Any:
             time.sleep(0.02)
-            return self._batch
+            return self.batch
 
     class Computes(Iterator):
         def _next_data(self) -> Any:
             until = time.thread_time() + 0.02
             while time.thread_time() < until:
                 pass
-            return self._batch
+            return self.batch
 
     shares = []
     for kind in (Waits, Computes):

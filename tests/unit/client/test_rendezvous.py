@@ -64,9 +64,7 @@ def test_each_node_learns_all_peers_and_ends(nodes: list[JobNode]) -> None:
         while heard != everyone:
             assert heard < everyone
             heard = node.hear()
-        assert node.rendezvous._thread is not None
-        node.rendezvous._thread.join(10)
-        assert not node.rendezvous._thread.is_alive()
+        assert node.rendezvous.join(10)
     assert nodes[0].told.empty()
     nodes[0].rendezvous.discover_peers("node0:9408")
     assert nodes[0].hear() == everyone
@@ -100,15 +98,13 @@ def test_exchange_without_store_reports_nothing_and_can_end(
     monkeypatch.setitem(
         sys.modules, C10D, SimpleNamespace(is_initialized=lambda: meets, _get_default_store=lambda: store)
     )
-    monkeypatch.setattr(rendezvous, "_TIMEOUT", rendezvous._TIMEOUT / 100)
+    monkeypatch.setattr(rendezvous, "TIMEOUT", rendezvous.TIMEOUT / 100)
     nodes.append(JobNode())
     with caplog.at_level("INFO", "torchperfd"):
         nodes[0].rendezvous.discover_peers("a:1")
         if not meets:
             nodes[0].rendezvous.stop(5.0)
-        assert nodes[0].rendezvous._thread is not None
-        nodes[0].rendezvous._thread.join(20)
-    assert not nodes[0].rendezvous._thread.is_alive()
+        assert nodes[0].rendezvous.join(20)
     assert nodes[0].told.empty()
     assert ("cannot be asked for" in caplog.text) == (way == "a store that has gone")
 

@@ -1,0 +1,52 @@
+"""Tests use the product's public surface, so that its private attributes may change."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.support.node import ROOT
+
+ALLOWED = {
+    "os, sys, ctypes, named tuples": {"_exit", "_current_frames", "_getframe", "_obj", "_replace"},
+    "Jupyter calls it to show an object": {"_repr_html_"},
+    "torch's: tests check what hooks leave there, or drive torch as it drives itself": {
+        "_BaseDataLoaderIter",
+        "_C",
+        "_autograd",
+        "_compiled_call_impl",
+        "_distributed_c10d",
+        "_dynamo",
+        "_forward_hooks",
+        "_forward_pre_hooks",
+        "_global_optimizer_post_hooks",
+        "_global_optimizer_pre_hooks",
+        "_next_data",
+        "_num_yielded",
+        "_parse_kineto_results",
+        "_prepare_trace",
+        "_replicate_for_data_parallel",
+        "_start_trace",
+    },
+    "fastai's and Lightning's: what our callbacks and launcher change": {
+        "_basic_subprocess_cmd",
+        "_raw_values",
+    },
+}
+"""Private names of others that tests may read, by the reason."""
+
+
+def private_reads(path: Path) -> Iterator[str]:
+    """Yield the private attributes that a file reads of anything but ``self`` and ``cls``."""
+    allowed = set().union(*ALLOWED.values())
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.endswith("__"):
+            continue
+        own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"}
+        if not own and node.attr not in allowed:
+            yield f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_tests_read_no_private_attributes() -> None:
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    assert files
+    assert [read for path in files for read in private_reads(path)] == []
