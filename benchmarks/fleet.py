@@ -105,9 +105,9 @@ def judge(rounds: Sequence[Mapping[str, Answered]], living: int, dead: frozenset
         own = statistics.median(answer.own_cpu for answer in answers)
         theirs = statistics.median(answer.their_cpu for answer in answers)
         ranks = min(answer.ranks for answer in answers)
-        told = min(len(answer.named & dead) for answer in answers)
+        reported = min(len(answer.named & dead) for answer in answers)
         taken = f"{statistics.median(seconds):>8.2f} {min(seconds):>5.2f} {max(seconds):>5.2f}"
-        print(f"{name:<32}{taken}{own:>9.2f}{theirs:>11.2f}{ranks:>7}  {told} of {len(dead)}")
+        print(f"{name:<32}{taken}{own:>9.2f}{theirs:>11.2f}{ranks:>7}  {reported} of {len(dead)}")
         good = good and max(seconds) <= BOUND_S
         good = good and all(answer.named == dead and answer.ranks == living for answer in answers)
     return good

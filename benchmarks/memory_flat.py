@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10_000_000)
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as directory:
-        os.environ["TORCHPERFD_SOCKET"] = str(Path(directory) / "nobody-listens.sock")
+        os.environ["TORCHPERFD_SOCKET"] = str(Path(directory) / "absent.sock")
         client = torchperfd.attach(job="memory_flat")
     buffer = client._buffer
     process = psutil.Process()

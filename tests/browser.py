@@ -27,7 +27,7 @@ class Browser:
     """One page of a browser that cannot reach any network.
 
     Attributes:
-        complaints: What the page wrote to its console, and exceptions that nobody caught.
+        complaints: What the page wrote to its console, and exceptions that were not caught.
         requests: URLs that the page asked for, its own among them.
     """
 
@@ -103,7 +103,7 @@ class Browser:
         self.drawn()
 
     def drawn(self) -> None:
-        """Wait until the page has drawn what it was told last."""
+        """Wait until the page has drawn the newest data."""
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, script: str) -> Any:

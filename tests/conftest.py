@@ -81,7 +81,7 @@ def logging_restored() -> Iterator[None]:
 
 
 def _threads() -> set[str]:
-    # tqdm's is one per process, started by whoever uses it first: dynamo, here.
+    # tqdm's is one per process, started by its first user: dynamo, here.
     threads = (thread for thread in threading.enumerate() if thread.name != "tqdm_monitor")
     return {f"{thread.name}-{thread.ident}" for thread in threads}
 

@@ -3,7 +3,7 @@
     make bench-analysis
     python -m benchmarks.analysis --no-peers
 
-Makes traces such as a GPU's and has each analyser load one, break its device time down, tell how much
+Makes traces such as a GPU's and has each analyser load one, break its device time down, report how much
 communication overlaps compute, and list its kernels. CPU is user plus system time of the whole process,
 its start and imports included; memory is its peak. Of several interleaved rounds the cheapest counts, for
 each analyser alike: what disturbs a round only ever adds. TraceLens is not compared: on PyPI that

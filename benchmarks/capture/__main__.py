@@ -55,7 +55,7 @@ def captured(way: str, captures: int) -> Costs:
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.capture.worker", way, str(captures), str(STEPS), directory],
-            env={**os.environ, "TORCHPERFD_SOCKET": f"{directory}/nobody-listens.sock"},
+            env={**os.environ, "TORCHPERFD_SOCKET": f"{directory}/absent.sock"},
             capture_output=True,
             text=True,
             check=False,

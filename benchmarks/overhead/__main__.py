@@ -6,7 +6,7 @@
 
 Prints one row per contestant: the CPU time of the training thread that it adds to a step
 (median and deciles over rounds), how many times ours that is, and by how much the median
-of the steps' wall times changes. The first row, nobody, is the noise of the measurement.
+of the steps' wall times changes. The first row, without a profiler, is the noise of the measurement.
 Then, in blocks of a few steps, by how much the 99th percentile changes. Exits 1 when
 torchperfd adds more than 8 µs, raises the 99th percentile by 1 % or more, or is not 15
 times cheaper than TraceML, or not 2.5 times cheaper than Lightning's SimpleProfiler.

@@ -187,7 +187,7 @@ class _LightningSimple(Contestant):
 
 
 class _Callbacks(Contestant):
-    """The pattern of fastai and fastxtend: a learner that tells a pair of callbacks of every event."""
+    """The pattern of fastai and fastxtend: a learner that calls a pair of callbacks at every event."""
 
     def attach(self) -> None:
         starts: dict[str, float] = {}

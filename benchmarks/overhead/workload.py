@@ -34,7 +34,7 @@ class Workload:
     Args:
         steps: How many batches there are.
         replicated: Whether the model is in ``DistributedDataParallel``, on gloo, of this one rank: it has
-            all that a rank does itself, and nobody to wait for.
+            all of a rank's own work, without another rank to wait for.
 
     Attributes:
         replicated: As given.

@@ -171,7 +171,7 @@ def listed(node: Node) -> set[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--run", "nobody"], "no run nobody on this node"),
+        (["--run", "absent"], "no run absent on this node"),
         (["--ranks", "3"], "run digits has no rank 3"),
     ],
 )

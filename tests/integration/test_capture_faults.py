@@ -204,7 +204,7 @@ def test_daemon_killed_during_capture_keeps_traces_and_manifest(
     pair = pairs()
     with capturing(node, "--steps", "400") as command:
         found = until_armed(node)
-        # The manifest is written before the ranks are told; once anything else is answered, they have been.
+        # The manifest is written before the ranks get their command, which they have by the next answer.
         assert len(pair.steps()) == 2
         node.stop_daemon(signal.SIGKILL)
         _, errors = command.communicate(timeout=60)

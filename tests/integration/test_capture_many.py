@@ -52,7 +52,7 @@ def test_fifty_captures_of_eight_ranks_lose_none_in_silence(node: Node, tmp_path
         *("-m", "torchperfd", "run", "--quiet", str(script), str(stop)),
     )
     rng = random.Random(5)
-    told: list[control_pb2.CaptureProgress] = []
+    reported: list[control_pb2.CaptureProgress] = []
     with (
         node.running(*job, TORCHPERFD_RUN="many") as process,
         grpc.insecure_channel(f"unix:{node.socket}", options=[("grpc.enable_http_proxy", 0)]) as channel,
@@ -62,19 +62,19 @@ def test_fifty_captures_of_eight_ranks_lose_none_in_silence(node: Node, tmp_path
         for _ in range(CAPTURES):
             time.sleep(rng.choice((0.0, 0.0, rng.uniform(0, 0.2))))
             *_, last = daemon.Capture(_request(rng), timeout=60)
-            told.append(last)
+            reported.append(last)
         stop.touch()
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
-    faults = [fault for each in told for fault in _faults(each)]
-    states = [control_pb2.CaptureState.Name(each.state) for each in told]
-    named = sum(bool(rank.reason) for each in told for rank in each.ranks)
-    asked = sum(len(each.ranks) for each in told)
+    faults = [fault for each in reported for fault in _faults(each)]
+    states = [control_pb2.CaptureState.Name(each.state) for each in reported]
+    named = sum(bool(rank.reason) for each in reported for rank in each.ranks)
+    asked = sum(len(each.ranks) for each in reported)
     print(f"{states.count('CAPTURE_STATE_COMPLETE')} of {CAPTURES} captures complete;", end=" ")
     print(f"of {asked} traces {named} missing and named, {len(faults)} lost in silence")
     assert not faults
-    assert len({each.capture_id for each in told}) == CAPTURES
-    assert states.count("CAPTURE_STATE_COMPLETE") > CAPTURES / 2, [each.reason for each in told]
+    assert len({each.capture_id for each in reported}) == CAPTURES
+    assert states.count("CAPTURE_STATE_COMPLETE") > CAPTURES / 2, [each.reason for each in reported]
 
 
 def _request(rng: random.Random) -> control_pb2.CaptureRequest:
@@ -92,15 +92,15 @@ def _request(rng: random.Random) -> control_pb2.CaptureRequest:
     )
 
 
-def _faults(told: control_pb2.CaptureProgress) -> list[str]:
+def _faults(reported: control_pb2.CaptureProgress) -> list[str]:
     """Return what of a capture is neither whole nor owned up to."""
-    folder = Path(told.directory)
+    folder = Path(reported.directory)
     manifest = json.loads((folder / "manifest.json").read_text())
     faults = []
-    if {rank["rank"] for rank in manifest["ranks"]} != {rank.rank for rank in told.ranks}:
-        faults.append(f"{told.capture_id}: the manifest has other ranks than were told")
+    if {rank["rank"] for rank in manifest["ranks"]} != {rank.rank for rank in reported.ranks}:
+        faults.append(f"{reported.capture_id}: the manifest has other ranks than the report")
     for rank in manifest["ranks"]:
-        where = f"{told.capture_id} rank {rank['rank']}"
+        where = f"{reported.capture_id} rank {rank['rank']}"
         if rank["state"] != "complete":
             if not rank["reason"] or rank["file"]:
                 faults.append(f"{where}: {rank}")

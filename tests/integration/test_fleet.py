@@ -198,8 +198,8 @@ def test_any_daemon_compares_the_ranks_of_both_nodes(job: list[Host]) -> None:
     def verdict(host: Host, *scope: str) -> list[Any]:
         done = host.ask("diagnose", *scope, "--json")
         assert done.returncode == 0, done.stderr
-        [told] = json.loads(done.stdout)["verdicts"]
-        return [told[name] for name in ("run", "cause", "node")]
+        [reported] = json.loads(done.stdout)["verdicts"]
+        return [reported[name] for name in ("run", "cause", "node")]
 
     # On a busy machine other causes come and go.
     for host, scope in ((one, ("--fleet",)), (two, ("--job", "pair"))):
@@ -238,9 +238,9 @@ def test_any_daemon_compares_the_ranks_of_both_nodes(job: list[Host]) -> None:
 
 def test_a_daemon_that_is_gone_is_named_and_so_are_its_ranks(job: list[Host]) -> None:
     one, two = job
-    told = one.ask("stacks", "--fleet", "--json")
-    assert told.returncode == 0, told.stderr
-    assert [rank["node"] for rank in json.loads(told.stdout)["ranks"]] == ["node-1"] * 2 + ["node-2"] * 2
+    reported = one.ask("stacks", "--fleet", "--json")
+    assert reported.returncode == 0, reported.stderr
+    assert [rank["node"] for rank in json.loads(reported.stdout)["ranks"]] == ["node-1"] * 2 + ["node-2"] * 2
     two.stop_daemon(signal.SIGKILL)
     listed = one.ask("ps", "--fleet", "--json")
     assert listed.returncode == 5

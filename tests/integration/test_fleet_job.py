@@ -1,4 +1,4 @@
-"""Daemons that nobody has told of each other: the ranks of their job have."""
+"""Daemons without configured peers find each other through the ranks of their job."""
 
 import sys
 from pathlib import Path

@@ -101,7 +101,7 @@ def test_buckets_sum_to_wall_time_across_rank_and_daemon_kills(node: Node) -> No
     # A step begins with its draw, which the script cannot note.
     assert seconds["start_up"] == pytest.approx(start_up, abs=0.5)
     assert seconds["shutdown"] == pytest.approx(ended - after["ended"], abs=0.5)
-    # Of the killed process the last second was never told.
+    # The last second of the killed process was never reported.
     fetched = before_kill["fetched"] + after["fetched"]
     assert fetched - 1.5 < seconds["data_wait"] < fetched + 0.5 * wall
     assert seconds["checkpoint"] > 0

@@ -69,9 +69,9 @@ def _run(
 
 def with_a_daemon(node: Node, script: Path) -> list[str]:
     node.start_daemon()
-    told = _run(node, script)
+    reported = _run(node, script)
     assert node.metric("torchperfd_ingest_events_total") == EPOCHS * (45 + 12)
-    return told
+    return reported
 
 
 def without_a_daemon(node: Node, script: Path) -> list[str]:
@@ -88,9 +88,9 @@ def a_daemon_killed_and_started_again(node: Node, script: Path) -> list[str]:
         # The client must be back within 10 s; its totals survive, since they are cumulative.
         eventually(lambda: node.metric("torchperfd_clients") == 1, 10, node.log)
 
-    told = _run(node, script, kill_and_restart, pause=0.5)
+    reported = _run(node, script, kill_and_restart, pause=0.5)
     assert node.metric("torchperfd_train_steps_total{") == EPOCHS * 45
-    return told
+    return reported
 
 
 def a_daemon_stopped_for_20_seconds(node: Node, script: Path) -> list[str]:
@@ -100,13 +100,13 @@ def a_daemon_stopped_for_20_seconds(node: Node, script: Path) -> list[str]:
         eventually(lambda: node.metric("torchperfd_clients") == 1, 20, node.log)
         daemon.send_signal(signal.SIGSTOP)
         with pytest.raises(subprocess.TimeoutExpired):
-            # Waits in vain, which is the point: nothing else tells that 20 s have passed.
+            # Waits in vain, which is the point: nothing else shows that 20 s have passed.
             daemon.wait(20)
         daemon.send_signal(signal.SIGCONT)
 
-    told = _run(node, script, stop_for_20_seconds, pause=2.5)
+    reported = _run(node, script, stop_for_20_seconds, pause=2.5)
     assert node.metric("torchperfd_train_steps_total{") == EPOCHS * 45
-    return told
+    return reported
 
 
 def a_daemon_stopped_for_good(node: Node, script: Path) -> list[str]:
@@ -174,9 +174,9 @@ def test_drops_are_counted_and_exported(node: Node, tmp_path: Path) -> None:
         series = 'torchperfd_ingest_dropped_events_total{where="outbox"}'
         eventually(lambda: (node.metric(series) or 0) > 0, 15, node.log)
 
-        def told() -> float:
+        def reported() -> float:
             return (node.metric(series) or 0) + (node.metric("torchperfd_ingest_events_total") or 0)
 
-        eventually(lambda: told() == 60_000, 15, lambda: f"{told():.0f} of 60000\n{node.log()}")
+        eventually(lambda: reported() == 60_000, 15, lambda: f"{reported():.0f} of 60000\n{node.log()}")
         assert node.metric("torchperfd_train_steps_total{") == 60_000
         process.communicate(input="")

@@ -28,7 +28,7 @@ pytestmark = [
 
 PRECIOUS = "precious\n"
 
-# A daemon of the attacker's: it welcomes whoever comes, and orders a capture to a place of its choice.
+# A daemon of the attacker's: it accepts every client, and orders a capture into a directory of its choice.
 FALSE_DAEMON = """
 import sys, time
 from concurrent import futures
@@ -156,7 +156,7 @@ class Users:
 
 @pytest.fixture
 def users() -> Iterator[Users]:
-    """Users that nobody on this machine is."""
+    """User ids that are unused on this machine."""
     directory = Path(tempfile.mkdtemp(prefix="tpd-"))
     directory.chmod(0o755)
     alice = 1_000_000_000 + secrets.randbelow(500_000_000)

@@ -1,4 +1,4 @@
-"""``torchperfd run``: the script must not be able to tell, and its user must."""
+"""``torchperfd run``: the script must not notice it, and its user must."""
 
 import json
 import signal

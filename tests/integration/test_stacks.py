@@ -225,12 +225,12 @@ def test_stacks_name_rank_that_skipped_a_collective_with_line(skipping: tuple[No
         re.MULTILINE,
     )
 
-    def told() -> bool:
+    def reported() -> bool:
         done = node.command("stacks", timeout=60)
         return done.returncode == 0 and wanted.search(done.stdout) is not None
 
     eventually(lambda: node.metric("torchperfd_clients") == 4, 90, node.log)
-    eventually(told, 90, lambda: node.command("stacks", timeout=60).stdout)
+    eventually(reported, 90, lambda: node.command("stacks", timeout=60).stdout)
     code, document = stacks(node, "--ranks", "1-2")
     assert (code, document["odd"]) == (0, [2])
     assert [rank["outcome"] for rank in document["ranks"]] == ["answered", "answered"]

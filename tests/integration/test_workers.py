@@ -57,7 +57,7 @@ METHODS = ("fork", "spawn", "forkserver")
 
 
 class Told(NamedTuple):
-    """How the script ended, and what the daemon told of its run just then."""
+    """How the script ended, and the daemon's report of its run at that moment."""
 
     code: int
     words: str
@@ -88,6 +88,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, dict
 def test_workers_record_nothing_print_nothing_and_exit(
     ended: tuple[Node, dict[str, Future[Told]]], method: str
 ) -> None:
-    node, told = ended
-    assert told[method].result() == Told(code=0, words="", steps=80, ranks=1)
+    node, reported = ended
+    assert reported[method].result() == Told(code=0, words="", steps=80, ranks=1)
     eventually(lambda: node.metric("torchperfd_clients") == 0, 5, node.log)

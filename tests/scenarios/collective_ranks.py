@@ -192,8 +192,8 @@ def main() -> None:
     for kind, model, optimizer in kinds():
         train(kind, model, optimizer, STEPS)
         without[kind] = outcome(model)
-    told = {"measured": measured, "without": without, "faults": faults}
-    (Path(sys.argv[1]) / f"rank{dist.get_rank()}.json").write_text(json.dumps(told))
+    reported = {"measured": measured, "without": without, "faults": faults}
+    (Path(sys.argv[1]) / f"rank{dist.get_rank()}.json").write_text(json.dumps(reported))
     dist.destroy_process_group()
 
 

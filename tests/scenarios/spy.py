@@ -1,4 +1,4 @@
-"""Writes down what the hooks tell the loop, as text: ``data() forward() backward(forward())``."""
+"""Records the hooks' calls of the loop, as text: ``data() forward() backward(forward())``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ _ENDS = ("draw_end", "draw_stop", "forward_end", "backward_end", "optimizer_end"
 
 
 class Events:
-    """What was told so far."""
+    """The calls so far."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -47,9 +47,9 @@ class Events:
         self._text += ")"
 
     def spy(self, name: str, honest: Callable[..., None]) -> Callable[..., None]:
-        """Return a method that does as the honest one and tells us; what it calls itself is not told."""
+        """Return a method that calls the original and records the call, but not the calls within it."""
 
-        def told(loop: Loop, *details: Any, **options: Any) -> None:
+        def reported(loop: Loop, *details: Any, **options: Any) -> None:
             outermost, self._inside = not self._inside, True
             try:
                 if outermost:
@@ -64,13 +64,13 @@ class Events:
                 if outermost:
                     self._inside = False
 
-        return told
+        return reported
 
 
 def spy_on_loops(monkeypatch: pytest.MonkeyPatch) -> Events:
     """Write down the events of all loops; before attaching, since hooks bind the loop's methods."""
     events = Events()
-    # Steps that go alike are told once, and then repeated.
+    # Equal steps are recorded once, and then repeated.
     monkeypatch.setattr(step_templates, "AVAILABLE", False)
     for name in (*_BEGINS, *_ENDS, "forward_begin"):
         monkeypatch.setattr(Loop, name, events.spy(name, getattr(Loop, name)))

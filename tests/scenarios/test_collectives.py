@@ -36,7 +36,7 @@ WAITS = {"buffers": 2, "fsdp2": 12, "all_reduce": 8, "async": 8}
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
-    """What each of the ranks has told."""
+    """The report of each rank."""
     directory = tmp_path_factory.mktemp("ranks")
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(_RANKS)),
@@ -55,7 +55,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
 
 def lateness(kind: str, ranks: list[Told]) -> float:
     """Return by how many milliseconds the culprit came late; on a busy machine it oversleeps."""
-    late = [median(told["measured"][kind]["late"]) for told in ranks]
+    late = [median(reported["measured"][kind]["late"]) for reported in ranks]
     assert late[CULPRIT] > LATE_MS > late[1 - CULPRIT]
     return float(late[CULPRIT] - late[1 - CULPRIT])
 
@@ -66,19 +66,19 @@ def about(milliseconds: float) -> Any:
 
 
 def test_nothing_of_ours_failed(ranks: list[Told]) -> None:
-    assert [told["faults"] for told in ranks] == [{}] * _RANKS
+    assert [reported["faults"] for reported in ranks] == [{}] * _RANKS
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_ranks_wait_for_the_late_rank(kind: str, ranks: list[Told]) -> None:
-    waits = [median(told["measured"][kind]["waits"]) for told in ranks]
+    waits = [median(reported["measured"][kind]["waits"]) for reported in ranks]
     assert waits[1 - CULPRIT] - waits[CULPRIT] == about(lateness(kind, ranks))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_waiting_is_exclusive(kind: str, ranks: list[Told]) -> None:
-    for told in ranks:
-        measured = told["measured"][kind]
+    for reported in ranks:
+        measured = reported["measured"][kind]
         assert measured["steps"] == STEPS
         assert measured["adds up"]
         assert measured["calls"]["collective_wait"] == WAITS.get(kind, 1) * STEPS
@@ -87,7 +87,9 @@ def test_waiting_is_exclusive(kind: str, ranks: list[Told]) -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", "buckets", "static", "unused", "accumulate", "compiled"])
 def test_arrivals_show_the_lateness(kind: str, ranks: list[Told]) -> None:
-    own, others = (told["measured"][kind]["arrivals"] for told in (ranks[CULPRIT], ranks[1 - CULPRIT]))
+    own, others = (
+        reported["measured"][kind]["arrivals"] for reported in (ranks[CULPRIT], ranks[1 - CULPRIT])
+    )
     assert own.keys() == others.keys()
     assert len(own) == STEPS
     for first, last in (*own.values(), *others.values()):
@@ -98,16 +100,16 @@ def test_arrivals_show_the_lateness(kind: str, ranks: list[Told]) -> None:
 
 @pytest.mark.parametrize("kind", ["buffers", "fsdp2", "all_reduce", "async"])
 def test_arrivals_at_several_collectives_are_first_and_last(kind: str, ranks: list[Told]) -> None:
-    for told in ranks:
-        arrivals = told["measured"][kind]["arrivals"]
+    for reported in ranks:
+        arrivals = reported["measured"][kind]["arrivals"]
         assert len(arrivals) == STEPS
         assert all(first < last for first, last in arrivals.values())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_outcome_is_the_same_bit_for_bit(kind: str, ranks: list[Told]) -> None:
-    for told in ranks:
-        assert told["measured"][kind]["outcome"] == told["without"][kind]
+    for reported in ranks:
+        assert reported["measured"][kind]["outcome"] == reported["without"][kind]
 
 
 # One rank, in this process.

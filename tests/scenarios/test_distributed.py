@@ -37,7 +37,7 @@ def run(model, optimizer, batches):
         ended = time.perf_counter()
     return ended - began
 
-def tell(model, optimizer):
+def report(model, optimizer):
     run(model, optimizer, DataLoader(data, batch_size=64))
     before = client.report().totals.train
     watched = run(model, optimizer, DataLoader(data, batch_size=4))
@@ -56,7 +56,7 @@ def tell(model, optimizer):
 DDP = """
 from torch.nn.parallel import DistributedDataParallel
 model = DistributedDataParallel(model)
-tell(model, torch.optim.SGD(model.parameters(), lr=0.1))
+report(model, torch.optim.SGD(model.parameters(), lr=0.1))
 """
 
 FSDP2 = """
@@ -66,7 +66,7 @@ mesh = init_device_mesh("cpu", (2,))
 for layer in (model[0], model[2]):
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
-tell(model, torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False))
+report(model, torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False))
 """
 
 
@@ -83,10 +83,10 @@ def test_two_ranks(kind: str, node: Node, tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=150)
     assert process.returncode == 0, errors
     for rank in range(2):
-        told: dict[str, Any] = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert told["faults"] == {}
-        assert told["adds up"]
+        reported: dict[str, Any] = json.loads((tmp_path / f"rank{rank}.json").read_text())
+        assert reported["faults"] == {}
+        assert reported["adds up"]
         # One reduction; or two layers, each gathered twice and scattered once, issued and waited for.
-        assert told["calls"] == per_step(32, collective_wait=32 * {"ddp": 1, "fsdp2": 12}[kind])
-        assert told["samples"] == 128
-        assert told["ratio"] == pytest.approx(1, abs=0.02)
+        assert reported["calls"] == per_step(32, collective_wait=32 * {"ddp": 1, "fsdp2": 12}[kind])
+        assert reported["samples"] == 128
+        assert reported["ratio"] == pytest.approx(1, abs=0.02)

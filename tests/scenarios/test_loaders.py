@@ -81,8 +81,8 @@ Told = dict[str, Future[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    """What the script tells of each kind; all at once, since it mostly waits for one worker to start."""
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """The script's report on each kind; all at once, since it mostly waits for one worker to start."""
     script = tmp_path_factory.mktemp("loaders") / "script.py"
     script.write_text(SCRIPT)
 
@@ -103,10 +103,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loaders(kind: str, told: Told) -> None:
+def test_loaders(kind: str, reported: Told) -> None:
     if kind == "stateful":
         pytest.importorskip("torchdata")
-    document = told[kind].result()
+    document = reported[kind].result()
     assert document["faults"] == {}
     steps = 2 * 6 if kind == "stream" else 2 * 3
     expected = {**per_step(steps), "samples": 12, "adds up": True}

@@ -1,4 +1,4 @@
-"""Loops of every shape, with real torch: what is told, what is counted, and how long it took."""
+"""Loops of every shape, with real torch: the hooks' calls, the counts, and the times."""
 
 import time
 from collections.abc import Iterator

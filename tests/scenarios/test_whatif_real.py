@@ -22,7 +22,7 @@ _WITHIN = 0.05
 
 @pytest.fixture(scope="module")
 def recorded() -> list[dict[str, Any]]:
-    """What ``torchperfd steps`` tells of each rank, and ``torchperfd whatif`` of both."""
+    """The output of ``torchperfd steps`` for each rank, and of ``torchperfd whatif`` for both."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(_RANKS)),
         *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
@@ -41,9 +41,9 @@ def recorded() -> list[dict[str, Any]]:
 
 
 def test_every_step_is_there_with_its_index(recorded: list[dict[str, Any]]) -> None:
-    for told in recorded[:_RANKS]:
-        assert told["first_step"] == 0
-        assert len(told["step_seconds"]) == STEPS
+    for reported in recorded[:_RANKS]:
+        assert reported["first_step"] == 0
+        assert len(reported["step_seconds"]) == STEPS
     late = recorded[CULPRIT]["phase_seconds"]["loss"]
     usual = fmean(seconds for step, seconds in enumerate(late) if not is_late(step))
     excess = fmean(seconds for step, seconds in enumerate(late) if is_late(step)) - usual
@@ -54,7 +54,7 @@ def test_whatif_gain_of_removing_lateness_matches_measurement(recorded: list[dic
     # The first step connects the ranks.
     late = [step for step in range(1, STEPS) if is_late(step)]
     well = [step for step in range(1, STEPS) if not is_late(step)]
-    told = replay(
+    reported = replay(
         [
             RankWork(rank, {name: np.array(column)[late] for name, column in each["phase_seconds"].items()})
             for rank, each in enumerate(recorded[:_RANKS])
@@ -62,7 +62,7 @@ def test_whatif_gain_of_removing_lateness_matches_measurement(recorded: list[dic
     )
     seconds = recorded[CULPRIT]["step_seconds"]
     before, after = fmean(seconds[step] for step in late), fmean(seconds[step] for step in well)
-    best = told.answers[0]
+    best = reported.answers[0]
     assert (best.removed, best.rank, best.phase) == (Removed.RANK_EXCESS, CULPRIT, "loss")
     assert best.gain_seconds == pytest.approx(before - after, abs=_WITHIN * before)
     assert best.step_seconds == pytest.approx(after, abs=_WITHIN * before)

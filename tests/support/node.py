@@ -35,7 +35,7 @@ class Node:
         self.daemon: subprocess.Popen[bytes] | None = None
         self.metrics_port = 0
         self.options: tuple[str, ...] = ()
-        """What every daemon here is told, besides what :meth:`start_daemon` is."""
+        """The options of every daemon here, besides those of :meth:`start_daemon`."""
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("TORCHPERFD_")},
             "TORCHPERFD_SOCKET": str(self.socket),
@@ -148,7 +148,7 @@ class Node:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on right now."""
+    """Return a TCP port without a listener right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

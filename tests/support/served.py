@@ -111,13 +111,13 @@ def play(scenario: Scenario, callers: CallerDirectory | None = None) -> None:
 @contextlib.contextmanager
 def from_a_thread(opened: Callable[[Path], AbstractAsyncContextManager[T]]) -> Iterator[T]:
     """Keep open in another thread what is served, for commands, whose calls block this one."""
-    told: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, T]] = []
+    reported: list[tuple[asyncio.AbstractEventLoop, asyncio.Event, T]] = []
     started = threading.Event()
 
     async def serve(directory: Path) -> None:
         async with opened(directory) as there:
             stop = asyncio.Event()
-            told.append((asyncio.get_running_loop(), stop, there))
+            reported.append((asyncio.get_running_loop(), stop, there))
             started.set()
             await stop.wait()
 
@@ -125,7 +125,7 @@ def from_a_thread(opened: Callable[[Path], AbstractAsyncContextManager[T]]) -> I
         thread = threading.Thread(target=lambda: asyncio.run(serve(directory)))
         thread.start()
         assert started.wait(GIVE_UP_S)
-        loop, stop, there = told[0]
+        loop, stop, there = reported[0]
         try:
             yield there
         finally:

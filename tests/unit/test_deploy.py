@@ -20,7 +20,7 @@ DEPLOY = ROOT / "deploy"
 UNIT = DEPLOY / "systemd" / "torchperfd.service"
 DOCKERFILE = DEPLOY / "docker" / "Dockerfile"
 SBATCH = DEPLOY / "slurm" / "train.sbatch"
-# Where a client looks for the node's daemon when nothing tells it otherwise.
+# The client's default socket of the node's daemon.
 SOCKET = "/run/torchperfd/daemon.sock"
 CAPTURES = "/var/lib/torchperfd/captures"
 PORT = 9407

@@ -332,9 +332,9 @@ def test_cost_is_compared_with_the_job_if_the_cause_is_right() -> None:
 
 def test_hang_line_counts_where_it_is_given() -> None:
     plan = plan_of("skipped collective")
-    told = f"rank 2 waits in barrier (job.py:{plan.hang_line} in average)"
+    reported = f"rank 2 waits in barrier (job.py:{plan.hang_line} in average)"
     wrong = f"rank 2 waits in barrier (job.py:{plan.hang_line}1 in average)"
-    for evidence, hit in ((told, True), (wrong, False)):
+    for evidence, hit in ((reported, True), (wrong, False)):
         said = Answer(11.0, HANG, plan.culprits[0], 11.0, evidence)
         own = mark(
             Trial(
@@ -464,9 +464,9 @@ def test_a_job_that_others_disturbed_is_run_again(
     trials = [replace(trial_of("slow loader, one rank", []), others=share) for share in taken]
     left = iter(trials)
     assert run_alone(trials[0].plan, lambda _plan: next(left)) is trials[-1]
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == runs - 1
-    assert all("again: others took 20% of the processors" in line for line in told[:1])
+    reported = capsys.readouterr().out.splitlines()
+    assert len(reported) == runs - 1
+    assert all("again: others took 20% of the processors" in line for line in reported[:1])
 
 
 def test_job_on_a_machine_that_changed_speed_is_run_again(capsys: pytest.CaptureFixture[str]) -> None:

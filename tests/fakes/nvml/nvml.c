@@ -1,4 +1,4 @@
-/* A libnvidia-ml.so.1 that says what a scenario file tells it to.
+/* A libnvidia-ml.so.1 that returns the values of a scenario file.
  *
  * FAKE_NVML_SCENARIO names the file; it is read again whenever it has been replaced, so that a test
  * changes what is true by renaming a new file over it. One line is one fact; see __init__.py.
@@ -308,7 +308,7 @@ typedef struct {
     unsigned long long total, reserved, free, used;
 } MemoryV2;
 
-/* The first version counts as used what the driver reserves, the second tells it apart. */
+/* The first version counts as used what the driver reserves, the second reports it separately. */
 static int memory_v2(const Device *device, MemoryV2 *out)
 {
     if (out->version != 0x02000028)

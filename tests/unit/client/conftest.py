@@ -16,7 +16,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     for name in (*os.environ,):
         if name.startswith(("TORCHPERFD_", "SLURM_", "TORCHELASTIC_", "GRPC_")) or name in _LAUNCHER:
             monkeypatch.delenv(name)
-    monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "nobody-listens.sock"))
+    monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "absent.sock"))
     monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(tmp_path / "captures"))
     yield
     if torchperfd.client._current is not None:

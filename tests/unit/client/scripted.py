@@ -1,4 +1,4 @@
-"""A clock that only moves when told, and a loop that is played by hand against it."""
+"""A clock that moves only by command, and a loop that is played by hand against it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ def unpack(drained: Iterable[StepBatch], names: PhaseNames = NAMES) -> list[Step
 
 
 class ScriptedLoop:
-    """Makes the hook calls that a training script causes, each taking the time it is told."""
+    """Makes the hook calls that a training script causes, each of which takes a given time."""
 
     def __init__(self) -> None:
         self.clock = Clock()

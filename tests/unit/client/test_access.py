@@ -13,7 +13,7 @@ import pytest
 from torchperfd.v1 import access, contract
 
 OTHER = 61_184
-"""A user that is nobody's on this machine."""
+"""A user id that is unused on this machine."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 

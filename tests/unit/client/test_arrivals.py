@@ -17,7 +17,7 @@ def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:
 
 @given(st.lists(st.sampled_from(["arrive", "close", "forget", "drain", "hold"]), max_size=60), st.data())
 def test_drained_arrivals_are_those_written(ops: list[str], data: st.DataObject) -> None:
-    book, told, expected = ArrivalRecorder(), [], []
+    book, reported, expected = ArrivalRecorder(), [], []
     step = 0
     # By hand: the arrivals of the open step and of a held one, None for none held.
     current: list[int] = []
@@ -34,7 +34,7 @@ def test_drained_arrivals_are_those_written(ops: list[str], data: st.DataObject)
             book.arrive(now)
             current.append(now)
         elif op == "drain":
-            told += rows(book.drain())
+            reported += rows(book.drain())
         elif op == "hold" and held is None:
             book.hold()
             current, held = [], current
@@ -56,7 +56,7 @@ def test_drained_arrivals_are_those_written(ops: list[str], data: st.DataObject)
             else:
                 book.forget()
             current = []
-    assert told + rows(book.drain()) == expected
+    assert reported + rows(book.drain()) == expected
     assert rows(book.drain()) == []
 
 

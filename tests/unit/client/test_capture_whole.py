@@ -1,4 +1,4 @@
-"""A trace that was cut off is told from a whole one, without reading all of it."""
+"""A truncated trace is distinguished from a whole one, without reading all of it."""
 
 from pathlib import Path
 

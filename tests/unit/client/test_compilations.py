@@ -18,7 +18,7 @@ Callbacks = list[Callable[..., None]]
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """Return a compiler that calls back when it is told to."""
+    """Return a compiler that calls back by command."""
     handler = SimpleNamespace(start_callbacks=[], end_callbacks=[])
     monkeypatch.setitem(sys.modules, MODULE, SimpleNamespace(callback_handler=handler))
     return handler

@@ -1,4 +1,4 @@
-"""Device times, on a scripted device: every nanosecond is charged to who had it, or to nobody."""
+"""Device times, on a scripted device: every nanosecond is charged to the phase that used it, or to none."""
 
 import ctypes
 import sys
@@ -80,7 +80,7 @@ class FakeEvent:
 
 
 class Script:
-    """Marks boundaries and tells of them, as the hooks and the replay do, in one go."""
+    """Marks boundaries and reports them, as the hooks and the replay do, at once."""
 
     def __init__(self, device: Device, capacity: int = 64) -> None:
         self.device = device
@@ -386,7 +386,7 @@ class Truth:
 
 
 class Model:
-    """The same story told to device times, and to a book that knows the device's clock."""
+    """The same events for device times, and for a reference that knows the device's clock."""
 
     def __init__(self, capacity: int) -> None:
         self.device = Device()
@@ -490,7 +490,7 @@ def test_totals_are_the_truth_and_no_event_is_lost_to_the_pool(
     story: list[tuple[Any, ...]], capacity: int
 ) -> None:
     model = Model(capacity)
-    tell: dict[str, Callable[..., None]] = {
+    calls: dict[str, Callable[..., None]] = {
         name: getattr(model, name, None) or getattr(model.device, name)
         for name in (
             "boundary", "launch", "work", "call", "run", "collect",
@@ -498,7 +498,7 @@ def test_totals_are_the_truth_and_no_event_is_lost_to_the_pool(
         )
     }  # fmt: skip
     for name, *details in story:
-        tell[name](*details)
+        calls[name](*details)
     model.capture(False)
     model.close(TRAIN)
     model.release(TRAIN)

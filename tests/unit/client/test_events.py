@@ -87,11 +87,11 @@ def test_another_thread_can_be_followed(kind: Any) -> None:
     buffer = kind.EventBuffer(16)
     assert buffer.thread == threading.get_ident()
     said: list[object] = []
-    there, told = threading.Event(), threading.Event()
+    there, reported = threading.Event(), threading.Event()
 
     def work() -> None:
         there.set()
-        assert told.wait(10)
+        assert reported.wait(10)
         said.extend((buffer.thread == threading.get_ident(), buffer.here(), buffer.mark(1)))
 
     thread = threading.Thread(target=work)
@@ -99,7 +99,7 @@ def test_another_thread_can_be_followed(kind: Any) -> None:
     assert there.wait(10)
     buffer.thread = thread.ident
     assert not buffer.mark(2)
-    told.set()
+    reported.set()
     thread.join()
     assert said == [True, True, True]
     buffer.thread = 0
@@ -116,13 +116,13 @@ def test_listeners_come_and_go(kind: Any) -> None:
         heard.append(len(buffer))
 
     for name, there in (("on_event", listen), ("cuda_event_id", lambda: 6)):
-        nobody = getattr(buffer, name)
-        assert not nobody
+        default = getattr(buffer, name)
+        assert not default
         setattr(buffer, name, there)
         assert getattr(buffer, name) is there
         buffer.mark(1)
-        setattr(buffer, name, nobody)
-        assert getattr(buffer, name) is nobody
+        setattr(buffer, name, default)
+        assert getattr(buffer, name) is default
         buffer.mark(2)
     assert heard == [1]
     assert written(buffer) == [(1, 0), (2, 0), (9, 7), (1, 0), (2, 0)]
@@ -372,7 +372,7 @@ def drawing(
     ahead: Callable[[Any], bool] = lambda _: False,
     models: list[Any] | None = None,
 ) -> tuple[Any, list[str]]:
-    told: list[str] = []
+    reported: list[str] = []
     draws = kind.Draws(
         buffer,
         Batches.__next__,
@@ -382,20 +382,20 @@ def drawing(
         Batches,
         torch.Tensor,
         ahead,
-        lambda: told.append("exhausted"),
+        lambda: reported.append("exhausted"),
         samples_in,
         torch.is_grad_enabled,
         [] if models is None else models,
     )
     draws.watching = False
     monkeypatch.setattr(Batches, "__next__", functools.update_wrapper(draws, Batches.__next__))
-    return draws, told
+    return draws, reported
 
 
 @both
 def test_draws_record_the_number_of_samples(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = kind.EventBuffer(256)
-    _, told = drawing(kind, buffer, monkeypatch)
+    _, reported = drawing(kind, buffer, monkeypatch)
     batches: list[Any] = [
         torch.ones(7, 3),
         torch.ones(7, 3).numpy(),
@@ -419,7 +419,7 @@ def test_draws_record_the_number_of_samples(kind: Any, monkeypatch: pytest.Monke
     assert expected[:10] == [7, 7, 1, 0, 6, 5, 5, 4, 3, 0]
     draws = [event for samples in expected for event in ((1, id(iterator)), (2, samples))]
     assert written(buffer) == [*draws, (1, id(iterator)), (3, id(iterator))]
-    assert told == ["exhausted"]
+    assert reported == ["exhausted"]
 
 
 @both
@@ -466,13 +466,13 @@ def test_a_hostile_batch_is_handed_on(kind: Any, monkeypatch: pytest.MonkeyPatch
 @both
 def test_a_draw_that_fails_fails_as_before(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = kind.EventBuffer(64)
-    _, told = drawing(kind, buffer, monkeypatch)
+    _, reported = drawing(kind, buffer, monkeypatch)
     error = OSError("disk")
     with pytest.raises(OSError, match="disk") as caught:
         list(Batches([1, error]))
     assert caught.value is error
     assert codes_in(buffer) == [1, 2, 1, 3]
-    assert told == ["exhausted"]
+    assert reported == ["exhausted"]
 
 
 @both
@@ -648,7 +648,7 @@ ACTIONS = st.lists(
 
 
 def play(kind: ModuleType, actions: list[tuple[str, Any, Any]]) -> list[Any]:
-    """Return all that can be told from outside."""
+    """Return all that is visible from outside."""
     buffer: Any = kind.EventBuffer(1024)
     me = buffer.thread
     seen: list[Any] = []

@@ -1,4 +1,4 @@
-"""Our own failures: counted by place, told once, and enough is enough."""
+"""Our own failures are counted by place and logged once, and too many disable a hook."""
 
 import logging
 

@@ -52,7 +52,7 @@ def train(model: Callable[..., Any], batch: torch.Tensor) -> torch.Tensor:
 def test_an_mlp() -> None:
     model, batch = mlp(), torch.randn(32, 64)
     forward = 2 * 32 * 64 * 128 + 2 * 32 * 128 * 10
-    # Backward: the gradients of both weights, and of the second layer's input; nobody asks for the first's.
+    # Backward: the gradients of both weights, and of the second layer's input; the first's is not needed.
     backward = forward + 2 * 32 * 128 * 10
 
     counted = count(lambda: train(model, batch))

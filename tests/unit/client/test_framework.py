@@ -1,4 +1,4 @@
-"""Whose loop it is, told by the frames of the thread that trains."""
+"""The framework of a loop, from the frames of the training thread."""
 
 import functools
 import threading

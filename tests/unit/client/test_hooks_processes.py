@@ -85,15 +85,15 @@ class Spy(Dataset[Any]):
 def test_forked_workers_record_no_draws_of_their_own(client: torchperfd.Client) -> None:
     model = tiny_model()
     workers = DataLoader(Spy(client), batch_size=2, num_workers=2, multiprocessing_context="fork")
-    told: list[Any] = []
+    reported: list[Any] = []
 
     def batches() -> Any:
         for inputs, spied in workers:
-            told.append(spied)
+            reported.append(spied)
             yield inputs, spied
 
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches())
-    assert torch.equal(torch.cat(told), torch.zeros(8, 2))
+    assert torch.equal(torch.cat(reported), torch.zeros(8, 2))
     assert calls(client) == per_step(4)
     assert client.report().totals.train.samples == 8
 

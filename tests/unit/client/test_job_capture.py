@@ -1,4 +1,4 @@
-"""Captures of a whole job that rank 0's script orders: who may, what is told, and what is left of it."""
+"""Captures of a whole job that rank 0's script orders: permissions, reports, and clean-up."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Line:
         """Return the orders that were sent since the last time."""
         return [message.capture_order for message in self.outbox.take(0, 10)]
 
-    def tell(
+    def report(
         self, state: str, reason: str = "", files: tuple[str, ...] = ("rank0.json", "rank1.json")
     ) -> None:
         """Say how far order 1 is."""
@@ -54,14 +54,14 @@ def test_order_with_ranks_and_options_returns_a_path_per_rank() -> None:
     assert (order.order_id, list(order.ranks), order.cancel) == (1, [0, 1], False)
     assert (order.options.steps, order.options.record_shapes, order.options.with_stack) == (3, True, False)
     assert (capture.id, capture.state, capture.step_range, capture.paths) == ("", "ordered", None, {})
-    line.tell("armed")
+    line.report("armed")
     assert (capture.id, capture.state) == ("20260101-000000-abcdef", "armed")
     assert (capture.step_range, capture.paths) == ((40, 43), {})
     with pytest.raises(CaptureError, match=r"is armed; wait\(\) for it"):
         _ = capture.path
     with pytest.raises(CaptureTimeoutError, match="is still armed after 0 s"):
         capture.wait(0)
-    line.tell("complete")
+    line.report("complete")
     assert capture.wait(0) == capture.path == Path("/captures/one")
     assert capture.paths == {0: Path("/captures/one/rank0.json"), 1: Path("/captures/one/rank1.json")}
 
@@ -69,7 +69,7 @@ def test_order_with_ranks_and_options_returns_a_path_per_rank() -> None:
 def test_partial_capture_raises_with_rank_and_keeps_other_paths() -> None:
     line = Line()
     capture = line.orders.order(0, [], OPTIONS)
-    line.tell("partial", "rank 1: disk full", ("rank0.json", ""))
+    line.report("partial", "rank 1: disk full", ("rank0.json", ""))
     with pytest.raises(CaptureError, match="is partial: rank 1: disk full"):
         capture.wait()
     assert capture.paths == {0: Path("/captures/one/rank0.json")}
@@ -80,7 +80,7 @@ def test_partial_capture_raises_with_rank_and_keeps_other_paths() -> None:
 def test_a_daemon_that_goes_away_ends_the_waiting(after: int) -> None:
     line = Line()
     capture = line.orders.order(0, [], OPTIONS)
-    line.tell("armed")
+    line.report("armed")
     line.session = after
     assert capture.state == "failed"
     with pytest.raises(CaptureError, match="the daemon went away in the middle"):
@@ -88,14 +88,14 @@ def test_a_daemon_that_goes_away_ends_the_waiting(after: int) -> None:
     with pytest.raises(CaptureError, match="the daemon went away in the middle"):
         _ = capture.path
     line.orders.on_welcome(contract.FEATURES)
-    line.tell("complete")
+    line.report("complete")
     assert capture.state == "failed", "another daemon's order of the same number"
 
 
 def test_progress_before_the_daemon_left_counts() -> None:
     line = Line()
     capture = line.orders.order(0, [], OPTIONS)
-    line.tell("complete")
+    line.report("complete")
     line.session = 0
     assert (capture.wait(), capture.state) == (Path("/captures/one"), "complete")
 
@@ -137,5 +137,5 @@ def test_all_is_no_list_and_a_list_is_in_order() -> None:
 
 def test_answers_without_a_request_are_dropped() -> None:
     line = Line()
-    line.tell("complete")
+    line.report("complete")
     assert isinstance(line.orders.order(0, [], OPTIONS), JobCapture)

@@ -22,7 +22,7 @@ MS = 10**6
 
 @dataclass
 class Keeper:
-    """A logger that keeps what it is told."""
+    """A logger that keeps its calls."""
 
     every_seconds: float = 0.02
     every_steps: int = 0
@@ -88,8 +88,8 @@ def test_values_beside_the_steps_are_logged_with_them() -> None:
     now.train.tokens = 20 * 512
     now.flops_per_step, now.peak_flops, now.overhead = 4e12, 1e15, 0.0031
     now.cuda = CudaMemory(1, 2, 3)
-    told, plain = measures(before, now, PhaseNames()), measures(before, totals(31), PhaseNames())
-    assert {name: told[name] for name in told.keys() - plain.keys()} == pytest.approx(
+    reported, plain = measures(before, now, PhaseNames()), measures(before, totals(31), PhaseNames())
+    assert {name: reported[name] for name in reported.keys() - plain.keys()} == pytest.approx(
         {
             "torchperfd/train/tokens_per_second": 51_200,
             "torchperfd/train/model_flops_utilization": 0.4,
@@ -103,8 +103,8 @@ def test_values_beside_the_steps_are_logged_with_them() -> None:
 
 
 def test_the_first_step_is_in_no_measure() -> None:
-    told = measures(Totals(), totals(3, first_ms=5000), PhaseNames())
-    assert told["torchperfd/train/step_seconds"] == pytest.approx(0.01)
+    reported = measures(Totals(), totals(3, first_ms=5000), PhaseNames())
+    assert reported["torchperfd/train/step_seconds"] == pytest.approx(0.01)
     assert measures(Totals(), totals(1, first_ms=5000), PhaseNames()) == {}
 
 

@@ -133,7 +133,7 @@ def test_batch_drawn_ahead_keeps_one_step_per_optimizer_step(scripted: ScriptedL
     steps = scripted.steps()
     assert [(step.index, step.samples) for step in steps] == [(0, 4), (1, 4), (2, 4)]
     assert [step.phases.get("data") for step in steps] == [(2, 23), (1, 13), None]
-    # The step of the last batch ends with its optimizer's: nothing else will tell.
+    # The step of the last batch ends with its optimizer's: there is no other sign.
     assert [step.phases["backward"] for step in steps] == [(1, 200)] * 3
     assert steps[2].duration == 370
 
@@ -634,7 +634,7 @@ def test_an_optimizer_that_raised_is_over_with_the_next_draw(scripted: ScriptedL
 def test_a_loader_that_raised_does_not_end_the_step(scripted: ScriptedLoop) -> None:
     scripted.draw(1)
     scripted.forward(100)
-    scripted.exhausted(3)  # the hook tells an error like an end
+    scripted.exhausted(3)  # the hook reports an error like an end
     scripted.backward(200)
     scripted.optimizer_step(50)
     scripted.exhausted()
@@ -748,7 +748,7 @@ def test_watcher_gets_every_edge_with_the_next_step_index(scripted: ScriptedLoop
     scripted.train_on_batch()
     scripted.loop.finish()
     assert watcher.edges == ["train 1", "train 2", "validate", "validate", "train 3"]
-    # An edge comes before the draw of the step that it begins, and what it takes is nobody's.
+    # An edge comes before the draw of the step that it begins, and its time is no step's.
     assert [step.duration for step in scripted.steps()] == [BATCH_NS + 1] * 2 + [42] * 2 + [376]
 
 

@@ -1,4 +1,4 @@
-"""Memory snapshots: what torch is told, in which order, and what is on disk; CUDA's side is a fake."""
+"""Memory snapshots: the calls of torch, their order, and the files; CUDA's side is a fake."""
 
 import hashlib
 import json
@@ -43,7 +43,7 @@ class FakeMemory:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
-    """A process that has initialised CUDA, as far as we can tell."""
+    """A process that seems to have initialised CUDA."""
     memory = FakeMemory()
     monkeypatch.setattr(torch.cuda, "memory", memory)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

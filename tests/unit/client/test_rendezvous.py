@@ -1,4 +1,4 @@
-"""Ranks that tell each other of their daemons, at a real store; and jobs that have none."""
+"""Ranks that exchange their daemons' addresses, at a real store; and jobs without one."""
 
 import queue
 import sys
@@ -37,12 +37,12 @@ class JobNode:
     """One node's rank."""
 
     def __init__(self, nodes: str = "", attempt: str = "0") -> None:
-        self.told: queue.Queue[tuple[str, ...]] = queue.Queue()
+        self.reported: queue.Queue[tuple[str, ...]] = queue.Queue()
         environ = {"GROUP_WORLD_SIZE": nodes, "TORCHELASTIC_RESTART_COUNT": attempt}
-        self.rendezvous = Rendezvous(lambda known: self.told.put(tuple(known)), environ)
+        self.rendezvous = Rendezvous(lambda known: self.reported.put(tuple(known)), environ)
 
     def hear(self) -> set[str]:
-        return set(self.told.get(timeout=20))
+        return set(self.reported.get(timeout=20))
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_each_node_learns_all_peers_and_ends(nodes: list[JobNode]) -> None:
             assert heard < everyone
             heard = node.hear()
         assert node.rendezvous.join(10)
-    assert nodes[0].told.empty()
+    assert nodes[0].reported.empty()
     nodes[0].rendezvous.discover_peers("node0:9408")
     assert nodes[0].hear() == everyone
 
@@ -105,7 +105,7 @@ def test_exchange_without_store_reports_nothing_and_can_end(
         if not meets:
             nodes[0].rendezvous.stop(5.0)
         assert nodes[0].rendezvous.join(20)
-    assert nodes[0].told.empty()
+    assert nodes[0].reported.empty()
     assert ("cannot be asked for" in caplog.text) == (way == "a store that has gone")
 
 

@@ -32,7 +32,7 @@ def write(buffer: EventBuffer, *events: tuple[int, int]) -> None:
 
 
 class Watcher:
-    """Writes down which edges it was told of, on which thread."""
+    """Records the edges that it gets, and on which thread."""
 
     def __init__(self) -> None:
         self.edges: list[tuple[str, int, int]] = []
@@ -142,7 +142,7 @@ def test_full_ring_buffer_is_read_at_once() -> None:
 
 def test_after_lost_events_the_open_step_is_lost_and_no_other() -> None:
     buffer, replay = make(events=32)
-    buffer.on_full = None  # nobody makes room
+    buffer.on_full = None  # nothing makes room
     write(buffer, *PLAIN, *PLAIN[:5])
     replay.catch_up()
     for _ in range(9):

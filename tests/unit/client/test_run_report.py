@@ -51,7 +51,7 @@ def report() -> RankReport:
 
 @pytest.fixture
 def full(report: RankReport) -> RankReport:
-    """The same on a GPU, in two epochs, with all that there is to tell."""
+    """The same on a GPU, in two epochs, with every figure that a report can have."""
     totals = report.totals
     totals.train.tokens, totals.warmup.tokens = 101 * 8192, 8192
     totals.train.skipped, totals.train.micro_batches = 3, 202
@@ -194,10 +194,10 @@ def test_unknown_values_are_left_out(report: RankReport) -> None:
 
 
 def test_pauses_from_one_percent_of_fit_are_shown(report: RankReport) -> None:
-    for ms, told in ((65, False), (66, True)):
+    for ms, reported in ((65, False), (66, True)):
         report.totals.gc = (GcTotals(1, MS), GcTotals(1, (ms - 1) * MS))
         text = RankReport(0, report.totals, report.names).to_text()
-        assert (f"garbage collector: {ms} ms" in text) == told
+        assert (f"garbage collector: {ms} ms" in text) == reported
 
 
 def test_degradation_is_shown_before_its_cost_is_known(report: RankReport) -> None:
@@ -237,10 +237,10 @@ def test_only_validation_is_a_report_too() -> None:
 
 
 def test_lost_steps_are_shown(report: RankReport) -> None:
-    told = RankReport(0, report.totals, report.names, dropped=1234)
+    reported = RankReport(0, report.totals, report.names, dropped=1234)
     note = "1,234 steps went unrecorded; their time counts as between steps"
-    assert told.table.notes == (note,)
-    assert all(note in layout for layout in (told.to_text(), told.to_markdown(), told.to_html()))
+    assert reported.table.notes == (note,)
+    assert all(note in layout for layout in (reported.to_text(), reported.to_markdown(), reported.to_html()))
 
 
 def test_without_steps_every_layout_says_so() -> None:
@@ -377,8 +377,8 @@ def test_a_duration_is_short_and_within_half_a_percent(seconds: float) -> None:
     assert re.fullmatch(r"\d+(\.\d+)? (ns|µs|ms|s)|\d+ (min|h|d) \d+ (s|min|h)", text), text
     units = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
     words = text.split()
-    told = sum(float(number) * units[unit] for number, unit in zip(words[::2], words[1::2], strict=True))
-    assert told == pytest.approx(seconds, rel=0.0051, abs=0.51e-9)
+    reported = sum(float(number) * units[unit] for number, unit in zip(words[::2], words[1::2], strict=True))
+    assert reported == pytest.approx(seconds, rel=0.0051, abs=0.51e-9)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Telling where threads are: true, without keeping anything alive, and nobody's signal is taken."""
+"""Reporting threads' stacks: correct, keeps no object alive, and takes no signal of the script's."""
 
 import faulthandler
 import gc
@@ -126,9 +126,9 @@ def test_answer_keeps_no_frame_and_no_script_object_alive(client: torchperfd.Cli
 
 
 def test_endless_recursion_and_odd_names_are_cut_to_size(client: torchperfd.Client) -> None:
-    space: dict[str, Any] = {"told": daemons, "client": client}
+    space: dict[str, Any] = {"reported": daemons, "client": client}
     name = "f" * 2000
-    code = f"def {name}(n):\n    return told(client) if not n else {name}(n - 1)\nanswer = {name}(500)\n"
+    code = f"def {name}(n):\n    return reported(client) if not n else {name}(n - 1)\nanswer = {name}(500)\n"
     exec(compile(code, "/tmp/\udcff.py", "exec"), space)
     (thread,) = (thread for thread in space["answer"].threads if thread.training)
     assert len(thread.frames) == 128

@@ -1,4 +1,4 @@
-"""Cycles: told all at once or one by one, the same steps come of the same events."""
+"""Step templates: replayed at once or event by event, the same events give the same steps."""
 
 import os
 from array import array
@@ -64,7 +64,7 @@ class Read:
 
     batches: list[StepBatch]
     state: dict[str, Any]
-    told: int
+    reported: int
     arrivals: Arrivals
 
 
@@ -72,15 +72,15 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
     """Read a ring buffer in turns of so many events; ``again``: without steps that have only begun."""
     buffer = ReadyBuffer(events)
     reader = Replay(buffer, capacity, Faults())  # type: ignore[arg-type]
-    told = 0
+    reported = 0
 
     def counted(handler: Any) -> Any:
-        def tell(argument: int) -> None:
-            nonlocal told
-            told += 1
+        def call(argument: int) -> None:
+            nonlocal reported
+            reported += 1
             handler(argument)
 
-        return tell
+        return call
 
     reader._handlers = [counted(handler) for handler in reader._handlers]
     clock = SimpleNamespace(time_ns=lambda: 5_000, perf_counter_ns=lambda: 3_000, sleep=lambda _: None)
@@ -104,7 +104,7 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
         "recorded": (recorder.recorded, recorder.dropped, recorder.depth, recorder.is_open, recorder.last),
         "faults": reader._faults.counts(),
     }
-    return Read(batches, state, told, recorder.arrivals.drain())
+    return Read(batches, state, reported, recorder.arrivals.drain())
 
 
 def written(events: list[Event], gaps: list[int]) -> bytes:
@@ -117,7 +117,7 @@ def written(events: list[Event], gaps: list[int]) -> bytes:
 
 
 def check_alike(events: list[Event], gaps: list[int], turns: list[int]) -> tuple[int, int]:
-    """Read both ways and compare; return how many events were told, one by one and at once."""
+    """Read both ways and compare; return the numbers of events replayed one by one and at once."""
     buffer, names = written(events, gaps), all_names()
     bounded: list[int] = []
     for turn in turns:
@@ -133,7 +133,7 @@ def check_alike(events: list[Event], gaps: list[int], turns: list[int]) -> tuple
             step.start for step in unpack(slow.batches, names)
         ]
         check_sums(fast.batches, slow.batches)
-    return slow.told, fast.told
+    return slow.reported, fast.reported
 
 
 def check_whole(steps: list[Step]) -> None:
@@ -424,5 +424,5 @@ def test_what_has_begun_waits_for_the_rest_but_not_for_ever() -> None:
     reader.drain(again=True)
     buffer.there += 1
     reader.drain()
-    assert len(buffer) == 0, "who does not come again is told all"
+    assert len(buffer) == 0, "a step that does not repeat is replayed whole"
     assert reader.loop.train_steps == 13

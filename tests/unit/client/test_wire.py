@@ -193,7 +193,7 @@ def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:
 
 
 def test_every_field_of_the_totals_is_sent() -> None:
-    """Each is told by one of the messages' own, under whatever name."""
+    """Each is covered by one field of the messages, under any name."""
     for ours, theirs in (
         (Totals, session_pb2.Account),
         (KindTotals, session_pb2.KindAccount),
@@ -207,19 +207,19 @@ def test_every_field_of_the_totals_is_sent() -> None:
             session_pb2.KindAccount: {"kind"},
             session_pb2.PhaseAccount: {"phase"},
         }
-        told = {field.name for field in theirs.DESCRIPTOR.fields} - beside.get(theirs, set())
+        reported = {field.name for field in theirs.DESCRIPTOR.fields} - beside.get(theirs, set())
         kept = {field.name for field in fields(ours)} - ({"train", "validate"} if ours is Totals else set())
-        assert len(told) == len(kept), (told, kept)
+        assert len(reported) == len(kept), (reported, kept)
 
 
 def test_older_client_leaves_missing_values_unknown() -> None:
     message = session_pb2.Account(recorded_steps=4, dropped_steps={"ring": 1})
     kind = message.kinds.add(kind=session_pb2.STEP_KIND_TRAIN, steps=4, step_ns=40, samples=8)
     kind.phases.add(phase="data", calls=4, ns=40, sum_squares_ns2=400.0)
-    for told in (wire.read_totals(message, all_names()), told_by_the_daemon(message)):
+    for reported in (wire.read_totals(message, all_names()), told_by_the_daemon(message)):
         expected = Totals(train=KindTotals(steps=4, ns=40, samples=8), gc=())
         expected.train.phases[DATA] = PhaseTotals(4, 40, 400.0)
-        assert told == expected
+        assert reported == expected
     theirs = translate_account.totals(message)
     unknown = (theirs.checkpoint, theirs.loader_ready, theirs.cuda, theirs.overhead, theirs.flops_per_step)
     assert unknown == (None,) * 5

@@ -36,13 +36,13 @@ GIVE_UP_S = 60
 
 
 class PlayedRank:
-    """A rank that does at once whatever it is told, and remembers it."""
+    """A rank that obeys each command at once, and records it."""
 
     def __init__(self, rank: int, world_size: int, coordinator: Coordinator) -> None:
         self.rank = rank
         self.steps_seen = 10
         self.facts = RankFacts(node=f"node{rank}", pid=rank + 1, world_size=world_size)
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.directory = Path()
         self.finishes = True
         self.committed = asyncio.Event()
@@ -50,14 +50,14 @@ class PlayedRank:
 
     def prepare(self, capture_id: str, options: CaptureOptions, directory: Path, max_bytes: int) -> None:
         """Be ready."""
-        self.told.append("prepare")
+        self.reported.append("prepare")
         self.directory = directory
         ack = Ack(True, "", 10 + self.rank, 0.01)
         asyncio.get_running_loop().call_soon(self._coordinator.on_ack, capture_id, self.rank, ack)
 
     def commit(self, capture_id: str, start_step: int, steps: int) -> None:
         """Have captured the steps."""
-        self.told.append(f"commit {start_step}+{steps}")
+        self.reported.append(f"commit {start_step}+{steps}")
         self.committed.set()
         if self.finishes:
             name = f"rank{self.rank}.json"
@@ -66,7 +66,7 @@ class PlayedRank:
 
     def cancel(self, capture_id: str, reason: str) -> None:
         """Take note."""
-        self.told.append(f"cancel: {reason}")
+        self.reported.append(f"cancel: {reason}")
         result = failure(reason)
         asyncio.get_running_loop().call_soon(self._coordinator.on_result, capture_id, self.rank, result)
 
@@ -84,7 +84,7 @@ class PlayedSessions:
     async def stacks_of(
         self, ranks: Sequence[Rank], _seconds: float, *, allow_signal: bool = False
     ) -> AsyncIterator[RankStacks]:
-        """Say that nobody answers."""
+        """Report that no peer answers."""
         for rank in ranks:
             own = rank.identity
             yield RankStacks(own.rank, own.world_size, own.node, own.pid, Outcome.NO_ANSWER, "played")

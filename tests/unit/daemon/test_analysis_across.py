@@ -174,18 +174,18 @@ def test_sequences_without_numbers_are_laid_side_by_side(
     assert ours(across) == one_by_one(seen)
     assert [each.clock_ns for each in across.ranks] == [each - ahead[0] for each in ahead]
     assert {each.clock_residual_ns for each in across.ranks} == {0}
-    # What the longest recording lacks is on others' ends, and there ends tell.
+    # The parts that the longest recording lacks are at the ends of others, where ends decide.
     assert across.by_order > across.by_end
     assert across.by_sequence == 0
 
 
 @st.composite
 def of_unknown_groups(draw: Any) -> dict[int, list[Call]]:
-    """Collectives of groups that the files do not tell apart, at least every other one of all ranks."""
+    """Collectives of groups that the files do not distinguish, at least every other one of all ranks."""
     ranks = list(range(draw(st.integers(3, 5))))
     some = st.lists(st.sampled_from(ranks), min_size=2, unique=True)
     kind = analysis.Kind("all_reduce", "", "", "span")
-    # Pauses that differ by nanoseconds only are a rhythm, and where all is alike ends tell nothing.
+    # Pauses that differ by nanoseconds only are periodic, and where all is alike ends decide nothing.
     pauses = [ms * MS for ms in draw(st.lists(st.integers(3, 400), min_size=2, max_size=9, unique=True))]
     calls, moment = [], 0
     for number, pause in enumerate(pauses):

@@ -842,7 +842,7 @@ def test_data_made_on_the_host_is_made_on_the_device() -> None:
 
 
 def graph(*kernels: tuple[str, int]) -> list[str]:
-    """A step of one graph, whose kernels belong to an operator that tells no types of theirs."""
+    """A step of one graph, whose kernels belong to an operator without types."""
     types = {"Input type": ["float"], "Input Dims": [[8, 8]], "External id": 5}
     events = [
         step(1, 0, MS),

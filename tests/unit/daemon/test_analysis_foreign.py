@@ -117,7 +117,7 @@ def test_load_exporters_warnings_are_kept(tmp_path: Path) -> None:
 
 
 def ascend() -> list[dict[str, Any]]:
-    """Return a trace in the form of torch_npu's: no categories, kinds told by the names of processes."""
+    """Return a trace in the form of torch_npu's: no categories, kinds follow from the names of processes."""
 
     def named(pid: int, name: str, labels: str) -> list[dict[str, Any]]:
         return [

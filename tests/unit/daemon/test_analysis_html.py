@@ -216,7 +216,7 @@ def test_policy_allows_only_the_pages_style_and_script() -> None:
         "style-src": f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'",
         "script-src": f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'",
     }
-    # The one address is the name of a namespace, which nobody fetches.
+    # The one address is the name of a namespace, which is never fetched.
     assert set(re.findall(r"https?://[^\s\"']+", page)) == {"http://www.w3.org/2000/svg"}
 
 

@@ -167,7 +167,7 @@ GAPS: dict[str, tuple[list[str], str, str, str]] = {
         ],
         "other", "aten::linear", "train.py(40): save_pictures",
     ),
-    "nobody knows who launched it": (
+    "the launch is unknown": (
         [device(GEMM, 9_000, 9_900)],
         "other", GEMM, "train.py(40): save_pictures",
     ),

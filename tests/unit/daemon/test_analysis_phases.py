@@ -200,7 +200,9 @@ def brute_force(events: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
         for each in mine
         if each["name"] in (*named, "forward", "loss", "backward", "validate")
     ]
-    told = [(each["start"], each["end"]) for each in mine if each["name"] in ("forward", "loss", "backward")]
+    reported = [
+        (each["start"], each["end"]) for each in mine if each["name"] in ("forward", "loss", "backward")
+    ]
     nodes = [each for each in events if each["name"].startswith(NODE)]
     outer, reached = [], -1
     operators = [each for each in mine if each["cat"] == "cpu_op"]
@@ -209,7 +211,9 @@ def brute_force(events: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
             outer.append(each)
         reached = max(reached, each["end"])
     own = [each for each in outer if each not in nodes]
-    edges = [span[0] for span in spans] + [each["start"] for each in events[:2]] + [end for _, end in told]
+    edges = (
+        [span[0] for span in spans] + [each["start"] for each in events[:2]] + [end for _, end in reported]
+    )
     backward = joined(nodes, edges + [each["start"] for each in own])
     makers = []
     for number in {each["args"]["Sequence number"] for each in nodes}:
@@ -221,7 +225,7 @@ def brute_force(events: list[dict[str, Any]]) -> list[tuple[int, int, str]]:
             makers += [each for each in own if each["start"] <= last < each["end"]]
     forward = joined(makers, edges + [start for start, _ in backward])
     derived = [(*span, "backward") for span in backward] + [(*span, "forward") for span in forward]
-    spans += [span for span in derived if not any(start <= span[0] < end for start, end in told)]
+    spans += [span for span in derived if not any(start <= span[0] < end for start, end in reported)]
     order = sorted(range(len(spans)), key=lambda at: (spans[at][0], -spans[at][1], at))
     return [spans[at] for at in order]
 

@@ -120,15 +120,15 @@ def test_progress_shows_the_state_of_each_rank(node: CapturingNode) -> None:
         quick, slow = Rank(node, 0), Rank(node, 1)
         capture_ids: list[str] = []
         slow.on_commit = lambda capture_id, start: capture_ids.append(capture_id)
-        told = []
+        reported = []
         async for progress in node.coordinator.capture("bert", [quick, slow], FIVE, GIVE_UP_S):
             states = [trace.state.value for trace in progress.record.ranks]
-            told.append((progress.record.state.value, states, dict(progress.next_steps)))
-            if len(told) == 3:
+            reported.append((progress.record.state.value, states, dict(progress.next_steps)))
+            if len(reported) == 3:
                 slow.steps_seen = 103
-            elif len(told) == 4:
+            elif len(reported) == 4:
                 slow.result(capture_ids[0], done(1, 105))
-        assert told == [
+        assert reported == [
             ("preparing", ["preparing", "preparing"], {0: 0, 1: 0}),
             ("armed", ["armed", "armed"], {0: 0, 1: 0}),
             ("armed", ["complete", "armed"], {0: 0, 1: 0}),

@@ -58,5 +58,5 @@ def test_a_duration_is_the_nearest_number_of_mean_steps(acks: dict[int, Ack], se
 
 
 def test_ten_seconds_of_steps_of_a_fifth_are_fifty() -> None:
-    told = {0: Ack(True, "", 10, 0.3), 1: Ack(True, "", 12, 0.1), 2: Ack(True, "", 11, 0.0)}
-    assert agree(When(duration_seconds=10), told, 5) == (12 + 2 + 3, 12 + 2 + 3 + 50)
+    reported = {0: Ack(True, "", 10, 0.3), 1: Ack(True, "", 12, 0.1), 2: Ack(True, "", 11, 0.0)}
+    assert agree(When(duration_seconds=10), reported, 5) == (12 + 2 + 3, 12 + 2 + 3 + 50)

@@ -121,8 +121,8 @@ def test_exchange_growth_beside_own_work_is_not_its_cost(exchange: float, unknow
     [verdict] = rank_causes("r", now)
     assert (verdict.cause, verdict.phase) == (Cause.UNKNOWN, "forward")
     assert verdict.cost_seconds_per_step == pytest.approx(unknown)
-    told = "8 ms in exchanges that have grown with it" in verdict.evidence
-    assert told == (unknown == 0.04)
+    results = "8 ms in exchanges that have grown with it" in verdict.evidence
+    assert results == (unknown == 0.04)
 
 
 def test_nothing_seen_is_unknown() -> None:
@@ -253,12 +253,14 @@ def test_exchanges_that_wait_for_cpus_are_no_network_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "full_in", "told"), [(10, 1400, True), (10, 1600, False), (300, 3500, True)]
+    ("seen", "full_in", "results"), [(10, 1400, True), (10, 1600, False), (300, 3500, True)]
 )
-def test_growth_is_extrapolated_to_a_multiple_of_its_history(seen: float, full_in: float, told: bool) -> None:
+def test_growth_is_extrapolated_to_a_multiple_of_its_history(
+    seen: float, full_in: float, results: bool
+) -> None:
     growing = replace(rank(5), grows_by=5e7, grows_for_seconds=seen, full_in_seconds=full_in)
     (verdict,) = rank_causes("r", eight(growing))
-    assert (verdict.cause is Cause.MEMORY_PRESSURE, verdict.rank == 5) == (told, told)
+    assert (verdict.cause is Cause.MEMORY_PRESSURE, verdict.rank == 5) == (results, results)
 
 
 def test_collective_threads_that_wait_for_cpus_name_their_rank() -> None:

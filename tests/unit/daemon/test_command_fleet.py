@@ -130,13 +130,13 @@ def test_the_tables_of_two_nodes_are_the_golden_file(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     pair.train("one straggler")
-    told = []
+    reported = []
     for name in ("ranks", "diagnose", "top"):
         for scope in (("--fleet",), ("--job", "bert")):
             code, out, err = command(name, *scope)
             assert (code, err) == (0, "")
-        told.append(f"# {name}\n{timeless(out) if name == 'top' else out.rstrip()}")
-    text = "\n\n".join(told) + "\n"
+        reported.append(f"# {name}\n{timeless(out) if name == 'top' else out.rstrip()}")
+    text = "\n\n".join(reported) + "\n"
     check_golden("fleet.txt", text)
 
 
@@ -174,7 +174,7 @@ def test_a_daemon_that_is_gone_is_named(
     code, out, err = command(name, *scope)
     assert code == 5
     assert err.startswith(f"torchperfd: 1 of the fleet's daemons did not answer: {pair.peer} (")
-    assert "bert-17" in out, "and what is known is told"
+    assert "bert-17" in out, "and the known runs are listed"
     assert command(name)[0] == 0, "this node is complete"
 
 
@@ -199,10 +199,10 @@ def test_a_job_has_its_own_runs_only(pair: Pair, command: Command) -> None:
     pair.train("healthy")
     pair.stores[1].join(RankIdentity("other", 0, 1, job_name="gpt"))
     for name in ("ps", "ranks"):
-        told = json.loads(command(name, "--job", "gpt", "--json")[1])["runs"]
-        assert [each["run"] for each in told] == ["other"]
-    told = json.loads(command("diagnose", "--fleet", "--json")[1])["verdicts"]
-    assert [(each["run"], each["cause"]) for each in told] == [("bert-17", "none"), ("other", "unknown")]
+        reported = json.loads(command(name, "--job", "gpt", "--json")[1])["runs"]
+        assert [each["run"] for each in reported] == ["other"]
+    reported = json.loads(command("diagnose", "--fleet", "--json")[1])["verdicts"]
+    assert [(each["run"], each["cause"]) for each in reported] == [("bert-17", "none"), ("other", "unknown")]
 
 
 def test_a_daemon_without_peers_has_its_own_part_of_a_job(capfd: pytest.CaptureFixture[str]) -> None:

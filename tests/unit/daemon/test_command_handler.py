@@ -11,8 +11,8 @@ from torchperfd.v1 import session_pb2
 
 def order(steps: int = 3, timeout: float = 30.0, **more: Any) -> session_pb2.ClientMessage:
     options = session_pb2.CaptureOptions(steps=steps)
-    told = session_pb2.CaptureOrder(order_id=7, options=options, timeout_seconds=timeout, **more)
-    return session_pb2.ClientMessage(capture_order=told)
+    reported = session_pb2.CaptureOrder(order_id=7, options=options, timeout_seconds=timeout, **more)
+    return session_pb2.ClientMessage(capture_order=reported)
 
 
 async def take_part(rank: RankStream, number: int) -> session_pb2.PrepareCapture:
@@ -54,20 +54,20 @@ def test_whole_job_is_captured_and_missing_ranks_are_named() -> None:
         commit = await heard(one, "commit_capture")
         await finish(one, 1, commit)
         await finish(zero, 0, commit)
-        while not (told := await heard(zero, "capture_order_result")).ended:
-            assert (told.order_id, told.capture_id) == (7, prepare.capture_id)
-        assert (told.state, told.reason) == ("partial", "rank 2: is not connected to this daemon")
-        assert [(rank.rank, rank.file) for rank in told.ranks] == [
+        while not (reported := await heard(zero, "capture_order_result")).ended:
+            assert (reported.order_id, reported.capture_id) == (7, prepare.capture_id)
+        assert (reported.state, reported.reason) == ("partial", "rank 2: is not connected to this daemon")
+        assert [(rank.rank, rank.file) for rank in reported.ranks] == [
             (0, "rank0.json"),
             (1, "rank1.json"),
             (2, ""),
         ]
-        assert (told.start_step, told.steps) == (commit.start_step, 3)
-        record = served.catalog.get(told.capture_id)
-        assert (record.trigger, record.world_size, told.directory) == (
+        assert (reported.start_step, reported.steps) == (commit.start_step, 3)
+        record = served.catalog.get(reported.capture_id)
+        assert (record.trigger, record.world_size, reported.directory) == (
             "script",
             3,
-            str(served.catalog.folder(told.capture_id)),
+            str(served.catalog.folder(reported.capture_id)),
         )
         assert record.ranks[1].steps_made == 3
         await one.leave()
@@ -92,8 +92,13 @@ def test_an_order_that_cannot_be_served_is_answered(
         stream = RankStream(channel)
         await stream.join(rank=rank)
         await stream.say(asked)
-        told = await heard(stream, "capture_order_result")
-        assert (told.order_id, told.ended, told.state, told.reason) == (7, True, "failed", reason)
+        reported = await heard(stream, "capture_order_result")
+        assert (reported.order_id, reported.ended, reported.state, reported.reason) == (
+            7,
+            True,
+            "failed",
+            reason,
+        )
         assert not served.catalog.directory.exists()
         await stream.leave()
 
@@ -117,10 +122,10 @@ def test_an_order_is_given_up_also_before_it_has_a_name(*, at_once: bool) -> Non
             cancel = await heard(zero, "cancel_capture")
             failed = session_pb2.CaptureResult(capture_id=cancel.capture_id, reason=cancel.reason)
             await zero.say(session_pb2.ClientMessage(capture_result=failed))
-        while not (told := await heard(zero, "capture_order_result")).ended:
+        while not (reported := await heard(zero, "capture_order_result")).ended:
             pass
-        assert (told.state, told.reason) == ("failed", "cancelled by script")
-        assert served.catalog.get(told.capture_id).cancelled_by == "script"
+        assert (reported.state, reported.reason) == ("failed", "cancelled by script")
+        assert served.catalog.get(reported.capture_id).cancelled_by == "script"
         await zero.leave()
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""``torchperfd ps`` and ``torchperfd capture`` against a daemon with ranks that answer as told."""
+"""``torchperfd ps`` and ``torchperfd capture`` against a daemon with ranks that give prepared answers."""
 
 import asyncio
 import json

@@ -54,15 +54,15 @@ def steps_of(store: Store) -> list[control_pb2.RankSteps]:
 def test_the_tables_are_the_golden_file(
     served: Served, command: Command, name: str, arguments: tuple[str, ...]
 ) -> None:
-    told = []
+    reported = []
     for case in CASES:
         for record in list(served.store.ranks()):
             served.store.forget(record)
         train(served.store, case)
         code, out, err = command(name, *arguments)
         assert (code, err) == (0, "")
-        told.append(f"# {case}\n{out}")
-    check_golden(f"{name}.txt", "\n".join(told))
+        reported.append(f"# {case}\n{out}")
+    check_golden(f"{name}.txt", "\n".join(reported))
 
 
 VERDICTS = {
@@ -315,10 +315,10 @@ def test_first_steps_of_a_run_are_not_its_baseline(served: Served, command: Comm
     late = Verdict(Cause.SLOW_RANK, "bert-17", "node-b", 1, "forward", "late", 0.05, "", onset_step=60)
     served.verdicts["bert-17"] = late
     [run] = json.loads(command("whatif", "--json")[1])["runs"]
-    told = {each["removed"]: each["step_seconds"] for each in run["answers"]}
+    reported = {each["removed"]: each["step_seconds"] for each in run["answers"]}
     assert run["step_seconds"] == pytest.approx(0.15)
-    assert told["growth"] == pytest.approx(0.1)
-    assert told["rank excess"] == pytest.approx(0.1)
+    assert reported["growth"] == pytest.approx(0.1)
+    assert reported["rank excess"] == pytest.approx(0.1)
 
 
 def test_whatif_says_which_ranks_it_cannot_see(served: Served, command: Command) -> None:
@@ -383,10 +383,10 @@ def test_top_as_json(served: Served, command: Command) -> None:
     train(served.store, "input-bound")
     code, out, err = command("top", "--json")
     assert (code, err) == (0, "")
-    told = json.loads(out)
-    assert told["schema"] == "torchperfd.top/1"
-    assert (told["node"]["name"], told["node"]["gpus"]) == ("node-a", [])
-    [run] = told["runs"]
+    reported = json.loads(out)
+    assert reported["schema"] == "torchperfd.top/1"
+    assert (reported["node"]["name"], reported["node"]["gpus"]) == ("node-a", [])
+    [run] = reported["runs"]
     assert (run["run"], len(run["ranks"])) == ("bert-17", 4)
     assert run["verdict"]["cause"] == "input-bound"
     assert run["verdict"]["others"] == []

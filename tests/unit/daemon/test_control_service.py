@@ -1,4 +1,4 @@
-"""The control service over a real socket: what people and programs are told."""
+"""The control service over a real socket: the answers that commands show."""
 
 import os
 from collections.abc import Awaitable

@@ -84,15 +84,15 @@ class CapturingNode:
         self.coordinator = Coordinator(self.catalog, wall=lambda: 1_700_000_000.0)
 
     async def capture(self, *ranks: Rank, timeout: float = GIVE_UP_S, run: str = "bert") -> list[Progress]:
-        """Capture to the end; return the changes as they stood when they were told."""
-        told = []
+        """Capture to the end; return the changes as they were when reported."""
+        reported = []
         self.states: list[CaptureState] = []
         self.traces: list[list[tuple[CaptureState, str]]] = []
         async for progress in self.coordinator.capture(run, list(ranks), FIVE, timeout):
-            told.append(progress)
+            reported.append(progress)
             self.states.append(progress.record.state)
             self.traces.append([(trace.state, trace.reason) for trace in progress.record.ranks])
-        return told
+        return reported
 
     def idle(self) -> bool:
         """Return whether nothing is left of any capture."""
@@ -221,7 +221,7 @@ def test_a_rank_that_never_answers_is_named_and_cancelled(
         reason = "did not answer; the process may be stopped or overloaded"
         assert (last.record.state, last.record.reason) == (CaptureState.PARTIAL, f"rank 1: {reason}")
         assert (silent.cancelled, silent.committed) == ([reason], [])
-        # What it says too late is nobody's any more.
+        # A late answer belongs to no capture any more.
         node.coordinator.on_ack(last.record.capture_id, 1, ready())
         node.coordinator.on_result(last.record.capture_id, 1, done(1, 0))
         assert last.record.state is CaptureState.PARTIAL
@@ -309,7 +309,7 @@ def test_a_wrong_moment_is_tried_again_in_the_same_folder(node: CapturingNode) -
         assert node.states == [
             *(CaptureState.PREPARING, CaptureState.ARMED),
             *(CaptureState.PREPARING, CaptureState.ARMED, CaptureState.COMPLETE),
-        ], "the failure in between is nobody's business"
+        ], "the failure in between is not shown"
         assert node.traces == [[(state, "")] for state in node.states]
         assert last.record.reason == ""
         assert rank.prepared == [last.folder] * 2
@@ -358,8 +358,8 @@ def test_two_at_once_on_one_run_are_refused_and_two_runs_are_not(node: Capturing
         assert other.record.state is CaptureState.COMPLETE
 
         waiting.ack(progress.record.capture_id, ready())
-        told = [progress.record.state async for progress in first]
-        assert told == [CaptureState.ARMED, CaptureState.COMPLETE]
+        reported = [progress.record.state async for progress in first]
+        assert reported == [CaptureState.ARMED, CaptureState.COMPLETE]
         *_, again = await node.capture(Rank(node, 0))
         assert again.record.state is CaptureState.COMPLETE
 
@@ -436,8 +436,8 @@ def test_a_manifest_that_cannot_be_written_costs_only_itself(
         if leave:
             await capture.aclose()  # type: ignore[attr-defined]
         else:
-            told = [progress.record.state async for progress in capture]
-            assert told[-1] is CaptureState.COMPLETE
+            reported = [progress.record.state async for progress in capture]
+            assert reported[-1] is CaptureState.COMPLETE
         assert node.idle(), "else the run could never be captured again"
         assert "cannot write the manifest" in caplog.text
 

@@ -21,7 +21,7 @@ from torchperfd_daemon.diagnosis.detect.onset import CONFIRM_STEPS, Onset, Onset
 Float64 = npt.NDArray[np.float64]
 
 
-def told(series: Float64, detector: OnsetDetector | None = None) -> list[Onset]:
+def reported(series: Float64, detector: OnsetDetector | None = None) -> list[Onset]:
     detector = detector or OnsetDetector()
     return [onset for seconds in series.tolist() if (onset := detector.observe(seconds)) is not None]
 
@@ -35,7 +35,7 @@ def normal(steps: int, spread: float, seed: int) -> Float64:
 def test_change_is_reported_with_step_and_size(factor: float, seed: int) -> None:
     series = normal(800, 0.02, seed)
     series[500:] *= factor
-    (onset,) = told(series)
+    (onset,) = reported(series)
     assert abs(onset.step - 500) <= 3
     assert onset.detected_step - 500 < 30
     assert onset.change == pytest.approx(factor - 1, rel=0.15)
@@ -46,7 +46,7 @@ def test_change_is_reported_with_step_and_size(factor: float, seed: int) -> None
 def test_a_change_and_its_end_are_two() -> None:
     series = normal(1200, 0.02, 1)
     series[400:800] *= 1.3
-    first, second = told(series)
+    first, second = reported(series)
     assert (round(first.change, 1), round(second.change, 1)) == (0.3, -0.2)
     assert abs(second.step - 800) <= 2
 
@@ -57,7 +57,7 @@ def test_hiccups_that_end_are_no_change(length: int, count: int) -> None:
     for each in range(count):
         first = 200 + each * 2500 // count
         series[first : first + length] *= 10
-    assert told(series) == []
+    assert reported(series) == []
 
 
 def test_half_a_second_is_the_least() -> None:
@@ -66,8 +66,8 @@ def test_half_a_second_is_the_least() -> None:
     lasting = brief.copy()
     brief[1000:1300] *= 1.5
     lasting[1000:1600] *= 1.5
-    assert told(brief) == []
-    assert [abs(onset.step - 1000) <= 2 for onset in told(lasting)][:1] == [True]
+    assert reported(brief) == []
+    assert [abs(onset.step - 1000) <= 2 for onset in reported(lasting)][:1] == [True]
 
 
 def paces(*parts: tuple[int, float]) -> Float64:
@@ -77,24 +77,24 @@ def paces(*parts: tuple[int, float]) -> Float64:
 
 
 def test_episodes_like_an_undone_one_are_not_reported() -> None:
-    """Six seconds slower, and as before: told once, with its end. Later ones like it are not."""
+    """Six seconds slower, and as before: reported once, with its end. Later ones like it are not."""
     episode = (60, 1.2)
     detector = OnsetDetector()
-    first, end = told(paces((400, 1), episode, (400, 1)), detector)
+    first, end = reported(paces((400, 1), episode, (400, 1)), detector)
     assert (round(first.change, 1), round(end.change, 1)) == (0.2, -0.2)
     assert detector.seconds_to_detect == pytest.approx(10, abs=0.5)
     assert (
-        told(paces((300, 1), (50, 1.2), (100, 1), (70, 1.3), (300, 1), (50, 1 / 1.2), (300, 1)), detector)
+        reported(paces((300, 1), (50, 1.2), (100, 1), (70, 1.3), (300, 1), (50, 1 / 1.2), (300, 1)), detector)
         == []
     )
-    (lasting,) = told(paces((100, 1), (300, 1.2)), detector)
+    (lasting,) = reported(paces((100, 1), (300, 1.2)), detector)
     assert 9.5 <= (lasting.detected_step - lasting.step) * lasting.after_seconds < 12
 
 
 @pytest.mark.parametrize(("slow", "fast"), [(30, 25), (40, 25), (70, 40), (80, 20)])
 def test_alternating_step_time_is_rarely_reported(slow: int, fast: int) -> None:
-    """Eight times slower and as before; half a second alone would tell six to thirteen changes of it."""
-    first, *later = told(paces((400, 1), *[(slow, 1.2), (fast, 1)] * 8, (300, 1)))
+    """Eight times slower and as before; half a second alone would report six to thirteen changes."""
+    first, *later = reported(paces((400, 1), *[(slow, 1.2), (fast, 1)] * 8, (300, 1)))
     assert (first.step, round(first.change, 1)) == (400, 0.2)
     assert len(later) <= 4
 
@@ -119,28 +119,28 @@ def test_what_lasts_ten_seconds_is_no_episode() -> None:
 
 def test_drift_is_no_change() -> None:
     series = normal(20_000, 0.03, 4) * np.linspace(1, 1.06, 20_000)
-    assert told(series) == []
+    assert reported(series) == []
 
 
 def test_in_noise_it_waits_longer_and_knows_it() -> None:
     quiet, loud = OnsetDetector(), OnsetDetector()
     assert quiet.steps_to_detect == math.inf
-    told(normal(2000, 0.01, 5), quiet)
-    told(normal(2000, 0.15, 5), loud)
+    reported(normal(2000, 0.01, 5), quiet)
+    reported(normal(2000, 0.15, 5), loud)
     assert quiet.steps_to_detect == CONFIRM_STEPS
     assert loud.steps_to_detect > 50
     assert loud.noise == pytest.approx(0.15, rel=0.35)
 
 
 def test_pace_that_wanders_by_itself_raises_the_least_change() -> None:
-    """The level of 100 steps together is off by 10 %: no waiting tells 10 % of that."""
+    """The level of 100 steps together is off by 10 %: no waiting distinguishes 10 % from that."""
     rng = np.random.default_rng(6)
     series = normal(12_000, 0.02, 6) * np.repeat(np.exp(0.1 * rng.standard_normal(120)), 100)
     detector = OnsetDetector()
-    told(series, detector)
+    reported(series, detector)
     assert detector.least_change > 0.15
     steady = OnsetDetector()
-    told(normal(12_000, 0.02, 6), steady)
+    reported(normal(12_000, 0.02, 6), steady)
     assert steady.least_change < 0.06
 
 

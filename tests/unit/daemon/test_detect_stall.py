@@ -1,4 +1,4 @@
-"""Stalls: told in time by the run's own pace, and never of a checkpoint or a validation of a minute."""
+"""Stalls: found in time by the run's own pace, and never in a checkpoint or a validation of a minute."""
 
 import math
 
@@ -80,7 +80,7 @@ def test_the_usual_step_is_the_quantile_of_all_up_to_a_bucket(gaps: list[float])
     detector = StallDetector()
     detector.step(0.0)
     for gap in gaps:
-        # Every step begins at zero, so that the gap is told exactly.
+        # Every step begins at zero, so that the gap is exact.
         detector.enter(Doing.IDLE, 0.0)
         detector.enter(Doing.TRAINING, 0.0)
         detector.step(gap)

@@ -1,4 +1,4 @@
-"""Stragglers: the right rank and phase, one or two of eight, and nobody in a healthy run."""
+"""Stragglers: the right rank and phase, one or two of eight, and none in a healthy run."""
 
 import numpy as np
 import numpy.typing as npt

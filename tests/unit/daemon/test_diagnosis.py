@@ -24,12 +24,12 @@ CASES: dict[str, list[RankProfile]] = {
     "one rank starves": [profile(0, 0.02), profile(5, 0.5, 0.25), profile(2, 0.05)],
     "all ranks starve": [profile(0, 0.4), profile(1, 0.45), profile(2, 0.1)],
     "the only rank starves, slowly": [profile(0, 0.75, 4.0)],
-    "just enough to tell": [profile(0, 0.2)],
-    "just not enough to tell": [profile(0, 0.199)],
+    "just enough to compare": [profile(0, 0.2)],
+    "just not enough to compare": [profile(0, 0.199)],
     "nothing stands out": [profile(0, 0.05, 0.0123), profile(1, 0.03, 0.0125)],
     "no phases": [RankProfile(0, "node-a", 3, 0.5, {})],
-    "nobody has made a step": [RankProfile(0, "node-a", 0, 0.0, {}), profile(1, 0.9, steps=0)],
-    "nobody is there": [],
+    "no rank has made a step": [RankProfile(0, "node-a", 0, 0.0, {}), profile(1, 0.9, steps=0)],
+    "no ranks": [],
 }
 
 

@@ -58,7 +58,7 @@ def test_nodes_capture_the_same_steps_with_a_manifest_each(tmp_path: Path) -> No
         assert start > 12  # the farthest rank is there
         for node in nodes:
             for rank in node.ranks:
-                assert rank.told == ["prepare", f"commit {start}+{end - start}"]
+                assert rank.reported == ["prepare", f"commit {start}+{end - start}"]
                 assert rank.directory == node.catalog.directory / record.capture_id
             own = manifest(node, record.capture_id)
             assert (own["state"], own["trigger"], own["step_range"]) == ("complete", "fleet", [start, end])
@@ -77,7 +77,7 @@ def test_only_the_requested_ranks_get_the_capture(tmp_path: Path) -> None:
         async with asking(tmp_path, [node.address for node in nodes]) as (view, coordinator):
             record = await capture(view, coordinator, ranks=[0, 2])
         assert [rank.rank for rank in record.ranks] == [0, 2]
-        assert nodes[1].ranks[0].told == []
+        assert nodes[1].ranks[0].reported == []
         for node in nodes:
             await node.server.stop(None)
 
@@ -149,7 +149,7 @@ def prepare(capture_id: str = ID, run: str = RUN, rank: int = 0, steps: int = 3)
     return fleet_pb2.TakeOrder(prepare=fleet_pb2.TakePrepare(run=run, rank=rank, prepare=order))
 
 
-async def tell(node: PlayedNode, *orders: fleet_pb2.TakeOrder) -> tuple[list[fleet_pb2.TakeReport], str]:
+async def send(node: PlayedNode, *orders: fleet_pb2.TakeOrder) -> tuple[list[fleet_pb2.TakeReport], str]:
     """Return what a node reports upon orders, and the code that the stream ends with."""
     begin = fleet_pb2.TakeOrder(
         begin=fleet_pb2.TakeBegin(api=session_pb2.ApiRange(min=contract.API_MIN, max=contract.API_MAX))
@@ -168,14 +168,14 @@ async def tell(node: PlayedNode, *orders: fleet_pb2.TakeOrder) -> tuple[list[fle
 def test_a_conductor_that_goes_away_is_what_the_manifest_says(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1)
-        _, code = await tell(node, prepare())
+        _, code = await send(node, prepare())
         assert code == "OK"
         own = manifest(node, ID)
         assert (own["state"], own["ranks"][0]["reason"]) == (
             "failed",
             "the connection to the daemon that conducts the capture is lost",
         )
-        assert node.ranks[0].told[-1].startswith("cancel")
+        assert node.ranks[0].reported[-1].startswith("cancel")
         assert node.ranks[0].directory == node.catalog.directory / ID
         await node.server.stop(None)
 
@@ -205,9 +205,9 @@ def test_what_no_daemon_would_say_is_refused_and_leaves_nothing(
         node.catalog.create("taken")
         node.catalog.save(CaptureRecord("taken", RUN, "command", 1.0, CaptureState.COMPLETE))
         before = sorted(tmp_path.rglob("*"))
-        _, code = await tell(node, order)
+        _, code = await send(node, order)
         assert code == "INVALID_ARGUMENT"
-        assert node.ranks[0].told == []
+        assert node.ranks[0].reported == []
         assert sorted(tmp_path.rglob("*")) == before
         await node.server.stop(None)
 
@@ -217,10 +217,10 @@ def test_what_no_daemon_would_say_is_refused_and_leaves_nothing(
 def test_stream_serves_one_capture_and_answers_unknown_ranks(tmp_path: Path) -> None:
     async def scenario() -> None:
         node = await start_node(tmp_path, [0], 1)
-        _, code = await tell(node, prepare(), prepare(capture_id="another"))
+        _, code = await send(node, prepare(), prepare(capture_id="another"))
         assert code == "INVALID_ARGUMENT"
         assert not node.catalog.folder("another").exists()
-        reports, code = await tell(node, prepare(capture_id="third", rank=2**32 - 1))
+        reports, code = await send(node, prepare(capture_id="third", rank=2**32 - 1))
         assert code == "OK"
         (ack,) = [report.ack for report in reports if report.HasField("ack")]
         assert not ack.ack.ready
@@ -254,11 +254,11 @@ def test_the_script_of_rank_0_captures_the_ranks_of_other_nodes(tmp_path: Path) 
         async with asking(tmp_path, [node.address]) as (view, coordinator):
             zero = PlayedRank(0, 4, coordinator)
             desk = CommandHandler(coordinator, lambda run: [zero] if run == RUN else [], view)
-            told: asyncio.Queue[session_pb2.CaptureOrderResult] = asyncio.Queue()
+            reported: asyncio.Queue[session_pb2.CaptureOrderResult] = asyncio.Queue()
             options = session_pb2.CaptureOptions(steps=3)
             order = session_pb2.CaptureOrder(order_id=7, options=options, timeout_seconds=30)
-            desk.on_order(zero, RUN, order, told.put_nowait)
-            while not (last := await told.get()).ended:
+            desk.on_order(zero, RUN, order, reported.put_nowait)
+            while not (last := await reported.get()).ended:
                 pass
         assert (last.state, last.steps) == ("partial", 3)
         assert [(rank.rank, rank.file, rank.node) for rank in last.ranks] == [
@@ -269,7 +269,7 @@ def test_the_script_of_rank_0_captures_the_ranks_of_other_nodes(tmp_path: Path) 
         ]
         assert last.reason.startswith("rank 3: it is on no node that answers")
         (first, second) = node.ranks
-        assert zero.told == first.told == second.told
+        assert zero.reported == first.reported == second.reported
         await node.server.stop(None)
 
     play(scenario)

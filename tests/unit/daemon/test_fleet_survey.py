@@ -57,9 +57,9 @@ class Lying(FleetService):
         self, request: fleet_pb2.NodeSurveyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.NodeSurvey:
         """Answer more than there is."""
-        told = await super().Survey(request, context)
-        told.ranks[0].phases[0].ns += bytes(8)
-        return told
+        reported = await super().Survey(request, context)
+        reported.ranks[0].phases[0].ns += bytes(8)
+        return reported
 
 
 @contextlib.asynccontextmanager
@@ -110,11 +110,11 @@ async def test_ranks_of_all_nodes_are_one_list(tmp_path: Path) -> None:
             _,
         ),
     ):
-        told = await view.steps(*ask(newest=64))
-        assert [each.status.identity.rank for each in told.ranks] == [0, 1, 2, 3]
-        assert [(each.node, each.ranks) for each in told.nodes] == [("asking", 0), ("a", 2), ("b", 2)]
-        assert [peer.address for peer in told.unreachable] == [str(dead)]
-        [slow] = find_stragglers([translate.rank_work(each) for each in told.ranks])
+        reported = await view.steps(*ask(newest=64))
+        assert [each.status.identity.rank for each in reported.ranks] == [0, 1, 2, 3]
+        assert [(each.node, each.ranks) for each in reported.nodes] == [("asking", 0), ("a", 2), ("b", 2)]
+        assert [peer.address for peer in reported.unreachable] == [str(dead)]
+        [slow] = find_stragglers([translate.rank_work(each) for each in reported.ranks])
         assert (slow.rank, slow.phase) == (2, "forward")
 
 
@@ -128,11 +128,11 @@ async def test_one_verdict_is_on_the_ranks_of_all_nodes(tmp_path: Path) -> None:
         node(tmp_path, "b", store_of(2, 3)) as two,
         asking(tmp_path, [one.address, two.address]) as (view, _),
     ):
-        told = await view.diagnose(*ask(verdicts=True))
-        [verdict] = told.verdicts
+        reported = await view.diagnose(*ask(verdicts=True))
+        [verdict] = reported.verdicts
         assert (verdict.run, verdict.cause, verdict.rank, verdict.node) == (RUN, "slow rank", 2, "b")
         assert verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.05)
-        assert not told.unreachable
+        assert not reported.unreachable
 
 
 @scenario
@@ -155,8 +155,8 @@ async def test_a_run_and_a_job_are_looked_for_everywhere(tmp_path: Path) -> None
         asking(tmp_path, [one.address, two.address, dead]) as (view, _),
     ):
         for field, name, found in (("job", "bert", [0, 1]), ("run", "other", [0]), ("job", "gpt", [0])):
-            told = await view.steps(*ask(**{field: name}))
-            assert [each.status.identity.rank for each in told.ranks] == found
+            reported = await view.steps(*ask(**{field: name}))
+            assert [each.status.identity.rank for each in reported.ranks] == found
         assert [each.run for each in (await view.runs([], "gpt")).runs] == ["other"]
         for question in (
             view.steps(*ask(run="gone")),
@@ -178,8 +178,8 @@ async def test_moved_rank_is_listed_once(tmp_path: Path) -> None:
         node(tmp_path, "new", store_of(1)) as two,
         asking(tmp_path, [two.address, one.address]) as (view, _),
     ):
-        told = await view.steps(*ask())
-        assert [(each.status.identity.rank, each.status.connected) for each in told.ranks] == [
+        reported = await view.steps(*ask())
+        assert [(each.status.identity.rank, each.status.connected) for each in reported.ranks] == [
             (0, True),
             (1, True),
         ]
@@ -192,9 +192,9 @@ async def test_node_with_an_invalid_answer_is_named(tmp_path: Path) -> None:
         node(tmp_path, "b", store_of(1)) as two,
         asking(tmp_path, [one.address, two.address]) as (view, _),
     ):
-        told = await view.steps(*ask())
-        assert [each.status.identity.rank for each in told.ranks] == [1]
-        [peer] = told.unreachable
+        reported = await view.steps(*ask())
+        assert [each.status.identity.rank for each in reported.ranks] == [1]
+        [peer] = reported.unreachable
         assert (peer.address, peer.reason) == (
             str(one.address),
             "its steps cannot be read",
@@ -224,13 +224,13 @@ def test_what_a_peer_says_cannot_drive_a_terminal_or_a_sum(
         duration_ns=column,
         phases=[session_pb2.PhaseColumn(phase=text, ns=column)] * 70,
     )
-    told = fleet_pb2.NodeSurvey(node=text, ranks=[steps])
+    reported = fleet_pb2.NodeSurvey(node=text, ranks=[steps])
     if count > HISTORY_STEPS:
         with pytest.raises(PeerError):
-            fleet_translate.tidy_survey(told)
+            fleet_translate.tidy_survey(reported)
         return
-    [tidied] = fleet_translate.tidy_survey(told).ranks
-    words = [told.node, tidied.status.identity.run, *(phase.phase for phase in tidied.phases)]
+    [tidied] = fleet_translate.tidy_survey(reported).ranks
+    words = [reported.node, tidied.status.identity.run, *(phase.phase for phase in tidied.phases)]
     assert all(word.isprintable() and len(word) <= 200 for word in words)
     assert len(tidied.phases) == 64
     assert tidied.block_steps <= HISTORY_STEPS
@@ -253,7 +253,7 @@ def test_blocks_are_the_means_of_the_newest_steps(durations: list[int], newest: 
     ends = [10**18 + sum(durations[: place + 1]) for place in range(len(durations))]
     columns = array("q", durations)
     store.add_steps(rank, StepColumns(array("q", ends), columns, {"data": columns}))
-    told = survey.blocks(rank, newest)
+    reported = survey.blocks(rank, newest)
     if newest:
         wanted = len(durations[-newest:])
     else:
@@ -262,14 +262,15 @@ def test_blocks_are_the_means_of_the_newest_steps(durations: list[int], newest: 
     length = max(1, wanted // 12)
     count = wanted if length == 1 else 12
     kept = durations[len(durations) - count * length :]
-    assert (told.count, told.block_steps) == (count, length)
+    assert (reported.count, reported.block_steps) == (count, length)
     expected = [fmean(kept[place : place + length]) for place in range(0, count * length, length)]
-    for blob in (told.duration_ns, *(phase.ns for phase in told.phases)):
+    for blob in (reported.duration_ns, *(phase.ns for phase in reported.phases)):
         assert np.frombuffer(blob, "<i8").tolist() == pytest.approx(expected, abs=1)
     assert (
-        np.frombuffer(told.end_ns, "<i8").tolist() == ends[len(ends) - count * length :][length - 1 :: length]
+        np.frombuffer(reported.end_ns, "<i8").tolist()
+        == ends[len(ends) - count * length :][length - 1 :: length]
     )
-    fleet_translate.tidy_survey(fleet_pb2.NodeSurvey(ranks=[told]))
+    fleet_translate.tidy_survey(fleet_pb2.NodeSurvey(ranks=[reported]))
 
 
 def test_blocks_single_out_the_same_rank_as_all_steps() -> None:
@@ -277,6 +278,8 @@ def test_blocks_single_out_the_same_rank_as_all_steps() -> None:
     assert STEPS % 12, "there are steps that no block has"
     whole = live.newest_steps(store, control_pb2.GetStepsRequest()).ranks
     parts = [survey.blocks(rank, STEPS) for rank in store.ranks()]
-    [slow], [again] = (find_stragglers(list(map(translate.rank_work, told))) for told in (whole, parts))
+    [slow], [again] = (
+        find_stragglers(list(map(translate.rank_work, reported))) for reported in (whole, parts)
+    )
     assert (again.rank, again.phase) == (slow.rank, slow.phase) == (2, "forward")
     assert again.excess_seconds == pytest.approx(slow.excess_seconds, rel=0.01)

@@ -89,11 +89,11 @@ CASES = {
 
 
 def test_the_verdicts_are_the_golden_file() -> None:
-    told = [
+    reported = [
         f"# {name}\n{diagnose.text(translate.verdict_message(judge(RUN, case)))}"
         for name, case in CASES.items()
     ]
-    text = "\n\n".join(told) + "\n"
+    text = "\n\n".join(reported) + "\n"
     check_golden("fleet_diagnose.txt", text)
 
 
@@ -158,9 +158,9 @@ def test_a_cause_costs_no_more_than_its_rank_is_late_by() -> None:
 def test_saving_costs_the_run_what_its_node_says() -> None:
     works = job(4)
     saving = says(Cause.CHECKPOINT, 0.004, "node-2", 2)
-    told = judge(RUN, parts(works, NONE, saving))
-    assert told.step_seconds > 0
-    assert replace(told, next_command="rm -rf", step_seconds=0.0) == saving
+    reported = judge(RUN, parts(works, NONE, saving))
+    assert reported.step_seconds > 0
+    assert replace(reported, next_command="rm -rf", step_seconds=0.0) == saving
 
 
 def test_unreported_ranks_are_not_called_healthy() -> None:

@@ -63,9 +63,9 @@ def test_stacks_of_a_run_come_from_every_node_that_has_it(tmp_path: Path) -> Non
         async with asking(tmp_path, [*(node.address for node in nodes), dead]) as (view, _):
             assert await view.choose("", [], may_all) == RUN
             request = control_pb2.StacksRequest(run=RUN, ranks=[0, 2], timeout_seconds=5)
-            told = [message async for message in view.stacks(request, may_all)]
-        assert [message.identity.rank for message in told[:-1]] == [0, 2]
-        assert told[-1].unreachable.address == str(dead)
+            reported = [message async for message in view.stacks(request, may_all)]
+        assert [message.identity.rank for message in reported[:-1]] == [0, 2]
+        assert reported[-1].unreachable.address == str(dead)
         for node in nodes:
             await node.server.stop(None)
 

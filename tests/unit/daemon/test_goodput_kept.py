@@ -237,7 +237,7 @@ def test_process_end_is_used_and_its_last_report_counts(tmp_path: Path) -> None:
         machine.store.leave(rank)
         exits[0].at_ns = int((BOOTED + machine.uptime) * S)
         machine.uptime += 5
-        # Nobody has looked since: whoever hears that it has ended hears all of it.
+        # Not sampled since: the end is reported with everything up to it.
         (run,) = await machine.tracker.report("bert")
         assert not run.ranks[0].running
         return run.seconds
@@ -257,7 +257,7 @@ def test_the_end_of_a_real_process_is_seen() -> None:
         child.kill()
         await child.wait()
         async with asyncio.timeout(20):
-            while seen.at_ns is None:  # noqa: ASYNC110 - it has nobody to tell
+            while seen.at_ns is None:  # noqa: ASYNC110 - there is nothing to wait on
                 await asyncio.sleep(0)
         assert seen.at_ns == 42
         seen.close()
@@ -304,8 +304,8 @@ def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
 def run_of(name: str, *ranks: tuple[int, dict[Bucket, float]], starts: int = 1, gpus: int = 1) -> RunGoodput:
     """Return a run that has begun at a fixed moment."""
     made = []
-    for rank, told in ranks:
-        seconds = {bucket: told.get(bucket, 0.0) for bucket in Bucket}
+    for rank, results in ranks:
+        seconds = {bucket: results.get(bucket, 0.0) for bucket in Bucket}
         until = BOOTED + sum(seconds.values())
         made.append((name, RankGoodput(rank, BOOTED, until, starts, gpus, False, seconds)))
     return by_run(made)[0]

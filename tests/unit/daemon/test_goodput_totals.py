@@ -25,7 +25,7 @@ class Process:
         self.ended = 0
 
     def lives(self, seconds: int, state: State, *, excused: bool = False) -> None:
-        """Let seconds pass in which it tells nothing but its state."""
+        """Let seconds pass in which it reports only its state."""
         for _ in range(seconds):
             self.now += S
             self.goodput.watch(self.now, state, excused=excused)
@@ -245,11 +245,11 @@ events = st.one_of(
 
 @given(st.lists(events, max_size=40), st.integers(0, 2**61))
 def test_any_reports_sum_to_covered_time_and_settled_grows(
-    told: list[tuple[object, ...]], first: int
+    reported: list[tuple[object, ...]], first: int
 ) -> None:
     goodput = GoodputTotals.begin("a", first)
     before = dict(goodput.settled)
-    for kind, *values in told:
+    for kind, *values in reported:
         match kind, values:
             case "watch", [int(now), State() as state, bool(excused)]:
                 goodput.watch(now, state, excused=excused)

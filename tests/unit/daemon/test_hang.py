@@ -1,4 +1,4 @@
-"""Whose fault a stall is, by the stacks of all ranks; and when it is nobody's, or no hang at all."""
+"""The rank that causes a stall, from the stacks of all ranks; and stalls without one, or without a hang."""
 
 import pytest
 
@@ -24,7 +24,7 @@ SAVE = frames((f"{LIBRARY}serialization.py", 900, "save"), (SCRIPT, 40, "<module
 EVALUATE = frames((SCRIPT, 50, "score"), (SCRIPT, 55, "evaluate"))
 
 
-def told(rank: int, where: tuple[Frame, ...], step: int | None = 50, since: float = 12.0) -> RankStacks:
+def reported(rank: int, where: tuple[Frame, ...], step: int | None = 50, since: float = 12.0) -> RankStacks:
     thread = Thread(1, "MainThread", True, False, where)
     return RankStacks(
         rank, 4, "node-a", 100 + rank, Outcome.ANSWERED, "", (thread,), "backward", step, 0.1, since
@@ -40,19 +40,22 @@ def verdict(*ranks: RankStacks, waited: float = 12.0, run_ranks: int = 4) -> Ver
 
 
 def waiting(*ranks: int, where: tuple[Frame, ...] = REDUCE, step: int = 50) -> list[RankStacks]:
-    return [told(rank, where, step) for rank in ranks]
+    return [reported(rank, where, step) for rank in ranks]
 
 
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
         (
-            told(2, COMPUTE),
+            reported(2, COMPUTE),
             "rank 2 is at train.py:31 in compute; ranks 0-1,3 wait in all_reduce (train.py:22",
         ),
-        (told(2, BROADCAST), "rank 2 waits in broadcast (train.py:25 in share); ranks 0-1,3 wait in"),
-        (told(2, DATA), "rank 2 waits for data (train.py:12 in <module>); ranks 0-1,3 wait in all_reduce"),
-        (told(2, BACKWARD), "rank 2 is in backward (train.py:18 in <module>); ranks 0-1,3 wait in"),
+        (reported(2, BROADCAST), "rank 2 waits in broadcast (train.py:25 in share); ranks 0-1,3 wait in"),
+        (
+            reported(2, DATA),
+            "rank 2 waits for data (train.py:12 in <module>); ranks 0-1,3 wait in all_reduce",
+        ),
+        (reported(2, BACKWARD), "rank 2 is in backward (train.py:18 in <module>); ranks 0-1,3 wait in"),
         (
             without_stacks(2, Outcome.STOPPED),
             "rank 2 is stopped; ranks 0-1,3 wait in all_reduce (train.py:22 in sync)",
@@ -71,14 +74,14 @@ def test_rank_away_from_the_waiting_others_is_named_with_line(odd: RankStacks, w
 
 def test_rank_ahead_of_its_peer_has_skipped_a_collective() -> None:
     """Of two ranks that wait in different places, the one ahead has skipped a collective."""
-    found = verdict(told(0, REDUCE, 50), told(1, BACKWARD, 51), run_ranks=2)
+    found = verdict(reported(0, REDUCE, 50), reported(1, BACKWARD, 51), run_ranks=2)
     assert found is not None
     assert found.rank == 1
     assert found.evidence.endswith("; rank 1 is ahead of the others")
 
 
 def test_two_ranks_in_different_collectives_blame_none() -> None:
-    found = verdict(told(0, REDUCE), told(1, BROADCAST), run_ranks=2)
+    found = verdict(reported(0, REDUCE), reported(1, BROADCAST), run_ranks=2)
     assert found is not None
     assert found.rank is None
     assert "rank 0 waits in all_reduce" in found.evidence
@@ -97,24 +100,24 @@ def test_dead_rank_is_blamed_before_a_finished_one() -> None:
 
 @pytest.mark.parametrize("aside", [SAVE, EVALUATE])
 def test_saving_and_validating_have_ten_minutes(aside: tuple[Frame, ...]) -> None:
-    assert verdict(*waiting(1, 2, 3), told(0, aside), waited=300) is None
-    late = verdict(*waiting(1, 2, 3), told(0, aside), waited=601)
+    assert verdict(*waiting(1, 2, 3), reported(0, aside), waited=300) is None
+    late = verdict(*waiting(1, 2, 3), reported(0, aside), waited=601)
     assert late is not None
     assert late.rank == 0
 
 
 def test_rank_without_a_waiting_peer_hangs_after_ten_minutes() -> None:
     """The script may have its reasons to compute for long."""
-    alone = told(0, COMPUTE)
+    alone = reported(0, COMPUTE)
     assert verdict(alone, run_ranks=1, waited=60) is None
-    assert verdict(told(0, BACKWARD), run_ranks=1, waited=60) is None
+    assert verdict(reported(0, BACKWARD), run_ranks=1, waited=60) is None
     late = verdict(alone, run_ranks=1, waited=601)
     assert late is not None
     assert (late.rank, "train.py:31 in compute" in late.evidence) == (0, True)
 
 
 def test_a_single_rank_that_waits_for_data_hangs_there() -> None:
-    found = verdict(told(0, DATA), run_ranks=1)
+    found = verdict(reported(0, DATA), run_ranks=1)
     assert found is not None
     assert found.rank == 0
 
@@ -127,5 +130,5 @@ def test_all_waiting_here_leaves_the_cause_to_the_other_node() -> None:
 
 
 def test_a_run_that_has_made_a_step_meanwhile_goes_on() -> None:
-    assert verdict(*(told(rank, REDUCE, since=0.1) for rank in range(4))) is None
+    assert verdict(*(reported(rank, REDUCE, since=0.1) for rank in range(4))) is None
     assert verdict() is None

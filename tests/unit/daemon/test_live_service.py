@@ -53,9 +53,9 @@ def test_the_newest_steps_are_the_last_that_came(
 def test_steps_are_columns_with_the_index_of_the_first() -> None:
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         train(served.store, "one straggler")
-        told = (await control(channel).GetSteps(control_pb2.GetStepsRequest(ranks=[1, 2]))).ranks
-        assert [each.status.identity.rank for each in told] == [1, 2]
-        for each in told:
+        reported = (await control(channel).GetSteps(control_pb2.GetStepsRequest(ranks=[1, 2]))).ranks
+        assert [each.status.identity.rank for each in reported] == [1, 2]
+        for each in reported:
             assert (each.count, each.first_step) == (STEPS, 1000 - STEPS)
             assert [pauses.calls for pauses in each.gc] == [2000, 0, 10]
             columns = [each.duration_ns, *(phase.ns for phase in each.phases)]
@@ -63,7 +63,7 @@ def test_steps_are_columns_with_the_index_of_the_first() -> None:
             assert list(map(sum, zip(*parts, strict=True))) == whole
         few = (await control(channel).GetSteps(control_pb2.GetStepsRequest(newest=3, ranks=[2]))).ranks[0]
         assert (few.count, few.first_step) == (3, 997)
-        assert few.duration_ns == told[1].duration_ns[-24:]
+        assert few.duration_ns == reported[1].duration_ns[-24:]
         many = await control(channel).GetSteps(control_pb2.GetStepsRequest(newest=HISTORY_STEPS + 1))
         assert [each.count for each in many.ranks] == [STEPS] * 4
 

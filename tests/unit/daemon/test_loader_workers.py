@@ -184,10 +184,10 @@ def test_verdict_input_bound_has_the_rules_number() -> None:
 def test_verdict_promises_no_more_than_it_costs() -> None:
     """Most of the step is laid to a lack of CPUs; what is left of the wait is 100 ms."""
     seen = RankEvidence(0, "node-a", 170 * MS, {"data": 150 * MS}, queued_seconds=60 * MS, loader=WAITS)
-    told = {verdict.cause: verdict for verdict in rank_causes("r", [seen], lambda: COST)}
-    cost = told[Cause.INPUT_BOUND].cost_seconds_per_step
+    reported = {verdict.cause: verdict for verdict in rank_causes("r", [seen], lambda: COST)}
+    cost = reported[Cause.INPUT_BOUND].cost_seconds_per_step
     assert 0 < cost < 140 * MS
-    assert f"saves about {cost * 1e3:.3g} ms" in told[Cause.INPUT_BOUND].evidence
+    assert f"saves about {cost * 1e3:.3g} ms" in reported[Cause.INPUT_BOUND].evidence
 
 
 def test_verdict_cheap_batches_advise_against_workers() -> None:

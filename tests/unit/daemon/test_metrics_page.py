@@ -155,7 +155,7 @@ def store() -> Store:
 
 
 def on_a_gpu(totals: Totals) -> Totals:
-    """Return the totals of a client that has everything to tell."""
+    """Return the totals of a client that reports every field."""
     train = totals.train
     forward = replace(train.phases["forward"], device_ns=150_000_000, device_calls=3)
     return replace(
@@ -180,7 +180,7 @@ def on_a_gpu(totals: Totals) -> Totals:
 
 
 def gpus() -> GpuCollector:
-    """Return a GPU that tells everything there is to tell, with a rank on it."""
+    """Return a GPU that reports every value, with a rank on it."""
     gpu = GpuReading("0", "GPU-0", process_bytes={os.getpid(): 2**30})
     for name, (_, _, extra) in FAMILIES.items():
         gpu.put(name, 1, *extra)

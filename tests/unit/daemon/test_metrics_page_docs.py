@@ -63,7 +63,7 @@ def test_joins_name_only_what_is_emitted() -> None:
 
 
 class Gpus:
-    """Four GPUs: 0 and 1 are rank 0's and 1's, 2 was given away and idles, 3 is nobody's."""
+    """Four GPUs: 0 and 1 are rank 0's and 1's, 2 is assigned and idle, 3 is unassigned."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

@@ -1,4 +1,4 @@
-"""The observer on a simulated job: what it tells, of whom, since when and how soon; and of what nothing."""
+"""The observer on a simulated job: its verdicts, their ranks, onsets and delays; and cases without one."""
 
 import asyncio
 import logging
@@ -41,17 +41,17 @@ class Watched:
 
     async def _ask(self, ranks: Iterable[Rank], seconds: float, /) -> AsyncIterator[RankStacks]:
         self.asked += 1
-        for told in self.stacks:
-            yield told
+        for reported in self.stacks:
+            yield reported
 
     def train(self, seconds: int, change: Change = lambda _rank, _step: {}) -> list[Verdict | None]:
         """Train so many seconds; return the verdict at the end of each."""
-        told = []
+        reported = []
         for _ in range(seconds):
             self.job.train(1.0, change)
             assert self.observer.sample() == []
-            told.append(self.observer.verdict(RUN))
-        return told
+            reported.append(self.observer.verdict(RUN))
+        return reported
 
     def stand(self, seconds: int) -> list[int]:
         """Let time go by without a step; return after which seconds stacks were asked for."""
@@ -71,10 +71,10 @@ class Watched:
 
 
 def test_healthy_run_is_none_from_the_fourth_sample_on() -> None:
-    told = Watched().train(60)
-    assert told[0] is None
-    assert {each.cause for each in told if each} == {Cause.NONE}
-    assert told[10] is not None
+    reported = Watched().train(60)
+    assert reported[0] is None
+    assert {each.cause for each in reported if each} == {Cause.NONE}
+    assert reported[10] is not None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -86,9 +86,9 @@ def test_slow_rank_is_named_with_phase_and_cost_within_10_s(seed: int) -> None:
     def slow(rank: int, _step: int) -> dict[str, float]:
         return {"forward": 0.03} if rank == seed else {}
 
-    told = watched.train(30, slow)
-    named = [each is not None and (each.cause, each.rank) == (Cause.SLOW_RANK, seed) for each in told]
-    assert any(named[:10]), [each and each.summary for each in told[:10]]
+    reported = watched.train(30, slow)
+    named = [each is not None and (each.cause, each.rank) == (Cause.SLOW_RANK, seed) for each in reported]
+    assert any(named[:10]), [each and each.summary for each in reported[:10]]
     assert all(named[10:])
     verdict = watched.verdict
     assert verdict.phase == "forward"
@@ -103,9 +103,11 @@ def test_rank_slow_at_times_is_named_before_the_window_fills(seed: int) -> None:
     """A rank that is slow now and then is named before the window is full of slow steps."""
     watched = Watched(seed=seed)
     watched.train(30)
-    told = watched.train(20, lambda rank, step: {"forward": 0.08} if rank == seed and step % 4 == 0 else {})
-    named = [each is not None and each.rank == seed for each in told]
-    assert any(named[:8]), [each and each.summary for each in told[:10]]
+    reported = watched.train(
+        20, lambda rank, step: {"forward": 0.08} if rank == seed and step % 4 == 0 else {}
+    )
+    named = [each is not None and each.rank == seed for each in reported]
+    assert any(named[:8]), [each and each.summary for each in reported[:10]]
     assert all(named[8:])
 
 
@@ -113,9 +115,9 @@ def test_rank_slow_at_times_is_named_before_the_window_fills(seed: int) -> None:
 def test_rank_with_many_times_longer_steps_is_named_as_soon(seed: int) -> None:
     watched = Watched(seed=seed)
     watched.train(30)
-    told = watched.train(20, lambda rank, _step: {"forward": 0.25} if rank == seed else {})
-    named = [each is not None and each.rank == seed for each in told]
-    assert any(named[:8]), [each and each.summary for each in told[:10]]
+    reported = watched.train(20, lambda rank, _step: {"forward": 0.25} if rank == seed else {})
+    named = [each is not None and each.rank == seed for each in reported]
+    assert any(named[:8]), [each and each.summary for each in reported[:10]]
     assert all(named[8:])
 
 
@@ -193,12 +195,14 @@ def test_throttled_rank_is_named_though_its_lateness_varies(seed: int) -> None:
     watched.families = [held_back]
     watched.train(20)
     late = np.random.default_rng(seed).random(500) < 0.25
-    told = []
+    reported = []
     for second in range(12):
         held_back.samples[2] = ((RUN, "2"), 0.6 * (second + 1))
-        told += watched.train(1, lambda rank, step: {"forward": 0.3} if rank == 2 and late[step] else {})
-    named = [each is not None and (each.cause, each.rank) == (Cause.CGROUP_THROTTLING, 2) for each in told]
-    assert all(named[10:]), [each and each.summary for each in told]
+        reported += watched.train(1, lambda rank, step: {"forward": 0.3} if rank == 2 and late[step] else {})
+    named = [
+        each is not None and (each.cause, each.rank) == (Cause.CGROUP_THROTTLING, 2) for each in reported
+    ]
+    assert all(named[10:]), [each and each.summary for each in reported]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -206,9 +210,11 @@ def test_rank_with_gc_in_some_steps_is_named_with_any_lateness(seed: int) -> Non
     watched = Watched(ranks=4, seed=seed, spread=0.1)
     watched.train(20)
     late = np.random.default_rng(seed).random(500) < 0.25
-    told = watched.train(14, lambda rank, step: {"gc": 0.13} if rank == 2 and late[step] else {})
-    named = [each is not None and (each.cause, each.rank) == (Cause.GARBAGE_COLLECTION, 2) for each in told]
-    assert all(named[10:]), [each and each.summary for each in told]
+    reported = watched.train(14, lambda rank, step: {"gc": 0.13} if rank == 2 and late[step] else {})
+    named = [
+        each is not None and (each.cause, each.rank) == (Cause.GARBAGE_COLLECTION, 2) for each in reported
+    ]
+    assert all(named[10:]), [each and each.summary for each in reported]
 
 
 def test_quota_that_throttles_all_ranks_blames_no_rank() -> None:
@@ -257,10 +263,10 @@ def test_what_comes_every_so_many_steps_is_in_the_evidence() -> None:
 def test_what_becomes_slower_bit_by_bit_is_unknown_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchperfd_daemon.diagnosis.detect.OnsetDetector.observe", lambda *_: None)
     watched = Watched(ranks=2)
-    told = watched.train(150)
+    reported = watched.train(150)
     began = watched.job.step
-    told += watched.train(90, lambda _rank, step: {"forward": min(0.012, 2e-5 * (step - began))})
-    causes = [each.cause for each in told if each]
+    reported += watched.train(90, lambda _rank, step: {"forward": min(0.012, 2e-5 * (step - began))})
+    causes = [each.cause for each in reported if each]
     assert set(causes[:150]) == {Cause.NONE}
     assert causes[-1] is Cause.UNKNOWN
     assert "fewer than the" in watched.verdict.evidence
@@ -270,11 +276,11 @@ def test_run_after_a_fault_is_healthy_and_keeps_its_cost() -> None:
     watched = Watched()
     watched.train(20)
     watched.train(30, lambda rank, _step: {"forward": 0.05} if rank == 0 else {})
-    told = watched.train(30)
-    assert told[-1] is not None
-    assert told[-1].cause is Cause.NONE
+    reported = watched.train(30)
+    assert reported[-1] is not None
+    assert reported[-1].cause is Cause.NONE
     lost = watched.observer.lost_seconds()[RUN][Cause.SLOW_RANK]
-    # Of each second a third is lost, from when it is told until it is no more.
+    # Of each second a third is lost, from the verdict's start to its end.
     assert 20 / 3 < lost < 40 / 3
     for rank in watched.job.ranks:
         rank.state = State.FINISHED

@@ -1,4 +1,4 @@
-"""Who owns what: told by environments, control groups, the GPUs and a kubelet on a real socket."""
+"""The owners of ranks and GPUs, from environments, control groups, GPUs and a kubelet on a real socket."""
 
 import os
 from collections.abc import Iterator
@@ -55,14 +55,14 @@ def rank_of(pid: int, rank: int = 0, namespace: int = 0, run: str = "r") -> Rank
     return RankProcess(run, rank, pid, namespace, START)
 
 
-def identity_of(rank: RankProcess, **told: str) -> RankIdentity:
+def identity_of(rank: RankProcess, **reported: str) -> RankIdentity:
     return RankIdentity(
         rank.run,
         rank.rank,
         pid=rank.pid,
         pid_namespace=rank.pid_namespace,
         process_start_ticks=START,
-        **told,  # type: ignore[arg-type]
+        **reported,  # type: ignore[arg-type]
     )
 
 

@@ -1,4 +1,4 @@
-"""The proxy at the socket: who calls is known, and nobody has more connections than allowed."""
+"""The proxy at the socket: callers are known, and no user has more connections than allowed."""
 
 import asyncio
 import os

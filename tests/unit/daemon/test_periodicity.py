@@ -47,7 +47,7 @@ def test_long_steps_at_a_period_are_reported_with_phase(period: int, words: str)
     assert re.fullmatch(
         rf"{words} takes (39\.\d|40|40\.\d) ms longer, most of it in data", periodicity.remark(NONE)
     )
-    # A verdict that has named the phase need not be told it again.
+    # A verdict that has named the phase does not repeat it.
     assert periodicity.remark(IN_DATA).endswith(" longer")
 
 

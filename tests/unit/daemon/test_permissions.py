@@ -41,7 +41,7 @@ def rights(uid: int | None, *groups: int) -> Rights:
         (rights(BOB, ADMINS), True, (True, True, True)),
         (rights(ADA), False, (True, False, False)),
         (rights(BOB), False, (False, True, False)),
-        # A user that the kernel does not name is nobody's equal, its own included.
+        # A user that the kernel does not name equals no user, not even itself.
         (rights(None), False, (False, False, False)),
     ],
 )

@@ -271,7 +271,7 @@ class Saving(Looked):
 
 @given(every=st.integers(1, 50), onset=st.integers(200, 300))
 def test_slower_checkpoints_cost_their_current_time(every: int, onset: int) -> None:
-    # Nobody has told an onset: long steps among short ones are no shift.
+    # No onset was reported: long steps among short ones are no shift.
     sampled = Saving(every, lambda step: 10**8 if step > onset else 10**6)
     for _ in range(onset // 10 + 30):
         sampled.second()

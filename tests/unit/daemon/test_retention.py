@@ -158,7 +158,7 @@ def test_a_pin_that_the_index_has_not_seen_protects(catalog: Catalog) -> None:
     before = folder.stat()
     (folder / ".pinned").touch()
     os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert not any(listed.pinned for listed in catalog.list().captures), "nobody can have seen it"
+    assert not any(listed.pinned for listed in catalog.list().captures), "no reader can have seen it"
     assert enforce(catalog, count=1) == {"count": 2}
     assert ids(catalog) == ["capture-0"]
 

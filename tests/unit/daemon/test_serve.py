@@ -181,7 +181,7 @@ class Life:
         self.directory, self.manager = directory, manager
         self.settings: dict[str, Any] = {"metrics_port": 0, "interval_seconds": 0.05}
 
-    async def told(self) -> str:
+    async def reported(self) -> str:
         """Return what the daemon reports next."""
         loop = asyncio.get_running_loop()
         return (await asyncio.wait_for(loop.sock_recv(self.manager, 100), GIVE_UP_S)).decode()
@@ -193,16 +193,16 @@ class Life:
         async def run() -> None:
             settings = ServeSettings(socket=path, captures_dir=self.directory / "captures", **self.settings)
             daemon = asyncio.create_task(Daemon(settings).run())
-            told = asyncio.create_task(self.told())
-            await asyncio.wait((daemon, told), return_when=asyncio.FIRST_COMPLETED)
+            reported = asyncio.create_task(self.reported())
+            await asyncio.wait((daemon, reported), return_when=asyncio.FIRST_COMPLETED)
             if daemon.done():
-                told.cancel()
+                reported.cancel()
                 await daemon
-            assert await told == "READY=1"
+            assert await reported == "READY=1"
             async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
                 info = await control(channel).GetInfo(control_pb2.GetInfoRequest())
                 await scenario(channel, info.metrics_url)
-            assert await self.told() == "STOPPING=1"
+            assert await self.reported() == "STOPPING=1"
             await asyncio.wait_for(daemon, GIVE_UP_S)
 
         asyncio.run(run())
@@ -312,8 +312,10 @@ def test_embedded_daemon_takes_a_free_port_and_outlives_ranks(
             await rank.join()
             owner.close()
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(told := asyncio.ensure_future(life.told())), 0.2)
-            told.cancel()
+                await asyncio.wait_for(
+                    asyncio.shield(reported := asyncio.ensure_future(life.reported())), 0.2
+                )
+            reported.cancel()
             assert (await control(channel).GetInfo(control_pb2.GetInfoRequest())).clients == 1
             await rank.leave()
 

@@ -86,8 +86,8 @@ if what == "handler that never returns":
     what = "interpreter held"
 else:
     faulthandler.register(number, file=file, all_threads=True)
-told = {"signal": number, "thread": thread.native_id, "training": threading.get_ident(), "package": ""}
-os.write(file, json.dumps(told).encode() + b"\\n")
+message = {"signal": number, "thread": thread.native_id, "training": threading.get_ident(), "package": ""}
+os.write(file, json.dumps(message).encode() + b"\\n")
 fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)
 print(flush=True)
 hang()

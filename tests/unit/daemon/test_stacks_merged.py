@@ -107,8 +107,8 @@ def test_one_sentence_names_the_rank_apart(
 @given(st.lists(st.sampled_from([ALL_REDUCE, BARRIER, BACKWARD, FORWARD, LOADING, ()]), max_size=12))
 def test_groups_are_what_counting_by_hand_gives(stacks: list[tuple[Frame, ...]]) -> None:
     merged = merge([rank(number, frames) for number, frames in enumerate(stacks)])
-    told = [frames for frames in stacks if frames]
-    assert {group.frames: len(group.ranks) for group in merged.groups} == dict(Counter(told))
+    reported = [frames for frames in stacks if frames]
+    assert {group.frames: len(group.ranks) for group in merged.groups} == dict(Counter(reported))
     for group in merged.groups:
         assert [number for number, frames in enumerate(stacks) if frames == group.frames] == list(group.ranks)
     sizes = [len(group.ranks) for group in merged.groups]
@@ -117,11 +117,11 @@ def test_groups_are_what_counting_by_hand_gives(stacks: list[tuple[Frame, ...]])
         number for number, frames in enumerate(stacks) if not frames
     ]
     odd = {frames for number, frames in enumerate(stacks) if frames and number in merged.odd}
-    for frames in set(told):
-        if 2 * told.count(frames) > len(told):
-            assert odd == set(told) - {frames}
-    if len(odd) == len(set(told)):
-        assert not told, "nobody is left for the odd ones to be apart from"
+    for frames in set(reported):
+        if 2 * reported.count(frames) > len(reported):
+            assert odd == set(reported) - {frames}
+    if len(odd) == len(set(reported)):
+        assert not reported, "no rank is left to compare the odd ones with"
     mentioned = [number for number in range(len(stacks)) if f"rank {number} " in sentence(merged)]
     assert set(mentioned) >= {one.rank for one in merged.without_stacks[:4]}
 
@@ -191,9 +191,9 @@ def test_ddp_buffer_broadcast_is_a_collective_without_our_frame() -> None:
     (main,) = tidy((Thread(1, "", True, False, (ours, *frames)),), PACKAGE)
     assert main.frames == frames
     for seen in ((ours, *frames), frames):
-        told = activity(seen)
-        assert (told.kind, told.call) == (Kind.COLLECTIVE, "DistributedDataParallel's broadcast")
-        assert told.place == TRAIN
+        reported = activity(seen)
+        assert (reported.kind, reported.call) == (Kind.COLLECTIVE, "DistributedDataParallel's broadcast")
+        assert reported.place == TRAIN
 
 
 def _started_in(file: str) -> tuple[Frame, ...]:
@@ -327,14 +327,14 @@ def _run() -> list[RankStacks]:
 
 def test_the_text_is_the_golden_file() -> None:
     out = StringIO()
-    told = sorted(_run(), key=lambda one: one.rank)
-    render_text("bert-17", told, merge(told), out)
+    reported = sorted(_run(), key=lambda one: one.rank)
+    render_text("bert-17", reported, merge(reported), out)
     check_golden("stacks.txt", out.getvalue())
 
 
 def test_the_document_has_every_thread_and_what_they_come_to() -> None:
-    told = sorted(_run(), key=lambda one: one.rank)
-    document = to_dict("bert-17", told, merge(told), [5])
+    reported = sorted(_run(), key=lambda one: one.rank)
+    document = to_dict("bert-17", reported, merge(reported), [5])
     assert (document["schema"], document["run"], document["odd"]) == (
         "torchperfd.stacks/1",
         "bert-17",

@@ -37,7 +37,7 @@ class Outside:
 
 
 class Rankling:
-    """A connected rank that answers as told."""
+    """A connected rank that gives a prepared answer."""
 
     def __init__(self, requests: StackRequests, answers: bool = True) -> None:
         self.requests, self.answers, self.asked = requests, answers, 0
@@ -63,9 +63,9 @@ def gather(
 ) -> list[RankStacks]:
     async def run() -> list[RankStacks]:
         found = requests.stacks(targets, seconds, allow_signal=allow_signal)
-        return [told async for told in found]
+        return [reported async for reported in found]
 
-    return sorted(asyncio.run(run()), key=lambda told: told.rank)
+    return sorted(asyncio.run(run()), key=lambda reported: reported.rank)
 
 
 def record(rank: int, namespace: int = 0) -> Rank:
@@ -86,22 +86,22 @@ def test_each_rank_is_reported_with_its_state() -> None:
     requests = StackRequests(wall=lambda: 1010.0)
     well, silent, gone = record(0), record(1), record(2, HERE)
     well.last_step_unix_seconds = 1000.0
-    told = gather(
+    reported = gather(
         requests,
         (well, Rankling(requests)),
         (silent, Rankling(requests, answers=False)),
         (gone, None),
         seconds=0.2,
     )
-    assert [one.outcome for one in told] == [Outcome.ANSWERED, Outcome.NO_ANSWER, Outcome.GONE]
-    assert (told[0].threads, told[0].phase, told[0].step) == ((FORWARD,), "forward", 118)
-    assert (told[0].seconds_since_step, told[1].seconds_since_step) == (10.0, None)
-    assert told[1].reason == (
+    assert [one.outcome for one in reported] == [Outcome.ANSWERED, Outcome.NO_ANSWER, Outcome.GONE]
+    assert (reported[0].threads, reported[0].phase, reported[0].step) == ((FORWARD,), "forward", 118)
+    assert (reported[0].seconds_since_step, reported[1].seconds_since_step) == (10.0, None)
+    assert reported[1].reason == (
         "no Python thread of it answers; it runs in a pid namespace of its own, where the daemon"
         " cannot reach it;"
         " `torchperfd stacks --signal` may read it, at the risk that its --help states"
     )
-    assert told[2].reason == "the process has ended"
+    assert reported[2].reason == "the process has ended"
 
 
 HELD = "no Python thread of it answers, as when native code holds the interpreter"
@@ -111,21 +111,21 @@ def test_stacks_of_a_held_rank_are_read_from_outside() -> None:
     read, signal = Outside(), Outside()
     requests = StackRequests(read=read, signal=signal)
     held, lost = record(0), record(1)
-    told = gather(
+    reported = gather(
         requests, (held, Rankling(requests, answers=False)), (lost, None), seconds=0.2, allow_signal=True
     )
-    assert [one.outcome for one in told] == [Outcome.READ, Outcome.READ]
-    assert [one.reason for one in told] == [HELD, "it has lost its connection to the daemon"]
-    assert [one.threads for one in told] == [(FORWARD,), (FORWARD,)]
+    assert [one.outcome for one in reported] == [Outcome.READ, Outcome.READ]
+    assert [one.reason for one in reported] == [HELD, "it has lost its connection to the daemon"]
+    assert [one.threads for one in reported] == [(FORWARD,), (FORWARD,)]
     assert signal.processes == []
 
 
 def test_stacks_without_py_spy_send_no_signal_unasked() -> None:
     signal = Outside()
     requests = StackRequests(read=Outside("py-spy is not installed"), signal=signal)
-    (told,) = gather(requests, (record(0), None))
-    assert (told.outcome, told.threads) == (Outcome.NO_ANSWER, ())
-    assert told.reason == (
+    (reported,) = gather(requests, (record(0), None))
+    assert (reported.outcome, reported.threads) == (Outcome.NO_ANSWER, ())
+    assert reported.reason == (
         "it has lost its connection to the daemon; py-spy is not installed;"
         " `torchperfd stacks --signal` may read it, at the risk that its --help states"
     )
@@ -135,16 +135,18 @@ def test_stacks_without_py_spy_send_no_signal_unasked() -> None:
 def test_stacks_with_signal_allowed_state_the_risk() -> None:
     signal = Outside()
     requests = StackRequests(read=Outside("py-spy is not installed"), signal=signal)
-    (told,) = gather(requests, (record(0), Rankling(requests, answers=False)), seconds=0.2, allow_signal=True)
-    assert (told.outcome, told.threads) == (Outcome.SIGNALLED, (FORWARD,))
-    assert told.reason == f"{HELD}; a signal was sent, which can crash a rank"
+    (reported,) = gather(
+        requests, (record(0), Rankling(requests, answers=False)), seconds=0.2, allow_signal=True
+    )
+    assert (reported.outcome, reported.threads) == (Outcome.SIGNALLED, (FORWARD,))
+    assert reported.reason == f"{HELD}; a signal was sent, which can crash a rank"
     assert len(signal.processes) == 1
 
 
 def test_stacks_with_no_way_left_name_each_reason() -> None:
     requests = StackRequests(read=Outside("no py-spy"), signal=Outside("Python runs in it"))
-    (told,) = gather(requests, (record(0), None), allow_signal=True)
-    assert told.reason == "it has lost its connection to the daemon; no py-spy; Python runs in it"
+    (reported,) = gather(requests, (record(0), None), allow_signal=True)
+    assert reported.reason == "it has lost its connection to the daemon; no py-spy; Python runs in it"
 
 
 def test_only_a_stalled_rank_is_asked_for_its_collectives() -> None:
@@ -154,8 +156,8 @@ def test_only_a_stalled_rank_is_asked_for_its_collectives() -> None:
     well.last_step_unix_seconds = 1009.9
     asked = [Rankling(requests) for _ in range(3)]
     asked[2].reports_collectives = False
-    told = gather(requests, *zip((still, well, older), asked, strict=True))
-    assert [one.collectives for one in told] == [(PROGRESS,), (), ()]
+    reported = gather(requests, *zip((still, well, older), asked, strict=True))
+    assert [one.collectives for one in reported] == [(PROGRESS,), (), ()]
     assert [one.asked for one in asked] == [2, 1, 1]
 
 
@@ -166,8 +168,8 @@ def test_a_record_that_is_stuck_costs_the_stacks_nothing() -> None:
 
     requests = StackRequests()
     stuck = Stuck(requests)
-    (told,) = gather(requests, (record(0), stuck), seconds=0.2)
-    assert (told.outcome, told.threads, told.collectives) == (Outcome.ANSWERED, (FORWARD,), ())
+    (reported,) = gather(requests, (record(0), stuck), seconds=0.2)
+    assert (reported.outcome, reported.threads, reported.collectives) == (Outcome.ANSWERED, (FORWARD,), ())
     assert stuck.asked == 2
 
 
@@ -181,9 +183,9 @@ def test_a_rank_cannot_answer_for_another_nor_twice_nor_late() -> None:
             super().dump_stacks(request_id)
             requests.on_report(self, request_id, Report((), "again", 0))
 
-    (told,) = gather(requests, (record(0), Victim(requests)))
+    (reported,) = gather(requests, (record(0), Victim(requests)))
     requests.on_report(liar, 1, Report((), "late", 0))
-    assert told.phase == "forward"
+    assert reported.phase == "forward"
 
 
 def test_rank_is_asked_over_grpc_and_its_answer_returned() -> None:
@@ -210,12 +212,14 @@ def test_rank_is_asked_over_grpc_and_its_answer_returned() -> None:
         counted = session_pb2.CollectiveReport(request_id=(await rank.hear()).tell_collectives.request_id)
         counted.groups.add(name="0", description="a\x1b[2J", begun=9, number=9, call="all_reduce", sizes="4")
         await rank.say(session_pb2.ClientMessage(collective_report=counted))
-        told = translate_stacks.rank_stacks(await call.read())
+        reported = translate_stacks.rank_stacks(await call.read())
         assert await call.code() is grpc.StatusCode.OK
-        assert (told.rank, told.world_size, told.pid) == (3, 4, 70)
-        assert (told.outcome, told.phase, told.step) == (Outcome.ANSWERED, "forward", 2**62)
-        assert told.collectives == (GroupProgress("0", "a?[2J", 9, 9, "all_reduce", "4"),)
-        assert told.threads == (Thread(5, "Main?[2J", True, False, (Frame("/job/train.py", 41, "forward"),)),)
+        assert (reported.rank, reported.world_size, reported.pid) == (3, 4, 70)
+        assert (reported.outcome, reported.phase, reported.step) == (Outcome.ANSWERED, "forward", 2**62)
+        assert reported.collectives == (GroupProgress("0", "a?[2J", 9, 9, "all_reduce", "4"),)
+        assert reported.threads == (
+            Thread(5, "Main?[2J", True, False, (Frame("/job/train.py", 41, "forward"),)),
+        )
         await rank.leave()
 
     play(scenario)
@@ -296,7 +300,7 @@ def test_ranks_that_are_not_here_make_it_partial(served: Served, capfd: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--run", "nobody"), 3, "no run nobody on this node; `torchperfd ps` lists those there are"),
+        (("--run", "absent"), 3, "no run absent on this node; `torchperfd ps` lists those there are"),
         (("--run", "bert-17", "--ranks", "0,7"), 3, "run bert-17 has no rank 7 on this node; it has 0"),
         ((), 3, "this node has 2 runs: bert-17, other; choose one with --run"),
         (("--ranks", "x"), 2, "'x' is no rank or range of ranks"),

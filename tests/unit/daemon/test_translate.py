@@ -132,7 +132,7 @@ TOTALS = st.builds(
     validate=KINDS,
     recorded=COUNTS,
     dropped=st.dictionaries(st.sampled_from(["ring", "outbox"]), COUNTS),
-    # A first step that has not been yet is nothing to tell.
+    # A first step that has not been made is not reported.
     warmup=KINDS.filter(lambda kind: kind.steps > 0) | st.just(KindTotal()),
     checkpoint=st.none() | PHASES,
     gc=st.lists(st.builds(GcTotal, COUNTS, COUNTS), max_size=3).map(tuple),

@@ -160,10 +160,10 @@ class TestGpus:
         for _ in range(60):
             node.gauge(name, 0.9, gpu="0", gpu_uuid="GPU-0")
             node.gauge(name, 0.1, gpu="1", gpu_uuid="GPU-1")
-            node.gauge(name, 0.9, gpu="9", gpu_uuid="GPU-of-nobody")
+            node.gauge(name, 0.9, gpu="9", gpu_uuid="GPU-unowned")
             node.evaluate()
         node.records[0].state = State.VALIDATING
-        for gpu, uuid in (("0", "GPU-0"), ("1", "GPU-1"), ("9", "GPU-of-nobody")):
+        for gpu, uuid in (("0", "GPU-0"), ("1", "GPU-1"), ("9", "GPU-unowned")):
             node.gauge(name, 0.0, gpu=gpu, gpu_uuid=uuid)
         assert [node.evaluate() for _ in range(60)] == [[]] * 60
 

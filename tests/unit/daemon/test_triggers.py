@@ -112,7 +112,7 @@ class TriggeredNode:
         self.counts: TriggerCounts = {}
         self.trainers = [Trainer(self, rank) for rank in range(ranks)]
         self.records: list[Rank] = []
-        self.told: list[RankStacks] = []
+        self.reported: list[RankStacks] = []
         for rank in range(ranks):
             record = self.store.join(RankIdentity("bert", rank, world_size=ranks, node="node-a"))
             record.state = State.TRAINING
@@ -135,7 +135,7 @@ class TriggeredNode:
         return self.trainers if run == "bert" else []
 
     async def stacks(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
-        for rank in self.told:
+        for rank in self.reported:
             yield rank
 
     def train(self, rank: int, total_ms: float, steps: int = 10) -> None:
@@ -151,7 +151,7 @@ class TriggeredNode:
         self.records[rank].totals = Totals(train=train)
 
     async def pass_time(self, seconds: int, step_ms: float = 100.0) -> None:
-        """Let seconds pass; with a step time of 0 nobody trains. All that begins, ends."""
+        """Let seconds pass; with a step time of 0 no rank trains. All actions end."""
         for _ in range(seconds):
             self.clock.now += 1.0
             if step_ms:
@@ -162,7 +162,7 @@ class TriggeredNode:
             await self.settle()
 
     async def _ask(self, ranks: Iterable[Rank], seconds: float) -> AsyncIterator[RankStacks]:
-        for rank in self.told:
+        for rank in self.reported:
             yield rank
 
     async def settle(self) -> None:
@@ -225,16 +225,16 @@ def test_a_healthy_run_is_left_alone(tmp_path: Path) -> None:
     assert not any(node.counts.values())
 
 
-def told(rank: int, outcome: Outcome, *frames: Frame) -> RankStacks:
+def reported(rank: int, outcome: Outcome, *frames: Frame) -> RankStacks:
     threads = (Thread(1, "MainThread", True, False, frames),) if frames else ()
     return RankStacks(rank, 2, "node-a", 100 + rank, outcome, "" if frames else "it has finished", threads)
 
 
 def test_a_stall_writes_stacks_that_are_listed_as_a_capture(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, plan(STALL), ranks=2)
-    node.told = [
-        told(1, Outcome.GONE),
-        told(0, Outcome.ANSWERED, Frame("/job/train.py", 7, "load\udcff")),
+    node.reported = [
+        reported(1, Outcome.GONE),
+        reported(0, Outcome.ANSWERED, Frame("/job/train.py", 7, "load\udcff")),
     ]
 
     async def scenario() -> None:
@@ -263,7 +263,7 @@ def test_second_stall_waits_for_the_cooldown_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = TriggeredNode(tmp_path, plan({**STALL, "cooldown": "5m"}), ranks=1)
-    node.told = [told(0, Outcome.ANSWERED, Frame("/job/train.py", 7, "load"))]
+    node.reported = [reported(0, Outcome.ANSWERED, Frame("/job/train.py", 7, "load"))]
 
     async def scenario() -> None:
         await node.pass_time(5)

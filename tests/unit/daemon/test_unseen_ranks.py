@@ -39,6 +39,6 @@ def test_observer_of_half_a_job_does_not_call_it_healthy() -> None:
     watched = Watched(ranks=2)
     # The slow rank is on another node, whose daemon this one does not know.
     watched.store.leave(watched.job.ranks[1])
-    told = watched.train(20, lambda number, _step: {"data": 0.03 * number})
-    assert {verdict.cause for verdict in told if verdict is not None} == {Cause.UNKNOWN}
+    reported = watched.train(20, lambda number, _step: {"data": 0.03 * number})
+    assert {verdict.cause for verdict in reported if verdict is not None} == {Cause.UNKNOWN}
     assert watched.verdict.evidence.endswith("1 of the job's 2 ranks is not seen by this daemon")

@@ -552,7 +552,7 @@ def test_receipt_or_marker_of_another_user_does_not_count(catalog: Catalog) -> N
     write_upload_marker(catalog.directory, "s3://theirs")
     os.chown(catalog.directory / ".uploads-to", 12345, 12345)
     assert read_upload_marker(catalog.directory) == ""
-    # What belongs to who owns the directory does, whoever looks.
+    # Files of the directory's owner count as such for every reader.
     os.chown(catalog.directory, 12345, 12345)
     assert stage(catalog, "one") is Upload.DONE
     assert read_upload_marker(catalog.directory) == "s3://theirs"

@@ -29,16 +29,16 @@ def played(samples: Sequence[Sequence[Verdict]]) -> list[Verdict | None]:
 def test_verdict_is_published_and_withdrawn_after_three_samples() -> None:
     """Published at the third sample with it, withdrawn after three samples without it."""
     slow = verdict(Cause.SLOW_RANK, 0.03, 2)
-    told = played([[NONE]] * 4 + [[slow]] * 4 + [[NONE]] * 4)
-    assert [each.cause.value if each else "" for each in told] == (
+    reported = played([[NONE]] * 4 + [[slow]] * 4 + [[NONE]] * 4)
+    assert [each.cause.value if each else "" for each in reported] == (
         ["", "", "none", "none"] + ["none"] * 2 + ["slow rank"] * 2 + ["slow rank"] * 2 + ["none"] * 2
     )
 
 
 def test_verdict_with_an_onset_is_published_after_two_samples() -> None:
     slow = replace(verdict(Cause.SLOW_RANK, 0.03, 2), onset_step=160)
-    told = played([[NONE]] * 4 + [[slow]] * 3 + [[NONE]] * 4)
-    assert [each.cause.value if each else "" for each in told] == (
+    reported = played([[NONE]] * 4 + [[slow]] * 3 + [[NONE]] * 4)
+    assert [each.cause.value if each else "" for each in reported] == (
         ["", "", "none", "none"] + ["none"] + ["slow rank"] * 2 + ["slow rank"] * 2 + ["none"] * 2
     )
 
@@ -61,8 +61,10 @@ def test_verdict_does_not_outlive_findings_with_changing_ranks() -> None:
 
 def test_of_two_alike_the_first_stays_first() -> None:
     one, other = verdict(Cause.SLOW_RANK, 0.03, 1), verdict(Cause.INPUT_BOUND, 0.031)
-    told = played([[one]] * 3 + [[one, other]] * 6 + [[one, verdict(Cause.INPUT_BOUND, 0.05)]])
-    assert [each.cause if each else None for each in told[2:]] == [Cause.SLOW_RANK] * 7 + [Cause.INPUT_BOUND]
+    reported = played([[one]] * 3 + [[one, other]] * 6 + [[one, verdict(Cause.INPUT_BOUND, 0.05)]])
+    assert [each.cause if each else None for each in reported[2:]] == [Cause.SLOW_RANK] * 7 + [
+        Cause.INPUT_BOUND
+    ]
 
 
 found = st.lists(

@@ -94,11 +94,11 @@ def later(
     ]
 
 
-def gain(told: Replay, removed: Removed, rank: int | None = None, phase: str | None = None) -> float:
-    """Return what is predicted to be gained; 0 where nothing is told."""
+def gain(reported: Replay, removed: Removed, rank: int | None = None, phase: str | None = None) -> float:
+    """Return the predicted gain; 0 without a prediction."""
     found = [
         each.gain_seconds
-        for each in told.answers
+        for each in reported.answers
         if (each.removed, each.rank) == (removed, rank) and phase in (None, each.phase)
     ]
     assert len(found) < 2
@@ -115,11 +115,11 @@ def test_a_ranks_excess(job: Job, seconds: float, often: float, culprit: int) ->
     slow = replace(job, forward=later(job.forward, {culprit}, seconds, often, 1))
     works, before = trained(slow)
     _, after = trained(job)
-    told = replay(works)
-    assert told.synchronous
-    assert told.step_seconds == pytest.approx(before, rel=0.01)
-    assert gain(told, Removed.RANK_EXCESS, culprit) == pytest.approx(before - after, abs=WITHIN * before)
-    others = [gain(told, Removed.RANK_EXCESS, rank) for rank in job.ranks if rank != culprit]
+    reported = replay(works)
+    assert reported.synchronous
+    assert reported.step_seconds == pytest.approx(before, rel=0.01)
+    assert gain(reported, Removed.RANK_EXCESS, culprit) == pytest.approx(before - after, abs=WITHIN * before)
+    others = [gain(reported, Removed.RANK_EXCESS, rank) for rank in job.ranks if rank != culprit]
     assert max(others) <= WITHIN * before
 
 
@@ -129,9 +129,9 @@ def test_two_slow_ranks_are_only_worth_something_together(job: Job, seconds: flo
     slow = replace(job, forward=later(job.forward, {0, 3}, seconds, 1.0, 1))
     works, before = trained(slow)
     _, after = trained(job)
-    told = replay(works)
-    assert gain(told, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
-    assert max(gain(told, Removed.RANK_EXCESS, rank) for rank in (0, 3)) <= WITHIN * before
+    reported = replay(works)
+    assert gain(reported, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
+    assert max(gain(reported, Removed.RANK_EXCESS, rank) for rank in (0, 3)) <= WITHIN * before
 
 
 @settings(max_examples=30)
@@ -140,8 +140,8 @@ def test_data(job: Job, seconds: float, often: float, ranks: set[int]) -> None:
     starved = replace(job, data=later(job.data, ranks, seconds, often, 2))
     works, before = trained(starved)
     _, after = trained(replace(job, data=[[0.0] * STEPS for _ in job.ranks]))
-    told = gain(replay(works), Removed.PHASE, phase="data")
-    assert told == pytest.approx(before - after, abs=WITHIN * before)
+    reported = gain(replay(works), Removed.PHASE, phase="data")
+    assert reported == pytest.approx(before - after, abs=WITHIN * before)
 
 
 @settings(max_examples=20)
@@ -152,8 +152,8 @@ def test_checkpoints_of_one_rank(job: Job, seconds: float) -> None:
     ]
     works, before = trained(replace(job, checkpoint=saved))
     _, after = trained(job)
-    told = gain(replay(works), Removed.PHASE, phase="checkpoint")
-    assert told == pytest.approx(before - after, abs=WITHIN * before)
+    reported = gain(replay(works), Removed.PHASE, phase="checkpoint")
+    assert reported == pytest.approx(before - after, abs=WITHIN * before)
 
 
 @settings(max_examples=20)
@@ -173,8 +173,8 @@ def test_collections_that_each_rank_has_at_its_own_time(job: Job, seconds: float
     ]
     works, before = trained(replace(job, forward=paused))
     _, after = trained(job)
-    told = replay(works, {rank: [Pauses(1 / period, seconds)] for rank in job.ranks})
-    assert gain(told, Removed.GARBAGE_COLLECTION) == pytest.approx(before - after, abs=WITHIN * before)
+    reported = replay(works, {rank: [Pauses(1 / period, seconds)] for rank in job.ranks})
+    assert gain(reported, Removed.GARBAGE_COLLECTION) == pytest.approx(before - after, abs=WITHIN * before)
 
 
 @settings(max_examples=30)
@@ -187,8 +187,8 @@ def test_what_has_grown_since_the_past(job: Job, seconds: float, exchange: float
     )
     past, after = trained(job)
     works, before = trained(slow)
-    told = gain(replay(works, past=past), Removed.GROWTH)
-    assert told == pytest.approx(before - after, abs=WITHIN * before)
+    reported = gain(replay(works, past=past), Removed.GROWTH)
+    assert reported == pytest.approx(before - after, abs=WITHIN * before)
     assert gain(replay(works), Removed.GROWTH) == 0
 
 
@@ -203,8 +203,8 @@ def test_what_grows_with_a_slow_rank_goes_too(job: Job, seconds: float, part: fl
     )
     past, after = trained(job)
     works, before = trained(slow)
-    told = gain(replay(works, past=past), Removed.RANK_EXCESS, culprit)
-    assert told == pytest.approx(before - after, abs=WITHIN * before)
+    reported = gain(replay(works, past=past), Removed.RANK_EXCESS, culprit)
+    assert reported == pytest.approx(before - after, abs=WITHIN * before)
 
 
 @settings(max_examples=30)
@@ -217,8 +217,8 @@ def test_what_grows_with_two_slow_ranks_goes_too(job: Job, seconds: float, part:
     )
     past, after = trained(job)
     works, before = trained(slow)
-    told = replay(works, past=past)
-    assert gain(told, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
+    reported = replay(works, past=past)
+    assert gain(reported, Removed.SLOW_RANKS) == pytest.approx(before - after, abs=WITHIN * before)
 
 
 @settings(max_examples=30)
@@ -243,8 +243,8 @@ def test_what_others_gain_by_a_rank_that_sleeps_is_lost_again(
     past, after = trained(job)
     works, before = trained(slow)
     removed, rank = (Removed.SLOW_RANKS, None) if culprits > 1 else (Removed.RANK_EXCESS, 0)
-    told = gain(replay(works, past=past), removed, rank)
-    assert told == pytest.approx(before - after, abs=WITHIN * before)
+    reported = gain(replay(works, past=past), removed, rank)
+    assert reported == pytest.approx(before - after, abs=WITHIN * before)
 
 
 def test_a_past_step_that_took_very_long_does_not_come_back() -> None:
@@ -254,18 +254,18 @@ def test_a_past_step_that_took_very_long_does_not_come_back() -> None:
     past, _ = trained(replace(job, forward=hiccup))
     works, before = trained(replace(job, forward=later(job.forward, {2}, 0.05, 1.0, 1)))
     _, after = trained(job)
-    told = replay(works, past=past)
+    reported = replay(works, past=past)
     for removed, rank in ((Removed.RANK_EXCESS, 2), (Removed.GROWTH, None)):
-        assert gain(told, removed, rank) == pytest.approx(before - after, abs=0.003)
+        assert gain(reported, removed, rank) == pytest.approx(before - after, abs=0.003)
 
 
 def test_what_all_ranks_take_more_is_no_slow_ranks() -> None:
     job = even(6, 0.02, 1)
     past, _ = trained(job)
     works, _ = trained(replace(job, forward=later(job.forward, set(job.ranks), 0.05, 1.0, 1)))
-    told = replay(works, past=past)
-    assert gain(told, Removed.GROWTH) == pytest.approx(0.05, abs=0.005)
-    assert gain(told, Removed.SLOW_RANKS) < 0.005
+    reported = replay(works, past=past)
+    assert gain(reported, Removed.GROWTH) == pytest.approx(0.05, abs=0.005)
+    assert gain(reported, Removed.SLOW_RANKS) < 0.005
 
 
 def test_what_has_grown_without_a_slow_rank_stays() -> None:
@@ -274,32 +274,32 @@ def test_what_has_grown_without_a_slow_rank_stays() -> None:
     works, _ = trained(
         replace(job, forward=later(job.forward, {2}, 0.06, 1.0, 1), exchange=job.exchange + 0.04)
     )
-    told = replay(works, past=past)
-    assert gain(told, Removed.RANK_EXCESS, 2) == pytest.approx(0.06, abs=0.001)
-    assert gain(told, Removed.GROWTH) == pytest.approx(0.05, abs=0.001)
+    reported = replay(works, past=past)
+    assert gain(reported, Removed.RANK_EXCESS, 2) == pytest.approx(0.06, abs=0.001)
+    assert gain(reported, Removed.GROWTH) == pytest.approx(0.05, abs=0.001)
 
 
 def test_ranks_that_do_not_wait_are_replayed_alone() -> None:
     slow = RankWork(1, {"data": np.full(20, 0.3), "forward": np.full(20, 0.1), "augment": np.full(20, 0.1)})
     quick = RankWork(0, {"data": np.full(20, 0.1), "forward": np.full(20, 0.2)})
-    told = replay([quick, slow])
-    assert not told.synchronous
-    assert told.step_seconds == pytest.approx(0.5)
-    assert [(each.removed, each.phase) for each in told.answers] == [
+    reported = replay([quick, slow])
+    assert not reported.synchronous
+    assert reported.step_seconds == pytest.approx(0.5)
+    assert [(each.removed, each.phase) for each in reported.answers] == [
         (Removed.PHASE, "data"),
         (Removed.PHASE, "augment"),
     ]
-    assert [each.step_seconds for each in told.answers] == pytest.approx([0.2, 0.4])
-    assert told.answers[0].speedup == pytest.approx(2.5)
+    assert [each.step_seconds for each in reported.answers] == pytest.approx([0.2, 0.4])
+    assert reported.answers[0].speedup == pytest.approx(2.5)
 
 
 def test_only_relevant_gains_are_listed_greatest_first() -> None:
     works, _ = trained(replace(even(3, 0.02, 5), exchange=0.05))
-    told = replay(works)
-    gains = [each.gain_seconds for each in told.answers]
+    reported = replay(works)
+    gains = [each.gain_seconds for each in reported.answers]
     assert gains == sorted(gains, reverse=True)
     assert gains
-    assert min(gains) >= LEAST_GAIN * told.step_seconds
+    assert min(gains) >= LEAST_GAIN * reported.step_seconds
 
 
 @pytest.mark.parametrize(
@@ -372,11 +372,11 @@ def test_replay_slow_loader_of_one_rank_is_one_cause() -> None:
         )
         for rank, data in enumerate((0.005, 0.131))
     ]
-    told = replay(works)
-    found = [(each.removed, each.rank, each.is_part) for each in told.answers[:2]]
+    reported = replay(works)
+    found = [(each.removed, each.rank, each.is_part) for each in reported.answers[:2]]
     assert found == [(Removed.PHASE, None, False), (Removed.RANK_EXCESS, 1, True)]
-    assert [each.gain_seconds for each in told.answers[:2]] == pytest.approx([0.131, 0.126])
-    lines = whatif.text("r", 2, told).splitlines()
+    assert [each.gain_seconds for each in reported.answers[:2]] == pytest.approx([0.131, 0.126])
+    lines = whatif.text("r", 2, reported).splitlines()
     assert lines[2].startswith("waiting for data")
     assert lines[3].startswith("  of it, what rank 1 needs more than its peers, most of it in data")
 
@@ -394,8 +394,8 @@ def test_replay_excess_in_another_phase_is_a_cause_of_its_own() -> None:
         )
         for rank, forward in enumerate((0.03, 0.08))
     ]
-    told = replay(works)
-    assert [(each.removed, each.is_part) for each in told.answers] == [
+    reported = replay(works)
+    assert [(each.removed, each.is_part) for each in reported.answers] == [
         (Removed.RANK_EXCESS, False),
         (Removed.PHASE, False),
         (Removed.EXCHANGE, False),

@@ -37,8 +37,8 @@ def test_each_rank_has_its_own_word_or_none_once_time_is_up(
         if known[trace.rank].ended:
             assert (trace.state, trace.reason) == (known[trace.rank], "")
         elif trace.rank in written:
-            told = own(trace.rank, written[trace.rank])
-            assert (trace.state, trace.reason, trace.file) == (told.state, told.reason, told.file)
+            reported = own(trace.rank, written[trace.rank])
+            assert (trace.state, trace.reason, trace.file) == (reported.state, reported.reason, reported.file)
             assert trace.clock_offset_ns == -7
         else:
             expected = (CaptureState.FAILED, NO_REPORT) if over else (known[trace.rank], "")
