@@ -14,7 +14,7 @@ def test_architecture_drawing_is_the_contract(package: str) -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (contract,) = (one for one in contracts if one["name"].startswith(f"In the {package}"))
     page = (ROOT / "docs" / "architecture.md").read_text()
-    drawing = page.split(f"## The {package}'s rooms")[1].split("```")[1]
+    drawing = page.split(f"## The {package}'s packages")[1].split("```")[1]
     assert drawing.split("\n")[1:-1] == contract["layers"]
 
 
