@@ -5,7 +5,7 @@
 Four checks; exits 1 when one fails:
 
 - the device time of every phase that takes 2 % of a step or more, beside what torch.profiler's trace
-  of the same steps says of it: within 5 %;
+  of the same steps reports: within 5 %;
 - the time of a step with the client attached and detached, in turns: the median change below 0.5 %;
 - a CUDA graph captured in CUDA's strictest mode while the client reads events on its own thread;
 - what marking one boundary costs the training thread (printed, not judged).

@@ -69,7 +69,7 @@ class Rank:
         """Send a message."""
         self._outgoing.put(session_pb2.ClientMessage(**body))
 
-    def hear(self) -> session_pb2.DaemonMessage:
+    def receive(self) -> session_pb2.DaemonMessage:
         """Return the daemon's next message; raises what it refuses the session with."""
         message: session_pb2.DaemonMessage = next(self.call)
         return message

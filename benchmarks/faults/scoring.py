@@ -159,7 +159,7 @@ class Score:
         blame: The share of healthy jobs with a fault in the last answer.
         moments: The share of answers after the onset's step, in healthy jobs, that name a fault.
         false_hangs: Jobs that do not hang and were reported as hanging at any time.
-        named_within_10_s: The share of faults of some ranks, step after step, whose rank is named for good
+        named_within_10_s: The share of faults of some ranks, step after step, whose rank is named to the end
             within ten seconds.
         within_10_s: The share of faults without a hang whose cause and rank are lastingly right within 10 s.
         median_seconds: Until cause and rank are lastingly right, of those that ever are.

@@ -301,7 +301,7 @@ def main() -> int:
     tail.run()
     print_tail(tail.measured)
     print(
-        f"a few steps off, a few on, by turns, {max(2, options.tail_rounds)} rounds of {_TAIL_S:.0f} s; what"
+        f"a few steps off and on alternate, {max(2, options.tail_rounds)} rounds of {_TAIL_S:.0f} s; what"
         "\nour threads do every few seconds falls on steps that are on, once in as many as that time has."
     )
     complaints += judge_tail(tail.measured, tail.failures)

@@ -3,7 +3,7 @@
     python -m benchmarks.overhead.parts
     python -m benchmarks.overhead.parts --ddp
 
-In one process, blocks of a few steps go by turns with no hook on and with all, or all but one. Prints by
+In one process, blocks of a few steps alternate with no hook on and with all, or all but one. Prints by
 how much CPU time of the training thread an undisturbed step is longer than with none: the mean over rounds
 without the fifth at either end, and its standard error. Where the memory of a process happens to lie is
 worth a microsecond or two, the same to all of them: to be compared with one another, not with another run.

@@ -46,7 +46,7 @@ class Trial:
 
     def __str__(self) -> str:
         how = "run" if self.is_run else "attach"
-        half = "portable" if self.is_portable else "native"
+        half = "reference" if self.is_portable else "native"
         return f"{self.behaviour} / {self.fault} / {how} / {half} / seed {self.seed}"
 
 

@@ -13,7 +13,7 @@ class Field:
         kind: A counter only grows while its process lives.
         unit: Of the metric; the base unit.
         help: What it is, as one sentence.
-        report: Where it stands in a rank of the ``torchperfd.run/1`` document; empty where it does not.
+        report: Its path in a rank of the ``torchperfd.run/1`` document; empty if it has none.
     """
 
     metric: str

@@ -91,7 +91,7 @@ def listen(settings: ServeSettings) -> Iterator[socket.socket]:
 
 
 def public_host(host: str) -> str:
-    """Return the host that other nodes reach this address by, as it stands in a URL."""
+    """Return the host that other nodes reach this address by, in the form of a URL."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host

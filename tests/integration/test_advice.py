@@ -28,14 +28,14 @@ ALL = [
 ]
 
 
-class Heard:
+class AdviceOfLoops:
     """What is said of every loop. They get ready a few at a time; each is recorded while the others rest."""
 
     def __init__(self) -> None:
         self._advice: dict[tuple[str, str], Sequence[Advice]] = {}
 
     def of(self, name: str, variant: str) -> Sequence[Advice]:
-        """Return what is said of a loop; the loops after it are heard as well."""
+        """Return the advice on a loop; it is collected for the loops after it as well."""
         if (name, variant) not in self._advice:
             first = ALL.index((name, variant))
             with ExitStack() as stack:
@@ -49,15 +49,15 @@ class Heard:
 
 
 @pytest.fixture(scope="module")
-def heard() -> Heard:
-    return Heard()
+def loops() -> AdviceOfLoops:
+    return AdviceOfLoops()
 
 
 @pytest.mark.parametrize(
     ("name", "rule"), [(name, script.rule) for name, script in SCRIPTS.items()], ids=list(SCRIPTS)
 )
-def test_the_rule_that_a_slow_loop_breaks_comes_first(heard: Heard, name: str, rule: str) -> None:
-    advice = heard.of(name, "slow")
+def test_the_rule_that_a_slow_loop_breaks_comes_first(loops: AdviceOfLoops, name: str, rule: str) -> None:
+    advice = loops.of(name, "slow")
     assert advice
     assert advice[0].rule == rule
     assert 0.03 <= advice[0].share_of_step <= 1
@@ -65,10 +65,10 @@ def test_the_rule_that_a_slow_loop_breaks_comes_first(heard: Heard, name: str, r
 
 
 @pytest.mark.parametrize(("name", "rule"), TAKEN.items(), ids=list(TAKEN))
-def test_advice_already_taken_is_not_given_again(heard: Heard, name: str, rule: str) -> None:
-    assert rule not in [each.rule for each in heard.of(name, "tuned")]
+def test_advice_already_taken_is_not_given_again(loops: AdviceOfLoops, name: str, rule: str) -> None:
+    assert rule not in [each.rule for each in loops.of(name, "tuned")]
 
 
 @pytest.mark.parametrize("name", WELL_TUNED)
-def test_nothing_is_said_of_a_well_tuned_loop(heard: Heard, name: str) -> None:
-    assert [each.rule for each in heard.of(name, "tuned")] == []
+def test_well_tuned_loop_gets_no_advice(loops: AdviceOfLoops, name: str) -> None:
+    assert [each.rule for each in loops.of(name, "tuned")] == []

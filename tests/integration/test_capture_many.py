@@ -20,7 +20,7 @@ RANKS: Final = 8
 CAPTURES: Final = 50
 _STEP: Final = re.compile(r'"name": "ProfilerStep#(\d+)"')
 
-# Every rank dawdles at moments of its own; the reduction makes the others wait for it.
+# Every rank is slow at moments of its own; the reduction makes the others wait for it.
 SCRIPT: Final = """
 import pathlib, random, sys, time, torch, torch.distributed as dist
 torch.set_num_threads(1)

@@ -24,7 +24,7 @@ def store(node: Node, tmp_path: Path) -> Iterator[ObjectStore]:
 
 
 def uploaded(node: Node) -> dict[str, str]:
-    """Return what `captures list` says of each capture's upload."""
+    """Return the state of each capture's upload in `captures list`."""
     return {each["capture_id"]: each["uploaded"] for each in node.json("captures", "list")["captures"]}
 
 

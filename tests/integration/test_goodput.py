@@ -1,4 +1,4 @@
-"""The goodput ledger against a wall clock: a real loop, killed and resumed, and a daemon killed as well."""
+"""Goodput against a wall clock: a real loop, killed and resumed, and a daemon killed as well."""
 
 import json
 import signal
@@ -68,7 +68,7 @@ def test_buckets_sum_to_wall_time_across_rank_and_daemon_kills(node: Node) -> No
         while_away = notes(first)["steps"]
         eventually(lambda: notes(first)["steps"] > while_away + 10, 60)
         node.start_daemon()
-        # Of a process that dies before the new daemon has heard of it, only the last sign is known.
+        # Of a process that dies before the new daemon samples it, only the last sample is known.
         eventually(lambda: node.metric("torchperfd_train_goodput_seconds_total{") is not None, 60, node.log)
         process.kill()
         process.communicate()
@@ -83,12 +83,12 @@ def test_buckets_sum_to_wall_time_across_rank_and_daemon_kills(node: Node) -> No
     assert process.returncode == 0, output
     after = notes(second)
 
-    def ledger() -> Any:
+    def goodput() -> Any:
         (run,) = node.json("goodput", "--run", "resumed")["runs"]
         return run
 
-    eventually(lambda: not ledger()["ranks"][0]["running"], 60, node.log)
-    run = ledger()
+    eventually(lambda: not goodput()["ranks"][0]["running"], 60, node.log)
+    run = goodput()
     seconds = run["bucket_seconds"]
     wall = ended - started
     assert sum(seconds.values()) == pytest.approx(wall, rel=0.005)

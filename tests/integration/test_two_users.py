@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be seve
 
 TRAIN = """
 rank = Rank(SOCKET, "baseline")
-welcome = rank.hear().welcome
+welcome = rank.receive().welcome
 print(welcome.run, flush=True)
 made = 0
 def report():
@@ -38,8 +38,8 @@ for line in sys.stdin:
     word = line.strip()
     if word == "step":
         report()
-    elif word == "hear":
-        print(rank.hear().WhichOneof("body"), flush=True)
+    elif word == "receive":
+        print(rank.receive().WhichOneof("body"), flush=True)
     elif word == "leave":
         rank.leave()
         print("left", flush=True)
@@ -124,7 +124,7 @@ def test_a_name_that_two_users_give_is_two_runs(node: Shared) -> None:
         assert node.metric("torchperfd_clients ") == 1
         # A capture of the name is asked of the process that had it first.
         with node.running(sys.executable, "-m", "torchperfd", "capture", "--run", "baseline", "--steps", "1"):
-            assert line(ada, "hear") == "prepare_capture"
+            assert line(ada, "receive") == "prepare_capture"
     log = node.log()
     assert log.count(f"the run of pid {bob.pid} is named baseline@{BOB} on this node") == 1
 
@@ -174,7 +174,7 @@ POISON = """
 import json
 most = 2**64 - 1
 rank = Rank(SOCKET, "poison", job_name="job\\x1b[2J")
-rank.hear()
+rank.receive()
 name = "\\x1b]0;owned\\x07\\u202edata"
 phases = [session_pb2.PhaseAccount(phase=f"{name}{n}", calls=most, ns=most) for n in range(40)]
 kind = session_pb2.KindAccount(kind=1, steps=most, step_ns=most, samples=most, phases=phases,
@@ -225,7 +225,7 @@ ranks, refused = [], []
 for number in range(40):
     rank = Rank(SOCKET, f"flood{number}")
     try:
-        rank.hear()
+        rank.receive()
         ranks.append(rank)
     except grpc.RpcError as error:
         refused.append((error.code().name, error.details()))
@@ -269,7 +269,7 @@ def test_a_flood_of_sessions_leaves_room_for_others(node: Shared) -> None:
 LIE = """
 import json
 rank = Rank(SOCKET, "lie", pid=VICTIM, process_start_ticks=TICKS)
-rank.hear()
+rank.receive()
 print(json.dumps(command("stacks", "--run", "lie")), flush=True)
 """
 

@@ -34,7 +34,7 @@ Model = Any
 
 
 class Branches(nn.Module):
-    """Uses one of two branches, by turns."""
+    """Alternates between two branches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,8 +135,8 @@ class Drained:
             self.batches += drained
             return drained
 
-        def arrivals(book: ArrivalRecorder) -> Arrivals:
-            self.arrivals.append(drain_arrivals(book))
+        def arrivals(recorder: ArrivalRecorder) -> Arrivals:
+            self.arrivals.append(drain_arrivals(recorder))
             return self.arrivals[-1]
 
         Recorder.drain = steps  # type: ignore[method-assign,assignment]

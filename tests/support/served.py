@@ -161,7 +161,7 @@ class RankStream:
         for message in messages:
             await asyncio.wait_for(self.call.write(message), GIVE_UP_S)
 
-    async def hear(self) -> session_pb2.DaemonMessage:
+    async def receive(self) -> session_pb2.DaemonMessage:
         """Return the daemon's next message."""
         message = await asyncio.wait_for(self.call.read(), GIVE_UP_S)
         assert isinstance(message, session_pb2.DaemonMessage), "the daemon ended the session"
@@ -170,7 +170,7 @@ class RankStream:
     async def join(self, run: str = "bert-17", rank: int = 0, **more: Any) -> session_pb2.Welcome:
         """Say hello and return the welcome."""
         await self.say(hello(run, rank, **more))
-        return (await self.hear()).welcome
+        return (await self.receive()).welcome
 
     async def refused(self) -> tuple[grpc.StatusCode, str]:
         """Return the status that the daemon ends the session with."""

@@ -182,7 +182,7 @@ def _is_whole(file: BinaryIO) -> bool:
     file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
     tail = file.read()
     _, named, rest = tail.partition(b'"traceName"')
-    # One brace closes what that stands in; those of values after it come in pairs.
+    # One brace closes the object that contains it; those of values after it come in pairs.
     rest = _STRING.sub(b"", rest).rstrip()
     return bool(named) and rest.endswith(b"}") and rest.count(b"}") == rest.count(b"{") + 1
 

@@ -1,4 +1,4 @@
-"""Tracers: torch's profiler, started without the seconds that its front door costs.
+"""Tracers: torch's profiler, started without the seconds that its public constructor costs.
 
 ``torch.profiler.profile`` imports all of ``torch._inductor`` on its first start, just to
 ask whether CUDA graphs are on: 1.4 to 2.7 s, on the training thread, or on another one in

@@ -86,7 +86,7 @@ class HookLinks:
             announced as well.
         after_loader: Called when a loader is exhausted.
         watch_draws: Has the next draw announced; None where draws are not timed.
-        backward: What stands in the place of ``torch.autograd.backward``.
+        backward: The replacement of ``torch.autograd.backward``.
     """
 
     def __init__(

@@ -85,7 +85,7 @@ class FitPauses:
                 self.ns[generation] += lost_ns
 
     def _shorten(self, *, merging: bool) -> None:
-        """Halve what waits: before training it is dropped; later, one record a generation stands for it."""
+        """Halve what waits: before training it is dropped; later, one record per generation replaces them."""
         oldest = [self._waiting.popleft() for _ in range(len(self._waiting) // 2)]
         merged: dict[int, _Waiting] = {}
         for pause in oldest if merging else ():

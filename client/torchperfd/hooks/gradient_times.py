@@ -9,7 +9,7 @@ Pending = dict[int, tuple["weakref.ref[Any]", int, int]]
 
 
 class GradientTimes:
-    """Asks reducers when each of their gradients was ready.
+    """Reads from reducers when each of their gradients was ready.
 
     A reducer notes this by itself, in nanoseconds since it was prepared for the backward. From the last
     gradient on, the backward waits for the other ranks.

@@ -51,7 +51,7 @@ class Reductions:
 
     Args:
         context: The hook's.
-        timed: What stands in the place of ``torch.autograd.backward``.
+        timed: The replacement of ``torch.autograd.backward``.
     """
 
     def __init__(self, context: HookContext, timed: Timed) -> None:

@@ -1,7 +1,7 @@
 """How far this process's collectives are, as torch's own Flight Recorder has it.
 
 torch numbers the collectives of every process group and keeps the newest of them in memory: with NCCL, and in
-torch 2.13 with gloo, too, unless ``TORCH_FR_BUFFER_SIZE`` is 0. It is asked only while a rank stands still:
+torch 2.13 with gloo, too, unless ``TORCH_FR_BUFFER_SIZE`` is 0. It is asked only while a rank is stalled:
 writing the record out takes milliseconds, and the interpreter with it.
 """
 

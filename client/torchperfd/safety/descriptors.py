@@ -29,7 +29,7 @@ def open_descriptors() -> dict[int, str]:
 
 
 def target_of(descriptor: int) -> str:
-    """Return what a descriptor stands for, '' where it is closed."""
+    """Return the file behind a descriptor; empty if it is closed."""
     try:
         return os.readlink(f"{_DIRECTORY}/{descriptor}")  # noqa: PTH115
     except OSError as error:

@@ -18,7 +18,7 @@ from torchperfd_daemon.analysis.trace import Flags, Int64, Trace
 
 _OPERATOR: Final = "cpu_op"
 _ANNOTATION: Final = "user_annotation"
-# Inductor marks what it runs with an annotation, which stands in for the operator where there is none.
+# Inductor marks what it runs with an annotation, which replaces the operator if there is none.
 _COMPILED: Final = ("## Call CompiledFxGraph", "Torch-Compiled Region")
 # Older exporters cut times to whole microseconds, so that a launch may seem to follow its operator by one.
 _ROUNDING_NS: Final = 1_000

@@ -16,7 +16,7 @@ def in_use(texts: Sequence[str], names: Int64) -> tuple[tuple[str, ...], Int64]:
 
     Args:
         texts: The table that ``names`` counts in.
-        names: Indices; -1 stands for no name and stays so.
+        names: Indices; -1 is no name and stays.
     """
     used, inverse = np.unique(names, return_inverse=True)
     shown = [texts[name] for name in used.tolist() if name >= 0]

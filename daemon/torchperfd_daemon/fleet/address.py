@@ -32,7 +32,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read ``host:port``; an IPv6 number stands in brackets.
+    """Read ``host:port``; an IPv6 address is in brackets.
 
     Raises:
         UsageError: It is malformed.

@@ -60,7 +60,7 @@ class Answers(Generic[Answer]):
 
 
 class FanOut:
-    """Asks peers concurrently.
+    """Sends a request to all peers at once.
 
     Args:
         current: Returns the fleet's credentials in force.

@@ -58,7 +58,7 @@ class _Surveyed:
 
 
 class FleetView:
-    """Asks the other daemons of the fleet, and merges their answers with this node's.
+    """Queries the other daemons of the fleet, and merges their answers with this node's.
 
     Args:
         peers: The addresses of the fleet's daemons; None if no peers are configured.

@@ -31,7 +31,7 @@ MayCommand = Callable[[int | None], bool]
 
 
 class PeerDirectory(Protocol):
-    """Asks the other nodes. Each method raises TorchperfdError when it is not known which there are."""
+    """Queries the other nodes. Each method raises TorchperfdError if the peers cannot be resolved."""
 
     @property
     def known(self) -> bool:

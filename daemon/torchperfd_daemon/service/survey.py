@@ -20,7 +20,7 @@ PublishedVerdict = Callable[[str], Verdict | None]
 
 
 def ranks_of(store: Store, run: str, job: str) -> list[Rank]:
-    """Return the ranks of a run and of a job on this node; an empty name stands for all."""
+    """Return the ranks of a run and of a job on this node; an empty name selects all."""
     store.forget_departed()
     return [
         rank

@@ -1,13 +1,13 @@
 """A script whose step is interrupted at each instruction of ours in turn; run by test_interrupts.
 
-Arguments: ``native`` or ``portable`` hooks, at every how many instructions, and ``live`` where the training
+Arguments: ``native`` or ``reference`` hooks, at every how many instructions, and ``live`` where the training
 thread is to read its events at once, as it does during a capture.
 Prints how many exceptions it raised, how many its loop saw, and how far the phases are from their sum.
 """
 
 import sys
 
-if sys.argv[1] == "portable":
+if sys.argv[1] == "reference":
     sys.modules["torchperfd.events._native"] = None  # type: ignore[assignment]
 
 import torch

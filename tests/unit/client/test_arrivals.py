@@ -17,7 +17,7 @@ def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:
 
 @given(st.lists(st.sampled_from(["arrive", "close", "forget", "drain", "hold"]), max_size=60), st.data())
 def test_drained_arrivals_are_those_written(ops: list[str], data: st.DataObject) -> None:
-    book, reported, expected = ArrivalRecorder(), [], []
+    recorder, reported, expected = ArrivalRecorder(), [], []
     step = 0
     # By hand: the arrivals of the open step and of a held one, None for none held.
     current: list[int] = []
@@ -31,41 +31,41 @@ def test_drained_arrivals_are_those_written(ops: list[str], data: st.DataObject)
 
     for now, op in enumerate(ops, start=1):
         if op == "arrive":
-            book.arrive(now)
+            recorder.arrive(now)
             current.append(now)
         elif op == "drain":
-            reported += rows(book.drain())
+            reported += rows(recorder.drain())
         elif op == "hold" and held is None:
-            book.hold()
+            recorder.hold()
             current, held = [], current
         elif op in ("close", "forget"):
             if held is not None:
                 fate = data.draw(st.sampled_from(["rejoin", "release", "discard"]))
                 if fate == "rejoin":
-                    book.rejoin()
+                    recorder.rejoin()
                     current = held + current
                 elif fate == "release":
-                    book.release(step)
+                    recorder.release(step)
                     ended(held)
                 else:
-                    book.discard()
+                    recorder.discard()
                 held = None
             if op == "close":
-                book.close(step)
+                recorder.close(step)
                 ended(current)
             else:
-                book.forget()
+                recorder.forget()
             current = []
-    assert reported + rows(book.drain()) == expected
-    assert rows(book.drain()) == []
+    assert reported + rows(recorder.drain()) == expected
+    assert rows(recorder.drain()) == []
 
 
 def test_undrained_arrivals_are_bounded() -> None:
-    book = ArrivalRecorder()
+    recorder = ArrivalRecorder()
     for step in range(10_000):
-        book.arrive(step + 1)
-        book.close(step)
-    arrivals = book.drain()
+        recorder.arrive(step + 1)
+        recorder.close(step)
+    arrivals = recorder.drain()
     assert arrivals.step == array("q", range(len(arrivals.step)))
     assert 1_000 < len(arrivals.step) < 10_000
 

@@ -466,7 +466,7 @@ class Model:
 PHASES = st.sampled_from((NO_PHASE, DATA, FORWARD, OTHER))
 KINDS = st.sampled_from((NO_KIND, TRAIN, VALIDATE))
 WORK = st.integers(0, 9)
-STORIES = st.lists(
+EVENT_LISTS = st.lists(
     st.one_of(
         st.tuples(st.just("boundary"), PHASES),
         st.tuples(st.just("launch"), WORK),
@@ -485,9 +485,9 @@ STORIES = st.lists(
 
 
 @settings(max_examples=500)
-@given(story=STORIES, capacity=st.integers(1, 12))
+@given(events=EVENT_LISTS, capacity=st.integers(1, 12))
 def test_totals_are_the_truth_and_no_event_is_lost_to_the_pool(
-    story: list[tuple[Any, ...]], capacity: int
+    events: list[tuple[Any, ...]], capacity: int
 ) -> None:
     model = Model(capacity)
     calls: dict[str, Callable[..., None]] = {
@@ -497,7 +497,7 @@ def test_totals_are_the_truth_and_no_event_is_lost_to_the_pool(
             "close", "hold", "rejoin", "release", "capture",
         )
     }  # fmt: skip
-    for name, *details in story:
+    for name, *details in events:
         calls[name](*details)
     model.capture(False)
     model.close(TRAIN)

@@ -110,10 +110,10 @@ def test_another_thread_can_be_followed(kind: Any) -> None:
 @both
 def test_listeners_come_and_go(kind: Any) -> None:
     buffer = kind.EventBuffer(16, 9)
-    heard: list[int] = []
+    lengths: list[int] = []
 
     def listen() -> None:
-        heard.append(len(buffer))
+        lengths.append(len(buffer))
 
     for name, there in (("on_event", listen), ("cuda_event_id", lambda: 6)):
         default = getattr(buffer, name)
@@ -124,7 +124,7 @@ def test_listeners_come_and_go(kind: Any) -> None:
         setattr(buffer, name, default)
         assert getattr(buffer, name) is default
         buffer.mark(2)
-    assert heard == [1]
+    assert lengths == [1]
     assert written(buffer) == [(1, 0), (2, 0), (9, 7), (1, 0), (2, 0)]
 
 
@@ -225,10 +225,10 @@ def test_event_id_precedes_every_event(kind: Any) -> None:
 @both
 def test_listener_gets_every_event_and_its_failures_stay_inside(kind: Any) -> None:
     buffer = kind.EventBuffer(16)
-    heard: list[int] = []
+    lengths: list[int] = []
 
     def listener() -> None:
-        heard.append(len(buffer))
+        lengths.append(len(buffer))
         raise ZeroDivisionError
 
     buffer.on_event = listener
@@ -236,7 +236,7 @@ def test_listener_gets_every_event_and_its_failures_stay_inside(kind: Any) -> No
     with pytest.raises(ZeroDivisionError) as caught:
         timed()
     assert caught.traceback[-1].name == "<lambda>"
-    assert heard == [1, 2]
+    assert lengths == [1, 2]
     assert written(buffer) == [(1, 0), (3, 0)]
 
 

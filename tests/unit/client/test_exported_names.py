@@ -1,4 +1,4 @@
-"""The public door is ``torchperfd`` alone, and opening it costs next to nothing."""
+"""The public names are in ``torchperfd`` alone, and importing it costs almost nothing."""
 
 import inspect
 import subprocess

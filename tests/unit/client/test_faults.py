@@ -10,14 +10,14 @@ from torchperfd.faults import Faults
 def test_a_place_is_spent_at_the_limit_and_no_other_with_it(caplog: pytest.LogCaptureFixture) -> None:
     faults = Faults(limit=3)
     for _ in range(2):
-        faults.note("pump", ValueError("no"))
-        assert not faults.spent("pump")
-    faults.note("pump", ValueError("no"))
+        faults.note("flusher", ValueError("no"))
+        assert not faults.spent("flusher")
+    faults.note("flusher", ValueError("no"))
     faults.note("stream", OSError())
-    assert faults.spent("pump")
+    assert faults.spent("flusher")
     assert not faults.spent("stream")
     assert not faults.spent("a place that never failed")
-    assert faults.counts() == {"pump": 3, "stream": 1}
+    assert faults.counts() == {"flusher": 3, "stream": 1}
 
 
 def test_log_has_first_failure_in_full_and_last_in_one_line(
@@ -26,22 +26,22 @@ def test_log_has_first_failure_in_full_and_last_in_one_line(
     faults = Faults(limit=3)
     error = ValueError("a reason")
     for _ in range(100):
-        faults.note("pump", error)
+        faults.note("flusher", error)
     first, last = caplog.records
     assert (first.levelno, first.name) == (logging.WARNING, "torchperfd")
-    assert first.getMessage() == "pump failed; training goes on unaffected"
+    assert first.getMessage() == "flusher failed; training goes on unaffected"
     assert first.exc_info is not None
     assert first.exc_info[1] is error
-    assert last.getMessage() == "pump failed 3 times and is now off"
+    assert last.getMessage() == "flusher failed 3 times and is now off"
     assert last.exc_info is None
-    assert faults.counts() == {"pump": 100}
+    assert faults.counts() == {"flusher": 100}
 
 
 def test_returned_counts_are_a_copy() -> None:
     faults = Faults()
-    faults.note("pump", ValueError())
-    faults.counts()["pump"] = 99
-    assert faults.counts() == {"pump": 1}
+    faults.note("flusher", ValueError())
+    faults.counts()["flusher"] = 99
+    assert faults.counts() == {"flusher": 1}
 
 
 def test_ten_failures_are_enough_by_default() -> None:

@@ -98,7 +98,7 @@ def test_is_from_script_injected_type_is_true(monkeypatch: pytest.MonkeyPatch) -
     assert is_from_script(_raised_in(code))
 
 
-@pytest.mark.parametrize(("hooks", "stride"), [("native", 1), ("portable", 23)])
+@pytest.mark.parametrize(("hooks", "stride"), [("native", 1), ("reference", 23)])
 @pytest.mark.parametrize("how", ["", "live"])
 def test_step_interrupted_anywhere_in_hooks_raises_once(hooks: str, stride: int, how: str) -> None:
     stride *= 11 if how else 1

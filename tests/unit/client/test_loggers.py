@@ -21,7 +21,7 @@ MS = 10**6
 
 
 @dataclass
-class Keeper:
+class RecordingLogger:
     """A logger that keeps its calls."""
 
     every_seconds: float = 0.02
@@ -157,46 +157,46 @@ def senders() -> Iterator[Senders]:
 
 
 def test_logger_logs_new_steps_then_the_rest_and_the_table(senders: Senders) -> None:
-    keeper, firsts = Keeper(), list[int]()
-    sender = senders.start(keeper, lambda: firsts.append(1))
+    recording, firsts = RecordingLogger(), list[int]()
+    sender = senders.start(recording, lambda: firsts.append(1))
     senders.now = totals(11)
-    until(lambda: bool(keeper.metrics))
+    until(lambda: bool(recording.metrics))
     senders.now = totals(21)
-    until(lambda: len(keeper.metrics) == 2)
-    keeper.every_seconds = 60
+    until(lambda: len(recording.metrics) == 2)
+    recording.every_seconds = 60
     report = senders.report()
     sender.conclude(report)
     sender.conclude(report)
     sender.join(5)
-    assert [step for step, _ in keeper.metrics] == [11, 21]
-    assert keeper.reports == [report]
-    assert (keeper.closed, firsts) == (1, [1])
-    assert keeper.threads == {"torchperfd-logger"}
+    assert [step for step, _ in recording.metrics] == [11, 21]
+    assert recording.reports == [report]
+    assert (recording.closed, firsts) == (1, [1])
+    assert recording.threads == {"torchperfd-logger"}
     assert senders.faults.counts() == {}
 
 
 def test_steps_after_the_last_log_are_logged_at_the_end(senders: Senders) -> None:
-    keeper = Keeper(every_seconds=3600)
-    sender = senders.start(keeper)
+    recording = RecordingLogger(every_seconds=3600)
+    sender = senders.start(recording)
     senders.now = totals(5)
     sender.conclude(senders.report())
     sender.join(5)
-    assert [step for step, _ in keeper.metrics] == [5]
+    assert [step for step, _ in recording.metrics] == [5]
 
 
 def test_steps_may_say_when(senders: Senders) -> None:
-    keeper = Keeper(every_seconds=float("inf"), every_steps=10)
-    senders.start(keeper)
+    recording = RecordingLogger(every_seconds=float("inf"), every_steps=10)
+    senders.start(recording)
     senders.now = totals(11)
-    until(lambda: len(keeper.metrics) == 1)
+    until(lambda: len(recording.metrics) == 1)
     senders.now = totals(20)
     time.sleep(0.6)
-    assert [step for step, _ in keeper.metrics] == [11]
+    assert [step for step, _ in recording.metrics] == [11]
     senders.now = totals(21)
-    until(lambda: len(keeper.metrics) == 2)
+    until(lambda: len(recording.metrics) == 2)
 
 
-class Broken(Keeper):
+class Broken(RecordingLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         super().log_metrics(metrics, step)
         raise OSError("disk full")
@@ -217,7 +217,7 @@ def test_raising_logger_is_counted_and_dropped_past_the_limit(senders: Senders) 
     assert senders.faults.counts() == {"logger Test": 3}
 
 
-class Missing(Keeper):
+class Missing(RecordingLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         super().log_metrics(metrics, step)
         raise ImportError("No module named 'wandb'; pip install 'torchperfd[wandb]'")
@@ -232,7 +232,7 @@ def test_logger_without_its_library_is_tried_once(senders: Senders, caplog: pyte
     assert "pip install 'torchperfd[wandb]'" in caplog.text
 
 
-class Hanging(Keeper):
+class Hanging(RecordingLogger):
     release: threading.Event
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
@@ -244,25 +244,28 @@ class Hanging(Keeper):
 
 
 def test_a_client_sends_from_threads_of_their_own() -> None:
-    keeper, other = Keeper(), Keeper()
-    client = torchperfd.attach(loggers=[keeper])
+    recording, other = RecordingLogger(), RecordingLogger()
+    client = torchperfd.attach(loggers=[recording])
     client.add_logger(other)
     for _ in range(3):
         client.step(samples=8)
     client.detach()
-    for each in (keeper, other):
+    for each in (recording, other):
         assert each.threads == {"torchperfd-logger"}
         assert sum(metrics["torchperfd/train/samples_per_second"] > 0 for _, metrics in each.metrics) >= 1
         assert [report.table.steps for report in each.reports] == [3]
         assert each.closed == 1
-    assert [sender.place for sender in client._senders] == ["logger Keeper", "logger Keeper 2"]
+    assert [sender.place for sender in client._senders] == [
+        "logger RecordingLogger",
+        "logger RecordingLogger 2",
+    ]
     assert not [thread for thread in threading.enumerate() if thread.name == "torchperfd-logger"]
 
 
 def test_a_detached_client_takes_no_logger() -> None:
     client = torchperfd.attach()
     client.detach()
-    client.add_logger(Keeper())
+    client.add_logger(RecordingLogger())
     assert client._senders == []
 
 
@@ -283,9 +286,9 @@ def test_detach_with_a_hanging_logger_waits_a_second_at_most(monkeypatch: pytest
         join(sender, timeout)
 
     monkeypatch.setattr(Sender, "join", observed_join)
-    hanging, keeper = Hanging(), Keeper()
+    hanging, recording = Hanging(), RecordingLogger()
     hanging.release = threading.Event()
-    client = torchperfd.attach(loggers=[hanging, keeper])
+    client = torchperfd.attach(loggers=[hanging, recording])
     for _ in range(3):
         client.step()
     until(lambda: bool(hanging.metrics))
@@ -295,7 +298,7 @@ def test_detach_with_a_hanging_logger_waits_a_second_at_most(monkeypatch: pytest
     assert len(waits) == 2
     assert max(waits) <= 1.0
     assert [thread for thread in threading.enumerate() if thread.name == "torchperfd-logger"]
-    assert keeper.closed == 1
+    assert recording.closed == 1
     assert client._faults.counts() == {"logger Hanging": 1}
     hanging.release.set()
     until(lambda: not [t for t in threading.enumerate() if t.name == "torchperfd-logger"])

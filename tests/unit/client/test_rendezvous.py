@@ -41,7 +41,7 @@ class JobNode:
         environ = {"GROUP_WORLD_SIZE": nodes, "TORCHELASTIC_RESTART_COUNT": attempt}
         self.rendezvous = Rendezvous(lambda known: self.reported.put(tuple(known)), environ)
 
-    def hear(self) -> set[str]:
+    def receive(self) -> set[str]:
         return set(self.reported.get(timeout=20))
 
 
@@ -60,32 +60,32 @@ def test_each_node_learns_all_peers_and_ends(nodes: list[JobNode]) -> None:
         node.rendezvous.discover_peers(f"node{number}:9408")
     everyone = {f"node{number}:9408" for number in range(3)}
     for node in nodes:
-        heard = node.hear()
-        while heard != everyone:
-            assert heard < everyone
-            heard = node.hear()
+        received = node.receive()
+        while received != everyone:
+            assert received < everyone
+            received = node.receive()
         assert node.rendezvous.join(10)
     assert nodes[0].reported.empty()
     nodes[0].rendezvous.discover_peers("node0:9408")
-    assert nodes[0].hear() == everyone
+    assert nodes[0].receive() == everyone
 
 
 @pytest.mark.usefixtures("_store")
 def test_late_node_of_unknown_node_count_is_learned(nodes: list[JobNode]) -> None:
     nodes += [JobNode(), JobNode()]
     nodes[0].rendezvous.discover_peers("a:1")
-    assert nodes[0].hear() == {"a:1"}
+    assert nodes[0].receive() == {"a:1"}
     nodes[1].rendezvous.discover_peers("b:1")
-    assert nodes[0].hear() == {"a:1", "b:1"}
+    assert nodes[0].receive() == {"a:1", "b:1"}
 
 
 @pytest.mark.usefixtures("_store")
 def test_restarted_job_does_not_learn_its_old_nodes(nodes: list[JobNode]) -> None:
     nodes += [JobNode(), JobNode(attempt="1")]
     nodes[0].rendezvous.discover_peers("gone:1")
-    assert nodes[0].hear() == {"gone:1"}
+    assert nodes[0].receive() == {"gone:1"}
     nodes[1].rendezvous.discover_peers("new:1")
-    assert nodes[1].hear() == {"new:1"}
+    assert nodes[1].receive() == {"new:1"}
 
 
 @pytest.mark.parametrize("way", ["no group yet", "in a file", "a store that has gone"])

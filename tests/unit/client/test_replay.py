@@ -1,4 +1,4 @@
-"""Reading the ring buffer: the loop hears of everything once, in order, on the right thread."""
+"""Reading the ring buffer: the loop gets every event once, in order, on the right thread."""
 
 import threading
 from threading import get_ident

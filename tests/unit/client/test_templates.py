@@ -108,7 +108,7 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
 
 
 def written(events: list[Event], gaps: list[int]) -> bytes:
-    """Return events as a drained buffer, with the gaps between them by turns."""
+    """Return events as a drained buffer, with alternating gaps between them."""
     now, packed = 10**6, []
     for number, (code, argument) in enumerate(events):
         now += gaps[number % len(gaps)] * (1 + number % 7)
@@ -361,7 +361,7 @@ def test_times_beyond_what_a_double_holds_are_squared_exactly() -> None:
         b"\5\1\5\1\0\0",  # two steps
         b"\1\xff\5\1\2\0\0\0",  # no such phase
         b"\6\xff\5\1\2\0\0\0",  # no such phase of collectives
-        b"\7\0\5\1\0\0",  # no such deed
+        b"\7\0\5\1\0\0",  # no such op
         b"\1\0" * (MAX_DEPTH + 2) + b"\0\0",
     ],
 )

@@ -36,7 +36,7 @@ GIVE_UP_S = 60
 
 
 class PlayedRank:
-    """A rank that obeys each command at once, and records it."""
+    """A rank that executes each command at once, and records it."""
 
     def __init__(self, rank: int, world_size: int, coordinator: Coordinator) -> None:
         self.rank = rank

@@ -229,7 +229,7 @@ def test_the_slow_rank_is_blamed_for_what_it_costs_each() -> None:
 @pytest.mark.parametrize("by", [{}, {1: 30 * MS, 2: 30 * MS - 1}, {1: 100}])
 def test_no_rank_is_blamed_where_all_are_similar(by: dict[int, int]) -> None:
     calls = late(by)[0]
-    # By turns: of two that are late, each is the later one every other time.
+    # Alternating: of two that are late, each is the later one every other time.
     for call in calls[::2]:
         call.came[1], call.came[2] = call.came[2], call.came[1]
     across = analysis.across({rank: trace_of(rank, calls) for rank in range(4)})

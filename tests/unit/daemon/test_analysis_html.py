@@ -333,7 +333,7 @@ def test_flame_graph_has_neither_own_threads_nor_the_runner() -> None:
             "train.py(10): main",
             "<frozen runpy>(198): run_path",
         ],
-        2: [*every_thread, "torchperfd/pump.py(244): _run", "train.py(1): never"],
+        2: [*every_thread, "torchperfd/flusher.py(244): _run", "train.py(1): never"],
         3: [
             *(*every_thread, "threading.py(982): run", "grpc/_channel.py(1725): channel_spin"),
             *("threading.py(331): wait", "<built-in method acquire of _thread.lock object at 0x7f>"),
@@ -356,6 +356,6 @@ def test_flame_graph_has_neither_own_threads_nor_the_runner() -> None:
     assert {"train.py(13): <module>", "train.py(10): main", "<frozen runpy>(198): run_path"} <= set(names)
     assert {"loader.py(9): prefetch", "torchperfd/hooks/loader.py(58): ahead"} <= set(names)
     assert not {name for name in names if "launch" in name or "__main__" in name or "grpc" in name}
-    assert "torchperfd/pump.py(244): _run" not in names
+    assert "torchperfd/flusher.py(244): _run" not in names
     roots = {flame.names[name] for name, parent in zip(flame.name, flame.parent, strict=True) if parent == 0}
     assert roots == {"train.py(13): <module>"}

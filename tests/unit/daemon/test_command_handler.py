@@ -17,7 +17,7 @@ def order(steps: int = 3, timeout: float = 30.0, **more: Any) -> session_pb2.Cli
 
 async def take_part(rank: RankStream, number: int) -> session_pb2.PrepareCapture:
     """Answer prepare and commit as a rank does."""
-    prepare = (await rank.hear()).prepare_capture
+    prepare = (await rank.receive()).prepare_capture
     ack = session_pb2.CaptureAck(capture_id=prepare.capture_id, ready=True, next_step=9, step_seconds=1)
     await rank.say(session_pb2.ClientMessage(capture_ack=ack))
     return prepare
@@ -36,9 +36,9 @@ async def finish(rank: RankStream, number: int, commit: session_pb2.CommitCaptur
     await rank.say(session_pb2.ClientMessage(capture_result=result))
 
 
-async def heard(rank: RankStream, body: str) -> Any:
+async def next_message(rank: RankStream, body: str) -> Any:
     """Return the next message of a kind."""
-    while (message := await rank.hear()).WhichOneof("body") != body:
+    while (message := await rank.receive()).WhichOneof("body") != body:
         pass
     return getattr(message, body)
 
@@ -51,10 +51,10 @@ def test_whole_job_is_captured_and_missing_ranks_are_named() -> None:
         await zero.say(order())
         prepare = await take_part(one, 1)
         await take_part(zero, 0)
-        commit = await heard(one, "commit_capture")
+        commit = await next_message(one, "commit_capture")
         await finish(one, 1, commit)
         await finish(zero, 0, commit)
-        while not (reported := await heard(zero, "capture_order_result")).ended:
+        while not (reported := await next_message(zero, "capture_order_result")).ended:
             assert (reported.order_id, reported.capture_id) == (7, prepare.capture_id)
         assert (reported.state, reported.reason) == ("partial", "rank 2: is not connected to this daemon")
         assert [(rank.rank, rank.file) for rank in reported.ranks] == [
@@ -92,7 +92,7 @@ def test_an_order_that_cannot_be_served_is_answered(
         stream = RankStream(channel)
         await stream.join(rank=rank)
         await stream.say(asked)
-        reported = await heard(stream, "capture_order_result")
+        reported = await next_message(stream, "capture_order_result")
         assert (reported.order_id, reported.ended, reported.state, reported.reason) == (
             7,
             True,
@@ -117,12 +117,12 @@ def test_an_order_is_given_up_also_before_it_has_a_name(*, at_once: bool) -> Non
         else:
             await zero.say(order())
             await take_part(zero, 0)
-            await heard(zero, "commit_capture")
+            await next_message(zero, "commit_capture")
             await zero.say(unwanted)
-            cancel = await heard(zero, "cancel_capture")
+            cancel = await next_message(zero, "cancel_capture")
             failed = session_pb2.CaptureResult(capture_id=cancel.capture_id, reason=cancel.reason)
             await zero.say(session_pb2.ClientMessage(capture_result=failed))
-        while not (reported := await heard(zero, "capture_order_result")).ended:
+        while not (reported := await next_message(zero, "capture_order_result")).ended:
             pass
         assert (reported.state, reported.reason) == ("failed", "cancelled by script")
         assert served.catalog.get(reported.capture_id).cancelled_by == "script"
@@ -139,7 +139,7 @@ def test_caller_that_disconnects_ends_the_capture() -> None:
         await zero.say(order(ranks=[1]))
         prepare = await take_part(one, 1)
         await zero.leave()
-        assert (await heard(one, "cancel_capture")).reason == "cancelled"
+        assert (await next_message(one, "cancel_capture")).reason == "cancelled"
         assert served.catalog.get(prepare.capture_id).cancelled_by == "caller"
         await one.leave()
 

@@ -176,7 +176,7 @@ def test_a_capture_goes_from_request_to_manifest() -> None:
 
         preparing = await call.read()
         assert preparing.state == control_pb2.CAPTURE_STATE_PREPARING
-        prepare = (await chosen.hear()).prepare_capture
+        prepare = (await chosen.receive()).prepare_capture
         assert prepare.capture_id == preparing.capture_id
         assert prepare.options == options
         assert Path(prepare.directory) == served.catalog.folder(prepare.capture_id)
@@ -188,7 +188,7 @@ def test_a_capture_goes_from_request_to_manifest() -> None:
 
         armed = await call.read()
         assert (armed.state, armed.start_step) == (control_pb2.CAPTURE_STATE_ARMED, 104)
-        assert (await chosen.hear()).commit_capture.start_step == 104
+        assert (await chosen.receive()).commit_capture.start_step == 104
         result = session_pb2.CaptureResult(
             capture_id=prepare.capture_id, ok=True, start_step=104, steps=5, file="rank3.json", bytes=9
         )
@@ -216,19 +216,19 @@ def test_second_capture_is_refused_until_the_caller_hangs_up() -> None:
         options = session_pb2.CaptureOptions(steps=5)
         first = control(channel).Capture(control_pb2.CaptureRequest(options=options))
         await first.read()
-        prepare = (await rank.hear()).prepare_capture
+        prepare = (await rank.receive()).prepare_capture
         assert await capture_refusal(channel) == (
             grpc.StatusCode.FAILED_PRECONDITION,
             "a capture of run bert-17 is in progress; wait until it has ended, or ask with --queue",
         )
         first.cancel()
-        cancelled = (await rank.hear()).cancel_capture
+        cancelled = (await rank.receive()).cancel_capture
         assert (cancelled.capture_id, cancelled.reason) == (prepare.capture_id, "cancelled")
         assert served.coordinator.counts.active == 0
         assert served.catalog.get(prepare.capture_id).reason == "cancelled"
         second = control(channel).Capture(control_pb2.CaptureRequest(options=options))
         assert (await second.read()).state == control_pb2.CAPTURE_STATE_PREPARING
-        await rank.hear()
+        await rank.receive()
         await rank.leave()
         failed = await second.read()
         assert failed.state == control_pb2.CAPTURE_STATE_FAILED

@@ -177,7 +177,7 @@ def test_goodput_damaged_row_costs_only_itself(tmp_path: Path, row: tuple[object
 
 
 @pytest.mark.parametrize("offset", ["soon", 2**63 - 1, -(2**63), 1.5, b"\xff"])
-@pytest.mark.parametrize("column", ["clock", "ledger"])
+@pytest.mark.parametrize("column", ["clock", "totals"])
 def test_goodput_damaged_time_is_set_aside(tmp_path: Path, offset: object, column: str) -> None:
     saved = GoodputStore(tmp_path / ".goodput")
     assert saved.clock_offset("boot", 5, BASE_NS) == BASE_NS - 5

@@ -253,11 +253,11 @@ def test_the_script_of_rank_0_captures_the_ranks_of_other_nodes(tmp_path: Path) 
         node = await start_node(tmp_path, [1, 2], 4)
         async with asking(tmp_path, [node.address]) as (view, coordinator):
             zero = PlayedRank(0, 4, coordinator)
-            desk = CommandHandler(coordinator, lambda run: [zero] if run == RUN else [], view)
+            handler = CommandHandler(coordinator, lambda run: [zero] if run == RUN else [], view)
             reported: asyncio.Queue[session_pb2.CaptureOrderResult] = asyncio.Queue()
             options = session_pb2.CaptureOptions(steps=3)
             order = session_pb2.CaptureOrder(order_id=7, options=options, timeout_seconds=30)
-            desk.on_order(zero, RUN, order, reported.put_nowait)
+            handler.on_order(zero, RUN, order, reported.put_nowait)
             while not (last := await reported.get()).ended:
                 pass
         assert (last.state, last.steps) == ("partial", 3)

@@ -110,7 +110,7 @@ def test_the_slow_rank_is_found_on_whichever_node_it_is(nodes: int, each: int, d
     slow = data.draw(st.integers(0, ranks - 1))
     phase = data.draw(st.sampled_from([name for name in USUAL if name != "other"]))
     works = job(ranks, {slow: (phase, 0.03)}, seed=data.draw(st.integers(0, 1000)))
-    # What the nodes say of themselves is wrong: that of the culprit nothing, another a rank that waits.
+    # The nodes' own verdicts are wrong: the culprit's node has none, another node blames a rank that waits.
     verdicts = [
         says(Cause.NONE)
         if slow // each == number

@@ -103,7 +103,7 @@ def test_a_stranger_sees_a_run_and_may_not_command_it(audited: pytest.LogCapture
     async def scenario(served: Served, channel: grpc.aio.Channel) -> None:
         rank = RankStream(channel)
         await rank.say(hello(script="/home/ada/secret.py"))
-        await rank.hear()
+        await rank.receive()
         find, served.callers.find = served.callers.find, Callers(Caller(BOB, 7)).find  # type: ignore[method-assign]
         stub = control(channel)
         [run] = (await stub.ListRuns(control_pb2.ListRunsRequest())).runs

@@ -169,7 +169,7 @@ def test_steps_reported_late_belong_to_their_own_time() -> None:
     quick, slow = {"forward": 10**8}, {"forward": 3 * 10**8}
     for _ in range(8):
         sampled.sample([quick] * 10, late=0.9)
-    # Of the steps until 8.1 s, heard of at 9 s, those since 7.5 s are slow.
+    # Of the steps until 8.1 s, reported at 9 s, those since 7.5 s are slow.
     sampled.sample([quick] * 4 + [slow] * 2, late=0.9)
     sampled.sample([slow] * 3, late=0.9)
     assert sampled.watch.evidence(since=7.5) is None, "there are too few samples"
@@ -224,7 +224,7 @@ def test_a_survey_takes_what_matters_of_all_samples() -> None:
 
 
 def storage(pressed: float, busy: float, moved: int, **read: int) -> list[Family]:
-    """Return what collectors say of storage: seconds, and bytes by rank (``rank0=``)."""
+    """Return the collectors' values of storage: seconds, and bytes by rank (``rank0=``)."""
     pressure = Family("node_pressure_seconds", "", "counter", ("resource", "kind"))
     pressure.add(pressed, "io", "some")
     at_it = Family("node_disk_busy_seconds", "", "counter")

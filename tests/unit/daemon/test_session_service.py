@@ -165,7 +165,7 @@ def test_a_wider_range_that_overlaps_is_welcome() -> None:
         message.hello.api.max = 99
         rank = RankStream(channel)
         await rank.say(message)
-        assert (await rank.hear()).HasField("welcome")
+        assert (await rank.receive()).HasField("welcome")
         await rank.leave()
 
     play(scenario)
@@ -318,7 +318,7 @@ def test_rank_that_does_not_read_delays_no_other() -> None:
         for number in range(100):
             session.cancel(f"c{number}", "x")
         assert session.outgoing.qsize() <= 64
-        assert (await rank.hear()).cancel_capture.capture_id == "c0"
+        assert (await rank.receive()).cancel_capture.capture_id == "c0"
         rank.call.cancel()
 
     play(scenario)

@@ -66,7 +66,7 @@ def invite(file: int, **changes: object) -> None:
 READY = """
 import ctypes, faulthandler, fcntl, json, os, sys, threading, time
 number, what = int(sys.argv[1]), sys.argv[2]
-def pump():
+def flusher():
     while True:
         time.sleep(0.25)
 def hang():
@@ -77,7 +77,7 @@ def hang():
             ctypes.PyDLL(None).usleep(100_000)
         elif what == "asleep":
             time.sleep(600)
-thread = threading.Thread(target=pump, daemon=True)
+thread = threading.Thread(target=flusher, daemon=True)
 thread.start()
 file = os.memfd_create("torchperfd-stacks")
 if what == "handler that never returns":
@@ -112,10 +112,10 @@ def ready(what: str) -> Iterator[int]:
 def test_signal_to_a_held_interpreter_returns_every_thread() -> None:
     with ready("interpreter held") as pid:
         for _ in range(3):
-            training, pump = sorted(by_signal(pid), key=lambda thread: not thread.training)
+            training, flusher = sorted(by_signal(pid), key=lambda thread: not thread.training)
             assert [frame.function for frame in training.frames] == ["hang", "<module>"]
-            assert pump.frames[0].function == "pump"
-            assert not pump.training
+            assert flusher.frames[0].function == "flusher"
+            assert not flusher.training
 
 
 @pytest.mark.parametrize("what", ["asleep", "busy in Python"])

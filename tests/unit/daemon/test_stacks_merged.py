@@ -162,7 +162,7 @@ def test_own_frames_are_left_out_unless_they_hang() -> None:
         (
             Thread(1, "", True, False, (FORWARD[0], ours, TRAIN, MODULE, *started)),
             Thread(2, "", False, False, (ours, TRAIN, MODULE, *started)),
-            Thread(3, "", False, False, (ours, *_started_in(f"{PACKAGE}pump.py"))),
+            Thread(3, "", False, False, (ours, *_started_in(f"{PACKAGE}flusher.py"))),
             Thread(4, "", False, False, _started_in("/env/site-packages/grpc/_channel.py")),
             Thread(5, "", False, False, (ours, *_started_in("/job/train.py"))),
         ),
@@ -171,7 +171,7 @@ def test_own_frames_are_left_out_unless_they_hang() -> None:
     assert main.frames == FORWARD
     assert hung.frames == (ours, TRAIN, MODULE)
     assert [thread.own for thread in (main, hung, own, grpc, alien)] == [False, False, True, True, False]
-    assert own.frames == (ours, *_started_in(f"{PACKAGE}pump.py"))
+    assert own.frames == (ours, *_started_in(f"{PACKAGE}flusher.py"))
     threads = (main, own)
     assert tidy(threads, "") is threads
 
@@ -297,7 +297,7 @@ def test_text_of_any_other_kind_is_passed_over(text: str) -> None:
 
 def _run() -> list[RankStacks]:
     other = Thread(2, "Thread-3 (_pin_memory_loop)", False, False, _started_in(f"{TORCH}/utils/data/pin.py"))
-    own = Thread(3, "torchperfd-flusher", False, True, _started_in(f"{PACKAGE}pump.py"))
+    own = Thread(3, "torchperfd-flusher", False, True, _started_in(f"{PACKAGE}flusher.py"))
     steps = {"step": 118, "step_seconds": 0.125, "seconds_since_step": 34.0}
     waiting = [rank(number, ALL_REDUCE, **steps, phase="backward") for number in (0, 1, 3)]
     waiting = [

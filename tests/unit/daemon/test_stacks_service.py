@@ -200,16 +200,16 @@ def test_rank_is_asked_over_grpc_and_its_answer_returned() -> None:
                 )
             )
         )
-        assert (await rank.hear()).HasField("welcome")
+        assert (await rank.receive()).HasField("welcome")
         call = control(channel).Stacks(control_pb2.StacksRequest(timeout_seconds=5))
-        order = (await rank.hear()).dump_stacks
+        order = (await rank.receive()).dump_stacks
         thread = session_pb2.ThreadStack(ident=5, name="Main\x1b[2J", training=True)
         thread.frames.add(file="/job/train.py", line=41, function="forward")
         report = session_pb2.StackReport(
             request_id=order.request_id, threads=[thread], phase="forward", step=2**64 - 1
         )
         await rank.say(session_pb2.ClientMessage(stack_report=report))
-        counted = session_pb2.CollectiveReport(request_id=(await rank.hear()).tell_collectives.request_id)
+        counted = session_pb2.CollectiveReport(request_id=(await rank.receive()).tell_collectives.request_id)
         counted.groups.add(name="0", description="a\x1b[2J", begun=9, number=9, call="all_reduce", sizes="4")
         await rank.say(session_pb2.ClientMessage(collective_report=counted))
         reported = translate_stacks.rank_stacks(await call.read())

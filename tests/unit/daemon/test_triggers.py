@@ -374,24 +374,24 @@ class TestDesk:
     def clock(self) -> Clock:
         return Clock()
 
-    def desk(self, clock: Clock, per_day: int = 50) -> TriggerQuota:
+    def limits(self, clock: Clock, per_day: int = 50) -> TriggerQuota:
         return TriggerQuota(Plan(rules=(self.RULE,), per_day=per_day), clock.monotonic, clock.wall)
 
     def test_a_run_has_its_own_cooldown(self, clock: Clock) -> None:
-        desk = self.desk(clock)
-        assert [desk.admit(self.RULE, run) for run in ("a", "b", "a")] == [
+        limits = self.limits(clock)
+        assert [limits.admit(self.RULE, run) for run in ("a", "b", "a")] == [
             None,
             None,
             quota.Result.COOLDOWN,
         ]
         clock.now += 60.0
-        assert desk.admit(self.RULE, "a") is None
+        assert limits.admit(self.RULE, "a") is None
 
     def test_a_budget_lasts_until_midnight_utc(self, clock: Clock) -> None:
-        desk = self.desk(clock)
+        limits = self.limits(clock)
         results = []
         for _ in range(24 * 60 // 5):
-            results.append(desk.admit(self.RULE, "a"))
+            results.append(limits.admit(self.RULE, "a"))
             clock.now += 300.0
         # Twelve hours to midnight, twelve hours after.
         assert results.count(None) == 6
@@ -399,22 +399,22 @@ class TestDesk:
         assert results.count(quota.Result.BUDGET) == len(results) - 6
 
     def test_all_rules_share_a_budget(self, clock: Clock) -> None:
-        desk = self.desk(clock, per_day=2)
+        limits = self.limits(clock, per_day=2)
         other = Rule("other", When.XID)
-        assert [desk.admit(self.RULE, "a"), desk.admit(other, "a")] == [None, None]
-        assert [desk.admit(self.RULE, "b"), desk.admit(other, "b")] == [quota.Result.BUDGET] * 2
+        assert [limits.admit(self.RULE, "a"), limits.admit(other, "a")] == [None, None]
+        assert [limits.admit(self.RULE, "b"), limits.admit(other, "b")] == [quota.Result.BUDGET] * 2
 
     def test_what_could_not_act_has_used_nothing_up(self, clock: Clock) -> None:
-        desk = self.desk(clock, per_day=1)
+        limits = self.limits(clock, per_day=1)
         for _ in range(5):
-            assert desk.admit(self.RULE, "a") is None
-            desk.give_back(self.RULE, "a")
+            assert limits.admit(self.RULE, "a") is None
+            limits.give_back(self.RULE, "a")
 
     def test_what_was_done_yesterday_counts_for_the_cooldown_only(self, clock: Clock) -> None:
         rule = Rule("r", When.STALL, cooldown_seconds=DAY, per_day=1)
-        desk = TriggerQuota(Plan(rules=(rule,)), clock.monotonic, clock.wall)
-        desk.remember(rule, "a", NOON - 13 * 3600)
-        assert [desk.admit(rule, "a"), desk.admit(rule, "b")] == [quota.Result.COOLDOWN, None]
+        limits = TriggerQuota(Plan(rules=(rule,)), clock.monotonic, clock.wall)
+        limits.remember(rule, "a", NOON - 13 * 3600)
+        assert [limits.admit(rule, "a"), limits.admit(rule, "b")] == [quota.Result.COOLDOWN, None]
 
 
 class TestGlances:
