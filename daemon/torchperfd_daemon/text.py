@@ -1,6 +1,5 @@
 """Text from outside, made safe for a terminal, a log line and a metric label."""
 
-from dataclasses import fields, is_dataclass
 from typing import Any, Final
 
 _MOST_CHARACTERS: Final = 4096
@@ -27,14 +26,12 @@ def printable(text: str) -> str:
 
 def clean_fields(record: Any) -> None:
     """Make every text in a dataclass one line, in place; also in the lists of dataclasses that it holds."""
-    for each in fields(record):
-        value = getattr(record, each.name)
+    for name in getattr(record, "__dataclass_fields__", ()):
+        value = getattr(record, name)
         if isinstance(value, str):
-            # A frozen record is as new here: nothing has read it yet.
-            object.__setattr__(record, each.name, one_line(value, _MOST_CHARACTERS))
-        elif is_dataclass(value):
-            clean_fields(value)
-        elif isinstance(value, list):
-            for item in value:
-                if is_dataclass(item):
-                    clean_fields(item)
+            if not value.isprintable() or len(value) > _MOST_CHARACTERS:
+                # A frozen record is as new here: nothing has read it yet.
+                object.__setattr__(record, name, one_line(value, _MOST_CHARACTERS))
+        else:
+            for each in value if isinstance(value, list) else (value,):
+                clean_fields(each)

@@ -13,7 +13,6 @@ import queue
 import re
 import secrets
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -159,7 +158,6 @@ class Analyst:
                 self._store(held, path, record.run)
         except OSError as error:
             raise TorchperfdError(f"cannot write to {path}: {error.strerror}") from error
-        self._catalog.reread(capture_id)
 
     def run(self) -> None:
         """Analyse the submitted captures one by one, until :meth:`stop`."""
@@ -173,7 +171,7 @@ class Analyst:
                     return
                 self.counts.results["failed"] += 1
                 self.health.failed()
-                expected = isinstance(error, (TorchperfdError, OSError, sqlite3.Error))
+                expected = isinstance(error, (TorchperfdError, OSError))
                 log.warning(
                     "capture %s is not analysed: %s",
                     record.capture_id,

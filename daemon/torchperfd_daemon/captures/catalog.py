@@ -123,9 +123,7 @@ class Catalog:
 
     def list(self, query: Query | None = None) -> Listing:
         """Return the captures that a query asks for, newest first."""
-        with Index(self.directory, self.wall) as index:
-            index.refresh()
-            return index.select(query or Query())
+        return Index(self.directory, self.wall()).select(query or Query())
 
     def found(self, capture_id: str) -> Found | None:
         """Return what a capture's folder holds now; None when there is no such folder.
@@ -203,7 +201,6 @@ class Catalog:
                 f"cannot record the upload of {capture_id} in its folder: {error.strerror}",
                 "upload it as its owner",
             ) from error
-        self.reread(capture_id)
 
     def has_analysis(self, capture_id: str) -> bool:
         """Return whether the daemon's analysis lies beside a capture's traces.
@@ -252,7 +249,6 @@ class Catalog:
             raise TorchperfdError(
                 f"cannot pin {capture_id}: {error.strerror}", "pin it as its owner"
             ) from error
-        self.reread(capture_id)
         found = self.found(capture_id)
         if found is not None and not found.pinned:
             raise TorchperfdError(
@@ -274,7 +270,6 @@ class Catalog:
             raise TorchperfdError(
                 f"cannot unpin {capture_id}: {error.strerror}", "unpin it as the user that pinned it"
             ) from error
-        self.reread(capture_id)
 
     def check_removable(self, capture_id: str) -> Found:
         """Return the content of a capture's folder, if it may be removed.
@@ -349,11 +344,6 @@ class Catalog:
                 f" and {self.quota.free_bytes / 2**20:,.0f} MiB must stay free",
                 "make room with `torchperfd captures rm --older-than 7d`, or choose another --captures-dir",
             )
-
-    def reread(self, capture_id: str) -> None:
-        """Update a capture's entry in the index."""
-        with Index(self.directory, self.wall) as index:
-            index.refresh(also=(capture_id,))
 
 
 def _undeletable(path: Path, error: OSError) -> TorchperfdError:

@@ -176,7 +176,7 @@ def read(path: Path, now: float) -> Found | None:
             status = os.fstat(folder)
             changed_ns = status.st_mtime_ns
             files = _measure(folder)
-            trusted = _trusted_users(path.parent)
+            trusted = trusted_users(path.parent)
             # What another user than these has put there is no manifest.
             writers = trusted | {status.st_uid}
             record, closed, document = _record(folder, path.name, files, writers, now, changed_ns)
@@ -205,7 +205,7 @@ def read(path: Path, now: float) -> Found | None:
         return None
 
 
-def _trusted_users(directory: Path) -> frozenset[int]:
+def trusted_users(directory: Path) -> frozenset[int]:
     """Return the trusted users of a captures directory: root, this process's user, and its owner."""
     return frozenset({0, os.geteuid(), directory.stat().st_uid})
 

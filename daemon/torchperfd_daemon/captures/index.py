@@ -1,33 +1,34 @@
-"""The index of the captures directory: SQLite beside the folders, so that a listing reads no manifests.
+"""The index of the captures directory: a file beside the folders, so that a listing reads few manifests.
 
-The folders are authoritative. The index is rebuilt when it is missing, damaged or of another version;
-where it lags behind them, only changes are read. A process that may not write it uses a copy in memory,
-made from the file or, if that fails, from the manifests.
+The folders are authoritative. A folder whose time of change is the one in the index is not read again. An
+index that is missing, damaged or of another version is made again from the folders.
 """
 
+import contextlib
+import hashlib
 import os
-import sqlite3
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
-from torchperfd_daemon.captures import folder, manifest
-from torchperfd_daemon.captures.index_database import IndexDatabase, only
+from torchperfd.v1 import access
+from torchperfd_daemon.captures import folder
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.captures.retention import Kept
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.text import one_line
 
-_BATCH: Final = 1000
-# Two changes within one tick of a file system's clock leave one time: what changed so lately is not
-# taken for known. Network file systems go by another host's clock.
+FOLDER: Final = ".index"
+FILE: Final = "captures.msgpack"
+_VERSION: Final = b"torchperfd captures 1"
+_DIGEST_BYTES: Final = 16
+_OLDER: Final = ("captures.sqlite", "captures.sqlite-wal", "captures.sqlite-shm")
+# Two changes within one tick of a file system's clock leave one time, and network file systems go by another
+# host's clock: a folder that changed so lately is read again.
 _RACY_NS: Final = 2 * 10**9
 
 
@@ -60,215 +61,184 @@ class Listing:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What the directory holds; ``oldest`` is Unix seconds, infinite when it holds nothing."""
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A folder; ``record`` is empty where it holds no capture (yet).
 
-    count: int
+    ``changed_ns`` is when the folder last changed, 0 when it must be read again. Until ``open_until``, in
+    Unix seconds, the capture may be in progress; 0 when that is over.
+    """
+
+    capture_id: str
+    changed_ns: int
+    open_until: float
+    requested_at: float
+    run: str
+    state: CaptureState
     bytes: int
-    oldest: float
+    pinned: bool
+    upload: Upload
+    owner: int
+    managed: bool
+    record: bytes
 
 
 class Index:
-    """An open index; a context manager. Not for several threads.
+    """The captures in the directory at one moment.
 
     Args:
         directory: The captures directory.
-        wall: Unix seconds.
+        now: Unix seconds.
+
+    Raises:
+        TorchperfdError: The directory cannot be read.
     """
 
-    def __init__(self, directory: Path, wall: Callable[[], float] = time.time) -> None:
-        self._directory = directory
-        self._wall = wall
-        self._database = IndexDatabase(directory)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._database.close()
-
-    def refresh(self, *, thorough: bool = False, also: Collection[str] = ()) -> None:
-        """Take in what has changed in the directory.
-
-        Folders that came and went, and those that may still be in progress, are always seen;
-        changes within the others only by the ids ``also``, or when ``thorough``.
-
-        Raises:
-            TorchperfdError: The directory cannot be read.
-        """
-        self._database.run(lambda: self._refresh(thorough, also))
+    def __init__(self, directory: Path, now: float) -> None:
+        self._now = now
+        known = {entry.capture_id: entry for entry in _load(directory)}
+        entries = {}
+        for capture_id, changed_ns in _folders(directory):
+            entry = known.get(capture_id)
+            if (
+                entry is None
+                or entry.changed_ns != changed_ns
+                or (entry.open_until and now >= entry.open_until)
+            ):
+                entry = _read(directory / capture_id, now)
+            if entry is not None:
+                entries[capture_id] = entry
+        if entries != known:
+            _save(directory, entries.values())
+        self._captures = [entry for entry in entries.values() if entry.record]
 
     def select(self, query: Query) -> Listing:
         """Return the captures that a query asks for, newest first."""
-        return self._database.run(lambda: self._select(query))
-
-    def holding(self) -> Holding:
-        """Return what the directory holds of captures that its daemon made."""
-
-        def ask() -> Holding:
-            rows = self._current().execute(
-                "SELECT COUNT(*), COALESCE(SUM(bytes), 0), MIN(requested_at) FROM captures"
-                " WHERE requested_at IS NOT NULL AND managed"
+        # As manifests are read: without what could drive a terminal.
+        run = one_line(query.run, len(query.run))
+        found = [
+            entry
+            for entry in self._captures
+            if query.since <= entry.requested_at < query.before
+            and run in ("", entry.run)
+            and query.state in (None, entry.state)
+        ]
+        found.sort(key=_age, reverse=True)
+        captures = [
+            Listed(
+                msgspec.msgpack.decode(entry.record, type=CaptureRecord),
+                entry.bytes,
+                entry.pinned,
+                entry.upload,
             )
-            count, size, oldest = rows.fetchone()
-            return Holding(count, size, float("inf") if oldest is None else oldest)
-
-        return self._database.run(ask)
+            for entry in found[: query.limit or None]
+        ]
+        return Listing(captures, len(found))
 
     def kept(self) -> list[Kept]:
         """Return all captures that the directory's daemon made, as input of the retention plan."""
-        return self._database.run(
-            lambda: [
-                Kept(capture_id, requested_at, size, bool(protected), bool(unconfirmed), owner)
-                for capture_id, requested_at, size, protected, unconfirmed, owner in self._current().execute(
-                    "SELECT id, requested_at, bytes, pinned OR open_until > ?, upload = 'pending', owner"
-                    " FROM captures WHERE requested_at IS NOT NULL AND managed",
-                    (self._wall(),),
-                )
-            ]
-        )
+        return [
+            Kept(
+                entry.capture_id,
+                entry.requested_at,
+                entry.bytes,
+                entry.pinned or entry.open_until > self._now,
+                entry.upload is Upload.PENDING,
+                entry.owner,
+            )
+            for entry in self._captures
+            if entry.managed
+        ]
 
     def to_upload(self) -> list[str]:
         """Return the ids of the captures that are to be uploaded, oldest first."""
-        return self._database.run(
-            lambda: [
-                capture_id
-                for (capture_id,) in self._current().execute(
-                    "SELECT id FROM captures WHERE upload = 'pending' ORDER BY requested_at, id"
-                )
-            ]
-        )
+        pending = (entry for entry in self._captures if entry.upload is Upload.PENDING)
+        return [entry.capture_id for entry in sorted(pending, key=_age)]
 
-    def _current(self) -> sqlite3.Connection:
-        if not self._database.is_current:
-            self._refresh(False, ())
-        return self._database.connection()
 
-    def _refresh(self, thorough: bool, also: Collection[str]) -> None:
-        database = self._database.connection()
-        now = self._wall()
-        began_ns = int(now * 1e9)
-        known = only(database.execute("SELECT stamp FROM scanned"))
-        stale, gone = set(also), set()
-        try:
-            status = self._directory.stat()
-        except FileNotFoundError:
-            stamp = ""
-            gone = {capture_id for (capture_id,) in database.execute("SELECT id FROM captures")}
-        except OSError as error:
-            raise self._unreadable(error) from error
-        else:
-            stamp = f"{status.st_dev}:{status.st_ino}:{status.st_mtime_ns}"
-            if thorough or stamp != known:
-                # The rows first: a folder that comes meanwhile is new, not gone.
-                rows = dict(database.execute("SELECT id, changed_ns FROM captures"))
-                names = set(self._names())
-                gone = rows.keys() - names
-                stale |= names - rows.keys()
-                if thorough:
-                    stale |= {name for name in rows.keys() & names if self._changed_ns(name) != rows[name]}
-            if began_ns - status.st_mtime_ns < _RACY_NS:
-                stamp = ""
-        for capture_id, open_until, changed_ns in database.execute(
-            "SELECT id, open_until, changed_ns FROM captures WHERE open_until > 0 OR changed_ns = 0"
-        ):
-            if now >= open_until or self._changed_ns(capture_id) != changed_ns:
-                stale.add(capture_id)
-        self._delete(gone)
-        waiting = iter(stale - gone)
-        # In batches: of 100,000 new folders not all shall be in memory at once, nor others kept waiting.
-        while batch := list(islice(waiting, _BATCH)):
-            self._read(batch, now, began_ns)
-        if stamp != known:
-            database.execute("UPDATE scanned SET stamp = ?", (stamp,))
-        self._database.is_current = True
+def _age(entry: _Entry) -> tuple[float, str]:
+    return entry.requested_at, entry.capture_id
 
-    def _names(self) -> Iterator[str]:
-        try:
-            with os.scandir(self._directory) as entries:
-                for entry in entries:
-                    if folder.is_id(entry.name):
-                        yield entry.name
-        except OSError as error:
-            raise self._unreadable(error) from error
 
-    def _changed_ns(self, capture_id: str) -> int:
-        """Return when a folder last changed, -1 when it is no longer there."""
-        try:
-            return (self._directory / capture_id).lstat().st_mtime_ns
-        except OSError:
-            return -1
+def _folders(directory: Path) -> Iterator[tuple[str, int]]:
+    """Yield the names of the folders of captures, and when each last changed."""
+    try:
+        with os.scandir(directory) as found:
+            for each in found:
+                if folder.is_id(each.name):
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        yield each.name, each.stat(follow_symlinks=False).st_mtime_ns
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise TorchperfdError(
+            f"cannot read {directory}: {error.strerror}", "choose another with --captures-dir"
+        ) from error
 
-    def _read(self, capture_ids: Collection[str], now: float, began_ns: int) -> None:
-        rows, documents, gone = [], [], []
-        for capture_id in capture_ids:
-            found = folder.read(self._directory / capture_id, now)
-            if found is None:
-                gone.append(capture_id)
-                continue
-            record = found.record
-            rows.append(
-                (
-                    capture_id,
-                    record.requested_at if record else None,
-                    record.run if record else None,
-                    record.state.value if record else None,
-                    found.bytes,
-                    found.pinned,
-                    found.changed_ns / 1e9 + folder.UNFINISHED_S if found.in_progress(now) else 0.0,
-                    0 if began_ns - found.changed_ns < _RACY_NS else found.changed_ns,
-                    found.upload.value,
-                    found.owner,
-                    found.managed,
-                )
-            )
-            if record:
-                documents.append((capture_id, msgspec.json.encode(record)))
-        database = self._database.connection()
-        with database:
-            database.execute("BEGIN IMMEDIATE")
-            database.executemany(
-                "INSERT OR REPLACE INTO captures VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
-            )
-            database.executemany("INSERT OR REPLACE INTO documents VALUES (?, ?)", documents)
-        self._delete(gone)
 
-    def _delete(self, capture_ids: Collection[str]) -> None:
-        if not capture_ids:
+def _read(path: Path, now: float) -> _Entry | None:
+    found = folder.read(path, now)
+    if found is None:
+        return None
+    record = found.record
+    return _Entry(
+        path.name,
+        0 if int(now * 1e9) - found.changed_ns < _RACY_NS else found.changed_ns,
+        found.changed_ns / 1e9 + folder.UNFINISHED_S if found.in_progress(now) else 0.0,
+        record.requested_at if record else 0.0,
+        record.run if record else "",
+        record.state if record else CaptureState.PREPARING,
+        found.bytes,
+        found.pinned,
+        found.upload,
+        found.owner,
+        found.managed,
+        msgspec.msgpack.encode(record) if record else b"",
+    )
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """Hold the index's folder open.
+
+    In a directory that is open to all, any user could have made a folder of that name.
+
+    Raises:
+        OSError: There is none, or another user may have written to it.
+    """
+    with folder.opened(directory / FOLDER) as held:
+        status = os.fstat(held)
+        if access.may_others_write(status) or status.st_uid not in folder.trusted_users(directory):
+            raise PermissionError(f"other users may have written to {directory / FOLDER}")
+        yield held
+
+
+def _load(directory: Path) -> list[_Entry]:
+    with (
+        contextlib.suppress(OSError, ValueError),
+        _opened(directory) as held,
+        open(folder.open_file(held, FILE), "rb") as file,  # noqa: PTH123
+    ):
+        content = file.read()
+        body = content[len(_VERSION) + _DIGEST_BYTES :]
+        if content.startswith(_head(body)):
+            return msgspec.msgpack.decode(body, type=list[_Entry])
+    return []
+
+
+def _save(directory: Path, entries: Iterable[_Entry]) -> None:
+    """Write the index if the directory is this user's own; where that fails, folders are read again."""
+    with contextlib.suppress(OSError):
+        if directory.stat().st_uid != os.geteuid():
             return
-        database = self._database.connection()
-        with database:
-            database.execute("BEGIN IMMEDIATE")
-            for table in ("captures", "documents"):
-                database.executemany(f"DELETE FROM {table} WHERE id = ?", [(each,) for each in capture_ids])
+        with contextlib.suppress(FileExistsError):
+            (directory / FOLDER).mkdir(mode=0o755)
+        with _opened(directory) as held:
+            body = msgspec.msgpack.encode(list(entries))
+            folder.write(held, FILE, _head(body) + body)
+            for name in _OLDER:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=held)
 
-    def _select(self, query: Query) -> Listing:
-        where = "requested_at IS NOT NULL AND requested_at >= ? AND requested_at < ?"
-        values: list[object] = [query.since, query.before]
-        if query.run:
-            where += " AND run = ?"
-            # As manifests are read: without what could drive a terminal.
-            values.append(one_line(query.run, len(query.run)))
-        if query.state is not None:
-            where += " AND state = ?"
-            values.append(query.state.value)
-        database = self._current()
-        total = only(database.execute(f"SELECT COUNT(*) FROM captures WHERE {where}", values))
-        found = database.execute(
-            f"SELECT document, bytes, pinned, upload FROM captures JOIN documents USING (id) WHERE {where}"
-            " ORDER BY requested_at DESC, id DESC LIMIT ?",
-            [*values, query.limit or -1],
-        )
-        captures = [
-            Listed(manifest.decode(document), size, bool(pinned), Upload(upload))
-            for document, size, pinned, upload in found
-        ]
-        return Listing(captures, total)
 
-    def _unreadable(self, error: OSError) -> TorchperfdError:
-        return TorchperfdError(
-            f"cannot read {self._directory}: {error.strerror}", "choose another with --captures-dir"
-        )
+def _head(body: bytes) -> bytes:
+    return _VERSION + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()

@@ -1,23 +1,23 @@
 """A thread that keeps the captures directory within its quota."""
 
 import logging
-import sqlite3
+import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures.catalog import Catalog
-from torchperfd_daemon.captures.index import Holding, Index
+from torchperfd_daemon.captures.index import Index
 from torchperfd_daemon.captures.receipt import Upload
-from torchperfd_daemon.captures.retention import Reason, Removal, plan
+from torchperfd_daemon.captures.retention import Kept, Reason, Removal, plan
 from torchperfd_daemon.errors import TorchperfdError
 
 log = logging.getLogger("torchperfd.captures")
 
 _INTERVAL_S: Final = 60.0
-# Changes within folders of ended captures are searched for once an hour: that reads every folder.
-_THOROUGH_EVERY: Final = 60
+_PURGE_EVERY: Final = 60
 
 
 @dataclass(slots=True)
@@ -60,18 +60,14 @@ class RetentionWorker:
         Raises:
             TorchperfdError: The directory cannot be read.
         """
-        thorough = self._passes % _THOROUGH_EVERY == 0
-        self._passes += 1
-        if thorough:
+        if self._passes % _PURGE_EVERY == 0:
             self._catalog.purge_trash()
-        with Index(self._catalog.directory, self._catalog.wall) as index:
-            index.refresh(thorough=thorough)
-            holding = index.holding()
-            if self._is_beyond(holding):
-                self._remove(index)
-                holding = index.holding()
-        self.counts.captures, self.counts.bytes = holding.count, holding.bytes
-        log.debug("captures directory: %d captures, %d bytes", holding.count, holding.bytes)
+        self._passes += 1
+        kept = self._kept()
+        if self._is_beyond(kept):
+            kept = self._remove(kept)
+        self.counts.captures, self.counts.bytes = len(kept), sum(each.bytes for each in kept)
+        log.debug("captures directory: %d captures, %d bytes", self.counts.captures, self.counts.bytes)
 
     def _run(self) -> None:
         while True:
@@ -80,39 +76,46 @@ class RetentionWorker:
                 self.health.succeeded(self._catalog.wall())
             except Exception as error:
                 # Any file may lie in the directory: the daemon goes on, and the next pass tries again.
-                expected = isinstance(error, (TorchperfdError, OSError, sqlite3.Error))
+                expected = isinstance(error, (TorchperfdError, OSError))
                 if self.health.failed() or expected:
                     trace = None if expected else error
                     log.warning("the quota of captures is not enforced: %s", error, exc_info=trace)
             if self._stop.wait(_INTERVAL_S):
                 return
 
-    def _is_beyond(self, holding: Holding) -> bool:
+    def _kept(self) -> list[Kept]:
+        return Index(self._catalog.directory, self._catalog.wall()).kept()
+
+    def _is_beyond(self, kept: Sequence[Kept]) -> bool:
         quota = self._catalog.quota
+        oldest = min((each.requested_at for each in kept), default=math.inf)
         return bool(
-            (quota.count and holding.count > quota.count)
-            or (quota.bytes and holding.bytes > quota.bytes)
-            or (quota.age_seconds and self._catalog.wall() - holding.oldest > quota.age_seconds)
+            (quota.count and len(kept) > quota.count)
+            or (quota.bytes and sum(each.bytes for each in kept) > quota.bytes)
+            or (quota.age_seconds and self._catalog.wall() - oldest > quota.age_seconds)
         )
 
-    def _remove(self, index: Index) -> None:
-        """Remove by plan; where a folder cannot be removed, plan again, so that the next oldest is."""
+    def _remove(self, kept: Sequence[Kept]) -> list[Kept]:
+        """Remove by plan, and return what is left.
+
+        Where a folder cannot be removed, plan again, so that the next oldest is.
+        """
         kept_back: set[str] = set()
         while True:
-            kept = [
+            protected = [
                 replace(
                     each,
                     protected=each.protected or each.capture_id in kept_back,
                     unconfirmed=each.unconfirmed and self._uploads,
                 )
-                for each in index.kept()
+                for each in kept
             ]
             self._refused &= {each.capture_id for each in kept}
-            removals = plan(kept, self._catalog.quota, self._catalog.wall(), self._catalog.lacking())
+            removals = plan(protected, self._catalog.quota, self._catalog.wall(), self._catalog.lacking())
             stayed = {each.capture_id for each in removals if not self._remove_one(each)}
-            index.refresh(also=stayed)
+            kept = self._kept()
             if not stayed:
-                return
+                return kept
             kept_back |= stayed
 
     def _remove_one(self, removal: Removal) -> bool:

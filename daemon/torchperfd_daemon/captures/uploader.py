@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import random
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -76,7 +75,7 @@ class Uploader:
             try:
                 pause = await self.upload_pending()
                 self.health.succeeded(self._catalog.wall())
-            except (TorchperfdError, OSError, sqlite3.Error) as error:
+            except (TorchperfdError, OSError) as error:
                 self.health.failed()
                 log.warning("captures are not uploaded: %s", error)
                 pause = SCAN_S
@@ -104,9 +103,8 @@ class Uploader:
         return min(SCAN_S, max(FIRST_DELAY_S / 2, self._not_before - self._clock()))
 
     def _find_pending(self) -> list[str]:
-        with Index(self._catalog.directory, self._catalog.wall) as index:
-            index.refresh()
-            return [each for each in index.to_upload() if each not in self._unrecorded]
+        index = Index(self._catalog.directory, self._catalog.wall())
+        return [each for each in index.to_upload() if each not in self._unrecorded]
 
     async def _upload(self, capture_id: str) -> bool:
         """Upload one capture; return whether it need not be tried again."""

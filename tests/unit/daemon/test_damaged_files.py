@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.daemon.kept import BASE, add, ids
 
 from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest, receipt
-from torchperfd_daemon.captures.index_database import FILE, FOLDER
+from torchperfd_daemon.captures.index import FILE, FOLDER
 from torchperfd_daemon.commands.captures import command
 from torchperfd_daemon.documents import DamagedError, decode
 from torchperfd_daemon.errors import TorchperfdError
