@@ -30,11 +30,7 @@ class Lifetime:
         self._changed.set()
 
     async def wait(self, ranks: Callable[[], int]) -> None:
-        """Return when the daemon should end.
-
-        Args:
-            ranks: Returns how many ranks are connected.
-        """
+        """Return when the daemon should end."""
         if not self._embedded:
             await self._stop.wait()
             return

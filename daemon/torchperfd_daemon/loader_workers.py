@@ -151,7 +151,6 @@ def advise_loader(
     """Return the change of a loader that saves most; None where nothing is sure to save anything.
 
     Args:
-        facts: What is known of the loader.
         step_seconds: The mean training step, when nothing records it.
         data_seconds: What of it the loop waits for its loader.
         cost: What moving a batch between processes costs on this machine.

@@ -12,7 +12,6 @@ class LogLimiter:
     """Writes at most one line each ten seconds, with the number of lines that it left out before.
 
     Args:
-        log: Where lines go.
         clock: Monotonic seconds.
     """
 

@@ -36,7 +36,6 @@ class NodeSamplers:
     The kernel's files share one thread. The GPU driver and the kubelet may be slow, so each has its own.
 
     Args:
-        store: Whose ranks' processes are sampled.
         interval: Seconds between two samples; owners are sampled at most every five seconds.
         simulated: Sample simulated GPUs instead of this node's.
     """

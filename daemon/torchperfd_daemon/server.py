@@ -102,7 +102,6 @@ class Daemon:
     """One node's daemon, from start to drained stop.
 
     Args:
-        settings: What to serve where.
         plan: Triggers and schedules of automatic captures.
     """
 

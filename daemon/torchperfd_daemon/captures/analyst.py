@@ -95,7 +95,6 @@ class Analyst:
     """Analyses captures one by one, on a thread that does nothing but wait for a process.
 
     Args:
-        catalog: The captures directory.
         command: Returns the command that analyses a folder.
         timeout: Seconds that it may take.
     """

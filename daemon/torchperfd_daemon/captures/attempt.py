@@ -45,10 +45,8 @@ class Attempt:
 
     Args:
         record: The capture; kept up to date.
-        folder: Where its files go.
         pending: Where the ranks' answers arrive.
         max_bytes: Most that one rank's trace may have; 0 for any.
-        save: Writes the manifest.
     """
 
     def __init__(

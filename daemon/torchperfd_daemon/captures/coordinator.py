@@ -46,7 +46,6 @@ class Coordinator:
     """Conducts captures; one per run at a time, the others wait or are refused.
 
     Args:
-        catalog: Where traces and manifests go.
         wall: Unix seconds.
     """
 
@@ -83,12 +82,8 @@ class Coordinator:
         """Capture steps of some ranks of a run, yielding each change; the last one has ended.
 
         Args:
-            run: The run's name.
-            participants: The ranks.
-            options: What to record.
             timeout: Seconds for all of it, from its start.
             trigger: What requested it, for the manifest.
-            when: Which steps.
             queue: Wait for a capture in progress; it begins once that has ended.
             choose_again: Returns the participants after such a wait: they may have changed.
 

@@ -86,7 +86,6 @@ class Index:
     """The captures in the directory at one moment.
 
     Args:
-        directory: The captures directory.
         now: Unix seconds.
 
     Raises:

@@ -45,7 +45,6 @@ def whole_job(
         wanted: Which ranks; all ranks of the job when empty.
         found: The ranks that can take part; at least one.
         reason: Why the others cannot.
-        coordinator: Conducts the capture.
 
     Raises:
         NoSuchTargetError: The job is too small to have one of the ranks.

@@ -76,7 +76,6 @@ def plan(kept: Iterable[Kept], quota: Quota, now: float, lacking: int = 0) -> li
 
     Args:
         kept: All captures that there are.
-        quota: The limits.
         now: Unix seconds.
         lacking: Bytes of free disk space that are missing.
     """

@@ -35,7 +35,6 @@ def agree(when: When, acks: Mapping[int, Ack], steps: int) -> tuple[int, int]:
     """Return the first step to capture and the first one after, which every rank has yet to begin.
 
     Args:
-        when: What was asked for.
         acks: How far each ready rank is; at least one.
         steps: How many steps unless ``when`` has a duration.
 

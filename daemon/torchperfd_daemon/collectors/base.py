@@ -60,7 +60,6 @@ class Sampler:
     While the collector hangs there is no sample: old values are never shown as current.
 
     Args:
-        collector: What to run.
         interval: Seconds between samples; kept by the scheduler.
         clock: Monotonic seconds.
         wall: Unix seconds.

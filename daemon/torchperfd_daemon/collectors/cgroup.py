@@ -37,8 +37,6 @@ class CgroupCollector:
     """Samples the control groups of every rank that runs in our pid namespace, of version 2 or 1.
 
     Args:
-        ranks: Returns the ranks.
-        proc: Root of procfs.
         root: Where the cgroup2 file system is mounted, or those of version 1 below.
     """
 
@@ -145,7 +143,6 @@ def parse_membership(text: str, controller: str = "") -> str | None:
     None when it is in no such group, or in one outside what we can see.
 
     Args:
-        text: The file.
         controller: Whose tree of version 1; empty for the one of version 2.
     """
     for line in text.splitlines():

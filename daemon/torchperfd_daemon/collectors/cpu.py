@@ -15,11 +15,7 @@ _COUNTED: Final = 8
 
 
 class CpuCollector:
-    """Samples the CPUs' use since the sample before; the first sample has none to show.
-
-    Args:
-        proc: Root of procfs.
-    """
+    """Samples the CPUs' use since the sample before; the first sample has none to show."""
 
     name = "cpu"
 

@@ -32,10 +32,6 @@ class DiskCollector:
 
     A byte for a partition is one for its disk, and one for a mapped or a RAID volume is one for
     the disks below: only disks that stand on a device of their own count.
-
-    Args:
-        proc: Root of procfs.
-        sys: Root of sysfs.
     """
 
     name = "disk"

@@ -8,11 +8,7 @@ from torchperfd_daemon.collectors.procfs import parse_table, read
 
 
 class MemoryCollector:
-    """Samples total and available memory.
-
-    Args:
-        proc: Root of procfs.
-    """
+    """Samples total and available memory."""
 
     name = "memory"
 

@@ -12,10 +12,6 @@ class NetworkCollector:
 
     Bridges, tunnels and bonds pass on what a real interface has counted, so only interfaces with
     a device count. Where there is none, as in a container, all but the loopback do.
-
-    Args:
-        proc: Root of procfs.
-        sys: Root of sysfs.
     """
 
     name = "network"

@@ -52,11 +52,9 @@ class NvmlDevice:
     """One GPU, with the state between two readings.
 
     Args:
-        handle: From NVML.
         index: Of the GPU on the node.
         driver_version: For the info series.
         clock: Monotonic seconds.
-        xids: The errors of all GPUs.
 
     Raises:
         GpuLostError: The GPU does not answer.

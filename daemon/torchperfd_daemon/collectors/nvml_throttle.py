@@ -29,7 +29,6 @@ class Throttle:
     its source would jump.
 
     Args:
-        handle: The GPU.
         clock: Monotonic seconds.
     """
 

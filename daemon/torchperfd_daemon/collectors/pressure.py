@@ -11,11 +11,7 @@ _RESOURCES: Final = ("cpu", "io", "memory")
 
 
 class PressureCollector:
-    """Samples the node's stall times.
-
-    Args:
-        proc: Root of procfs.
-    """
+    """Samples the node's stall times."""
 
     name = "pressure"
 

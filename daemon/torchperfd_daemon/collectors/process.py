@@ -26,11 +26,6 @@ class ProcessCollector:
 
     CPU, memory and I/O include the rank's descendants, which are its DataLoader workers. Waiting
     and switches are the main thread's, the one that trains.
-
-    Args:
-        ranks: Returns the ranks.
-        proc: Root of procfs.
-        sys: Root of sysfs.
     """
 
     name = "process"

@@ -28,7 +28,6 @@ def repeat(
 
     Args:
         seconds: From one beginning to the next.
-        once: The action.
         clock: Monotonic seconds.
         sleep: Waits so many seconds.
 

@@ -40,8 +40,6 @@ class _Shape:
     Attributes:
         framed: A frame around it, and the causes beside the first.
         ranked: The ranks that matter.
-        command: The next command.
-        legend: The legend of the colours.
         others: How many of the other ranks; None for all.
     """
 
@@ -76,7 +74,6 @@ def panels(
         runs: The runs, in the order in which they are shown.
         verdicts: By run.
         height: Number of lines available; None for no limit.
-        console: Where they are printed.
         options: Of that console, with its width.
         with_node: Whether ranks are shown with their node.
     """

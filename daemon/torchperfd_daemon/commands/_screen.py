@@ -46,7 +46,6 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
     """Return a frame as something that rich can print.
 
     Args:
-        frame: What to show.
         height: Number of lines available. Verdicts come first, then the ranks that they name, then the rest;
             hidden rows are counted. None for no limit.
     """

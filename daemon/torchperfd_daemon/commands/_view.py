@@ -22,15 +22,11 @@ class RankView:
     """One rank over its newest training steps. Times are means per step in seconds.
 
     Attributes:
-        rank: Its number.
-        node: Where it runs.
-        pid: Its process.
         state: Its state; ``gone`` once its process has left, ``stalled`` or ``stopped`` in a hang.
         stalled_seconds: Of a hang, for how long it has made no step; 0 while its run does not hang.
         steps: Training steps made since it has attached.
         window: How many of them the times are of.
         step_seconds: Its step; 0 where it has made none.
-        phase_seconds: Exclusive host time by phase.
         behind_seconds: Own work above its peers' median, negative where below; None without a peer, and for
             the faster of two ranks.
         behind_ratio: The same as a part of the peers' own work.

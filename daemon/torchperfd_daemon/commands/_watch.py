@@ -26,7 +26,6 @@ def show(frame: Callable[[], tuple[str, str]], *, watch: bool, as_json: bool) ->
     Args:
         frame: Returns the text, or the document, and what is missing in it; empty when there is no run, or
             nothing missing.
-        watch: Whether to go on.
         as_json: Whether frames are documents.
 
     Raises:

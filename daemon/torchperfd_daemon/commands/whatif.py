@@ -85,9 +85,6 @@ def text(run: str, world_size: int, predictions: Replay, since: int | None = Non
     """Return a run's predictions as a table, the greatest gain first.
 
     Args:
-        run: Its name.
-        world_size: How many ranks it has.
-        predictions: The predictions.
         since: The step since which it is slower; None where it has not slowed down.
         hang: The verdict on it while it hangs; else empty.
     """

@@ -29,7 +29,6 @@ class Config:
 
     Attributes:
         settings: By the options' keys.
-        plan: The triggers.
         plan_origin: The file that they come from, or ``default``.
     """
 

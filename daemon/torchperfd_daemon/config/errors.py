@@ -35,8 +35,6 @@ def refuse_unknown(table: Mapping[str, object], known: Iterable[str], where: str
     """Refuse unknown keys, and suggest the nearest known one.
 
     Args:
-        table: What was written.
-        known: The known keys.
         where: File, and table in it.
 
     Raises:

@@ -71,7 +71,6 @@ def read_plan(triggers: object, tables: object, where: str) -> Plan:
 
     Args:
         triggers: What all of them share.
-        tables: One for each.
         where: The file, for messages.
 
     Raises:

@@ -73,8 +73,6 @@ class CauseAttribution:
     """Attributes the time of each rank's step to causes, and keeps the time that is left.
 
     Args:
-        run: Its name.
-        seen: The evidence of its ranks.
         worker_cost: Returns the cost of a loader's worker on this machine.
     """
 

@@ -70,8 +70,6 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     nothing is lost, the only verdict is ``NONE``.
 
     Args:
-        run: Its name.
-        ranks: The evidence of its ranks.
         cost: Returns the cost of a loader's worker on this machine.
     """
     seen = [rank for rank in ranks if rank.step_seconds > 0]

@@ -10,8 +10,6 @@ class RankEvidence:
     """One rank over a window of training steps. Times are means per step in seconds; 0 or empty if unknown.
 
     Attributes:
-        rank: Its number.
-        node: The name of its node.
         step_seconds: The step.
         phase_seconds: Exclusive host time by phase, which sums to the step.
         collected_seconds: Garbage collections.
@@ -34,7 +32,6 @@ class RankEvidence:
             (:func:`~torchperfd_daemon.diagnosis.detect.find_stragglers`).
         late_phase: The phase that contains most of that.
         late_ever_since: Whether it was as late before the run became slower.
-        window_seconds: The length of the window.
         loader: How it uses its loader; None if unknown.
     """
 

@@ -17,7 +17,6 @@ class RunFindings:
         late_seconds: For each straggler, its own work per step above the peers' median.
         peer_seconds: The peers' median own work per step.
         stall: The longest stall of any rank now.
-        stalled_ranks: The ranks that have stalled.
     """
 
     step_seconds: float = 0.0

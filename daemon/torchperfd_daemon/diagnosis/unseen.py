@@ -20,7 +20,6 @@ def limit_to_seen(verdict: Verdict, ranks: Sequence[RankEvidence], unseen: int) 
 
     Args:
         verdict: The verdict on the ranks that were seen.
-        ranks: Their evidence.
         unseen: The number of the job's other ranks.
     """
     if verdict.cause is not Cause.NONE or unseen <= 0 or not ranks:

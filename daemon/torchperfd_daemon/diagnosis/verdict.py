@@ -57,13 +57,10 @@ class Verdict:
 
     Attributes:
         cause: Why the run is slow.
-        run: The name of the run.
-        node: The node of the rank.
         rank: The rank that causes it; None if all ranks are alike.
         phase: The phase that is affected; empty if it is not a single one.
         evidence: The measurements, in words.
         cost_seconds_per_step: What the run would save per step; 0 for a hang, during which no step ends.
-        next_command: The command to type next.
         onset_step: The first slower step; None if the run was never faster.
         onset_unix_seconds: When that step ended; 0 without an onset.
         has_grown: Whether the cost came with the run's slowdown and did not exist before.
@@ -104,8 +101,6 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
     step. The rank is named unless every rank waits for at least half of that share.
 
     Args:
-        run: Its name.
-        ranks: Their average steps.
         cost: Returns the cost of a loader's worker on this machine.
     """
     seen = [rank for rank in ranks if rank.steps and rank.step_seconds > 0]

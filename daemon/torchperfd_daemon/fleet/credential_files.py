@@ -12,9 +12,6 @@ log = logging.getLogger("torchperfd.server")
 class CredentialFiles:
     """The credentials in force, and the files that they were read from.
 
-    Args:
-        settings: Name the files.
-
     Raises:
         TorchperfdError: A file cannot be used; the message states what to do.
     """

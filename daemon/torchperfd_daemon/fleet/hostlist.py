@@ -19,7 +19,6 @@ def expand(text: str, most: int = 10_000) -> list[str]:
     ``scontrol show hostnames``.
 
     Args:
-        text: The list.
         most: How many names there may be.
 
     Raises:

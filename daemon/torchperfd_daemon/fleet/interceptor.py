@@ -13,11 +13,7 @@ log = logging.getLogger("torchperfd.fleet")
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in its stubs only
-    """Admits calls that carry the fleet's secret, for all methods.
-
-    Args:
-        current: Returns the credentials in force.
-    """
+    """Admits calls that carry the fleet's secret, for all methods."""
 
     def __init__(self, current: Current) -> None:
         self.current = current

@@ -29,7 +29,6 @@ async def listen(
     Args:
         address: Where to listen.
         interceptor: Decides which calls are admitted, and by which credentials connections are secured.
-        service: Handles the calls.
 
     Raises:
         UsageError: Other nodes can reach the address, and there are no credentials.

@@ -44,7 +44,6 @@ class RemoteCapture:
     Args:
         ranks_of: Returns the connected ranks of a run on this node.
         coordinator: Conducts this node's own captures; one of a run excludes the other.
-        catalog: Where traces and manifests go.
         wall: Unix seconds.
     """
 

@@ -27,12 +27,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     """Answers for this node. Method names are the protocol's.
 
     Args:
-        store: Has the ranks.
-        sessions: Reaches them.
-        coordinator: Conducts this node's own captures.
-        catalog: Where traces and manifests go.
         instance: Of this daemon's process.
-        node: This node's name.
         verdict: Returns the published verdict on a run's ranks on this node.
     """
 

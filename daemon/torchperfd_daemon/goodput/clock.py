@@ -28,7 +28,6 @@ class GoodputClock:
 
     Args:
         offset_ns: Added to the time since boot.
-        clocks: The clocks of the node.
     """
 
     def __init__(self, offset_ns: int, clocks: Clocks) -> None:

@@ -13,9 +13,7 @@ class RankGoodput:
     Attributes:
         since_unix_seconds: When its first process started.
         until_unix_seconds: The end of the covered time.
-        starts: The number of its processes.
         gpus: The number of its GPUs; 0 if none is known.
-        running: Whether its process is alive.
         seconds: By bucket; their sum is the time from ``since`` to ``until``.
     """
 

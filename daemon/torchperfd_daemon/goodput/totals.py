@@ -49,7 +49,6 @@ class Claims:
 
     Attributes:
         loop: An id that distinguishes the loops of one process.
-        steps: The number of training steps.
         step_ns: The time of all steps.
         warmup_ns: The time of the first step.
     """
@@ -87,7 +86,6 @@ class GoodputTotals:
         progress_ns: When it last made progress, as far as reported.
         starts: The number of processes so far.
         gpus: The number of GPUs that the rank uses; 0 if unknown.
-        state: The present state.
         before: The state before the present one.
         claims: The newest claims of the process.
         longest_ns: The longest training step that was not a stall, without the first step of each process.
@@ -195,7 +193,6 @@ class GoodputTotals:
 
         Args:
             now_ns: When this was observed.
-            state: The state of the rank.
             excused: Another rank validates or saves, so waiting until now is not a stall.
         """
         now_ns = max(now_ns, self.seen_ns)

@@ -45,9 +45,6 @@ class GoodputTracker:
     Call all methods from one event loop, except :meth:`settled_seconds`, which any thread may call.
 
     Args:
-        store: Where the ranks are.
-        saved: Where totals are saved.
-        clocks: The clocks of the node.
         boot: The id of this boot of the node.
         exits: Starts to wait for a process to end.
     """

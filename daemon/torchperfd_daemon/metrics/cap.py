@@ -28,7 +28,6 @@ class SeriesCap:
     stay with any of its ranks.
 
     Args:
-        most: How many series there may be.
         oldest_first: Returns (run, rank) of every rank, in the order in which they came.
     """
 

@@ -27,8 +27,6 @@ class DiagnosisMetrics:
     """A metrics source over the verdicts; for a run without a verdict, over its steps so far.
 
     Args:
-        store: Where ranks and their steps are.
-        observer: Watches them.
         cap: Says of which ranks there is room; of all without one.
     """
 

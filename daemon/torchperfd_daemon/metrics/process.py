@@ -7,11 +7,7 @@ from torchperfd_daemon.store import Store
 
 
 class RankProcesses:
-    """Tells collectors which processes are ranks; called on their threads.
-
-    Args:
-        store: Where ranks join and leave.
-    """
+    """Tells collectors which processes are ranks; called on their threads."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

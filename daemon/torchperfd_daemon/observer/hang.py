@@ -32,7 +32,6 @@ def find_culprit(run: str, ranks: Sequence[RankStacks], stall: Stall, run_ranks:
     verdict is left to the daemon of the culprit's node.
 
     Args:
-        run: Its name.
         ranks: The stacks of the ranks on this node.
         stall: The stall during which the stacks were read.
         run_ranks: The number of ranks of the run on all nodes.

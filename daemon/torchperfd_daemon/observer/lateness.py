@@ -52,7 +52,6 @@ def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness
     """Return the ranks that are late beyond chance; none if ranks do not wait for each other.
 
     Args:
-        ranks: Every rank's window.
         known: The ranks that were late at the previous sample.
         period: The number of steps from one long step to the next; 1 without a period.
     """

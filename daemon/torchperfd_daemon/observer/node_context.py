@@ -93,7 +93,6 @@ class NodeContext:
         queued: Time for which each rank's main thread was runnable without a processor.
         exchange_queued: The same for its threads that carry out collectives, summed.
         throttled: Time for which the quota of each rank's control group throttled it.
-        storage: The counters of storage.
         memory_seconds: Time for which some task of the node waited for memory (PSI).
         gpus: By UUID.
         resident: Bytes that each rank and its workers hold.
@@ -124,8 +123,6 @@ def survey(
     """Select the values that diagnosis needs from the collectors' newest samples.
 
     Args:
-        families: The samples.
-        gpus: The newest reading of each GPU.
         last: Storage at the previous sample; None at the first.
     """
     ranks: dict[str, dict[RankKey, float]] = {name: {} for name in _OF_RANKS.values()}

@@ -38,9 +38,6 @@ class Observer:
     """Keeps the verdict on each run that has ranks in the store.
 
     Args:
-        store: Where ranks and their steps are.
-        stacks_of: Returns the stacks of ranks.
-        families: Returns the collectors' newest samples.
         gpus: Returns the newest reading of each GPU.
         gpu_of: Returns the UUID of a rank's GPU; empty when unknown.
         clock: Monotonic seconds.

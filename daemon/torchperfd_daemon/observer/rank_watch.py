@@ -59,7 +59,6 @@ class RankWatch:
     All figures are differences of cumulative counters, so that every step counts.
 
     Args:
-        rank: The rank.
         times: The distribution of the run's step times.
         now: Monotonic seconds.
     """
@@ -93,7 +92,6 @@ class RankWatch:
         Args:
             now: Monotonic seconds.
             wall: Unix seconds.
-            context: The state of the node.
             gpu: The rank's own device.
             ours: The process ids of all ranks.
         """

@@ -22,11 +22,7 @@ GpuOf = Callable[[Rank], GpuState]
 
 
 class RunWatch:
-    """Follows one run from sample to sample, in memory of fixed size per rank.
-
-    Args:
-        run: Its name.
-    """
+    """Follows one run from sample to sample, in memory of fixed size per rank."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -79,8 +75,6 @@ class RunWatch:
             ranks: All ranks of the run that the store has.
             now: Monotonic seconds.
             wall: Unix seconds.
-            context: The state of the node.
-            gpu_of: Returns a rank's device.
         """
         known, self._watches = self._watches, {}
         for rank in ranks:

@@ -28,7 +28,6 @@ class Caller:
         uid: Its user; None when it has none in this daemon's user namespace.
         pid: Its process id in this daemon's pid namespace; 0 when it has none there.
         start_ticks: When that process started, in clock ticks since boot; 0 when not known.
-        groups: Ids of its groups.
     """
 
     uid: int | None = None
@@ -120,10 +119,6 @@ class CallerDirectory:
 def read_caller(connection: socket.socket, proc: Path = Path("/proc")) -> Caller:
     """Return the process that has connected to a unix socket.
 
-    Args:
-        connection: The accepted end.
-        proc: Root of procfs.
-
     Raises:
         OSError: The kernel does not identify it.
     """
@@ -168,11 +163,9 @@ def is_process(
     In another pid namespace than the daemon's a process has another id, which is not compared.
 
     Args:
-        caller: The caller.
         pid: As it claims, like the two below.
         pid_namespace: See above; 0 when it is unknown to the process.
         start_ticks: See above; 0 when it is unknown to the process.
-        proc: Root of procfs.
     """
     try:
         if pid_namespace not in (0, own_namespace(proc)):

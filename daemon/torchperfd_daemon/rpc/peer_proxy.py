@@ -28,7 +28,6 @@ class PeerProxy:
     Args:
         listener: The public socket, bound.
         private: Path of the socket that gRPC listens on.
-        callers: Where callers are registered.
     """
 
     def __init__(self, listener: socket.socket, private: str, callers: CallerDirectory) -> None:

@@ -36,15 +36,7 @@ _MORE_CONNECTIONS: Final = 64
 
 
 class RpcServer:
-    """Serves clients and commands on a unix socket.
-
-    Args:
-        settings: Socket path and limits.
-        callers: Where callers are registered.
-        sessions: Serves training processes.
-        control: Serves commands.
-        checks: Serves health checks.
-    """
+    """Serves clients and commands on a unix socket."""
 
     def __init__(
         self,

@@ -45,11 +45,7 @@ def _clean_map(entries: Any) -> None:
 
 
 class CleanChannel:
-    """A channel whose answers are cleaned as they are read, for stubs.
-
-    Args:
-        channel: The channel itself.
-    """
+    """A channel whose answers are cleaned as they are read, for stubs."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel

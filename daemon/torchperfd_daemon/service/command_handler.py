@@ -36,7 +36,6 @@ class CommandHandler:
     """Runs ordered captures, and sends their progress to the rank that ordered them.
 
     Args:
-        coordinator: Runs the captures.
         of_run: Returns the connected ranks of a run on this node.
         others: Finds those on other nodes; None where there are none.
     """
@@ -63,8 +62,6 @@ class CommandHandler:
 
         Args:
             requester: The rank that orders; must be rank 0.
-            run: Its run.
-            order: Its request.
             send_result: Takes each answer to it.
         """
         key = (requester, order.order_id)

@@ -24,11 +24,6 @@ async def pieces(
     The manifest is built from the capture's record, so that there is one even where only ranks wrote
     theirs. Every other file is one that the manifest names.
 
-    Args:
-        catalog: Has the captures.
-        request: What is asked for.
-        rights: Of the caller.
-
     Raises:
         NotAllowedError: The capture is of another user's run.
         NoSuchTargetError: There is no such capture, or it has no such file.

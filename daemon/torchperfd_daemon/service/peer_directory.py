@@ -14,7 +14,6 @@ class RankSelection:
     """Ranks of one run, wherever they are.
 
     Attributes:
-        run: Its name.
         participants: The requested ranks; for each that was not found, one that fails with the reason.
         elsewhere: Rank to node, of those on other nodes.
         unreachable: The peers that have not answered.

@@ -38,10 +38,8 @@ async def read_stacks(
     """Return the stacks of a process, torchperfd's own threads marked.
 
     Args:
-        process: Whose.
         seconds: How long py-spy may take.
         program: py-spy; by default the one that :func:`find_program` finds.
-        proc: Root of procfs.
 
     Raises:
         UnreachableError: They cannot be read.

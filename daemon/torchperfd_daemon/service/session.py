@@ -63,14 +63,11 @@ class SessionService(session_pb2_grpc.SessionServicer):
     """Receives steps into the store and carries captures' messages.
 
     Args:
-        store: Where steps go.
-        coordinator: Receives acks and results.
         node: Facts for the welcome message.
         on_change: Called when a session has begun or ended; may be replaced.
         others: Finds ranks on other nodes; None where there are none.
         peer_exchange: Collects other daemons' addresses from the ranks; None where that is off.
         callers: Identifies the process at the other end of a session.
-        limit: Of the number of sessions.
     """
 
     def __init__(

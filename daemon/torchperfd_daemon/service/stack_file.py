@@ -47,9 +47,7 @@ def open_stack_file(process: RankProcess, flags: int, proc: Path = Path("/proc")
     """Open a rank's stack file.
 
     Args:
-        process: Whose.
         flags: As :func:`os.open` takes them.
-        proc: Root of procfs.
 
     Raises:
         UnreachableError: It has none, it is damaged, or the daemon may not read it.

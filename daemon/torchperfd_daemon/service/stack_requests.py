@@ -232,10 +232,8 @@ def choose(store: Store, run: str, wanted: Collection[int], rights: Rights) -> l
     """Return the ranks of a run on this node, including those that left a moment ago.
 
     Args:
-        store: Knows the ranks.
         run: Its name; empty for the only one that has connected ranks, or the only one at all.
         wanted: Which ranks; all when empty.
-        rights: Of the caller.
 
     Raises:
         NotAllowedError: The run is of another user.

@@ -37,9 +37,7 @@ async def request_stacks_by_signal(
     """Have a process write its stacks, and return them, with torchperfd's own threads marked.
 
     Args:
-        process: The process.
         seconds: How long to wait for them.
-        proc: Root of procfs.
 
     Raises:
         UnreachableError: They cannot be read.

@@ -60,7 +60,6 @@ def blocks(rank: Rank, newest: int) -> control_pb2.RankSteps:
     change; a rank with nine phases takes 1.4 KiB.
 
     Args:
-        rank: The rank.
         newest: How many steps; 0 for those of the newest :data:`PRESENT_S`.
     """
     steps = rank.history.newest(min(newest or HISTORY_STEPS, rank.steady_steps))

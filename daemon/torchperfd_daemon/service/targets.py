@@ -15,7 +15,6 @@ class Targets:
     """Finds connected ranks.
 
     Args:
-        store: Knows the runs.
         of_run: Returns the connected ranks of a run, by rank.
         rights: Of the caller; runs that it may not command are found by their name only, and refused.
     """

@@ -80,9 +80,7 @@ class SimulatedRanks:
     The loaders starve at times, and there are validations and saves. Nothing is random.
 
     Args:
-        store: Where the steps go.
         gpus: Returns the newest reading of each GPU.
-        node: What the node is called.
         ranks: How many.
         wall: Unix seconds.
     """

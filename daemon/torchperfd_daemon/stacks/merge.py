@@ -34,7 +34,6 @@ class Merged:
     Attributes:
         groups: Largest first, then by rank.
         others: Likewise.
-        without_stacks: Ranks without stacks.
         odd: Ranks, with stacks or without, that are not where the run waits, or where most ranks are.
         missed: The collectives that cannot end, if torch keeps a record of them.
         goes_on: Whether every rank has made a training step recently. The run is then healthy, and

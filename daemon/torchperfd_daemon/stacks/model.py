@@ -45,7 +45,6 @@ class Thread:
     Attributes:
         ident: The thread's ``threading.get_ident()``.
         name: Empty if unknown.
-        training: Whether it is the training thread.
         own: Whether it belongs to torchperfd.
         frames: Innermost first.
     """

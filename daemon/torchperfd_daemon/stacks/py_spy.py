@@ -28,7 +28,6 @@ def parse_py_spy(data: bytes, pid: int, training: int) -> tuple[Thread, ...]:
 
     Args:
         data: The output of py-spy.
-        pid: The id of the process.
         training: The ident of the training thread. If no thread has it, the main thread is used.
 
     Raises:

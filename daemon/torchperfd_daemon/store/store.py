@@ -51,7 +51,6 @@ class Store:
         the same run and rank, the run gets another name on this node; see :func:`_names`.
 
         Args:
-            identity: The identity that the process reports.
             uid: Its user, from the kernel; None if unknown.
             peer_pid: Its process id here, from the kernel; 0 if unknown.
             has_ended: Returns whether the process of a record has ended.
@@ -162,7 +161,6 @@ def _names(run: str, uid: int | None, owner: int | None) -> Iterator[str]:
 
     Args:
         run: The name that the process reports.
-        uid: The user of the process.
         owner: The user of the run that has this name. If it is another user, the names are ``run@uid``,
             ``run@uid#2``, and so on.
     """

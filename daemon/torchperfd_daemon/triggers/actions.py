@@ -45,9 +45,6 @@ class Actions:
     """Carries out the actions of rules.
 
     Args:
-        coordinator: Coordinates captures.
-        catalog: Where stacks are written.
-        reach: Access to the ranks.
         wall: Unix seconds.
     """
 

@@ -20,9 +20,7 @@ class ConditionInputs:
 
     Attributes:
         now: Monotonic seconds.
-        runs: The connected ranks of each run.
         found: Returns the findings of diagnosis on a run.
-        page: Returns the present metrics.
     """
 
     now: float

@@ -27,10 +27,8 @@ class TriggerQuota:
     """Cooldowns and daily budgets. A day begins at midnight UTC.
 
     Args:
-        plan: The triggers.
         clock: Monotonic seconds.
         wall: Unix seconds.
-        counts: The counters of the metrics page.
     """
 
     def __init__(

@@ -43,8 +43,6 @@ class Rule:
         below: Lower bound, likewise.
         hold_seconds: How long the condition must hold.
         metric: The name of a metric; ``labels`` are those that its series must have.
-        xids: Numbers of the driver's errors.
-        options: The options of a capture.
         cooldown_seconds: The least time between two actions on the same run.
         per_day: The largest number of actions per day (UTC).
     """

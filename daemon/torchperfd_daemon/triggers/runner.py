@@ -80,14 +80,10 @@ class Runner:
     """Runs the rules and schedules of a plan.
 
     Args:
-        plan: The rules and schedules.
-        store: Where ranks and their steps are.
         found: Returns the findings of diagnosis on a run.
         page: Returns the present metrics; called only if a rule needs them.
-        actions: Carries out captures and stacks.
         clock: Monotonic seconds.
         wall: Unix seconds.
-        counts: The counters of results.
         sleep: Waits for the given seconds.
     """
 

@@ -84,7 +84,6 @@ class PageCache:
     What took a time t to render is good for nine times t more.
 
     Args:
-        page: What to render.
         clock: Monotonic seconds.
     """
 

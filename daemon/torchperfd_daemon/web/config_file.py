@@ -85,7 +85,6 @@ class WebConfigFile:
     """A web configuration that follows its file.
 
     Args:
-        path: The YAML file.
         clock: Monotonic seconds.
 
     Raises:

@@ -25,7 +25,6 @@ class ConnectionLimiter:
     """Limits how many connections are open, and how long each may take for a request.
 
     Args:
-        most: Open connections.
         clock: Monotonic seconds.
     """
 

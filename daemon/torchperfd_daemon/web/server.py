@@ -31,7 +31,6 @@ class WebServer(uvicorn.Server):
     once a second instead of ten times, which would cost more CPU than the rest of an idle daemon.
 
     Args:
-        app: The application.
         web_config: Whose TLS to use, as it is at the time of each connection; plain HTTP when None.
     """
 

@@ -42,7 +42,6 @@ class RankWork:
     """The work of one rank in its newest steps.
 
     Attributes:
-        rank: The number of the rank.
         phase_seconds: Exclusive time by phase; each array has shape (steps,). Ranks may have different steps
             and phases.
     """
@@ -56,7 +55,6 @@ class Straggler:
     """A rank that the others wait for.
 
     Attributes:
-        rank: The number of the rank.
         phase: The phase of its own work that exceeds the peers' most.
         excess_seconds: Own work per step above the peers' median.
         phase_excess_seconds: The part of the excess in ``phase``.
