@@ -17,8 +17,9 @@ from torchperfd_daemon.collectors.network import NetworkCollector
 from torchperfd_daemon.collectors.nvml import NvmlCollector
 from torchperfd_daemon.collectors.pressure import PressureCollector
 from torchperfd_daemon.collectors.process import ProcessCollector
+from torchperfd_daemon.collectors.ranks import RankProcess, Ranks
 from torchperfd_daemon.collectors.scheduler import CollectorScheduler
-from torchperfd_daemon.metrics.process import RankProcesses
+from torchperfd_daemon.goodput.exits import process_of
 from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners
 from torchperfd_daemon.store import Store
@@ -41,7 +42,10 @@ class NodeSamplers:
     """
 
     def __init__(self, store: Store, interval: float, *, simulated: bool) -> None:
-        ranks = RankProcesses(store)
+
+        def ranks() -> Iterator[RankProcess]:
+            return map(process_of, store.ranks())
+
         seldom = max(interval, _OWNERSHIP_INTERVAL_S)
         self.gpus = GpuWatch(SimulatedGpuCollector() if simulated else NvmlCollector(), ranks)
         self.owners: SimulatedOwners | OwnershipCollector = (
@@ -85,7 +89,7 @@ class NodeSamplers:
         return itertools.chain.from_iterable(sampler.families for sampler in self.samplers)
 
 
-def _host_collectors(ranks: RankProcesses) -> list[Collector]:
+def _host_collectors(ranks: Ranks) -> list[Collector]:
     return [
         CpuCollector(),
         MemoryCollector(),

@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from grpc_health.v1 import health_pb2
@@ -43,18 +44,20 @@ from torchperfd_daemon.goodput import FOLDER, GoodputStore, GoodputTracker
 from torchperfd_daemon.lifetime import Lifetime
 from torchperfd_daemon.listening import listen, own_socket, public_host
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.analysis import AnalysisMetrics
-from torchperfd_daemon.metrics.background import BackgroundMetrics
 from torchperfd_daemon.metrics.cap import DEFAULT_SERIES, SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
-from torchperfd_daemon.metrics.fleet import FleetMetrics
-from torchperfd_daemon.metrics.goodput import GoodputMetrics
-from torchperfd_daemon.metrics.node import NodeMetrics
-from torchperfd_daemon.metrics.own import OwnMetrics
+from torchperfd_daemon.metrics.node import node_metrics
+from torchperfd_daemon.metrics.own import (
+    analysis_metrics,
+    background_metrics,
+    fleet_metrics,
+    goodput_metrics,
+    own_metrics,
+    trigger_metrics,
+    upload_metrics,
+)
 from torchperfd_daemon.metrics.page import Source
 from torchperfd_daemon.metrics.training import TrainingMetrics
-from torchperfd_daemon.metrics.triggers import TriggerMetrics
-from torchperfd_daemon.metrics.uploads import UploadMetrics
 from torchperfd_daemon.node_samplers import NodeSamplers
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
@@ -242,9 +245,9 @@ class Daemon:
             lambda identity: owners.of(identity).gpu_uuid,
         )
         measured: list[Source] = [
-            TrainingMetrics(self._store, owners.of),
-            DiagnosisMetrics(self._store, observer),
-            NodeMetrics(samplers.samplers),
+            TrainingMetrics(self._store, owners.of).families,
+            DiagnosisMetrics(self._store, observer).families,
+            partial(node_metrics, samplers.samplers),
         ]
         triggers = Runner(
             self._plan,
@@ -267,16 +270,20 @@ class Daemon:
         cap = SeriesCap(DEFAULT_SERIES, lambda: by_age(self._store))
         page = MetricsPage(
             [
-                TrainingMetrics(self._store, owners.of, cap),
-                DiagnosisMetrics(self._store, observer, cap),
-                NodeMetrics(samplers.samplers),
-                OwnMetrics(self._store, self._coordinator.counts, self._retention.counts),
-                BackgroundMetrics(workers),
-                TriggerMetrics(self._triggers),
-                GoodputMetrics(self._goodput.settled_seconds),
-                *([UploadMetrics(self._uploader.counts)] if self._uploader else []),
-                *([FleetMetrics(lambda: self._interceptor.refused_calls)] if self._fleet_address else []),
-                *([AnalysisMetrics(self._store, self._analyst.counts)] if self._analyst else []),
+                TrainingMetrics(self._store, owners.of, cap).families,
+                DiagnosisMetrics(self._store, observer, cap).families,
+                partial(node_metrics, samplers.samplers),
+                partial(own_metrics, self._store, self._coordinator.counts, self._retention.counts),
+                partial(background_metrics, workers),
+                partial(trigger_metrics, self._triggers),
+                partial(goodput_metrics, self._goodput.settled_seconds),
+                *([partial(upload_metrics, self._uploader.counts)] if self._uploader else []),
+                *(
+                    [partial(fleet_metrics, lambda: self._interceptor.refused_calls)]
+                    if self._fleet_address
+                    else []
+                ),
+                *([partial(analysis_metrics, self._store, self._analyst.counts)] if self._analyst else []),
             ],
             cap,
         )

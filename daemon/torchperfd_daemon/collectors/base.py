@@ -11,6 +11,8 @@ _HANGS_AFTER_S: Final = 10.0
 
 log = logging.getLogger("torchperfd.collectors")
 
+Kind = Literal["gauge", "counter"]
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -23,7 +25,7 @@ class Family:
 
     name: str
     help: str
-    kind: Literal["gauge", "counter"]
+    kind: Kind
     labels: tuple[str, ...] = ()
     samples: list[tuple[tuple[str, ...], float]] = field(default_factory=list)
 

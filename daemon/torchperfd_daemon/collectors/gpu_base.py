@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
-from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.collectors.base import Family, Kind
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
 from torchperfd_daemon.collectors.ranks import Ranks
 
 _LABELS: Final = ("gpu", "gpu_uuid")
-FAMILIES: Final[dict[str, tuple[str, Literal["gauge", "counter"], tuple[str, ...]]]] = {
+FAMILIES: Final[dict[str, tuple[str, Kind, tuple[str, ...]]]] = {
     "gpu_up": ("Whether the GPU answers: 0 once it has fallen off the bus.", "gauge", ()),
     "gpu_info": ("A GPU, or an instance of one.", "gauge", ("model", "driver_version", "pci_bus_id")),
     "gpu_mig_info": (

@@ -9,7 +9,7 @@ from typing import Final
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.goodput.clock import Clocks, GoodputClock, boot_id
-from torchperfd_daemon.goodput.exits import Exit, exit_of
+from torchperfd_daemon.goodput.exits import Exit, exit_of, process_of
 from torchperfd_daemon.goodput.store import GoodputStore, RankKey, packed
 from torchperfd_daemon.goodput.summary import RankGoodput, RunGoodput, by_run
 from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals
@@ -162,9 +162,7 @@ class GoodputTracker:
             self._totals[key] = GoodputTotals.begin(process, started)
         else:
             goodput.start(process, started, now)
-        pid = identity.pid if rank.is_process_known else 0
-        seen = RankProcess(*key, pid, identity.pid_namespace, identity.process_start_ticks)
-        self._followed[key] = _Followed(rank, self._exits(seen, clock.now), Totals())
+        self._followed[key] = _Followed(rank, self._exits(process_of(rank), clock.now), Totals())
 
     def _observe(self, key: RankKey, followed: _Followed) -> None:
         clock, rank, goodput = self._time(), followed.rank, self._totals[key]

@@ -1,26 +1,13 @@
 """Metrics of the observer's verdicts."""
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Iterator
 
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import Cause, Verdict, diagnose
+from torchperfd_daemon.diagnosis import diagnose
 from torchperfd_daemon.metrics.cap import SeriesCap
 from torchperfd_daemon.metrics.training import recent_profile
+from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.store import Store
-
-
-class Observes(Protocol):
-    """The observer of the runs; see ``Observer``."""
-
-    def verdict(self, run: str) -> Verdict | None:
-        """Return the present verdict on a run; None while there is none."""
-
-    def lost_seconds(self) -> Mapping[str, Mapping[Cause, float]]:
-        """Return the seconds that each cause has cost each run."""
-
-    def stragglers(self) -> Mapping[str, Mapping[int, float]]:
-        """Return the ranks that others wait for, with the seconds per step that they are late by."""
 
 
 class DiagnosisMetrics:
@@ -30,7 +17,7 @@ class DiagnosisMetrics:
         cap: Says of which ranks there is room; of all without one.
     """
 
-    def __init__(self, store: Store, observer: Observes, cap: SeriesCap | None = None) -> None:
+    def __init__(self, store: Store, observer: Observer, cap: SeriesCap | None = None) -> None:
         self._store = store
         self._cap = cap
         self._observer = observer

@@ -1,60 +1,131 @@
-"""The daemon's own health, as metrics."""
+"""The daemon's own health and work, as metrics: each function returns the families of one part of it."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torchperfd._version import __version__
-from torchperfd_daemon.captures import CaptureCounts, RetentionCounts
-from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.background import WorkerHealth
+from torchperfd_daemon.captures import AnalysisCounts, CaptureCounts, RetentionCounts, UploadCounts
+from torchperfd_daemon.collectors.base import Family, Kind
+from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.store import Store
+from torchperfd_daemon.triggers import TriggerCounts
 
 
-class OwnMetrics:
-    """A metrics source about the daemon itself and its captures."""
+def own_metrics(store: Store, captures: CaptureCounts, kept: RetentionCounts) -> Iterator[Family]:
+    """Yield build, ingest and capture families."""
+    build = Family("build_info", "Versions.", "gauge", ("version", "python_version"))
+    build.add(1, __version__, platform.python_version())
+    yield build
+    yield _single("clients", "Training processes connected now.", "gauge", store.connected())
+    yield _single("ingest_events", "Steps received.", "counter", store.ingested_steps)
+    dropped = {"ring": 0, "outbox": 0, **store.dropped()}
+    yield _by("ingest_dropped_events", "Steps lost on their way, by where.", "where", dropped)
+    requests = Family("capture_requests", "Captures that ended.", "counter", ("trigger", "result"))
+    for (trigger, result), count in captures.requests.items():
+        requests.add(count, trigger, result)
+    yield requests
+    yield _single("capture_bytes", "Bytes of traces captured.", "counter", captures.bytes)
+    yield _single("capture_active", "Captures in progress.", "gauge", captures.active)
+    yield _moment(
+        "capture_last_success_timestamp_seconds",
+        "When a capture last completed.",
+        captures.last_success_unix_seconds,
+    )
+    yield _single("captures", "Captures in the captures directory.", "gauge", kept.captures)
+    yield _single("captures_bytes", "What the captures directory takes on the disk.", "gauge", kept.bytes)
+    yield _by(
+        "captures_removed", "Captures removed to keep to the quota, by its limit.", "reason", kept.removed
+    )
 
-    def __init__(self, store: Store, captures: CaptureCounts, kept: RetentionCounts) -> None:
-        self._store = store
-        self._captures = captures
-        self._kept = kept
 
-    def families(self) -> Iterator[Family]:
-        """Return build, ingest and capture families."""
-        build = Family("build_info", "Versions.", "gauge", ("version", "python_version"))
-        build.add(1, __version__, platform.python_version())
-        yield build
-        clients = Family("clients", "Training processes connected now.", "gauge")
-        clients.add(self._store.connected())
-        yield clients
-        ingested = Family("ingest_events", "Steps received.", "counter")
-        ingested.add(self._store.ingested_steps)
-        yield ingested
-        dropped = Family("ingest_dropped_events", "Steps lost on their way, by where.", "counter", ("where",))
-        for where, count in {"ring": 0, "outbox": 0, **self._store.dropped()}.items():
-            dropped.add(count, where)
-        yield dropped
-        requests = Family("capture_requests", "Captures that ended.", "counter", ("trigger", "result"))
-        for (trigger, result), count in self._captures.requests.items():
-            requests.add(count, trigger, result)
-        yield requests
-        size = Family("capture_bytes", "Bytes of traces captured.", "counter")
-        size.add(self._captures.bytes)
-        yield size
-        active = Family("capture_active", "Captures in progress.", "gauge")
-        active.add(self._captures.active)
-        yield active
-        if self._captures.last_success_unix_seconds:
-            last = Family("capture_last_success_timestamp_seconds", "When a capture last completed.", "gauge")
-            last.add(self._captures.last_success_unix_seconds)
-            yield last
-        kept = Family("captures", "Captures in the captures directory.", "gauge")
-        kept.add(self._kept.captures)
-        yield kept
-        kept_size = Family("captures_bytes", "What the captures directory takes on the disk.", "gauge")
-        kept_size.add(self._kept.bytes)
-        yield kept_size
-        removed = Family(
-            "captures_removed", "Captures removed to keep to the quota, by its limit.", "counter", ("reason",)
-        )
-        for reason, count in self._kept.removed.items():
-            removed.add(count, reason)
-        yield removed
+def background_metrics(workers: Sequence[WorkerHealth]) -> Iterator[Family]:
+    """Yield each background worker's failures, and the time of its last success."""
+    yield _by(
+        "background_failures",
+        "Rounds that a background worker could not finish.",
+        "worker",
+        {each.worker: each.failures for each in workers},
+    )
+    yield _by(
+        "background_last_success_timestamp_seconds",
+        "When a background worker last finished a round.",
+        "worker",
+        {each.worker: each.last_success_unix_seconds for each in workers if each.last_success_unix_seconds},
+        "gauge",
+    )
+
+
+def trigger_metrics(counts: TriggerCounts) -> Iterator[Family]:
+    """Yield what has become of triggers."""
+    triggers = Family("triggers", "Triggers, by what has become of them.", "counter", ("rule", "result"))
+    for (rule, result), count in counts.items():
+        triggers.add(count, rule, result.value)
+    yield triggers
+
+
+def goodput_metrics(settled: Callable[[], Mapping[str, Mapping[Bucket, float]]]) -> Iterator[Family]:
+    """Yield what settled rank-seconds went to; all buckets of a run are there from the first."""
+    family = Family(
+        "train_goodput_seconds",
+        "Rank-seconds of a run by what they went to, across restarts.",
+        "counter",
+        ("run", "bucket"),
+    )
+    for run, seconds in settled().items():
+        for bucket in Bucket:
+            family.add(seconds[bucket], run, bucket.value)
+    yield family
+
+
+def upload_metrics(counts: UploadCounts) -> Iterator[Family]:
+    """Yield what has been uploaded, and what waits; only for a daemon that uploads."""
+    yield _by("captures_uploads", "Tries to upload a capture, by outcome.", "result", counts.results)
+    yield _single("captures_upload_pending", "Captures that wait to be uploaded.", "gauge", counts.pending)
+    yield _single("captures_upload_bytes", "Bytes of captures uploaded.", "counter", counts.bytes)
+    yield _moment(
+        "captures_upload_last_success_timestamp_seconds",
+        "When a capture was last uploaded.",
+        counts.last_success_unix_seconds,
+    )
+
+
+def fleet_metrics(refused_calls: Callable[[], int]) -> Iterator[Family]:
+    """Yield how many calls of other daemons were refused for want of a valid token."""
+    refused = {"fleet": refused_calls()}
+    yield _by("daemon_refused_calls", "Calls without valid credentials.", "listener", refused)
+
+
+def analysis_metrics(store: Store, counts: AnalysisCounts) -> Iterator[Family]:
+    """Yield how analyses have ended, and the newest breakdown of each run that is still here."""
+    yield _by("captures_analyses", "Analyses of captures, by outcome.", "result", counts.results)
+    yield _moment(
+        "captures_analysis_last_success_timestamp_seconds",
+        "When an analysis was last stored.",
+        counts.last_success_unix_seconds,
+    )
+    shares = Family(
+        "train_captured_device_time_ratio",
+        "Where the device time went in the run's newest capture that was analysed; the parts sum to 1.",
+        "gauge",
+        ("run", "rank", "part"),
+    )
+    newest = counts.newest
+    for run in store.runs():
+        for each in newest.get(run, ()):
+            for part in ("compute", "exposed_comm", "exposed_memcpy", "idle"):
+                shares.add(getattr(each, part), run, str(each.rank), part)
+    yield shares
+
+
+def _single(name: str, text: str, kind: Kind, value: float) -> Family:
+    return Family(name, text, kind, samples=[((), value)])
+
+
+def _moment(name: str, text: str, unix_seconds: float) -> Family:
+    """Return a family with a moment; without a series before there was one."""
+    return Family(name, text, "gauge", samples=[((), unix_seconds)] if unix_seconds else [])
+
+
+def _by(name: str, text: str, label: str, values: Mapping[str, float], kind: Kind = "counter") -> Family:
+    return Family(name, text, kind, (label,), [((key,), value) for key, value in values.items()])

@@ -1,7 +1,7 @@
 """The metrics page: one registry over all sources, rendered in the format a scraper asks for."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,11 +14,8 @@ PREFIX: Final = "torchperfd_"
 CONTENT_TYPES: Final = ("text/plain", "application/openmetrics-text")
 
 
-class Source(Protocol):
-    """Something that has families to show."""
-
-    def families(self) -> Iterable[Family | Metric]:
-        """Return what is true now; must be quick and must not block."""
+Source = Callable[[], Iterable[Family | Metric]]
+"""Returns what is true now; must be quick and must not block."""
 
 
 class MetricsPage:
@@ -52,7 +49,7 @@ class MetricsPage:
 
     def _metrics(self) -> Iterator[Metric]:
         for source in self._sources:
-            for family in source.families():
+            for family in source():
                 metric = family if isinstance(family, Metric) else _to_metric(family)
                 if metric.samples:
                     yield metric

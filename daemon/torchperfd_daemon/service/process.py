@@ -1,22 +1,9 @@
-"""Ranks as the kernel knows them."""
+"""Distinguishes real ranks from simulated ones."""
 
 from collections.abc import Iterable
 
-from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.store import Rank
-
-
-def process_of(rank: Rank) -> RankProcess:
-    """Return the process that a rank is; of one whose process is not known, none that there is."""
-    identity = rank.identity
-    return RankProcess(
-        identity.run,
-        identity.rank,
-        identity.pid if rank.is_process_known else 0,
-        identity.pid_namespace,
-        identity.process_start_ticks,
-    )
 
 
 def check_real(ranks: Iterable[Rank]) -> None:

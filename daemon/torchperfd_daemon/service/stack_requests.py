@@ -14,8 +14,9 @@ from weakref import WeakKeyDictionary
 
 from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.goodput.exits import process_of
 from torchperfd_daemon.service.permissions import Rights
-from torchperfd_daemon.service.process import check_real, process_of
+from torchperfd_daemon.service.process import check_real
 from torchperfd_daemon.service.process_state import (
     GoneError,
     StoppedError,

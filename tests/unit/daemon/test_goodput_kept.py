@@ -30,7 +30,7 @@ from torchperfd_daemon.goodput.exits import Exit, exit_of
 from torchperfd_daemon.goodput.report import render_text, to_dict
 from torchperfd_daemon.goodput.store import packed
 from torchperfd_daemon.goodput.tracker import ExitOf
-from torchperfd_daemon.metrics.goodput import GoodputMetrics
+from torchperfd_daemon.metrics.own import goodput_metrics
 from torchperfd_daemon.service import translate_goodput
 from torchperfd_daemon.store import (
     CudaMemory,
@@ -341,7 +341,7 @@ def test_the_document_and_the_messages_say_the_same() -> None:
 def test_counters_are_of_runs_that_are_here(machine: Machine) -> None:
     rank = machine.join()
     machine.train(rank, 4)
-    (family,) = GoodputMetrics(machine.tracker.settled_seconds).families()
+    (family,) = goodput_metrics(machine.tracker.settled_seconds)
     assert len(family.samples) == len(Bucket)
     assert dict(family.samples)["bert", "productive"] == 2
     machine.store.leave(rank)
@@ -350,7 +350,7 @@ def test_counters_are_of_runs_that_are_here(machine: Machine) -> None:
     machine.store.forget_departed()
     machine.sample()
     machine.save()
-    (family,) = GoodputMetrics(machine.tracker.settled_seconds).families()
+    (family,) = goodput_metrics(machine.tracker.settled_seconds)
     assert family.samples == []
 
 

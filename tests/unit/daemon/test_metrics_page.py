@@ -6,8 +6,9 @@ import re
 import shutil
 import subprocess
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,17 +42,20 @@ from torchperfd_daemon.collectors.ranks import RankProcess
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
-from torchperfd_daemon.metrics.analysis import AnalysisMetrics
-from torchperfd_daemon.metrics.background import BackgroundMetrics
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
-from torchperfd_daemon.metrics.fleet import FleetMetrics
-from torchperfd_daemon.metrics.goodput import GoodputMetrics
-from torchperfd_daemon.metrics.node import NodeMetrics
-from torchperfd_daemon.metrics.own import OwnMetrics
+from torchperfd_daemon.metrics.node import node_metrics
+from torchperfd_daemon.metrics.own import (
+    analysis_metrics,
+    background_metrics,
+    fleet_metrics,
+    goodput_metrics,
+    own_metrics,
+    trigger_metrics,
+    upload_metrics,
+)
 from torchperfd_daemon.metrics.training import TrainingMetrics
-from torchperfd_daemon.metrics.triggers import TriggerMetrics
-from torchperfd_daemon.metrics.uploads import UploadMetrics
+from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.ownership import Owner
 from torchperfd_daemon.store import (
     CudaMemory,
@@ -236,17 +240,20 @@ def uploads() -> UploadCounts:
     return UploadCounts({"uploaded": 4, "failed": 2, "refused": 0}, 7_000_000, 3, 1_700_000_200.0)
 
 
-class Observed:
+class Observed(Observer):
     """Holds a verdict on one of the runs; the other is too young for one."""
+
+    def __init__(self) -> None:
+        pass
 
     def verdict(self, run: str) -> Verdict | None:
         slow = Verdict(Cause.SLOW_RANK, run, "node-a", 1, "forward", "", 0.03, "")
         return slow if run == "bert-17" else None
 
-    def lost_seconds(self) -> dict[str, dict[Cause, float]]:
+    def lost_seconds(self) -> dict[str, Mapping[Cause, float]]:
         return {"bert-17": {Cause.SLOW_RANK: 4.5, Cause.HANG: 60.0}}
 
-    def stragglers(self) -> dict[str, dict[int, float]]:
+    def stragglers(self) -> dict[str, Mapping[int, float]]:
         return {"bert-17": {1: 0.03}}
 
 
@@ -264,16 +271,19 @@ def page(monkeypatch: pytest.MonkeyPatch) -> MetricsPage:
     kept = store()
     return MetricsPage(
         [
-            TrainingMetrics(kept, owner),
-            DiagnosisMetrics(kept, Observed()),
-            NodeMetrics(samplers),
-            OwnMetrics(kept, counts(), holding()),
-            UploadMetrics(uploads()),
-            FleetMetrics(lambda: 3),
-            AnalysisMetrics(kept, analyses()),
-            TriggerMetrics({("slow", Result.FIRED): 2, ("slow", Result.COOLDOWN): 1}),
-            BackgroundMetrics([WorkerHealth("retention", 2, 1_700_000_040.0), WorkerHealth("uploads", 1)]),
-            GoodputMetrics(lambda: {"bert-17": dict.fromkeys(Bucket, 12.5)}),
+            TrainingMetrics(kept, owner).families,
+            DiagnosisMetrics(kept, Observed()).families,
+            partial(node_metrics, samplers),
+            partial(own_metrics, kept, counts(), holding()),
+            partial(upload_metrics, uploads()),
+            partial(fleet_metrics, lambda: 3),
+            partial(analysis_metrics, kept, analyses()),
+            partial(trigger_metrics, {("slow", Result.FIRED): 2, ("slow", Result.COOLDOWN): 1}),
+            partial(
+                background_metrics,
+                [WorkerHealth("retention", 2, 1_700_000_040.0), WorkerHealth("uploads", 1)],
+            ),
+            partial(goodput_metrics, lambda: {"bert-17": dict.fromkeys(Bucket, 12.5)}),
         ],
         SeriesCap(1000, lambda: by_age(kept)),
     )
@@ -291,7 +301,11 @@ def test_the_page_is_the_golden_file(text: str) -> None:
 def test_a_new_store_shows_only_what_is_always_there() -> None:
     empty = Store()
     page = MetricsPage(
-        [TrainingMetrics(empty), NodeMetrics([]), OwnMetrics(empty, CaptureCounts(), RetentionCounts())]
+        [
+            TrainingMetrics(empty).families,
+            partial(node_metrics, []),
+            partial(own_metrics, empty, CaptureCounts(), RetentionCounts()),
+        ]
     )
     body = page.render("")[0].decode()
     lines = [line for line in body.splitlines() if not line.startswith("#")]
@@ -317,7 +331,7 @@ def test_a_rank_that_is_gone_has_no_series() -> None:
     kept = Store(grace_seconds=60, clock=lambda: now[0])
     rank = kept.join(RankIdentity("bert-17", 0))
     kept.add_steps(rank, StepColumns(array("q", [1]), array("q", [1]), {}))
-    page = MetricsPage([TrainingMetrics(kept)])
+    page = MetricsPage([TrainingMetrics(kept).families])
     kept.leave(rank)
     now[0] = 60.0
     assert b"torchperfd_train_steps_total{" in page.render("")[0], "one more scrape may see it"
@@ -413,7 +427,7 @@ def test_what_a_rank_does_not_know_has_no_series(text: str) -> None:
 def test_utilization_is_of_recent_steps_and_needs_a_peak() -> None:
     kept = Store()
     rank = kept.join(RankIdentity("r", 0))
-    page = MetricsPage([TrainingMetrics(kept)])
+    page = MetricsPage([TrainingMetrics(kept).families])
     name = b"torchperfd_train_model_flops_utilization_ratio{"
 
     rank.totals = Totals(flops_per_step=1e12, peak_flops=1e14)
@@ -428,7 +442,7 @@ def test_utilization_is_of_recent_steps_and_needs_a_peak() -> None:
 def test_degradation_shows_before_its_cost_is_known() -> None:
     kept = Store()
     kept.join(RankIdentity("r", 0)).totals = Totals(shed=2)
-    body = MetricsPage([TrainingMetrics(kept)]).render("")[0]
+    body = MetricsPage([TrainingMetrics(kept).families]).render("")[0]
     assert b'torchperfd_client_shed_tiers{rank="0",run="r"} 2.0' in body
     assert b"torchperfd_client_overhead_ratio" not in body
 
@@ -452,7 +466,7 @@ def emitted(text: str, tmp_path: Path) -> dict[str, tuple[str, set[str]]]:
                 *CgroupCollector(lambda: [tree.rank(100)], tree.proc, tree.sys / "fs/cgroup").sample(),
             ]
 
-    real = MetricsPage([Real()]).render("")[0].decode()
+    real = MetricsPage([Real().families]).render("")[0].decode()
     found: dict[str, tuple[str, set[str]]] = {}
     for metric in (*parse_text(text), *parse_text(real)):
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name

@@ -106,7 +106,9 @@ def page(seconds: float) -> str:
         gpu = f"GPU-{identity.rank}" if identity.rank < 2 else ""
         return Owner(identity.slurm_job_id, identity.pod_uid, gpu_uuid=gpu)
 
-    return MetricsPage([TrainingMetrics(store, owner), Gpus(seconds)]).render("")[0].decode()
+    return (
+        MetricsPage([TrainingMetrics(store, owner).families, Gpus(seconds).families]).render("")[0].decode()
+    )
 
 
 def recorded() -> str:

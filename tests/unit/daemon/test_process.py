@@ -11,7 +11,7 @@ from torchperfd_daemon.collectors.base import CollectorUnavailableError, Family
 from torchperfd_daemon.collectors.cgroup import CgroupCollector, Limits, read_limits
 from torchperfd_daemon.collectors.process import ProcessCollector
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.metrics.process import RankProcesses
+from torchperfd_daemon.goodput.exits import process_of
 from torchperfd_daemon.store import RankIdentity, Store
 
 TICK = 1 / os.sysconf("SC_CLK_TCK")
@@ -158,7 +158,7 @@ def test_this_very_process_can_be_read() -> None:
 def test_ranks_come_from_the_store() -> None:
     store = Store()
     store.join(RankIdentity("bert-17", 3, pid=42, pid_namespace=7, process_start_ticks=99))
-    assert list(RankProcesses(store)()) == [RankProcess("bert-17", 3, 42, 7, 99)]
+    assert list(map(process_of, store.ranks())) == [RankProcess("bert-17", 3, 42, 7, 99)]
 
 
 def limited(tree: HostTree, group: str, **files: str) -> None:

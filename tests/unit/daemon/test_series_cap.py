@@ -1,6 +1,7 @@
 """The cap on series: whole ranks or none of them, the oldest first, and what is left out is counted."""
 
 from array import array
+from functools import partial
 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -8,7 +9,7 @@ from torchperfd_daemon.captures import CaptureCounts, RetentionCounts
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
-from torchperfd_daemon.metrics.own import OwnMetrics
+from torchperfd_daemon.metrics.own import own_metrics
 from torchperfd_daemon.metrics.training import TrainingMetrics
 from torchperfd_daemon.store import Rank, RankIdentity, StepColumns, Store
 
@@ -23,8 +24,8 @@ class Crowd:
         self.store = Store(grace_seconds=60, clock=lambda: self.now)
         self.cap = SeriesCap(most, lambda: by_age(self.store))
         training = TrainingMetrics(self.store, cap=self.cap if selects else None)
-        own = OwnMetrics(self.store, CaptureCounts(), RetentionCounts())
-        self.page = MetricsPage([training, own], self.cap)
+        own = partial(own_metrics, self.store, CaptureCounts(), RetentionCounts())
+        self.page = MetricsPage([training.families, own], self.cap)
 
     def join(self, run: str, rank: int, uid: int = 0) -> Rank:
         """Let a rank come, a second after the one before, and make one step."""
@@ -151,5 +152,5 @@ def test_cap_bounds_a_family_of_the_node_as_well() -> None:
             return [family]
 
     store = Store()
-    page = MetricsPage([Invented()], SeriesCap(2000, lambda: by_age(store)))
+    page = MetricsPage([Invented().families], SeriesCap(2000, lambda: by_age(store)))
     assert sum(len(metric.samples) for metric in page.collect()) == 2000 + 1

@@ -25,7 +25,7 @@ from torchperfd_daemon.errors import (
     UsageError,
 )
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.metrics.triggers import TriggerMetrics
+from torchperfd_daemon.metrics.own import trigger_metrics
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import (
@@ -362,7 +362,7 @@ def test_without_triggers_nothing_runs(tmp_path: Path) -> None:
 
 def test_metric_has_every_trigger_and_result_from_the_start(tmp_path: Path) -> None:
     node = TriggeredNode(tmp_path, plan(STALL, {"every": "10m"}))
-    body = MetricsPage([TriggerMetrics(node.counts)]).render("")[0].decode()
+    body = MetricsPage([lambda: trigger_metrics(node.counts)]).render("")[0].decode()
     assert body.count('torchperfd_triggers_total{result="') == 10
     assert 'torchperfd_triggers_total{result="busy",rule="glance"} 0.0' in body
 

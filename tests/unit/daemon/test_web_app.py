@@ -22,7 +22,7 @@ class Http:
         self.ready = False
         store = Store()
         store.join(RankIdentity("bert-17", 0))
-        page = MetricsPage([TrainingMetrics(store)])
+        page = MetricsPage([TrainingMetrics(store).families])
         self._transport = httpx.ASGITransport(build_app(page, lambda: self.ready, web_config))
 
     def get(
