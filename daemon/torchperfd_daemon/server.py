@@ -64,7 +64,6 @@ from torchperfd_daemon.rpc.callers import CallerDirectory, UserLimit
 from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions, group_id
-from torchperfd_daemon.service.reach import SessionReach
 from torchperfd_daemon.simulated import SimulatedRanks
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.systemd import keep_watchdog_quiet, notify
@@ -255,7 +254,7 @@ class Daemon:
             observer.findings,
             # Without the cap: ranks that are left out of a page still count.
             MetricsPage(measured).collect,
-            Actions(self._coordinator, self._catalog, SessionReach(self._store, sessions)),
+            Actions(self._coordinator, self._catalog, sessions.of_run, sessions.stacks_of_run),
             counts=self._triggers,
         )
         workers = [

@@ -6,38 +6,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Settings of one daemon.
+    """Settings of one daemon; ``config.options`` describes those that users set.
 
     Attributes:
-        socket: Path of the unix socket for clients and the command line.
-        socket_mode: Its permission bits.
-        admin_group: Group whose members have the rights of every run's owner; None for none.
-        max_sessions: Training processes at the same time, of all users; as many ranks are kept.
-        max_sessions_per_user: Of one user.
-        metrics_host: Address the metrics page listens on; loopback by default.
-        metrics_port: Its port; 0 for any free one.
-        captures_dir: Where traces are kept.
-        captures_max_bytes: Of all captures on the disk; the oldest go. 0 is no limit, here and below.
-        captures_max_age_seconds: Since a capture was asked for; older ones go.
-        captures_max_count: How many captures; the oldest go.
-        captures_max_bytes_each: Of the traces of one capture.
-        captures_min_free_bytes: With less free on the disk, no capture is begun.
-        analyze_captures: Have each capture analysed once it has ended; an embedded daemon never does.
-        captures_upload: URL that captures are uploaded to; None for none.
-        web_config_file: TLS and basic auth of the metrics page, in the exporters' format; None for neither.
-        fleet_address: Host and port for daemons of other nodes; None for no port.
-        fleet_peers: Which daemons there are; see ``fleet.peers``. None for no others.
-        fleet_token_file: File of the secret that daemons share.
-        fleet_tls_cert: Certificate that this daemon shows to others, in PEM, like the two below.
-        fleet_tls_key: Its key.
-        fleet_tls_ca: The certificate authority that is trusted.
-        interval_seconds: Time between two samples of the node.
+        captures_max_age_seconds: 0 is no limit, as in all that follow.
         embedded: Owned by one run: stop once standard input is closed and no rank is left,
             and do without what another daemon already has.
         drain_seconds: How long SIGTERM waits for work in progress.
         grace_seconds: How long a rank that has left keeps its series.
-        demo: Show simulated GPUs instead of this node's own.
-        log_level: What to log; a name of logging's, in lower case.
     """
 
     socket: str

@@ -1,30 +1,17 @@
 """The fleet: connections between the daemons of all nodes, so that each can answer for the whole job."""
 
-from torchperfd_daemon.fleet.address import Address, parse_address
-from torchperfd_daemon.fleet.credential_files import CredentialFiles
-from torchperfd_daemon.fleet.credentials import Credentials, check_listening, read_credentials
-from torchperfd_daemon.fleet.fanout import FanOut
-from torchperfd_daemon.fleet.interceptor import AuthInterceptor
-from torchperfd_daemon.fleet.job_peers import JobPeers, check_trust
-from torchperfd_daemon.fleet.listener import listen
-from torchperfd_daemon.fleet.peers import Peers, parse_peers
-from torchperfd_daemon.fleet.service import FleetService
-from torchperfd_daemon.fleet.view import FleetView
-
-__all__ = [
-    "Address",
-    "AuthInterceptor",
-    "CredentialFiles",
-    "Credentials",
-    "FanOut",
-    "FleetService",
-    "FleetView",
-    "JobPeers",
-    "Peers",
-    "check_listening",
-    "check_trust",
-    "listen",
-    "parse_address",
-    "parse_peers",
-    "read_credentials",
-]
+from torchperfd_daemon.fleet.address import Address as Address
+from torchperfd_daemon.fleet.address import parse_address as parse_address
+from torchperfd_daemon.fleet.credential_files import CredentialFiles as CredentialFiles
+from torchperfd_daemon.fleet.credentials import Credentials as Credentials
+from torchperfd_daemon.fleet.credentials import check_listening as check_listening
+from torchperfd_daemon.fleet.credentials import read_credentials as read_credentials
+from torchperfd_daemon.fleet.fanout import FanOut as FanOut
+from torchperfd_daemon.fleet.interceptor import AuthInterceptor as AuthInterceptor
+from torchperfd_daemon.fleet.job_peers import JobPeers as JobPeers
+from torchperfd_daemon.fleet.job_peers import check_trust as check_trust
+from torchperfd_daemon.fleet.listener import listen as listen
+from torchperfd_daemon.fleet.peers import Peers as Peers
+from torchperfd_daemon.fleet.peers import parse_peers as parse_peers
+from torchperfd_daemon.fleet.service import FleetService as FleetService
+from torchperfd_daemon.fleet.view import FleetView as FleetView

@@ -8,6 +8,7 @@ from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet.fanout import PeerError, Unreachable
 from torchperfd_daemon.service import translate
+from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.store import HISTORY_STEPS
 from torchperfd_daemon.text import one_line
 
@@ -132,14 +133,7 @@ def ack_report(capture_id: str, rank: int, own: Ack) -> fleet_pb2.TakeReport:
     return fleet_pb2.TakeReport(
         ack=fleet_pb2.TakeAck(
             rank=rank,
-            ack=session_pb2.CaptureAck(
-                capture_id=capture_id,
-                ready=own.ready,
-                reason=own.reason,
-                next_step=own.next_step,
-                step_seconds=own.step_seconds,
-                pause_seconds_per_step=own.pause_seconds_per_step,
-            ),
+            ack=pack(session_pb2.CaptureAck, own, capture_id=capture_id),
         )
     )
 
@@ -149,18 +143,6 @@ def result_report(capture_id: str, rank: int, own: Result) -> fleet_pb2.TakeRepo
     return fleet_pb2.TakeReport(
         result=fleet_pb2.TakeResult(
             rank=rank,
-            result=session_pb2.CaptureResult(
-                capture_id=capture_id,
-                ok=own.ok,
-                reason=own.reason,
-                retry=own.retry,
-                start_step=own.start_step,
-                steps=own.steps,
-                file=own.file,
-                bytes=own.bytes,
-                sha256=own.sha256,
-                steps_made=own.steps_made,
-                pause_seconds=own.pause_seconds,
-            ),
+            result=pack(session_pb2.CaptureResult, own, capture_id=capture_id),
         )
     )

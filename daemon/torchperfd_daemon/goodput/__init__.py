@@ -1,18 +1,11 @@
 """Goodput: what every rank-second of a run went to, across restarts."""
 
-from torchperfd_daemon.goodput.store import FOLDER, GoodputStore
-from torchperfd_daemon.goodput.summary import RankGoodput, RunGoodput, by_run
-from torchperfd_daemon.goodput.totals import Bucket, Claims, GoodputTotals
-from torchperfd_daemon.goodput.tracker import GoodputTracker
-
-__all__ = [
-    "FOLDER",
-    "Bucket",
-    "Claims",
-    "GoodputStore",
-    "GoodputTotals",
-    "GoodputTracker",
-    "RankGoodput",
-    "RunGoodput",
-    "by_run",
-]
+from torchperfd_daemon.goodput.store import FOLDER as FOLDER
+from torchperfd_daemon.goodput.store import GoodputStore as GoodputStore
+from torchperfd_daemon.goodput.summary import RankGoodput as RankGoodput
+from torchperfd_daemon.goodput.summary import RunGoodput as RunGoodput
+from torchperfd_daemon.goodput.summary import by_run as by_run
+from torchperfd_daemon.goodput.totals import Bucket as Bucket
+from torchperfd_daemon.goodput.totals import Claims as Claims
+from torchperfd_daemon.goodput.totals import GoodputTotals as GoodputTotals
+from torchperfd_daemon.goodput.tracker import GoodputTracker as GoodputTracker

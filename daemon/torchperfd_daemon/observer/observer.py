@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.base import Family
@@ -27,11 +27,8 @@ _STACKS_EVERY_S: Final = 10.0
 _NO_GPU: Final = GpuState()
 
 
-class StackProvider(Protocol):
-    """Returns the stacks of ranks of this node."""
-
-    def __call__(self, ranks: Iterable[Rank], seconds: float, /) -> AsyncIterator[RankStacks]:
-        """Yield each rank's stacks, or the reason why there are none, within the given seconds."""
+StackProvider = Callable[[Iterable[Rank], float], AsyncIterator[RankStacks]]
+"""Yields each rank's stacks, or the reason why there are none, within the given seconds."""
 
 
 class Observer:

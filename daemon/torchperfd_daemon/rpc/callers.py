@@ -7,7 +7,7 @@ import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.collectors.ranks import own_namespace
@@ -74,13 +74,6 @@ class UserLimit:
             del self._open[uid]
 
 
-class HasPeer(Protocol):
-    """A call that names its connection; gRPC's contexts do."""
-
-    def peer(self) -> str:
-        """Return the name of the connection."""
-
-
 class CallerDirectory:
     """The caller at each connection, and the number of connections of each user.
 
@@ -93,7 +86,7 @@ class CallerDirectory:
         self._limit = UserLimit("connections", most_per_user, most)
         self._callers: dict[str, Caller] = {}
 
-    def find(self, call: "HasPeer | Any") -> Caller:
+    def find(self, call: Any) -> Caller:
         """Return the caller of a method."""
         return self._callers.get(str(call.peer()), UNKNOWN)
 
@@ -101,7 +94,7 @@ class CallerDirectory:
         """Register a connection; return why it is refused, empty when it is not.
 
         Args:
-            name: Its name in :meth:`HasPeer.peer`.
+            name: Its name in ``peer()`` of gRPC's contexts.
             caller: At its other end.
         """
         refused = self._limit.admit(caller.uid)

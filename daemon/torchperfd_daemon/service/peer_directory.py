@@ -30,43 +30,27 @@ MayCommand = Callable[[int | None], bool]
 
 
 class PeerDirectory(Protocol):
-    """Queries the other nodes. Each method raises TorchperfdError if the peers cannot be resolved."""
+    """Queries the other nodes; see ``fleet.FleetView``, which raises TorchperfdError when it knows of none."""
 
     @property
     def known(self) -> bool:
         """Whether it is known which there are; a job is then looked for on all of them."""
 
     async def runs(self, own: Sequence[control_pb2.Run], job: str = "") -> control_pb2.ListRunsResponse:
-        """Return the runs of all nodes, of all jobs or of one; those of this one are given.
-
-        Raises:
-            NoSuchTargetError: No node has a run of the job.
-        """
+        """Return the runs of all nodes, of all jobs or of one; those of this one are given."""
 
     async def steps(
         self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
     ) -> control_pb2.GetStepsResponse:
-        """Return the newest steps of ranks of all nodes, what this one answers given.
-
-        Raises:
-            NoSuchTargetError: No node has a rank of the run or job asked for.
-        """
+        """Return the newest steps of ranks of all nodes, what this one answers given."""
 
     async def diagnose(
         self, asked: fleet_pb2.NodeSurveyRequest, own: fleet_pb2.NodeSurvey
     ) -> control_pb2.DiagnoseResponse:
-        """Return one verdict on each run of all nodes, what this one answers given.
-
-        Raises:
-            NoSuchTargetError: No node has a rank of the run or job asked for.
-        """
+        """Return one verdict on each run of all nodes, what this one answers given."""
 
     async def choose(self, run: str, own: Sequence[str], may: MayCommand) -> str:
-        """Return a run's name; when it is empty, that of the only run of the caller's on any node.
-
-        Raises:
-            NoSuchTargetError: There is no run, or more than one.
-        """
+        """Return a run's name; when it is empty, that of the only run of the caller's on any node."""
 
     def stacks(
         self, request: control_pb2.StacksRequest, may: MayCommand
@@ -81,15 +65,4 @@ class PeerDirectory(Protocol):
         may: MayCommand,
         job: str = "",
     ) -> AbstractAsyncContextManager[RankSelection]:
-        """Connect to ranks of a run on all nodes, for one capture.
-
-        Args:
-            run: Its name; empty for the only one there is.
-            ranks: Which; all when empty.
-            own: Returns the connected ranks of the job on this node, by run.
-            may: Decides which users' ranks on other nodes may be captured.
-            job: That the run is of; empty for any.
-
-        Raises:
-            NoSuchTargetError: There is no such run or rank anywhere, or more than one run to choose from.
-        """
+        """Connect to ranks of a run on all nodes, for one capture."""

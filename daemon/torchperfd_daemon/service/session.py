@@ -106,6 +106,10 @@ class SessionService(session_pb2_grpc.SessionServicer):
         targets = [(rank, self._sessions.get(rank)) for rank in ranks]
         return self.stacks.stacks(targets, seconds, allow_signal=allow_signal)
 
+    def stacks_of_run(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
+        """Yield the stacks of a run's ranks on this node, waiting up to ``seconds`` for each."""
+        return self.stacks_of(self._store.runs().get(run, []), seconds)
+
     @property
     def count(self) -> int:
         """How many sessions there are."""

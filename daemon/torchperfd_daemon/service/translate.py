@@ -4,7 +4,6 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service import translate_account
+from torchperfd_daemon.service.fields import pack, unpack
 from torchperfd_daemon.service.numbers import LAST_UNIX_NS, MOST_NS, count, total, within
 from torchperfd_daemon.service.translate_account import MOST_PHASE_CHARACTERS, MOST_PHASES
 from torchperfd_daemon.store import (
@@ -51,7 +51,6 @@ _CAPTURE_STATES = {
     CaptureState.QUEUED: control_pb2.CAPTURE_STATE_QUEUED,
 }
 _TRAINING = array("q", (session_pb2.STEP_KIND_TRAIN,))
-_IDENTITY_FIELDS = tuple(RankIdentity.__dataclass_fields__)
 _MOST_LABEL_CHARACTERS = 200
 _MOST_REASON_CHARACTERS = 500
 _SHORTEST_STEP_S = 1e-6
@@ -83,7 +82,7 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
         raise BadMessageError("the run has no name")
     if message.rank > _LAST_RANK:
         raise BadMessageError(f"no run has a rank {message.rank}")
-    values: dict[str, Any] = {name: getattr(message, name) for name in _IDENTITY_FIELDS}
+    values = unpack(message, RankIdentity)
     for name, value in values.items():
         if isinstance(value, str):
             values[name] = one_line(value, _MOST_LABEL_CHARACTERS)
@@ -92,11 +91,6 @@ def identity(message: session_pb2.RankIdentity) -> RankIdentity:
     if values["pid"] > _LAST_PID:
         values["pid"] = 0
     return RankIdentity(**values)
-
-
-def identity_message(own: RankIdentity) -> session_pb2.RankIdentity:
-    """Pack a process's identity."""
-    return session_pb2.RankIdentity(**{name: getattr(own, name) for name in _IDENTITY_FIELDS})
 
 
 def state(value: int) -> State | None:
@@ -135,7 +129,7 @@ def training_steps(batch: session_pb2.StepBatch) -> StepColumns:
 def rank_status(rank: Rank) -> control_pb2.RankStatus:
     """Pack a rank's status for ``ps``."""
     return control_pb2.RankStatus(
-        identity=identity_message(rank.identity),
+        identity=pack(session_pb2.RankIdentity, rank.identity),
         state=_STATES_OUT[rank.state],
         connected=rank.connected,
         steps=rank.totals.train.steps,
@@ -174,7 +168,7 @@ def rank_work(message: control_pb2.RankSteps) -> RankWork:
 def rank_account(rank: Rank) -> control_pb2.RankAccount:
     """Pack a rank's whole account."""
     return control_pb2.RankAccount(
-        identity=identity_message(rank.identity),
+        identity=pack(session_pb2.RankIdentity, rank.identity),
         state=_STATES_OUT[rank.state],
         account=translate_account.account_message(rank.totals),
     )
@@ -182,20 +176,12 @@ def rank_account(rank: Rank) -> control_pb2.RankAccount:
 
 def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
     """Pack a verdict."""
-    return control_pb2.Verdict(
+    return pack(
+        control_pb2.Verdict,
+        verdict,
         cause=verdict.cause.value,
-        run=verdict.run,
-        node=verdict.node,
         rank=-1 if verdict.rank is None else verdict.rank,
-        phase=verdict.phase,
-        evidence=verdict.evidence,
-        cost_seconds_per_step=verdict.cost_seconds_per_step,
-        next_command=verdict.next_command,
         summary=verdict.summary,
-        onset_step=verdict.onset_step,
-        stalled_seconds=verdict.stalled_seconds,
-        window_seconds=verdict.window_seconds,
-        step_seconds=verdict.step_seconds,
         others=[verdict_message(other) for other in verdict.others],
     )
 
@@ -226,28 +212,13 @@ def when(request: control_pb2.CaptureRequest) -> When:
 
 def capture_options(message: session_pb2.CaptureOptions) -> CaptureOptions:
     """Unpack what to record; a kind that is not known is a trace."""
-    return CaptureOptions(
-        steps=message.steps,
-        record_shapes=message.record_shapes,
-        with_stack=message.with_stack,
-        profile_memory=message.profile_memory,
-        kind=_CAPTURE_KINDS.get(message.kind, CaptureKind.TRACE),
-        with_flops=message.with_flops,
-        with_modules=message.with_modules,
-    )
+    kind = _CAPTURE_KINDS.get(message.kind, CaptureKind.TRACE)
+    return CaptureOptions(**{**unpack(message, CaptureOptions), "kind": kind})
 
 
 def capture_options_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
     """Pack what to record."""
-    return session_pb2.CaptureOptions(
-        steps=own.steps,
-        record_shapes=own.record_shapes,
-        with_stack=own.with_stack,
-        profile_memory=own.profile_memory,
-        kind=_CAPTURE_KINDS_OUT[own.kind],
-        with_flops=own.with_flops,
-        with_modules=own.with_modules,
-    )
+    return pack(session_pb2.CaptureOptions, own, kind=_CAPTURE_KINDS_OUT[own.kind])
 
 
 def rank_facts(own: RankIdentity, client_version: str, uid: int | None) -> RankFacts:
@@ -310,15 +281,12 @@ def capture_progress(progress: Progress) -> control_pb2.CaptureProgress:
         run=record.run,
         steps=record.options.steps,
         ranks=[
-            control_pb2.CaptureRank(
-                rank=rank.rank,
+            pack(
+                control_pb2.CaptureRank,
+                rank,
                 state=_CAPTURE_STATES[rank.state],
-                reason=rank.reason,
-                file=rank.file,
-                bytes=rank.bytes,
-                sha256=rank.sha256,
                 next_step=progress.next_steps.get(rank.rank, 0),
-                pause_seconds=rank.pause_seconds,
+                node="",
             )
             for rank in record.ranks
         ],

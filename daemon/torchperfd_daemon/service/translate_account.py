@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Final, Literal
 
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.loader_workers import LoaderFacts
+from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.numbers import count, moment, nanoseconds, quantity
 from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, Totals
 from torchperfd_daemon.text import one_line
@@ -65,12 +65,14 @@ def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
 
 def loader_message(own: LoaderFacts) -> session_pb2.LoaderUse:
     """Pack how a rank uses its loader."""
-    return session_pb2.LoaderUse(**asdict(own))
+    return pack(session_pb2.LoaderUse, own)
 
 
 def account_message(own: Totals) -> session_pb2.Account:
     """Pack a cumulative account."""
-    return session_pb2.Account(
+    return pack(
+        session_pb2.Account,
+        own,
         recorded_steps=own.recorded,
         dropped_steps=own.dropped,
         kinds=[
@@ -79,23 +81,18 @@ def account_message(own: Totals) -> session_pb2.Account:
         ],
         warmup=_kind_message(session_pb2.STEP_KIND_TRAIN, own.warmup) if own.warmup.steps else None,
         checkpoint=_phase_message("", own.checkpoint) if own.checkpoint is not None else None,
-        gc=[session_pb2.GcAccount(calls=pauses.calls, ns=pauses.ns) for pauses in own.gc],
+        gc=[pack(session_pb2.GcAccount, pauses) for pauses in own.gc],
         compiled=_phase_message("", own.compiled) if own.compiled is not None else None,
-        loader_ready=own.loader_ready,
         cuda=session_pb2.CudaMemory(
             allocated_bytes=own.cuda.allocated, reserved_bytes=own.cuda.reserved, peak_bytes=own.cuda.peak
         )
         if own.cuda is not None
         else None,
-        flops_per_step=own.flops_per_step,
-        peak_flops=own.peak_flops,
         overhead_ratio=own.overhead,
         shed_tiers=own.shed,
         epoch=_phase_message("", own.epoch),
         train_pass=_phase_message("", own.train_pass),
         validate_pass=_phase_message("", own.validate_pass),
-        began_ns=own.began_ns,
-        ended_ns=own.ended_ns,
         loader=loader_message(own.loader) if own.loader is not None else None,
         hooks=[session_pb2.HookState(name=name, reason=reason) for name, reason in own.hooks.items()],
     )
@@ -118,16 +115,13 @@ def _kind(message: session_pb2.KindAccount) -> KindTotal:
 
 
 def _kind_message(kind: session_pb2.StepKind.ValueType, own: KindTotal) -> session_pb2.KindAccount:
-    return session_pb2.KindAccount(
+    return pack(
+        session_pb2.KindAccount,
+        own,
         kind=kind,
-        steps=own.steps,
         step_ns=own.ns,
-        samples=own.samples,
         phases=[_phase_message(name, phase) for name, phase in own.phases.items()],
         sum_squares_ns2=own.squares,
-        micro_batches=own.micro_batches,
-        skipped=own.skipped,
-        tokens=own.tokens,
     )
 
 
@@ -142,14 +136,7 @@ def _phase(message: session_pb2.PhaseAccount) -> PhaseTotal:
 
 
 def _phase_message(name: str, own: PhaseTotal) -> session_pb2.PhaseAccount:
-    return session_pb2.PhaseAccount(
-        phase=name,
-        calls=own.calls,
-        ns=own.ns,
-        sum_squares_ns2=own.squares,
-        device_ns=own.device_ns,
-        device_calls=own.device_calls,
-    )
+    return pack(session_pb2.PhaseAccount, own, phase=name, sum_squares_ns2=own.squares)
 
 
 def _dropped(message: Mapping[str, int]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.goodput import Bucket, RankGoodput, RunGoodput
+from torchperfd_daemon.service.fields import pack, unpack
 
 
 def run_message(own: RunGoodput) -> control_pb2.RunGoodput:
@@ -15,24 +16,10 @@ def run_goodput(message: control_pb2.RunGoodput) -> RunGoodput:
 
 
 def _rank_message(own: RankGoodput) -> control_pb2.RankGoodput:
-    return control_pb2.RankGoodput(
-        rank=own.rank,
-        since_unix_seconds=own.since_unix_seconds,
-        until_unix_seconds=own.until_unix_seconds,
-        starts=own.starts,
-        gpus=own.gpus,
-        running=own.running,
-        bucket_seconds={bucket.value: seconds for bucket, seconds in own.seconds.items()},
-    )
+    seconds = {bucket.value: seconds for bucket, seconds in own.seconds.items()}
+    return pack(control_pb2.RankGoodput, own, bucket_seconds=seconds)
 
 
 def _rank(message: control_pb2.RankGoodput) -> RankGoodput:
-    return RankGoodput(
-        rank=message.rank,
-        since_unix_seconds=message.since_unix_seconds,
-        until_unix_seconds=message.until_unix_seconds,
-        starts=message.starts,
-        gpus=message.gpus,
-        running=message.running,
-        seconds={bucket: message.bucket_seconds.get(bucket.value, 0.0) for bucket in Bucket},
-    )
+    seconds = {bucket: message.bucket_seconds.get(bucket.value, 0.0) for bucket in Bucket}
+    return RankGoodput(**unpack(message, RankGoodput), seconds=seconds)

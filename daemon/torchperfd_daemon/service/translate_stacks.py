@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.stack_requests import Report
 from torchperfd_daemon.stacks import Frame, GroupProgress, Outcome, RankStacks, Thread, tidy
 from torchperfd_daemon.text import one_line
@@ -51,41 +52,28 @@ def collectives(messages: Iterable[session_pb2.GroupProgress]) -> tuple[GroupPro
 
 def rank_stacks_message(run: str, uid: int | None, own: RankStacks) -> control_pb2.RankStacks:
     """Pack one rank's stacks; its process is of the user given."""
-    message = control_pb2.RankStacks(
-        identity=session_pb2.RankIdentity(
-            run=run, rank=own.rank, world_size=own.world_size, node=own.node, pid=own.pid
-        ),
+    return pack(
+        control_pb2.RankStacks,
+        own,
+        identity=pack(session_pb2.RankIdentity, own, run=run),
         uid=uid,
         outcome=_OUTCOMES[own.outcome],
         reason=one_line(own.reason, _MOST_CHARACTERS),
-        phase=own.phase,
-        step=own.step,
-        step_seconds=own.step_seconds,
-        seconds_since_step=own.seconds_since_step,
+        collectives=[pack(session_pb2.GroupProgress, group) for group in own.collectives],
+        threads=map(_thread_message, own.threads[:_MOST_THREADS]),
     )
-    for group in own.collectives:
-        message.collectives.add(
-            name=group.name,
-            description=group.description,
-            begun=group.begun,
-            number=group.number,
-            call=group.call,
-            sizes=group.sizes,
+
+
+def _thread_message(own: Thread) -> session_pb2.ThreadStack:
+    frames = [
+        session_pb2.StackFrame(
+            file=one_line(frame.file, _MOST_CHARACTERS),
+            line=frame.line,
+            function=one_line(frame.function, _MOST_CHARACTERS),
         )
-    for thread in own.threads[:_MOST_THREADS]:
-        packed = message.threads.add(
-            ident=thread.ident,
-            name=one_line(thread.name, _MOST_CHARACTERS),
-            training=thread.training,
-            own=thread.own,
-        )
-        for frame in thread.frames[:_MOST_FRAMES]:
-            packed.frames.add(
-                file=one_line(frame.file, _MOST_CHARACTERS),
-                line=frame.line,
-                function=one_line(frame.function, _MOST_CHARACTERS),
-            )
-    return message
+        for frame in own.frames[:_MOST_FRAMES]
+    ]
+    return pack(session_pb2.ThreadStack, own, name=one_line(own.name, _MOST_CHARACTERS), frames=frames)
 
 
 def rank_stacks(message: control_pb2.RankStacks) -> RankStacks:

@@ -1,21 +1,14 @@
 """Merges the stacks of a run's ranks and finds the ranks that differ. Pure, without I/O."""
 
-from torchperfd_daemon.stacks.dump import parse_dump
-from torchperfd_daemon.stacks.merge import Group, Merged, ThreadGroup, merge
-from torchperfd_daemon.stacks.model import Frame, GroupProgress, Outcome, RankStacks, Thread, tidy
-from torchperfd_daemon.stacks.py_spy import parse_py_spy
-
-__all__ = [
-    "Frame",
-    "Group",
-    "GroupProgress",
-    "Merged",
-    "Outcome",
-    "RankStacks",
-    "Thread",
-    "ThreadGroup",
-    "merge",
-    "parse_dump",
-    "parse_py_spy",
-    "tidy",
-]
+from torchperfd_daemon.stacks.dump import parse_dump as parse_dump
+from torchperfd_daemon.stacks.merge import Group as Group
+from torchperfd_daemon.stacks.merge import Merged as Merged
+from torchperfd_daemon.stacks.merge import ThreadGroup as ThreadGroup
+from torchperfd_daemon.stacks.merge import merge as merge
+from torchperfd_daemon.stacks.model import Frame as Frame
+from torchperfd_daemon.stacks.model import GroupProgress as GroupProgress
+from torchperfd_daemon.stacks.model import Outcome as Outcome
+from torchperfd_daemon.stacks.model import RankStacks as RankStacks
+from torchperfd_daemon.stacks.model import Thread as Thread
+from torchperfd_daemon.stacks.model import tidy as tidy
+from torchperfd_daemon.stacks.py_spy import parse_py_spy as parse_py_spy

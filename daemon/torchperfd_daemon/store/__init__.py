@@ -4,46 +4,21 @@ Totals come from the clients' cumulative totals, so a lost batch loses no time; 
 history and the step-time histogram.
 """
 
-from torchperfd_daemon.store.history import (
-    HISTOGRAM_BOUNDS_S,
-    HISTORY_STEPS,
-    Arrival,
-    ArrivalHistory,
-    Histogram,
-    History,
-)
-from torchperfd_daemon.store.model import (
-    ArrivalColumns,
-    CudaMemory,
-    GcTotal,
-    KindTotal,
-    PhaseTotal,
-    ProcessKey,
-    RankIdentity,
-    State,
-    StepColumns,
-    Totals,
-)
-from torchperfd_daemon.store.rank import Rank
-from torchperfd_daemon.store.store import Store
-
-__all__ = [
-    "HISTOGRAM_BOUNDS_S",
-    "HISTORY_STEPS",
-    "Arrival",
-    "ArrivalColumns",
-    "ArrivalHistory",
-    "CudaMemory",
-    "GcTotal",
-    "Histogram",
-    "History",
-    "KindTotal",
-    "PhaseTotal",
-    "ProcessKey",
-    "Rank",
-    "RankIdentity",
-    "State",
-    "StepColumns",
-    "Store",
-    "Totals",
-]
+from torchperfd_daemon.store.history import HISTOGRAM_BOUNDS_S as HISTOGRAM_BOUNDS_S
+from torchperfd_daemon.store.history import HISTORY_STEPS as HISTORY_STEPS
+from torchperfd_daemon.store.history import Arrival as Arrival
+from torchperfd_daemon.store.history import ArrivalHistory as ArrivalHistory
+from torchperfd_daemon.store.history import Histogram as Histogram
+from torchperfd_daemon.store.history import History as History
+from torchperfd_daemon.store.model import ArrivalColumns as ArrivalColumns
+from torchperfd_daemon.store.model import CudaMemory as CudaMemory
+from torchperfd_daemon.store.model import GcTotal as GcTotal
+from torchperfd_daemon.store.model import KindTotal as KindTotal
+from torchperfd_daemon.store.model import PhaseTotal as PhaseTotal
+from torchperfd_daemon.store.model import ProcessKey as ProcessKey
+from torchperfd_daemon.store.model import RankIdentity as RankIdentity
+from torchperfd_daemon.store.model import State as State
+from torchperfd_daemon.store.model import StepColumns as StepColumns
+from torchperfd_daemon.store.model import Totals as Totals
+from torchperfd_daemon.store.rank import Rank as Rank
+from torchperfd_daemon.store.store import Store as Store

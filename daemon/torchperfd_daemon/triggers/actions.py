@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from torchperfd._version import __version__
 from torchperfd_daemon.captures import (
@@ -31,29 +31,27 @@ JSON_FILE: Final = "stacks.json"
 _STACKS_S: Final = 10.0
 
 
-class Reach(Protocol):
-    """Access to the ranks of this node."""
-
-    def participants(self, run: str) -> Sequence[Participant]:
-        """Return the connected ranks of a run."""
-
-    def stacks(self, run: str, seconds: float) -> AsyncIterator[RankStacks]:
-        """Yield the stacks of a run's ranks, waiting up to ``seconds`` for each."""
-
-
 class Actions:
     """Carries out the actions of rules.
 
     Args:
+        participants: Returns the connected ranks of a run.
+        stacks: Yields the stacks of a run's ranks, waiting up to so many seconds for each.
         wall: Unix seconds.
     """
 
     def __init__(
-        self, coordinator: Coordinator, catalog: Catalog, reach: Reach, wall: Callable[[], float] = time.time
+        self,
+        coordinator: Coordinator,
+        catalog: Catalog,
+        participants: Callable[[str], Sequence[Participant]],
+        stacks: Callable[[str, float], AsyncIterator[RankStacks]],
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._coordinator = coordinator
         self._catalog = catalog
-        self._reach = reach
+        self._participants = participants
+        self._stacks = stacks
         self._wall = wall
 
     async def capture(
@@ -65,7 +63,7 @@ class Actions:
             BusyError: A capture of the run is in progress.
             TorchperfdError: None of the ranks is connected, or nothing can be written.
         """
-        chosen = [each for each in self._reach.participants(run) if each.rank in ranks]
+        chosen = [each for each in self._participants(run) if each.rank in ranks]
         if not chosen:
             raise NoSuchTargetError(f"no chosen rank of run {run} is connected")
         stream = self._coordinator.capture(run, chosen, options, timeout, trigger=trigger)
@@ -84,7 +82,7 @@ class Actions:
             TorchperfdError: The run has no ranks here, or nothing can be written.
         """
         asked_at = self._wall()
-        stacks = [rank async for rank in self._reach.stacks(run, _STACKS_S)]
+        stacks = [rank async for rank in self._stacks(run, _STACKS_S)]
         if not stacks:
             raise NoSuchTargetError(f"no rank of run {run} is on this node")
         stacks.sort(key=lambda rank: rank.rank)

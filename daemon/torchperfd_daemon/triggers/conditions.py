@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import Final, Protocol
+from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd_daemon.store import Rank
@@ -41,16 +41,9 @@ class Finding:
     key: str
 
 
-class Condition(Protocol):
-    """Is evaluated once a second."""
-
-    def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
-        """Yield all findings that hold now."""
-
-
-def condition_of(rule: Rule) -> Condition:
+def condition_of(rule: Rule) -> "Condition":
     """Return a new condition for a rule, without past values."""
-    makers: dict[When, type[_RuleCondition]] = {
+    makers: dict[When, type[Condition]] = {
         When.STEP_TIME_REGRESSION: StepTimeRegression,
         When.STRAGGLER: Straggler,
         When.GPU_UTILISATION_DROP: GpuUtilisationDrop,
@@ -62,17 +55,20 @@ def condition_of(rule: Rule) -> Condition:
     return makers[rule.when](rule)
 
 
-class _RuleCondition:
+class Condition:
+    """The condition of one rule, which is evaluated once a second."""
+
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
         self._above = rule.above or 0.0
         self._below = rule.below or 0.0
 
     def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
+        """Yield all findings that hold now."""
         raise NotImplementedError
 
 
-class StepTimeRegression(_RuleCondition):
+class StepTimeRegression(Condition):
     """Diagnosis finds a run slower than before, by more than the rule's bound."""
 
     def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
@@ -91,7 +87,7 @@ class StepTimeRegression(_RuleCondition):
             yield Finding(run, (culprit,), reason, run)
 
 
-class Straggler(_RuleCondition):
+class Straggler(Condition):
     """Diagnosis finds a straggler that is late by more than the rule's bound."""
 
     def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
@@ -107,7 +103,7 @@ class Straggler(_RuleCondition):
                     yield Finding(run, (rank,), reason, f"{run} {rank}")
 
 
-class GpuUtilisationDrop(_RuleCondition):
+class GpuUtilisationDrop(Condition):
     """The utilisation of a GPU has dropped, although its rank still trains."""
 
     def __init__(self, rule: Rule) -> None:
@@ -137,7 +133,7 @@ class GpuUtilisationDrop(_RuleCondition):
                     yield Finding(run, (rank,), reason, f"{run} {rank}")
 
 
-class Stall(_RuleCondition):
+class Stall(Condition):
     """Diagnosis finds a stall that has lasted for the time in the rule."""
 
     def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
@@ -149,7 +145,7 @@ class Stall(_RuleCondition):
                 yield Finding(run, found.stalled_ranks, reason, run)
 
 
-class Xid(_RuleCondition):
+class Xid(Condition):
     """The driver has reported an error of a GPU; the finding holds for a minute."""
 
     def __init__(self, rule: Rule) -> None:
@@ -180,7 +176,7 @@ class Xid(_RuleCondition):
                 )
 
 
-class GpuMemoryNearFull(_RuleCondition):
+class GpuMemoryNearFull(Condition):
     """Nearly all memory of a GPU is in use."""
 
     def evaluate(self, inputs: ConditionInputs) -> Iterator[Finding]:
@@ -197,7 +193,7 @@ class GpuMemoryNearFull(_RuleCondition):
                 yield Finding(run, (rank,), reason, f"{run} {rank}")
 
 
-class MetricBound(_RuleCondition):
+class MetricBound(Condition):
     """A series of the metrics page is beyond a bound; for a counter, its rate per second is compared."""
 
     def __init__(self, rule: Rule) -> None:

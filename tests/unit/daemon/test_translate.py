@@ -15,6 +15,7 @@ from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service import translate, translate_account
+from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.store import (
     CudaMemory,
     GcTotal,
@@ -269,7 +270,7 @@ def test_an_identity_survives_the_wire() -> None:
         "77",
         "uid",
     )
-    assert translate.identity(translate.identity_message(own)) == own
+    assert translate.identity(pack(session_pb2.RankIdentity, own)) == own
 
 
 @given(st.text())

@@ -118,7 +118,7 @@ class TriggeredNode:
             record.state = State.TRAINING
             self.records.append(record)
         self.observer = Observer(self.store, self._ask, clock=self.clock.monotonic, wall=self.clock.wall)
-        actions = Actions(self.coordinator, self.catalog, self, self.clock.wall)
+        actions = Actions(self.coordinator, self.catalog, self.participants, self.stacks, self.clock.wall)
         self.runner = Runner(
             plan,
             self.store,

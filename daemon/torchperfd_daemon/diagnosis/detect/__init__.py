@@ -3,31 +3,22 @@
 They are pure and of fixed size: no clock, no I/O, and the same work at every step.
 """
 
-from torchperfd_daemon.diagnosis.detect.growth import Growth, GrowthDetector, Slope, theil_sen
-from torchperfd_daemon.diagnosis.detect.onset import Onset, OnsetDetector
-from torchperfd_daemon.diagnosis.detect.regression import Regression, RegressionDetector
-from torchperfd_daemon.diagnosis.detect.spikes import PeriodicSpikes, SpikeCause, SpikeDetector, find_period
-from torchperfd_daemon.diagnosis.detect.stall import Doing, Stall, StallDetector, StepTimes
-from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
-
-__all__ = [
-    "Doing",
-    "Growth",
-    "GrowthDetector",
-    "Onset",
-    "OnsetDetector",
-    "PeriodicSpikes",
-    "RankWork",
-    "Regression",
-    "RegressionDetector",
-    "Slope",
-    "SpikeCause",
-    "SpikeDetector",
-    "Stall",
-    "StallDetector",
-    "StepTimes",
-    "Straggler",
-    "find_period",
-    "find_stragglers",
-    "theil_sen",
-]
+from torchperfd_daemon.diagnosis.detect.growth import Growth as Growth
+from torchperfd_daemon.diagnosis.detect.growth import GrowthDetector as GrowthDetector
+from torchperfd_daemon.diagnosis.detect.growth import Slope as Slope
+from torchperfd_daemon.diagnosis.detect.growth import theil_sen as theil_sen
+from torchperfd_daemon.diagnosis.detect.onset import Onset as Onset
+from torchperfd_daemon.diagnosis.detect.onset import OnsetDetector as OnsetDetector
+from torchperfd_daemon.diagnosis.detect.regression import Regression as Regression
+from torchperfd_daemon.diagnosis.detect.regression import RegressionDetector as RegressionDetector
+from torchperfd_daemon.diagnosis.detect.spikes import PeriodicSpikes as PeriodicSpikes
+from torchperfd_daemon.diagnosis.detect.spikes import SpikeCause as SpikeCause
+from torchperfd_daemon.diagnosis.detect.spikes import SpikeDetector as SpikeDetector
+from torchperfd_daemon.diagnosis.detect.spikes import find_period as find_period
+from torchperfd_daemon.diagnosis.detect.stall import Doing as Doing
+from torchperfd_daemon.diagnosis.detect.stall import Stall as Stall
+from torchperfd_daemon.diagnosis.detect.stall import StallDetector as StallDetector
+from torchperfd_daemon.diagnosis.detect.stall import StepTimes as StepTimes
+from torchperfd_daemon.diagnosis.detect.straggler import RankWork as RankWork
+from torchperfd_daemon.diagnosis.detect.straggler import Straggler as Straggler
+from torchperfd_daemon.diagnosis.detect.straggler import find_stragglers as find_stragglers
