@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 M = TypeVar("M", bound=Message)
 
 
-def pack(kind: type[M], own: Any, **others: Any) -> M:
+def pack(kind: type[M], own: Any, /, **others: Any) -> M:
     """Return a message with the fields of a dataclass that it has too; ``others`` come before these."""
     shared = (each.name for each in fields(own) if each.name in kind.DESCRIPTOR.fields_by_name)
     return kind(**{**{name: getattr(own, name) for name in shared if name not in others}, **others})
