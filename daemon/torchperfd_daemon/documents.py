@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
+from torchperfd_daemon.text import clean_fields
+
 T = TypeVar("T")
 
 
@@ -28,6 +30,17 @@ def decode(document: bytes | str | mmap, kind: type[T]) -> T:
         return msgspec.json.decode(document, type=kind)
     except (ValueError, RecursionError, OverflowError) as error:
         raise DamagedError(f"not a {kind.__name__}: {error}") from error
+
+
+def decode_clean(document: bytes, kind: type[T]) -> T:
+    """Decode a dataclass of which no text can drive a terminal.
+
+    Raises:
+        DamagedError: It is no JSON, or not of this kind.
+    """
+    record = decode(document, kind)
+    clean_fields(record)
+    return record
 
 
 def check_database(path: Path) -> None:

@@ -108,10 +108,10 @@ class Coordinator:
         self._live[record.capture_id] = record, entry
         self.counts.active += 1
         try:
-            if not entry.is_first:
+            if not entry.woken.is_set():
                 record.state = CaptureState.QUEUED
                 yield Progress(record, folder)
-                await entry.wait()
+                await entry.woken.wait()
                 if choose_again is not None and not record.cancelled_by:
                     participants = choose_again()
                     record.ranks = _traces(participants)
@@ -150,7 +150,7 @@ class Coordinator:
         if record.cancelled_by or record.state.ended:
             return
         record.cancelled_by = cancelled_by
-        entry.wake()
+        entry.woken.set()
         for rank_attempt in self._pending.of(capture_id):
             if rank_attempt.result.done():
                 continue

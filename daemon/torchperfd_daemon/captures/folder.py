@@ -29,7 +29,7 @@ from torchperfd_daemon.captures.manifest import (
     overall_state,
 )
 from torchperfd_daemon.captures.receipt import Upload
-from torchperfd_daemon.documents import DamagedError
+from torchperfd_daemon.documents import DamagedError, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
 
 MODE: Final = 0o1777
@@ -262,7 +262,7 @@ def _record(
         document, status = _content(folder, manifest.FILE_NAME)
         if status.st_uid not in writers:
             raise DamagedError("it belongs to another user")
-        record = manifest.decode(document)
+        record = decode_clean(document, CaptureRecord)
         record.capture_id = capture_id
         if record.state.ended:
             return record, True, document
@@ -284,7 +284,7 @@ def _uploaded(folder: int, trusted: frozenset[int], manifest_sha256: str) -> Upl
     """
     with contextlib.suppress(OSError, DamagedError):
         content, status = _content(folder, receipt.FILE_NAME)
-        found = receipt.decode(content)
+        found = decode_clean(content, receipt.Receipt)
         if status.st_uid in trusted and found.manifest_sha256 == manifest_sha256:
             return found.upload
     return Upload.PENDING
@@ -332,7 +332,7 @@ def _rank_manifests(folder: int, names: Collection[str]) -> Iterator[tuple[RankM
     for name in sorted(filter(_RANK_MANIFEST.fullmatch, names)):
         with contextlib.suppress(OSError, DamagedError):
             content, status = _content(folder, name)
-            yield manifest.decode_rank(content), status.st_mtime
+            yield decode_clean(content, RankManifest), status.st_mtime
 
 
 def _unfinished(capture_id: str, *, given_up: bool) -> CaptureRecord | None:

@@ -74,7 +74,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     requested_at: float
     run: str
     state: CaptureState
-    bytes: int
+    size: int
     pinned: bool
     upload: Upload
     owner: int
@@ -125,7 +125,7 @@ class Index:
         captures = [
             Listed(
                 msgspec.msgpack.decode(entry.record, type=CaptureRecord),
-                entry.bytes,
+                entry.size,
                 entry.pinned,
                 entry.upload,
             )
@@ -139,7 +139,7 @@ class Index:
             Kept(
                 entry.capture_id,
                 entry.requested_at,
-                entry.bytes,
+                entry.size,
                 entry.pinned or entry.open_until > self._now,
                 entry.upload is Upload.PENDING,
                 entry.owner,

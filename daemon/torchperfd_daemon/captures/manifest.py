@@ -1,13 +1,10 @@
 """The manifest of a capture: its request, and its outcome per rank."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-
-from torchperfd_daemon import documents
-from torchperfd_daemon.text import clean_fields
 
 SCHEMA: Final = "torchperfd.capture/1"
 FILE_NAME: Final = "manifest.json"
@@ -111,16 +108,7 @@ class RankTrace:
     @classmethod
     def of(cls, rank: int, facts: RankFacts) -> "RankTrace":
         """Return the part of a rank that has yet to do anything."""
-        return cls(
-            rank,
-            node=facts.node,
-            pid=facts.pid,
-            clock_offset_ns=facts.clock_offset_ns,
-            torch_version=facts.torch_version,
-            python_version=facts.python_version,
-            client_version=facts.client_version,
-            uid=facts.uid,
-        )
+        return cls(rank, **_shared(facts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +137,13 @@ class RankManifest:
 
     def trace(self) -> RankTrace:
         """Return the rank's part of the capture."""
-        return RankTrace(
-            self.rank,
-            self.state,
-            self.reason,
-            self.file,
-            self.bytes,
-            self.sha256,
-            self.steps_made,
-            self.node,
-            self.pid,
-            torch_version=self.torch_version,
-            python_version=self.python_version,
-            client_version=self.torchperfd_version,
-            pause_seconds=self.pause_seconds,
-        )
+        return RankTrace(**_shared(self), client_version=self.torchperfd_version)
+
+
+def _shared(own: "RankFacts | RankManifest") -> dict[str, Any]:
+    """Return the values of the fields that a rank's trace has by the same name."""
+    names = {each.name for each in fields(RankTrace)}
+    return {each.name: getattr(own, each.name) for each in fields(own) if each.name in names}
 
 
 @dataclass(slots=True)
@@ -241,28 +221,6 @@ class CaptureRecord:
     def encode(self) -> bytes:
         """Return the JSON document."""
         return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
-
-
-def decode(document: bytes) -> CaptureRecord:
-    """Read a manifest.
-
-    Raises:
-        DamagedError: It is not one.
-    """
-    record = documents.decode(document, CaptureRecord)
-    clean_fields(record)
-    return record
-
-
-def decode_rank(document: bytes) -> RankManifest:
-    """Read what a rank wrote.
-
-    Raises:
-        DamagedError: It is no such manifest.
-    """
-    manifest = documents.decode(document, RankManifest)
-    clean_fields(manifest)
-    return manifest
 
 
 def overall_state(ranks: list[RankTrace]) -> CaptureState:

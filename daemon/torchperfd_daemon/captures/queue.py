@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Final
 
 from torchperfd_daemon.errors import TorchperfdError
@@ -13,25 +14,12 @@ class BusyError(TorchperfdError):
     """A capture of this run is in progress."""
 
 
+@dataclass(eq=False, slots=True)
 class QueueEntry:
-    """A capture's entry in the queue of a run."""
+    """A capture's entry in the queue of a run; ``woken`` is set once it is the first, or was cancelled."""
 
-    def __init__(self, run: str) -> None:
-        self.run = run
-        self._woken = asyncio.Event()
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it need not wait, or no longer has to."""
-        return self._woken.is_set()
-
-    async def wait(self) -> None:
-        """Wait until this entry is the first, or was cancelled."""
-        await self._woken.wait()
-
-    def wake(self) -> None:
-        """Wake up the task that waits for this entry."""
-        self._woken.set()
+    run: str
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RunQueue:
@@ -60,7 +48,7 @@ class RunQueue:
         entry = QueueEntry(run)
         line = self._lines.setdefault(run, deque())
         line.append(entry)
-        line[0].wake()
+        line[0].woken.set()
         return entry
 
     def leave(self, entry: QueueEntry) -> None:
@@ -68,7 +56,7 @@ class RunQueue:
         line = self._lines[entry.run]
         line.remove(entry)
         if line:
-            line[0].wake()
+            line[0].woken.set()
         else:
             del self._lines[entry.run]
 

@@ -6,9 +6,6 @@ from typing import Annotated, Final
 
 import msgspec
 
-from torchperfd_daemon import documents
-from torchperfd_daemon.text import clean_fields
-
 FILE_NAME: Final = ".upload"
 SCHEMA: Final = "torchperfd.upload/1"
 
@@ -46,14 +43,3 @@ class Receipt:
     def encode(self) -> bytes:
         """Return the JSON document."""
         return msgspec.json.encode(self) + b"\n"
-
-
-def decode(document: bytes) -> Receipt:
-    """Read a receipt.
-
-    Raises:
-        DamagedError: It is none.
-    """
-    receipt = documents.decode(document, Receipt)
-    clean_fields(receipt)
-    return receipt

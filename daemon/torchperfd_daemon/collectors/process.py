@@ -3,11 +3,11 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.collectors.base import Family, Kind
 from torchperfd_daemon.collectors.procfs import ProcessStat, parse_cpu_list, parse_lines, parse_stat, read
 from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, own_namespace, stat_here
 
@@ -16,6 +16,26 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _DIRECTIONS: Final = {"read": "read_bytes", "write": "write_bytes"}
 # Gloo's and NCCL's threads, by the names that they and torch give them.
 _EXCHANGES: Final = re.compile("gloo|nccl", re.IGNORECASE)
+
+_FAMILIES: Final[dict[str, tuple[str, Kind, tuple[str, ...]]]] = {
+    "process_cpu_seconds": ("CPU time of the rank and its workers.", "counter", ()),
+    "process_resident_memory_bytes": (
+        "Memory of the rank plus that of its workers; pages they share count in each.", "gauge", (),
+    ),
+    "process_io_bytes": ("Bytes that storage moved for the rank and its workers.", "counter", ("direction",)),
+    "process_run_delay_seconds": (
+        "Time that the rank's main thread was ready to run and had no CPU.", "counter", (),
+    ),
+    "process_collective_run_delay_seconds": (
+        "Time that the rank's threads which carry out collectives were ready to run and had no CPU, summed.",
+        "counter", (),
+    ),
+    "process_involuntary_switches": (
+        "Times that the rank's main thread had its CPU taken away.", "counter", (),
+    ),
+    "process_allowed_cpus": ("CPUs of a NUMA node that the rank may run on.", "gauge", ("numa_node",)),
+}  # fmt: skip
+"""By name: help, kind, and labels beyond those of the rank."""
 
 Readings = dict[tuple[str, ...], float]
 """Values by the family's name and the labels that follow the rank's."""
@@ -46,7 +66,10 @@ class ProcessCollector:
             OSError: procfs cannot be read.
             ValueError: It is damaged.
         """
-        families = {family.name: family for family in _families()}
+        families = {
+            name: Family(name, text, kind, (*_RANK, *labels))
+            for name, (text, kind, labels) in _FAMILIES.items()
+        }
         ranks = list(self._ranks())
         # A rank that has ended keeps its totals for as long as it is named, for a last scrape.
         self._counted = {rank: self._counted.get(rank, {}) for rank in ranks}
@@ -188,43 +211,3 @@ class ProcessCollector:
             path.parent.name.removeprefix("node"): parse_cpu_list(read(path))
             for path in sorted(self._nodes.glob("node[0-9]*/cpulist"))
         }
-
-
-def _families() -> Iterator[Family]:
-    yield Family("process_cpu_seconds", "CPU time of the rank and its workers.", "counter", _RANK)
-    yield Family(
-        "process_resident_memory_bytes",
-        "Memory of the rank plus that of its workers; pages they share count in each.",
-        "gauge",
-        _RANK,
-    )
-    yield Family(
-        "process_io_bytes",
-        "Bytes that storage moved for the rank and its workers.",
-        "counter",
-        (*_RANK, "direction"),
-    )
-    yield Family(
-        "process_run_delay_seconds",
-        "Time that the rank's main thread was ready to run and had no CPU.",
-        "counter",
-        _RANK,
-    )
-    yield Family(
-        "process_collective_run_delay_seconds",
-        "Time that the rank's threads which carry out collectives were ready to run and had no CPU, summed.",
-        "counter",
-        _RANK,
-    )
-    yield Family(
-        "process_involuntary_switches",
-        "Times that the rank's main thread had its CPU taken away.",
-        "counter",
-        _RANK,
-    )
-    yield Family(
-        "process_allowed_cpus",
-        "CPUs of a NUMA node that the rank may run on.",
-        "gauge",
-        (*_RANK, "numa_node"),
-    )

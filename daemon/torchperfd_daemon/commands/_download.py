@@ -8,9 +8,9 @@ from typing import BinaryIO, Final
 import click
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc
-from torchperfd_daemon.captures import RankTrace, manifest
+from torchperfd_daemon.captures import CaptureRecord, RankTrace, manifest
 from torchperfd_daemon.captures.folder import is_file_name
-from torchperfd_daemon.documents import DamagedError
+from torchperfd_daemon.documents import DamagedError, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
 
 _LEAST_SPEED: Final = 1_000_000.0  # bytes per second; a daemon that sends less is assumed to be stuck
@@ -31,7 +31,7 @@ def fetch(daemon: control_pb2_grpc.ControlStub, capture_id: str, target: Path) -
     """
     document = _manifest(daemon, capture_id)
     try:
-        record = manifest.decode(document)
+        record = decode_clean(document, CaptureRecord)
     except DamagedError as error:
         raise TorchperfdError(f"the daemon's manifest of {capture_id} is invalid: {error}") from error
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from torchperfd_daemon.config.errors import BadValueError
-from torchperfd_daemon.config.units import parse_size, parse_span
+from torchperfd_daemon.config.units import parse_span
 
 socket_option = click.option(
     "--socket", envvar="TORCHPERFD_SOCKET", help="Socket of the daemon; by default the standard paths."
@@ -18,25 +18,6 @@ fleet_option = click.option(
     "--fleet", is_flag=True, help="All nodes that the daemon knows, not only this one."
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-
-
-class Bytes(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
-    """A size such as ``10GiB`` or ``500MB``, as a number of bytes; 0 stands for no limit."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number of bytes.
-
-        Raises:
-            click.BadParameter: It is no size.
-        """
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_size(value)
-        except BadValueError as error:
-            self.fail(f"{error}.", param, ctx)
 
 
 class Age(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on

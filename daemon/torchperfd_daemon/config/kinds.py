@@ -34,7 +34,7 @@ class Kind:
         Raises:
             BadValueError: It is of another type, or out of range.
         """
-        return self._read(value, base)
+        raise NotImplementedError
 
     def parse(self, text: str, base: Path) -> Any:
         """Return the value of a flag's or an environment variable's text.
@@ -42,26 +42,17 @@ class Kind:
         Raises:
             BadValueError: The text is invalid.
         """
-        return self._parse(text, base)
+        return self.read(text, base)
 
     def show(self, value: Any) -> Any:
         """Return the value as ``read`` takes it."""
-        return self._show(value)
-
-    def _read(self, value: object, base: Path) -> Any:
-        raise NotImplementedError
-
-    def _parse(self, text: str, base: Path) -> Any:
-        return self._read(text, base)
-
-    def _show(self, value: Any) -> Any:
         return value
 
 
 class Text(Kind):
     """Any text of one line."""
 
-    def _read(self, value: object, base: Path) -> str:
+    def read(self, value: object, base: Path) -> str:
         if not isinstance(value, str) or not value or not value.isprintable():
             raise BadValueError(f"{shown(value)} is no text of one line", "put it in quotes")
         return value
@@ -79,7 +70,7 @@ class Name(Kind):
     metavar = "NAME"
     _PATTERN = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 
-    def _read(self, value: object, base: Path) -> str:
+    def read(self, value: object, base: Path) -> str:
         if not isinstance(value, str) or not self._PATTERN.fullmatch(value) or value in self.reserved:
             raise BadValueError(
                 f"{shown(value)} cannot be a name", "use up to 40 lower-case letters, digits, - and _"
@@ -92,12 +83,12 @@ class File(Kind):
 
     metavar = "PATH"
 
-    def _read(self, value: object, base: Path) -> Path:
+    def read(self, value: object, base: Path) -> Path:
         if not isinstance(value, str) or not value or not value.isprintable():
             raise BadValueError(f"{shown(value)} is no path", 'write it like "/var/lib/torchperfd"')
         return (base / value).absolute()
 
-    def _show(self, value: Path) -> str:
+    def show(self, value: Path) -> str:
         return str(value)
 
 
@@ -106,14 +97,14 @@ class Address(Kind):
 
     metavar = "HOST:PORT"
 
-    def _read(self, value: object, base: Path) -> tuple[str, int]:
+    def read(self, value: object, base: Path) -> tuple[str, int]:
         text = value if isinstance(value, str) else ""
         host, _, port = text.rpartition(":")
         if not host or not text.isprintable() or not port.isdecimal() or len(port) > 5 or int(port) > 65535:
             raise BadValueError(f"{shown(value)} is not HOST:PORT", "write it like 127.0.0.1:9407")
         return host.strip("[]"), int(port)
 
-    def _show(self, value: tuple[str, int]) -> str:
+    def show(self, value: tuple[str, int]) -> str:
         host, port = value
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -123,7 +114,7 @@ class Mode(Kind):
 
     metavar = "MODE"
 
-    def _read(self, value: object, base: Path) -> int:
+    def read(self, value: object, base: Path) -> int:
         try:
             mode = int(value, 8) if isinstance(value, str) else -1
         except ValueError:
@@ -132,7 +123,7 @@ class Mode(Kind):
             raise BadValueError(f"{shown(value)} is no file mode", 'write it like "600" or "666"')
         return mode
 
-    def _show(self, value: int) -> str:
+    def show(self, value: int) -> str:
         return f"{value:03o}"
 
 
@@ -141,14 +132,14 @@ class Size(Kind):
 
     metavar = "SIZE"
 
-    def _read(self, value: object, base: Path) -> int:
+    def read(self, value: object, base: Path) -> int:
         if isinstance(value, str):
             return parse_size(value)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST_BYTES:
             raise BadValueError(f"{shown(value)} is no size", 'write it like "10GiB" or "500MB"')
         return value
 
-    def _show(self, value: int) -> object:
+    def show(self, value: int) -> object:
         for unit, size in SIZE_UNITS:
             if value and value % size == 0:
                 return f"{value // size}{unit}"
@@ -168,7 +159,7 @@ class Span(Kind):
     most: float = math.inf
     metavar = "SPAN"
 
-    def _read(self, value: object, base: Path) -> float:
+    def read(self, value: object, base: Path) -> float:
         if isinstance(value, str):
             seconds = parse_span(value)
         elif value == 0 and not isinstance(value, bool) and isinstance(value, int | float):
@@ -179,15 +170,15 @@ class Span(Kind):
             raise BadValueError(f"{shown(value)} is out of range", f"choose {self._range()}")
         return seconds
 
-    def _show(self, value: float) -> object:
+    def show(self, value: float) -> object:
         for unit, seconds in SPAN_UNITS.items():
             if value and value % seconds == 0:
                 return f"{int(value // seconds)}{unit}"
         return f"{value:g}s" if value else 0
 
     def _range(self) -> str:
-        most = "" if math.isinf(self.most) else f" and at most {self._show(self.most)}"
-        return f"at least {self._show(self.least)}{most}"
+        most = "" if math.isinf(self.most) else f" and at most {self.show(self.most)}"
+        return f"at least {self.show(self.least)}{most}"
 
 
 @dataclass(frozen=True)
@@ -203,21 +194,21 @@ class Number(Kind):
     noun: str = "number"
     metavar = "NUMBER"
 
-    def _read(self, value: object, base: Path) -> float:
+    def read(self, value: object, base: Path) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool) or value != value:
             raise BadValueError(f"{shown(value)} is not a {self.noun}", f"write it like {self.least:g}")
         if not self.least <= value <= self.most:
             raise BadValueError(f"{shown(value)} is out of range", f"choose {self.least:g} to {self.most:g}")
         return float(value)
 
-    def _parse(self, text: str, base: Path) -> float:
+    def parse(self, text: str, base: Path) -> float:
         try:
             number = float(text)
         except ValueError:
             number = math.nan
         if math.isnan(number):
             raise BadValueError(f"{shown(text)} is not a {self.noun}", "write it in digits")
-        return self._read(number, base)
+        return self.read(number, base)
 
 
 @dataclass(frozen=True)
@@ -228,19 +219,19 @@ class Count(Kind):
     most: int = 10**9
     metavar = "COUNT"
 
-    def _read(self, value: object, base: Path) -> int:
+    def read(self, value: object, base: Path) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
             raise BadValueError(f"{shown(value)} is no whole number", "write it in digits, without quotes")
         if not self.least <= value <= self.most:
             raise BadValueError(f"{shown(value)} is out of range", f"choose {self.least} to {self.most}")
         return value
 
-    def _parse(self, text: str, base: Path) -> int:
+    def parse(self, text: str, base: Path) -> int:
         try:
             number = int(text)
         except ValueError:
             raise BadValueError(f"{shown(text)} is no whole number", "write it in digits") from None
-        return self._read(number, base)
+        return self.read(number, base)
 
 
 class Switch(Kind):
@@ -248,12 +239,12 @@ class Switch(Kind):
 
     metavar = "BOOLEAN"
 
-    def _read(self, value: object, base: Path) -> bool:
+    def read(self, value: object, base: Path) -> bool:
         if not isinstance(value, bool):
             raise BadValueError(f"{shown(value)} is neither true nor false", "write true or false")
         return value
 
-    def _parse(self, text: str, base: Path) -> bool:
+    def parse(self, text: str, base: Path) -> bool:
         word = text.strip().lower()
         if word not in (*_ON, *_OFF):
             raise BadValueError(f"{shown(text)} is neither on nor off", "write 1 or 0")
@@ -271,7 +262,7 @@ class Choice(Kind):
         """All of them."""
         return f"[{'|'.join(self.choices)}]"
 
-    def _read(self, value: object, base: Path) -> str:
+    def read(self, value: object, base: Path) -> str:
         if not isinstance(value, str) or value not in self.choices:
             near = difflib.get_close_matches(value[:80], self.choices, 1) if isinstance(value, str) else []
             remedy = f"did you mean {near[0]}?" if near else f"use {' or '.join(self.choices)}"
@@ -284,14 +275,14 @@ class Labels(Kind):
 
     metavar = "TABLE"
 
-    def _read(self, value: object, base: Path) -> tuple[tuple[str, str], ...]:
+    def read(self, value: object, base: Path) -> tuple[tuple[str, str], ...]:
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
             raise BadValueError(
                 f"{shown(value)} is no table of labels", 'write it like { phase = "backward" }'
             )
         return tuple(sorted(value.items()))
 
-    def _show(self, value: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    def show(self, value: tuple[tuple[str, str], ...]) -> dict[str, str]:
         return dict(value)
 
 
@@ -301,10 +292,10 @@ class Counts(Kind):
 
     metavar = "LIST"
 
-    def _read(self, value: object, base: Path) -> tuple[int, ...]:
+    def read(self, value: object, base: Path) -> tuple[int, ...]:
         if not isinstance(value, list) or not value:
             raise BadValueError(f"{shown(value)} is no list of numbers", "write it like [79, 95]")
         return tuple(Count().read(each, base) for each in value)
 
-    def _show(self, value: tuple[int, ...]) -> list[int]:
+    def show(self, value: tuple[int, ...]) -> list[int]:
         return list(value)

@@ -121,14 +121,12 @@ class GpuUtilisationDrop(Condition):
             if not training:
                 continue
             past.append(value)
-            change = _change(past)
-            if change is None or change.before < _BUSY_GPU:
-                continue
-            if change.recent < change.before * self._below:
+            before, recent = _change(past) or (0.0, 0.0)
+            if before >= _BUSY_GPU and recent < before * self._below:
                 for run, rank in training:
                     reason = (
-                        f"GPU {labels['gpu']} of rank {rank}, run {run} is used {change.recent:.0%},"
-                        f" it was {change.before:.0%}"
+                        f"GPU {labels['gpu']} of rank {rank}, run {run} is used {recent:.0%},"
+                        f" it was {before:.0%}"
                     )
                     yield Finding(run, (rank,), reason, f"{run} {rank}")
 
@@ -226,21 +224,13 @@ class MetricBound(Condition):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """The median of a series' earlier values, and of its newest ones."""
-
-    before: float
-    recent: float
-
-
-def _change(values: deque[float]) -> _Change | None:
+def _change(values: deque[float]) -> tuple[float, float] | None:
     """Return the medians of the earlier and the newest values; None while there are too few."""
     if len(values) < _RECENT + _LEAST_PAST:
         return None
     stream = list(values)
     past, recent = stream[:-_RECENT], stream[-_RECENT:]
-    return _Change(median(past), median(recent))
+    return median(past), median(recent)
 
 
 def _rate(counts: deque[tuple[float, float]], now: float, value: float) -> float | None:

@@ -25,7 +25,9 @@ def test_only_the_first_capture_of_each_run_may_start(moves: list[tuple[str, int
         else:
             line.append(queue.enter(run, wait=True))
         for each in lines.values():
-            assert [place.is_first for place in each] == [position == 0 for position in range(len(each))]
+            assert [place.woken.is_set() for place in each] == [
+                position == 0 for position in range(len(each))
+            ]
         assert len(queue) == sum(map(len, lines.values()))
 
 
@@ -34,16 +36,16 @@ def test_capture_without_wait_is_refused_while_one_runs() -> None:
     first = queue.enter("a", wait=False)
     with pytest.raises(TorchperfdError, match=r"a capture of run a is in progress; .* --queue"):
         queue.enter("a", wait=False)
-    assert queue.enter("b", wait=False).is_first
+    assert queue.enter("b", wait=False).woken.is_set()
     queue.leave(first)
-    assert queue.enter("a", wait=False).is_first
+    assert queue.enter("a", wait=False).woken.is_set()
 
 
 def test_waiting_capture_is_woken_by_the_previous_one() -> None:
     async def scenario() -> None:
         queue = RunQueue()
         first, second = queue.enter("a", wait=True), queue.enter("a", wait=True)
-        woken = asyncio.create_task(second.wait())
+        woken = asyncio.create_task(second.woken.wait())
         await asyncio.sleep(0)
         assert not woken.done()
         queue.leave(first)

@@ -12,6 +12,7 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.analysis.layout import console_for
 from torchperfd_daemon.captures import manifest
+from torchperfd_daemon.documents import decode_clean
 from torchperfd_daemon.service.clean_message import clean
 from torchperfd_daemon.text import one_line, printable
 
@@ -69,10 +70,10 @@ def test_clean_message_reaches_every_text() -> None:
 def test_manifests_are_read_clean() -> None:
     document = {"capture_id": "one", "run": EVIL, "trigger": EVIL, "requested_at": 1.0}
     rank = {"rank": 0, "reason": EVIL, "node": EVIL}
-    record = manifest.decode(json.dumps({**document, "ranks": [rank]}).encode())
+    record = decode_clean(json.dumps({**document, "ranks": [rank]}).encode(), manifest.CaptureRecord)
     assert (record.run, record.trigger, record.ranks[0].reason, record.ranks[0].node) == (TAME,) * 4
     own = {"state": "complete", "file": "f", "bytes": 1, "sha256": "", "step_range": [1, 2], "options": {}}
-    assert manifest.decode_rank(json.dumps({**rank, **own}).encode()).reason == TAME
+    assert decode_clean(json.dumps({**rank, **own}).encode(), manifest.RankManifest).reason == TAME
 
 
 class Terminal(io.StringIO):

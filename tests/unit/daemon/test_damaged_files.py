@@ -17,7 +17,7 @@ from tests.unit.daemon.kept import BASE, add, ids
 from torchperfd_daemon.captures import Analyst, Catalog, Quota, RetentionWorker, folder, manifest, receipt
 from torchperfd_daemon.captures.index import FILE, FOLDER
 from torchperfd_daemon.commands.captures import command
-from torchperfd_daemon.documents import DamagedError, decode
+from torchperfd_daemon.documents import DamagedError, decode, decode_clean
 from torchperfd_daemon.errors import TorchperfdError
 from torchperfd_daemon.goodput.store import GoodputStore, packed
 from torchperfd_daemon.goodput.totals import GoodputTotals
@@ -75,9 +75,9 @@ def mutated(document: bytes) -> st.SearchStrategy[bytes]:
 @given(mutated(VALID))
 @settings(deadline=None)
 def test_manifest_any_bytes_decode_or_are_damaged(document: bytes) -> None:
-    for read in (manifest.decode, manifest.decode_rank, receipt.decode):
+    for kind in (manifest.CaptureRecord, manifest.RankManifest, receipt.Receipt):
         with contextlib.suppress(DamagedError):
-            read(document)
+            decode_clean(document, kind)
 
 
 @given(mutated(packed(GoodputTotals.begin("p", 1))))
