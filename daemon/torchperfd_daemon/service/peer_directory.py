@@ -30,7 +30,7 @@ MayCommand = Callable[[int | None], bool]
 
 
 class PeerDirectory(Protocol):
-    """Queries the other nodes; see ``fleet.FleetView``, which raises TorchperfdError when it knows of none."""
+    """Queries the other nodes, as ``fleet.FleetView`` does; raises TorchperfdError when it knows of none."""
 
     @property
     def known(self) -> bool:
