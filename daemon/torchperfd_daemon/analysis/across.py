@@ -25,7 +25,6 @@ class RankWait:
     """One rank among the others.
 
     Attributes:
-        rank: The number of the rank.
         matched: Its collectives that were found on another rank too.
         unmatched: Its other collectives.
         wait_ns: Time in which it waited in a collective; overlapping waits count once.
@@ -53,7 +52,6 @@ class KindWait:
 
     Attributes:
         kind: The function, the process group, and the event that gives its time.
-        ranks: The ranks that took part.
         calls: The number of calls.
         bytes: The sum over calls of the larger of input and output; None if a file does not contain it.
         transfer_ns: The shortest time of any rank in it, summed over the calls.

@@ -91,7 +91,6 @@ class DeviceTime:
     """The device events of one trace, sorted into compute, communication and copies.
 
     Args:
-        trace: The loaded trace.
         comm_pattern: A further regular expression for the names of communication kernels.
 
     Attributes:

@@ -21,7 +21,6 @@ class Callers:
     """The Python frames around the calls of one trace.
 
     Args:
-        trace: The loaded trace.
         host: Which of its events are calls on the host, Python frames aside.
     """
 

@@ -58,7 +58,6 @@ class Hint:
     """The data from which the kind of an event without a category is inferred.
 
     Attributes:
-        name: The event's name.
         process: The name of its process in the file; empty without one.
         labels: The process's labels, such as ``CPU`` or ``GPU 0``; empty without any.
         thread: The name of its thread in the file; empty without one.

@@ -25,7 +25,6 @@ class CollectiveEvents:
 
     Attributes:
         ranks: The ranks, ascending; ``place`` is an index into them.
-        kinds: Table of kinds over all ranks.
         place: The rank, an index into ``ranks``.
         kind: An index into ``kinds``.
         sort: Equal for events that may be one collective, by kind and bytes.

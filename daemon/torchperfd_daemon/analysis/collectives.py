@@ -69,7 +69,6 @@ class Collectives:
         duration_ns: From the trace's earliest start to its latest end.
         world_size: The number of ranks of the run; None if the file does not contain it.
         steps: The profiler's numbers of the training steps in the trace.
-        kinds: Table of kinds.
         kind: The collective's kind, an index into ``kinds``.
         sequence: The group's count of its collectives, equal on all ranks; -1 for none.
         start: When the rank entered it, in ns since the origin.

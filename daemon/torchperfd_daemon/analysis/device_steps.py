@@ -29,8 +29,6 @@ def on_the_device(trace: Trace, links: Links, starts: Int64, ends: Int64) -> tup
     a step begins. A step that launches nothing there keeps the host's times.
 
     Args:
-        trace: The loaded trace.
-        links: What launched its device events.
         starts: When each step begins on the host, in order.
         ends: When it ends there.
     """

@@ -149,7 +149,6 @@ class Header(msgspec.Struct):
         devices: The accelerators of the machine.
         capture: The data from torchperfd's client; None for a trace of another origin.
         warnings: The exporter's warnings, such as lost records.
-        errors: The exporter's errors.
     """
 
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)

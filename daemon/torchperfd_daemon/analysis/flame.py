@@ -39,7 +39,6 @@ def flame(trace: Trace, calls: Nesting, depth: Int64, threads: Sequence[Place], 
     """Add up the calls of some threads by call path.
 
     Args:
-        trace: The loaded trace.
         calls: Nested calls, of these threads and others.
         depth: How many calls contain each of them.
         threads: The threads that count.

@@ -133,9 +133,6 @@ def idle(trace: Trace, device: DeviceTime, steps: Sequence[Step], links: Links |
     """Return why the device was idle; None for a trace without device events.
 
     Args:
-        trace: The loaded trace.
-        device: Its device events.
-        steps: Its steps.
         links: The launches of its device events, if they have been found before.
     """
     if not len(device.rows):

@@ -48,7 +48,6 @@ def load(path: Path | str, max_bytes: int = MAX_BYTES) -> Trace:
     The text is never in memory as a whole; about 60 bytes per event remain.
 
     Args:
-        path: The trace file.
         max_bytes: The most uncompressed bytes to read.
 
     Raises:

@@ -25,7 +25,6 @@ class Matches:
 
     Attributes:
         ranks: The ranks, ascending: the columns.
-        kinds: Table of kinds.
         kind: The kind of each row, an index into ``kinds``.
         bytes: The bytes that each row moves; -1 if a file does not contain them.
         here: Which ranks were found in which rows, at least two in each.

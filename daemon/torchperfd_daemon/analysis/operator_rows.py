@@ -53,7 +53,6 @@ class OperatorSteps:
     """The operator table by name, taken apart by step; only the steps in which a row was called.
 
     Attributes:
-        names: The name of each row.
         categories: Its category, as in `Operator`.
         row: The row of each cell, an index into ``names``.
         step: The step of each cell.

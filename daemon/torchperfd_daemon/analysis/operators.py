@@ -61,7 +61,6 @@ def operators(
     """Return the table, most self CPU time first.
 
     Args:
-        trace: The loaded trace.
         group_by: Calls of one name are one row if they also share: nothing more, their input shapes
             (``record_shapes=True``), their Python stack or their module (both ``with_stack=True``).
         python_functions: Whether Python frames are rows and parents, as in torch's own table, or are
@@ -83,7 +82,6 @@ def operators_by_step(trace: Trace, step: Int64, links: Links) -> OperatorSteps:
     """Return the operator table by name, taken apart by step.
 
     Args:
-        trace: The loaded trace.
         step: For each event of the trace the step that it ran in, numbered from 0; -1 for none, which leaves
             it out. A device event counts to the step of its launch, whenever it ran.
         links: The launches of the trace's device events.

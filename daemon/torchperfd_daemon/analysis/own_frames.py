@@ -20,7 +20,6 @@ def runner_rows(trace: Trace, calls: Nesting) -> Int64:
     """Return the rows of the frames of ``torchperfd run`` and runpy above the user's first frame.
 
     Args:
-        trace: The loaded trace.
         calls: Its nested calls, Python frames among them.
     """
     return calls.row[np.flatnonzero(_outermost(calls, _matching(trace, _RUNNER)[trace.name[calls.row]]))]
@@ -30,7 +29,6 @@ def own_threads(trace: Trace, calls: Nesting, python: Flags) -> set[int]:
     """Return the threads that were begun in torchperfd or in its gRPC, by the frames they begin with.
 
     Args:
-        trace: The loaded trace.
         calls: Its nested calls, Python frames among them.
         python: Which events are Python frames.
     """

@@ -47,8 +47,6 @@ def phases(trace: Trace, steps: Sequence[Step], thread: int | None = None) -> li
     A step's phases sum to the host's time for it; ``other`` is always among them.
 
     Args:
-        trace: The loaded trace.
-        steps: Its steps.
         thread: The thread that trains; None for the one that the profiler marks its steps on.
     """
     if not steps:

@@ -32,7 +32,6 @@ def draw(trace: Trace, rectangles: int) -> Picture:
     """Return the picture of a trace.
 
     Args:
-        trace: The loaded trace.
         rectangles: How many the timeline may have.
     """
     spans = _spans(trace)

@@ -52,7 +52,6 @@ def assess(trace: Trace, links: Links) -> Quality:
     """Return the defects of a trace.
 
     Args:
-        trace: The loaded trace.
         links: The launches of its device events.
     """
     calls = np.flatnonzero(trace.of_categories(LAUNCHES))

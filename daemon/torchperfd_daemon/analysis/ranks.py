@@ -54,7 +54,6 @@ def analyse(
 
     Args:
         files: The ranks' traces.
-        request: How to analyse them.
         workers: Processes at once; None for one a core. A lone rank that needs neither niceness nor a
             limit is analysed in this process.
     """

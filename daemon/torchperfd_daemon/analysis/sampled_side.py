@@ -34,7 +34,6 @@ class SampledSide:
     """The steps of one side, in which its rows are measured.
 
     Args:
-        summaries: Its ranks.
         per_step: Whether each step counts by itself; otherwise the whole recording counts as one.
     """
 

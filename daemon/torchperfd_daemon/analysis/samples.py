@@ -50,9 +50,7 @@ def sample(trace: Trace, found: Sequence[Step], links: Links) -> Samples:
     step that launched it; if that is unknown, to the step in whose host time it began.
 
     Args:
-        trace: The loaded trace.
         found: Its steps, in order of start.
-        links: What launched its device events.
     """
     if not found:
         found = [Step(0, 0, trace.duration_ns + 1)]

@@ -22,7 +22,6 @@ class Spread:
     """Rows measured ``count`` times each.
 
     Attributes:
-        mean: The mean of each row.
         variance: Its sample variance (divisor ``count - 1``); 0 where it was measured once.
         count: How often every row was measured.
     """

@@ -136,7 +136,6 @@ def _rounds(trace: Trace, rows: Int64, kind: Int64) -> tuple[Mark | None, int]:
     None and 0 where they do not come in rounds.
 
     Args:
-        trace: The loaded trace.
         rows: The annotations of one thread.
         kind: A number for each that those of one kind share.
     """

@@ -81,7 +81,6 @@ def find_steps(trace: Trace, links: Links) -> Steps:
     """Return the steps and their marks.
 
     Args:
-        trace: The loaded trace.
         links: The launches of its device events.
     """
     marked, thread = _marked(trace)
@@ -106,7 +105,6 @@ def whole_recording(trace: Trace, events: Int64) -> Step:
     """Return the whole recording as one step: of a device's work if there is any, else of the host's.
 
     Args:
-        trace: The loaded trace.
         events: The rows of its device events.
     """
     if not len(events):

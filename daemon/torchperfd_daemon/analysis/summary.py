@@ -27,7 +27,6 @@ class Summary:
     """The answers for one rank's trace. Times in ns since the trace's earliest event.
 
     Attributes:
-        path: The trace file.
         size: Its bytes on disk.
         events: Sound events in it, of every kind.
         skipped: Events left out because they were broken.
@@ -103,7 +102,6 @@ def summarise(
     """Return the complete analysis of one trace.
 
     Args:
-        trace: The loaded trace.
         group_by: How calls are grouped into rows of the operator table, as in `operators`.
         comm_pattern: A further regular expression for the names of communication kernels.
         samples: Whether to take the tables apart by step, which `compare` needs.

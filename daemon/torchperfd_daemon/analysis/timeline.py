@@ -47,7 +47,6 @@ class Timeline:
     """The lanes of one trace.
 
     Attributes:
-        names: Table of names.
         resolution_ns: Neighbours shorter than this and closer than this are one rectangle; 0 where every
             event has its own.
         lanes: Threads, spans, then streams; the thread of the training steps first, then the busiest.
@@ -97,7 +96,6 @@ def timeline(trace: Trace, calls: Nesting, depth: Int64, spans: Int64, rectangle
     """Return the timeline of a trace.
 
     Args:
-        trace: The loaded trace.
         calls: The events to draw, nested.
         depth: How many events contain each of them.
         spans: Rows of further events, that begin on one thread and end on another.
@@ -132,7 +130,6 @@ def _merge(
     """Return the rectangles' columns, in the order of the events, and the resolution it took.
 
     Args:
-        trace: The loaded trace.
         row: The events to draw, in order of (place, level, start).
         level: Their levels.
         place: Where they ran.

@@ -23,7 +23,6 @@ class Memory:
         device_type: torch's number for the kind of device; 0 is the host.
         reserved: Bytes that the allocator of that device then reserved; 0 if unknown.
         process: Which process did it, an index into ``processes``.
-        processes: Table of processes.
     """
 
     time: Int64
@@ -106,7 +105,6 @@ class Trace:
         world_size: The number of ranks, likewise.
         origin_ns: The earliest start, from which all times count, in ns since 1970; on the trace's own
             clock if the file does not contain that clock's origin.
-        names: Table of names.
         categories: Table of Kineto's categories (``cpu_op``, ``kernel``, ``user_annotation`` …), lower case.
         threads: Table of (process, thread).
         shapes: Table of ``Input Dims``, as JSON text; the first is empty, for events without.

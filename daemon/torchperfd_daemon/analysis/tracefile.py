@@ -19,7 +19,6 @@ class TraceFile:
     """One file, read once. A file is gzip if its first bytes are, whatever its name.
 
     Args:
-        path: The trace file.
         max_bytes: The most uncompressed bytes to hand out; a bigger file is refused, not cut.
 
     Attributes:

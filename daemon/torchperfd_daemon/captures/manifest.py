@@ -59,14 +59,12 @@ class RankFacts:
     """Which process a rank is, and what runs in it; what is not known is empty or 0.
 
     Attributes:
-        node: The node's name.
         pid: The process, in its own pid namespace.
         clock_offset_ns: Its node's clock minus that of the daemon that conducts; 0 on its own node.
         torch_version: Of the process, like the two below.
         python_version: See above.
         client_version: Of torchperfd.
         job_name: What people call this kind of run.
-        world_size: Ranks of the whole job.
         uid: User of the process, as reported by its node's kernel; None if unknown.
     """
 
@@ -152,13 +150,10 @@ class CaptureRecord:
 
     Attributes:
         capture_id: Its name, and its folder's.
-        run: Of which run.
         trigger: What asked for it: ``command``, ``script`` or the name of a rule.
         requested_at: Unix seconds, as all times here.
-        state: How far it is.
         reason: Why it is not complete; empty when it is.
         step_range: [first step, first step after it); None before it is agreed.
-        options: What was to be recorded.
         ranks: Its parts, by rank.
         job_name: What people call this kind of run.
         world_size: Ranks of the whole job, captured or not; 0 when unknown.

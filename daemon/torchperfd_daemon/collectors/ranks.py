@@ -49,8 +49,6 @@ def stat_here(proc: Path, rank: RankProcess, namespace: int) -> ProcessStat | No
     In a container of its own a rank's id means another process, or none, to us.
 
     Args:
-        proc: Root of procfs.
-        rank: Which.
         namespace: Our own, from :func:`own_namespace`.
     """
     if rank.pid_namespace not in (0, namespace):

@@ -22,7 +22,6 @@ class Finding:
     """A finding of a check.
 
     Attributes:
-        check: Name of the check.
         subject: What it is about: ``GPU 3``, ``rank 0 of bert-17``, ``node``.
         problem: What was found.
         why: What it costs.

@@ -26,7 +26,6 @@ class Consumer:
     """A process that uses CPU time.
 
     Attributes:
-        pid: Its number.
         name: What it runs, for people: its program, and its script where that is an interpreter.
         cores: CPU seconds per second.
         parent: Number of its parent process.
@@ -66,7 +65,6 @@ def read_cpu(
     """Return how busy the CPUs are over an interval of seconds; None where the kernel does not report it.
 
     Args:
-        proc: Root of procfs.
         sleep: Lets the interval pass.
         interval: Seconds.
     """

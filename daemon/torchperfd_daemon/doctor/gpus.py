@@ -42,9 +42,6 @@ class GpuReading(NamedTuple):
 def read_gpus(sys: Path) -> GpuReading:
     """Read all GPUs; a value that a GPU does not have is None.
 
-    Args:
-        sys: Root of sysfs.
-
     Raises:
         NoDriverError: There is no driver.
     """

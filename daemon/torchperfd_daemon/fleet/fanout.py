@@ -60,12 +60,7 @@ class Answers(Generic[Answer]):
 
 
 class FanOut:
-    """Sends a request to all peers at once.
-
-    Args:
-        current: Returns the fleet's credentials in force.
-        most_at_once: Maximum number of concurrent requests.
-    """
+    """Sends a request to all peers at once."""
 
     def __init__(self, current: Current, most_at_once: int = _MOST_AT_ONCE) -> None:
         self._current = current

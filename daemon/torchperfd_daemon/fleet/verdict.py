@@ -34,7 +34,6 @@ class NodePart:
     """One node's part in a run.
 
     Attributes:
-        node: The node's name.
         verdict: The verdict of the node's daemon.
         works: The recent own work of the node's training ranks.
     """
@@ -58,7 +57,6 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
     cause is left and ranks are missing, the cause is unknown.
 
     Args:
-        run: The run's name.
         parts: Each node's part; at least one.
         missing: The number of the run's ranks that no node has reported.
     """

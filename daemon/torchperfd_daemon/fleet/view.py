@@ -63,9 +63,7 @@ class FleetView:
     Args:
         peers: The addresses of the fleet's daemons; None if no peers are configured.
         fan_out: Sends the requests.
-        coordinator: Conducts captures.
         instance: The id of this daemon's process, since the peers' addresses may include this daemon.
-        node: This node's name.
     """
 
     def __init__(

@@ -22,7 +22,6 @@ class TrainingMetrics:
     """A metrics source over the store.
 
     Args:
-        store: Where ranks and their steps are.
         owners: Returns the owner of a rank; by default from the rank's own report only.
         cap: Selects the ranks that get series; all ranks without it.
     """

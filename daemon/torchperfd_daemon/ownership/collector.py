@@ -27,7 +27,6 @@ class GpuWatch(GpuCollector):
     Args:
         gpus: Reads the GPUs.
         ranks: Returns the ranks whose memory on GPUs is reported.
-        proc: Root of procfs.
     """
 
     def __init__(self, gpus: GpuCollector, ranks: Ranks = tuple, proc: Path = Path("/proc")) -> None:
@@ -68,7 +67,6 @@ class OwnershipCollector:
         ranks: Returns the connected ranks.
         gpus: Returns the newest reading of each GPU.
         pods: The kubelet's list of the devices of containers.
-        proc: Root of procfs.
     """
 
     name = "ownership"

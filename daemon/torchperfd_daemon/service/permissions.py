@@ -47,7 +47,6 @@ class Rights:
     """What one caller may do.
 
     Args:
-        caller: The caller.
         is_admin: May do everything: root, the daemon's own user, and members of the configured group.
     """
 
@@ -85,7 +84,6 @@ class Rights:
         The two differ where another user's run had the name first.
 
         Args:
-            name: The requested name.
             runs: Those of this node, by their names here.
         """
         mine = (run for run, ranks in runs.items() if self.may_command(ranks[0].process.uid))

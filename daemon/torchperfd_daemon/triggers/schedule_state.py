@@ -32,7 +32,6 @@ class ScheduleState:
     """The state of a schedule: when its next capture is due, and at which rank.
 
     Args:
-        schedule: The schedule from the configuration.
         now: Monotonic seconds; the first capture is one interval later.
     """
 

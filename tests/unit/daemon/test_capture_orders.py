@@ -9,8 +9,9 @@ from tests.support.served import GIVE_UP_S
 from tests.unit.daemon.test_coordinator import FIVE, CapturingNode, Rank, done, failed, play, ready
 
 from torchperfd_daemon.captures import CaptureState, Catalog, Coordinator, Progress, Quota, When
-from torchperfd_daemon.captures.manifest import decode
+from torchperfd_daemon.captures.manifest import CaptureRecord
 from torchperfd_daemon.captures.rank_attempts import Result
+from torchperfd_daemon.documents import decode_clean
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
 
 
@@ -90,7 +91,7 @@ def test_manifest_names_its_ranks_from_the_start(node: CapturingNode) -> None:
         rank = Rank(node, 3)
         capture = node.coordinator.capture("bert", [rank], FIVE, 30.0, trigger="rule slow")
         first = await anext(capture)
-        record = decode((first.folder / "manifest.json").read_bytes())
+        record = decode_clean((first.folder / "manifest.json").read_bytes(), CaptureRecord)
         assert (record.state, record.trigger, record.run) == (CaptureState.PREPARING, "rule slow", "bert")
         assert (record.job_name, record.world_size, record.ended_at) == ("bert", 8, 0.0)
         assert record.ends_by > 1_700_000_030.0

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Catalog, Quota, RankTrace
-from torchperfd_daemon.captures.manifest import CaptureOptions, decode, first_reason, overall_state
+from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
+from torchperfd_daemon.documents import decode_clean
 from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
 
 HOSTILE_IDS = [
@@ -273,7 +274,7 @@ def test_saving_does_not_write_through_a_planted_link(catalog: Catalog, tmp_path
     catalog.save(record("one"))
     assert victim.read_text() == "precious"
     assert not (folder / "manifest.json").is_symlink()
-    assert decode((folder / "manifest.json").read_bytes()) == record("one")
+    assert decode_clean((folder / "manifest.json").read_bytes(), CaptureRecord) == record("one")
 
 
 def test_saving_does_not_open_a_name_that_is_taken(
@@ -490,7 +491,7 @@ RECORDS = st.builds(
 
 @given(RECORDS)
 def test_encoding_loses_nothing(written: CaptureRecord) -> None:
-    assert decode(written.encode()) == written
+    assert decode_clean(written.encode(), CaptureRecord) == written
 
 
 @settings(max_examples=200)

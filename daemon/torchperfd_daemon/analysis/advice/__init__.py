@@ -66,7 +66,6 @@ def advise(
     """Return the advice for one rank, most time saved first.
 
     Args:
-        trace: The loaded trace.
         steps: Its steps; at least one.
         breakdowns: The device's time in each of them.
         idle: Why the device idled; None without a device.

@@ -102,7 +102,6 @@ class AdviceContext:
     """The steps of one trace.
 
     Args:
-        trace: The loaded trace.
         steps: Its steps, at least one.
         breakdowns: The device's time in each.
         idle: Why the device idled; None without a device.

@@ -54,7 +54,6 @@ class RecordingCost:
     """The cost of recording in the steps of one trace.
 
     Args:
-        trace: The loaded trace.
         starts: When its steps began, in ns.
         ends: When they ended.
         host: Which events are the host's operators and annotations.
@@ -144,7 +143,6 @@ def _usual(lengths: Int64, waited: Int64) -> Flags:
     a wait is left out.
 
     Args:
-        lengths: Each step.
         waited: Its wait for workers, in ns.
     """
     kept = np.ones(len(lengths), dtype=np.bool_)
