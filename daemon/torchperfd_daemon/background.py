@@ -8,10 +8,8 @@ class WorkerHealth:
     """One background worker, a thread or a task; read by the metrics page.
 
     Attributes:
-        worker: Its name, a label of the metrics.
         failures: Rounds that it could not finish since the daemon started.
         last_success_unix_seconds: When it last finished one; 0 for never.
-        is_failing: Whether the newest round failed.
     """
 
     worker: str

@@ -74,12 +74,10 @@ class LoaderFacts:
     """A training process's facts about its loader; None or 0 where unknown.
 
     Attributes:
-        workers: Its worker processes.
         cpus: CPUs that the process may use: affinity, control group's quota, and its share of the node's.
         draw_cpu: The share of a draw in the training process that is CPU time, 0 to 1.
         rest_cpus: CPUs that the process uses on average between draws.
         batch_tensors: Tensors in a batch.
-        batch_bytes: Their bytes.
         batch_size: Samples that the loader puts into a batch; 0 where it does not choose them itself.
         receive_seconds: What a draw takes when the workers have a batch ready.
         worker_cpu_seconds: CPU time of the workers' main threads for each batch.
@@ -118,7 +116,6 @@ class LoaderAdvice:
     Attributes:
         rule: ``loader-workers`` or ``whole-batches``.
         workers: ``num_workers`` to set; 0 where batches are better made in the training process.
-        step_seconds: The step as predicted.
         saves_seconds: By how much that is less than now.
         change: What to do, one imperative sentence.
         setting: The code to write.

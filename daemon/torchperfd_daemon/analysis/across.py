@@ -52,7 +52,6 @@ class KindWait:
 
     Attributes:
         kind: The function, the process group, and the event that gives its time.
-        calls: The number of calls.
         bytes: The sum over calls of the larger of input and output; None if a file does not contain it.
         transfer_ns: The shortest time of any rank in it, summed over the calls.
         wait_ns: The time of ranks in it beyond that, summed over calls and ranks.
@@ -76,7 +75,6 @@ class Across:
     """The comparison of several ranks' traces.
 
     Attributes:
-        ranks: Each rank, in order.
         kinds: Each kind of collective, most wait first.
         missing: Ranks of the run without a trace here; waiting for one of them appears as transfer.
         steps: The number of training steps that all traces contain; 0 without any, or if numbers differ.

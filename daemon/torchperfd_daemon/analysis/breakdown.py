@@ -31,7 +31,6 @@ class Breakdown:
         busy_ns: Time in which anything ran.
         compute_ns: Time in which a kernel other than communication, or a fill, ran.
         comm_ns: Time in which a communication kernel ran.
-        memcpy_ns: Time in which a copy ran.
         exposed_comm_ns: Time in which communication ran without compute.
         exposed_memcpy_ns: Time in which a copy ran without compute or communication.
         overlap_ns: Time in which communication and compute ran together.
@@ -78,7 +77,6 @@ class Device:
 
     Attributes:
         name: The device's number, or its name in the file.
-        breakdown: The breakdown of its time.
         kernel_ns: The sum of its kernels' durations.
     """
 

@@ -83,8 +83,6 @@ def _changes(
     """Return one table.
 
     Args:
-        before: The first side.
-        after: The second.
         cells_of: Returns the table's values of one trace.
         longest: The longer side's step in ns; changes below a fixed share of it do not count. 0 counts all.
     """

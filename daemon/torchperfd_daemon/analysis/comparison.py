@@ -25,7 +25,6 @@ class Change:
 
     Attributes:
         name: The operator or kernel, the part of a `Breakdown`, the kind of `MemorySteps`.
-        before: Its mean in a step of the first side.
         after: The same in the second.
         calls_before: Its calls per step of the first side; None for a row without calls.
         calls_after: The same in the second.
@@ -59,7 +58,6 @@ class Side:
     """The traces and steps of one side of a comparison.
 
     Attributes:
-        paths: Its trace files, one a rank.
         steps: The steps that count: those of all its ranks. 0 where the whole recording counts.
     """
 
@@ -72,8 +70,6 @@ class Comparison:
     """Every row of two sides. Tables are ordered by absolute difference, the largest first.
 
     Attributes:
-        before: The first side.
-        after: The second.
         per_step: Values are per step. Otherwise they are of whole recordings, since one has no steps.
         noise_known: Both have several steps, so that ``changed`` means beyond noise.
         step: Time of a step, on the device where the host runs ahead of it; or of the recording.

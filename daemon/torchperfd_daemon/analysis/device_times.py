@@ -25,7 +25,6 @@ class Outliers:
     """Device events that start far outside the recording.
 
     Attributes:
-        rows: The rows to leave out.
         clock_apart: Whether most device events are far away. Then the clocks differ, and no event is left
             out.
     """
@@ -80,7 +79,6 @@ class Overlaps:
 
     Attributes:
         events: How many began before an earlier one of their stream had ended.
-        ns: For how long, all together.
     """
 
     events: int
@@ -96,7 +94,6 @@ def shorten(start: Int64, end: Int64, stream: Int32, on_device: Flags) -> tuple[
     Args:
         start: Starts in ns.
         end: Ends in ns, changed in place.
-        stream: Where each event ran.
         on_device: Which events ran on a device.
     """
     rows = np.flatnonzero(on_device)

@@ -148,7 +148,6 @@ class Header(msgspec.Struct):
         distributed: Rank and world size; None for a run of one process.
         devices: The accelerators of the machine.
         capture: The data from torchperfd's client; None for a trace of another origin.
-        warnings: The exporter's warnings, such as lost records.
     """
 
     base_ns: int = msgspec.field(name="baseTimeNanoseconds", default=0)

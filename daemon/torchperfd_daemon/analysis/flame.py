@@ -41,8 +41,6 @@ def flame(trace: Trace, calls: Nesting, depth: Int64, threads: Sequence[Place], 
     Args:
         calls: Nested calls, of these threads and others.
         depth: How many calls contain each of them.
-        threads: The threads that count.
-        nodes: How many nodes to keep beside those of the threads.
     """
     texts, renamed = _with_one_step(trace.names)
     texts += [place.label for place in threads]

@@ -145,11 +145,8 @@ class Host:
         """Return the cause, place, function and avoidable time of gaps that the host caused by being late.
 
         Args:
-            start: When each gap begins, in ns.
-            end: When it ends.
             launch: The row of the launch of the event that ends it, -1 for none.
             cause: Its cause if the host shows none.
-            what: Its place, likewise.
         """
         trace = self._trace
         filled, begun = self._within(start, end), self._within(start, start + 1)

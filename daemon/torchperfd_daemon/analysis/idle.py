@@ -57,8 +57,6 @@ class IdlePlace:
             the last device event.
         where: The innermost function around it that is neither torch's nor Python's own, as Kineto names it,
             ``train.py(12): train_step``; the line is the function's first. Empty without ``with_stack=True``.
-        ns: The gaps' time.
-        gaps: How many.
     """
 
     what: str

@@ -28,7 +28,6 @@ class Table:
     """Cells as they are shown: names in the first column, numbers in the others.
 
     Attributes:
-        headings: The title of each column.
         rows: A cell for each heading.
     """
 

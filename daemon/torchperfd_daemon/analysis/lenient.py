@@ -29,9 +29,6 @@ _TIMES: Final = ("ts", "dur")
 def repaired(text: str) -> tuple[str, int] | None:
     """Return one event's text as JSON, of the same length, and where the event ends in it.
 
-    Args:
-        text: Begins with the event, and may go on after it.
-
     Returns:
         None if it cannot be repaired: infinities and NaN become -1, decimal commas become points.
     """

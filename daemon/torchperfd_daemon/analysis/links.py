@@ -109,8 +109,6 @@ def _latest(trace: Trace, rows: Int64, keys: Int64, wanted: Int64, moments: Int6
     moment, or else the first.
 
     Args:
-        rows: The rows to choose from.
-        keys: The key of each.
         wanted: The keys that are looked for.
         moments: The moment for each of those, in ns.
     """

@@ -18,7 +18,6 @@ class Operator:
     Attributes:
         name: The operator; every ``ProfilerStep#N`` counts as ``ProfilerStep*``.
         category: Kineto's category, such as ``cpu_op``, ``user_annotation`` or ``kernel``.
-        calls: How often it ran.
         self_cpu_ns: Host time outside its children. Negative where children on record outlast it.
         total_cpu_ns: Host time, children included.
         self_device_ns: Time of the kernels, copies and fills it launched itself.
@@ -55,7 +54,6 @@ class OperatorSteps:
     Attributes:
         categories: Its category, as in `Operator`.
         row: The row of each cell, an index into ``names``.
-        step: The step of each cell.
         calls: How often the row was called in that step.
         self_cpu_ns: Its host time outside its children.
         self_device_ns: Time of the kernels, copies and fills it launched itself, or was.

@@ -26,13 +26,11 @@ class Quality:
     Attributes:
         reading: How well the file could be read.
         skipped: Events left out because they could not be read.
-        damaged: The file was cut or its JSON broken.
         launches: Calls that make a device do something.
         launches_without_kernels: Those of them without a device event.
         kernels_without_launches: Device events whose launch is not in the file.
         overlaps: Device events that began before an earlier one of their stream had ended.
         overlap_ns: The sum of these overlaps.
-        devices: The number of devices with events.
         processes: The processes that operators, annotations and launches are of, in order of first sight.
     """
 

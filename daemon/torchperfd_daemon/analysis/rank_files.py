@@ -61,7 +61,6 @@ def rank_files(paths: Path | Sequence[Path], note: Callable[[str], object] | Non
 
     Args:
         paths: A file or directory, or several.
-        note: Called with a line for each such decision.
 
     Raises:
         NoSuchTargetError: A directory contains no trace.

@@ -53,7 +53,6 @@ def analyse(
     """Yield each rank's summary, or the reason why there is none, in the order of ``files``.
 
     Args:
-        files: The ranks' traces.
         workers: Processes at once; None for one a core. A lone rank that needs neither niceness nor a
             limit is analysed in this process.
     """

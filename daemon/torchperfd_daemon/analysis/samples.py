@@ -48,9 +48,6 @@ def sample(trace: Trace, found: Sequence[Step], links: Links) -> Samples:
 
     A call counts to the step that the host was in when it began, on any thread. A device event counts to the
     step that launched it; if that is unknown, to the step in whose host time it began.
-
-    Args:
-        found: Its steps, in order of start.
     """
     if not found:
         found = [Step(0, 0, trace.duration_ns + 1)]

@@ -40,10 +40,8 @@ class Mark:
 
     Attributes:
         source: The kind of mark.
-        name: Its name in the trace.
         thread: The host thread, an index into ``Trace.threads``.
         start: When each step begins on the host, in ns, in order.
-        end: When it ends.
     """
 
     source: Literal["optimizer", "loader", "annotation"]

@@ -57,7 +57,6 @@ class Steps:
     """The steps of one trace.
 
     Attributes:
-        steps: In order of start.
         source: What marks them: ``profiler.step()``, the optimizer's updates, the loader's draws or an
             annotation that repeats; ``none`` without steps.
         mark: The mark's name in the trace; empty for ``none``.
@@ -102,11 +101,7 @@ def find_steps(trace: Trace, links: Links) -> Steps:
 
 
 def whole_recording(trace: Trace, events: Int64) -> Step:
-    """Return the whole recording as one step: of a device's work if there is any, else of the host's.
-
-    Args:
-        events: The rows of its device events.
-    """
+    """Return the whole recording as one step: of a device's work if there is any, else of the host's."""
     if not len(events):
         return Step(0, 0, trace.duration_ns)
     start, end = int(trace.start[events].min()), int(trace.end[events].max())

@@ -36,7 +36,6 @@ class Summary:
         breakdown: Where device time goes, over every device event in the file.
         linked: The same over those whose launch is in the file.
         kernels: The kernels by name, most time first.
-        steps: The training steps, in order.
         step_source: What marks them, as in `Steps`.
         step_mark: The mark's name, likewise.
         steps_timed_by: Whose times they are, likewise.
@@ -44,16 +43,13 @@ class Summary:
         step_phases: Host time of each step by phase, in ns, parallel to ``steps``.
         idle: Why the device was idle; None without device events.
         group_by: How calls are grouped into rows of the operator table.
-        operators: The operator table, most self CPU time first.
         self_cpu_ns: Self CPU time of all rows together: the whole that a row's share is of.
         advice: What to change, most time saved first, as far as this rank alone shows it.
         collectives: The collectives that `across` matches with other ranks.
         samples: The values of each step, for comparisons; None unless requested.
         picture: The timeline and flame graph, for pages; None unless requested.
         quality: The defects of the trace.
-        devices: Each device's part, where there are several.
         process: The process of these events, in a file of several; None otherwise.
-        others: The same for the file's other processes.
     """
 
     path: str

@@ -25,12 +25,9 @@ class Lane:
     Attributes:
         kind: A host ``thread``, a device's ``stream``, or all ``spans`` that begin on one thread and end
             on another.
-        label: The place's name.
         level: How deep each rectangle is nested.
         start: Its start in ns since the trace's earliest event.
-        end: Its end.
         name: An index into ``Timeline.names``; -1 if it is more than one event.
-        count: The number of events in it.
     """
 
     kind: Kind
@@ -131,9 +128,6 @@ def _merge(
 
     Args:
         row: The events to draw, in order of (place, level, start).
-        level: Their levels.
-        place: Where they ran.
-        rectangles: How many there may be.
     """
     start, end, names = trace.start[row], trace.end[row], trace.name[row].astype(np.int64)
     alone = (np.diff(place) != 0) | (np.diff(level) != 0)

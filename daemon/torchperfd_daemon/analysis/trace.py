@@ -111,7 +111,6 @@ class Trace:
         types: Table of ``Input type``, as JSON text; the first is empty, for events without.
         name: The event's name, an index into ``names``.
         category: An index into ``categories``.
-        thread: Where it ran, an index into ``threads``.
         start: Start in ns since the origin.
         end: End in ns on the same clock; of what is unfinished, as `end_unfinished` has it.
         external: Kineto's ``External id``; equal on a kernel and the operator that launched it; 0 for none.

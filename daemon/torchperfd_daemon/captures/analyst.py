@@ -53,7 +53,6 @@ class RankShares:
         compute: Kernels that are no communication, or memory being set.
         exposed_comm: Communication, and no compute.
         exposed_memcpy: Copies, and neither.
-        idle: Nothing.
     """
 
     rank: int

@@ -45,7 +45,6 @@ class Attempt:
 
     Args:
         record: The capture; kept up to date.
-        pending: Where the ranks' answers arrive.
         max_bytes: Most that one rank's trace may have; 0 for any.
     """
 

@@ -61,9 +61,6 @@ class RankFacts:
     Attributes:
         pid: The process, in its own pid namespace.
         clock_offset_ns: Its node's clock minus that of the daemon that conducts; 0 on its own node.
-        torch_version: Of the process, like the two below.
-        python_version: See above.
-        client_version: Of torchperfd.
         job_name: What people call this kind of run.
         uid: User of the process, as reported by its node's kernel; None if unknown.
     """
@@ -154,7 +151,6 @@ class CaptureRecord:
         requested_at: Unix seconds, as all times here.
         reason: Why it is not complete; empty when it is.
         step_range: [first step, first step after it); None before it is agreed.
-        ranks: Its parts, by rank.
         job_name: What people call this kind of run.
         world_size: Ranks of the whole job, captured or not; 0 when unknown.
         daemon_version: Of the daemon that conducted it; empty when none did.

@@ -13,7 +13,6 @@ class Quota:
     Attributes:
         bytes: On the disk, all captures together.
         age_seconds: Since a capture was asked for.
-        count: Number of captures.
         capture_bytes: Of the traces of one capture; each of its ranks has an equal share of it.
         free_bytes: Bytes that must stay free on the disk; no capture begins with less.
     """

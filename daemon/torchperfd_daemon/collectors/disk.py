@@ -17,8 +17,6 @@ class DiskTraffic:
     """What one device did since boot.
 
     Attributes:
-        read_bytes: Read from it.
-        written_bytes: Written to it.
         busy_seconds: For how long it had something to do, however much at a time.
     """
 

@@ -19,11 +19,7 @@ class RateTotal:
 
 
 class WrappingTotal:
-    """A counter of a few bits, continued past its end. Two wraps between samples look like one.
-
-    Attributes:
-        total: What has been counted since the first reading.
-    """
+    """A counter of a few bits, continued past its end. Two wraps between samples look like one."""
 
     def __init__(self) -> None:
         self.total = 0.0

@@ -29,7 +29,6 @@ class Gpm:
 
     Args:
         take: Fills a sample; None when it could not.
-        metrics: Which metrics to read.
         clock: Monotonic seconds.
     """
 

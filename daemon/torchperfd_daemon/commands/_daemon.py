@@ -32,7 +32,6 @@ def connect(
 
     Args:
         socket: The only path to try; the usual places when None.
-        answer_seconds: How long each may take to answer.
 
     Raises:
         DaemonUnreachableError: None answers.

@@ -27,9 +27,7 @@ def repeat(
     is skipped: two never run at once.
 
     Args:
-        seconds: From one beginning to the next.
         clock: Monotonic seconds.
-        sleep: Waits so many seconds.
 
     Raises:
         PartialResultError: Some have failed.

@@ -39,7 +39,6 @@ class _Shape:
 
     Attributes:
         framed: A frame around it, and the causes beside the first.
-        ranked: The ranks that matter.
         others: How many of the other ranks; None for all.
     """
 
@@ -72,9 +71,7 @@ def panels(
 
     Args:
         runs: The runs, in the order in which they are shown.
-        verdicts: By run.
         height: Number of lines available; None for no limit.
-        options: Of that console, with its width.
         with_node: Whether ranks are shown with their node.
     """
 

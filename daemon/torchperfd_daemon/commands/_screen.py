@@ -28,7 +28,6 @@ class Frame:
 
     Attributes:
         clock: The time of day, for people.
-        verdicts: By run.
         problem: Why the data is stale, or which daemons do not answer; empty without a problem.
         nodes: How many have answered for the fleet; 0 where only this one was asked.
     """

@@ -7,7 +7,6 @@ def lines(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[
     """Return a table's lines, its head first.
 
     Args:
-        heads: Of each column.
         rows: Cells, as many in each row as there are heads.
         left: Heads of the columns that are flush left; the others are flush right.
     """

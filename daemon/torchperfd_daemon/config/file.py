@@ -30,7 +30,6 @@ def find_files(chosen: Path | None, system: Path = SYSTEM_FILE) -> list[ConfigFi
     """Return the existing files, highest precedence first.
 
     Args:
-        chosen: What ``--config`` names.
         system: Need not exist.
 
     Raises:

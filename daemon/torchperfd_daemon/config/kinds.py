@@ -28,7 +28,6 @@ class Kind:
         """Return a value out of a TOML file.
 
         Args:
-            value: As tomllib gives it.
             base: The directory that relative paths start from.
 
         Raises:
@@ -183,11 +182,7 @@ class Span(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A finite number, from ``least`` to ``most``, both allowed.
-
-    Args:
-        noun: What it is, for messages.
-    """
+    """A finite number, from ``least`` to ``most``, both allowed."""
 
     least: float
     most: float

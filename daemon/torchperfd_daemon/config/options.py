@@ -31,7 +31,6 @@ class Option:
 
     Attributes:
         key: Its name in a file; the flag has dashes for its underscores, the variable is in capitals.
-        kind: The kind of its values.
         default: As written in a file; a callable computes it when it is needed; None is no value.
         fields: Of ServeSettings; the key when empty. Several take the parts of a value.
         flag: When it is not made of the key.

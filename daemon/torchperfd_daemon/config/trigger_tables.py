@@ -70,7 +70,6 @@ def read_plan(triggers: object, tables: object, where: str) -> Plan:
     """Read the table ``[triggers]`` and the tables ``[[trigger]]`` of a configuration.
 
     Args:
-        triggers: What all of them share.
         where: The file, for messages.
 
     Raises:

@@ -166,7 +166,6 @@ def _knock_on(
 
     Args:
         slowed: For each rank the growth of its step, its evidence and its past.
-        slower: The growth of the run's step.
         verdicts: The verdicts so far, including one on the exchange.
     """
     own = statistics.median(rank.own_seconds - past.own_seconds for _, rank, past in slowed)

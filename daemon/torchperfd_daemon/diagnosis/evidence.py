@@ -10,7 +10,6 @@ class RankEvidence:
     """One rank over a window of training steps. Times are means per step in seconds; 0 or empty if unknown.
 
     Attributes:
-        step_seconds: The step.
         phase_seconds: Exclusive host time by phase, which sums to the step.
         collected_seconds: Garbage collections.
         queued_seconds: Runnable without a processor (run-queue delay).

@@ -33,7 +33,6 @@ def loader_remedy(
     """Return a remedy for a wait for the loader, to append to the evidence; empty if none is known.
 
     Args:
-        step_seconds: Its mean step.
         data_seconds: The part of the step in which it waits for the loader.
         cost: Returns the cost of a worker on this machine.
         most_seconds: The cost of the wait in the evidence; the promised saving is at most this.

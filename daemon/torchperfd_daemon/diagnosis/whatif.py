@@ -66,7 +66,6 @@ class WhatIf:
         removed: The kind of time that is removed.
         rank: The rank whose excess is removed; None if the time is removed from all ranks.
         phase: The phase; for a rank, the one that exceeds its peers' most. Empty without one.
-        step_seconds: The predicted step.
         gain_seconds: The measured step less the predicted one; never negative.
         is_part: Whether this is part of the time that the last answer before it with ``is_part=False``
             removes.
@@ -90,8 +89,6 @@ class Replay:
     """A run's replayed steps, and predictions without each cause.
 
     Attributes:
-        ranks: The number of replayed ranks.
-        steps: The number of steps of each.
         synchronous: Whether ranks wait for one another. If not, each rank is replayed alone, and the mean of
             the slowest rank is the run's.
         step_seconds: The measured mean step of the slowest rank.

@@ -23,8 +23,6 @@ class Finding:
 
     Attributes:
         subject: What it is about: ``GPU 3``, ``rank 0 of bert-17``, ``node``.
-        problem: What was found.
-        why: What it costs.
         fix: The command or setting that corrects it.
     """
 

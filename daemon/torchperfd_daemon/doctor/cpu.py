@@ -42,7 +42,6 @@ class CpuFacts:
     """The CPUs of a node over a moment.
 
     Attributes:
-        cpus: How many there are.
         busy: Share of their time in use, 0 to 1, steal included.
         stolen: Share of their time that the hypervisor gave to others, 0 to 1.
         runnable: Threads that run or want to.
@@ -65,7 +64,6 @@ def read_cpu(
     """Return how busy the CPUs are over an interval of seconds; None where the kernel does not report it.
 
     Args:
-        sleep: Lets the interval pass.
         interval: Seconds.
     """
     try:

@@ -16,7 +16,6 @@ class Gpu:
         pcie_generation: Of the link as it is now; it falls while the GPU idles.
         pcie_width: Lanes of the link as it is now.
         throttled_by: Reasons that hold its clocks down now, of those that mean a fault.
-        is_idle: Nothing runs on it.
         numa_node: Where it is plugged in.
         pids: Processes that compute on it.
     """

@@ -32,7 +32,6 @@ def read_facts(
     Args:
         ranks: The training processes on this node, with how they use their loaders where that is known;
             None when no daemon answers.
-        shm: Where shared memory is mounted.
     """
     skipped = {}
     gpus = driver_cuda = None

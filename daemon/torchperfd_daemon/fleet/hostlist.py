@@ -18,9 +18,6 @@ def expand(text: str, most: int = 10_000) -> list[str]:
     A range keeps the width of its first number, so that ``[08-10]`` is 08, 09, 10. The form is that of
     ``scontrol show hostnames``.
 
-    Args:
-        most: How many names there may be.
-
     Raises:
         UsageError: It is no hostlist, or names more hosts.
     """

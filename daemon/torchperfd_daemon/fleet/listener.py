@@ -27,7 +27,6 @@ async def listen(
     """Serve the fleet; return the server and its address, with the port that was chosen for port 0.
 
     Args:
-        address: Where to listen.
         interceptor: Decides which calls are admitted, and by which credentials connections are secured.
 
     Raises:

@@ -38,7 +38,6 @@ class Relay:
     """The stream to one peer.
 
     Args:
-        address: Whose.
         call: The stream, not begun yet.
         coordinator: Receives acks, results and departures.
     """

@@ -42,7 +42,6 @@ class RemoteCapture:
     """One node's part in one capture.
 
     Args:
-        ranks_of: Returns the connected ranks of a run on this node.
         coordinator: Conducts this node's own captures; one of a run excludes the other.
         wall: Unix seconds.
     """

@@ -34,7 +34,6 @@ class NodePart:
     """One node's part in a run.
 
     Attributes:
-        verdict: The verdict of the node's daemon.
         works: The recent own work of the node's training ranks.
     """
 
@@ -100,11 +99,7 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job") -> Verdict:
 
 
 class _Job:
-    """The ranks of a run on all nodes, compared by own work.
-
-    Args:
-        parts: Each node's part.
-    """
+    """The ranks of a run on all nodes, compared by own work."""
 
     def __init__(self, parts: Sequence[NodePart]) -> None:
         self.all = [work for part in parts for work in part.works]

@@ -62,7 +62,6 @@ class FleetView:
 
     Args:
         peers: The addresses of the fleet's daemons; None if no peers are configured.
-        fan_out: Sends the requests.
         instance: The id of this daemon's process, since the peers' addresses may include this daemon.
     """
 
@@ -129,7 +128,6 @@ class FleetView:
 
         Args:
             asked: The request: which ranks and steps.
-            own: This node's survey.
 
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
@@ -149,7 +147,6 @@ class FleetView:
 
         Args:
             asked: The request: which runs.
-            own: This node's survey.
 
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.

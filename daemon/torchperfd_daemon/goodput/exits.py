@@ -26,7 +26,6 @@ class Exit:
 
     Args:
         fd: A pidfd of the process; :meth:`close` closes it.
-        clock: Returns the time in nanoseconds.
 
     Attributes:
         at_ns: When the process ended, by that clock; None while it runs.

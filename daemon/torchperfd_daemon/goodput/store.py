@@ -86,11 +86,7 @@ class GoodputStore:
         return self._try(lambda database: dict(_read(database, "run = ?", run)), {})
 
     def newest(self, runs: int) -> dict[RankKey, GoodputTotals]:
-        """Return the totals of the runs that were active last.
-
-        Args:
-            runs: The largest number of runs.
-        """
+        """Return the totals of the runs that were active last."""
         where = "run IN (SELECT run FROM ledgers GROUP BY run ORDER BY MAX(until_ns) DESC LIMIT ?)"
         return self._try(lambda database: dict(_read(database, where, runs)), {})
 

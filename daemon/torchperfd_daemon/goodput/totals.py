@@ -49,7 +49,6 @@ class Claims:
 
     Attributes:
         loop: An id that distinguishes the loops of one process.
-        step_ns: The time of all steps.
         warmup_ns: The time of the first step.
     """
 
@@ -84,7 +83,6 @@ class GoodputTotals:
         frontier_ns: All time before this is settled.
         seen_ns: When the newest process was last observed alive.
         progress_ns: When it last made progress, as far as reported.
-        starts: The number of processes so far.
         gpus: The number of GPUs that the rank uses; 0 if unknown.
         before: The state before the present one.
         claims: The newest claims of the process.

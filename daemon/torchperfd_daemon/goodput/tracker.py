@@ -46,7 +46,6 @@ class GoodputTracker:
 
     Args:
         boot: The id of this boot of the node.
-        exits: Starts to wait for a process to end.
     """
 
     def __init__(

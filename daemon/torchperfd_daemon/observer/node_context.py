@@ -94,7 +94,6 @@ class NodeContext:
         exchange_queued: The same for its threads that carry out collectives, summed.
         throttled: Time for which the quota of each rank's control group throttled it.
         memory_seconds: Time for which some task of the node waited for memory (PSI).
-        gpus: By UUID.
         resident: Bytes that each rank and its workers hold.
         limit: Bytes that each rank may hold; absent without a limit.
         available_bytes: The free memory of the node; None when unknown.

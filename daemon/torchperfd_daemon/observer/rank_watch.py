@@ -277,10 +277,7 @@ class RankWatch:
         """Return the means per step between two samples; None without a step in between.
 
         Args:
-            first: The earlier sample.
-            last: The later sample.
             before: The rank's past.
-            growth: The result of :meth:`_growth`.
         """
         # A counter that decreased was reset.
         change = np.maximum(last - first, 0.0).tolist()

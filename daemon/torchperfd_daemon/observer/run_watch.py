@@ -72,7 +72,6 @@ class RunWatch:
         """Record the progress of the ranks; return whether the first verdict has changed.
 
         Args:
-            ranks: All ranks of the run that the store has.
             now: Monotonic seconds.
             wall: Unix seconds.
         """

@@ -28,7 +28,6 @@ class Slowdown:
     Attributes:
         step: Index of the first slower step.
         unix_seconds: When that step ended.
-        normal_seconds: The step time before.
         detected_at: When it was detected; monotonic seconds.
     """
 

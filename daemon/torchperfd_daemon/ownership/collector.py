@@ -25,7 +25,6 @@ class GpuWatch(GpuCollector):
     """Samples GPUs through another collector, and keeps the newest readings for other parts.
 
     Args:
-        gpus: Reads the GPUs.
         ranks: Returns the ranks whose memory on GPUs is reported.
     """
 
@@ -64,7 +63,6 @@ class OwnershipCollector:
     """Finds the owner of each rank and of each GPU.
 
     Args:
-        ranks: Returns the connected ranks.
         gpus: Returns the newest reading of each GPU.
         pods: The kubelet's list of the devices of containers.
     """

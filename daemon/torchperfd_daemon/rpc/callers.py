@@ -47,7 +47,6 @@ class UserLimit:
     """Counts open connections or sessions per user, and limits them.
 
     Args:
-        noun: What is counted, for messages.
         most_per_user: Of one user.
         most: Of all users.
     """
@@ -157,8 +156,6 @@ def is_process(
 
     Args:
         pid: As it claims, like the two below.
-        pid_namespace: See above; 0 when it is unknown to the process.
-        start_ticks: See above; 0 when it is unknown to the process.
     """
     try:
         if pid_namespace not in (0, own_namespace(proc)):

@@ -33,11 +33,7 @@ _BUNDLE: Final = session_pb2.ClientMessage.BUNDLE_FIELD_NUMBER
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands for a request that is refused.
-
-    Attributes:
-        reason: Why.
-    """
+    """Stands for a request that is refused."""
 
     reason: str
 

@@ -36,7 +36,6 @@ class CommandHandler:
     """Runs ordered captures, and sends their progress to the rank that ordered them.
 
     Args:
-        of_run: Returns the connected ranks of a run on this node.
         others: Finds those on other nodes; None where there are none.
     """
 

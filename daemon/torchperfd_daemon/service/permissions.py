@@ -28,7 +28,6 @@ class Permissions:
     """Decides what each caller may do.
 
     Args:
-        callers: Identifies the callers of requests.
         admin_group: Id of the group whose members may do everything; None for none.
     """
 

@@ -38,7 +38,6 @@ async def read_stacks(
     """Return the stacks of a process, torchperfd's own threads marked.
 
     Args:
-        seconds: How long py-spy may take.
         program: py-spy; by default the one that :func:`find_program` finds.
 
     Raises:

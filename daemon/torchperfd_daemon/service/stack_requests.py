@@ -105,7 +105,6 @@ class StackRequests:
 
         Args:
             targets: Ranks, with their sessions where they are connected.
-            seconds: How long to wait for each of them.
             allow_signal: Whether to send a signal to a rank that can be read in no other way. The signal can
                 crash the rank, so only an explicit request of a user sets this.
         """

@@ -36,9 +36,6 @@ async def request_stacks_by_signal(
 ) -> tuple[Thread, ...]:
     """Have a process write its stacks, and return them, with torchperfd's own threads marked.
 
-    Args:
-        seconds: How long to wait for them.
-
     Raises:
         UnreachableError: They cannot be read.
     """

@@ -23,7 +23,6 @@ class SimulatedGpuCollector(GpuCollector):
     Everything follows from the clock, so that two samples at the same moment are equal.
 
     Args:
-        count: How many GPUs.
         clock: Monotonic seconds.
     """
 

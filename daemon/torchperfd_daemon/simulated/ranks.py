@@ -81,7 +81,6 @@ class SimulatedRanks:
 
     Args:
         gpus: Returns the newest reading of each GPU.
-        ranks: How many.
         wall: Unix seconds.
     """
 

@@ -17,7 +17,6 @@ class Missed:
 
     Attributes:
         group: Its process group, in words.
-        number: Its number in the group, from 1.
         call: The function, such as ``all_reduce``.
         sizes: The sizes of its inputs, such as ``4x4, 10``.
         waiting: The ranks that have entered it.

@@ -32,8 +32,6 @@ class Merged:
     """The merged stacks of a run.
 
     Attributes:
-        groups: Largest first, then by rank.
-        others: Likewise.
         odd: Ranks, with stacks or without, that are not where the run waits, or where most ranks are.
         missed: The collectives that cannot end, if torch keeps a record of them.
         goes_on: Whether every rank has made a training step recently. The run is then healthy, and

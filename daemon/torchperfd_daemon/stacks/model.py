@@ -46,7 +46,6 @@ class Thread:
         ident: The thread's ``threading.get_ident()``.
         name: Empty if unknown.
         own: Whether it belongs to torchperfd.
-        frames: Innermost first.
     """
 
     ident: int
@@ -124,7 +123,6 @@ def tidy(threads: tuple[Thread, ...], package: str) -> tuple[Thread, ...]:
     only calls torch's C++ code is removed: the thread is in that call.
 
     Args:
-        threads: The threads, as the rank reported them.
         package: Directory of the client's code, with a slash at its end; empty if unknown.
     """
     if not package:

@@ -27,7 +27,6 @@ def parse_py_spy(data: bytes, pid: int, training: int) -> tuple[Thread, ...]:
     """Parse the stacks of one process.
 
     Args:
-        data: The output of py-spy.
         training: The ident of the training thread. If no thread has it, the main thread is used.
 
     Raises:

@@ -160,7 +160,6 @@ def _names(run: str, uid: int | None, owner: int | None) -> Iterator[str]:
     """Yield the possible names of a run on this node: ``run``, ``run#2``, ``run#3``, and so on.
 
     Args:
-        run: The name that the process reports.
         owner: The user of the run that has this name. If it is another user, the names are ``run@uid``,
             ``run@uid#2``, and so on.
     """

@@ -20,7 +20,6 @@ class ConditionInputs:
 
     Attributes:
         now: Monotonic seconds.
-        found: Returns the findings of diagnosis on a run.
     """
 
     now: float

@@ -80,11 +80,9 @@ class Runner:
     """Runs the rules and schedules of a plan.
 
     Args:
-        found: Returns the findings of diagnosis on a run.
         page: Returns the present metrics; called only if a rule needs them.
         clock: Monotonic seconds.
         wall: Unix seconds.
-        sleep: Waits for the given seconds.
     """
 
     def __init__(

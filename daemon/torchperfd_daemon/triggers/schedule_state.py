@@ -71,6 +71,5 @@ class ScheduleState:
 
         Args:
             began: When it began; monotonic seconds.
-            seconds: Its cost.
         """
         self._within_overhead_at = began + seconds / self.schedule.overhead

@@ -36,7 +36,6 @@ def build_app(
     """Return the ASGI application.
 
     Args:
-        page: What ``/metrics`` shows.
         is_ready: Whether clients are being served; false while starting and draining.
         web_config: Which users may read; all when None. The two health endpoints are open to all.
     """

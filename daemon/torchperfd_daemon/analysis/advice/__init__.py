@@ -67,7 +67,6 @@ def advise(
 
     Args:
         steps: Its steps; at least one.
-        breakdowns: The device's time in each of them.
         idle: Why the device idled; None without a device.
         links: The launches of its device events.
         worker_cost: Returns the cost of a loader's worker on the machine.

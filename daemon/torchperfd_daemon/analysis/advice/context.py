@@ -103,7 +103,6 @@ class AdviceContext:
 
     Args:
         steps: Its steps, at least one.
-        breakdowns: The device's time in each.
         idle: Why the device idled; None without a device.
         links: The launches of its device events, if they have been found before.
         worker_cost: Returns the cost of a loader's worker on the machine.
@@ -113,7 +112,6 @@ class AdviceContext:
     Attributes:
         step_ns: The length of one step, without the cost of recording.
         count: The steps that the rules use: all but the unusually long ones.
-        is_whole: As above.
     """
 
     def __init__(

@@ -50,11 +50,7 @@ class Finding:
     """The finding of a rule, before it is weighed against other findings.
 
     Attributes:
-        rule: As in `Advice`.
-        evidence: As in `Advice`.
         saves_ns: Per step, had nothing else been changed.
-        change: As in `Advice`.
-        setting: As in `Advice`.
         of_idle: It saves time in which the device idles, which all such findings share.
         risk: It is worth reporting although it saves nothing.
         waits: It saves waiting for others, which recording does not lengthen.
@@ -79,9 +75,6 @@ def weigh(
     time where it saves that. So all savings together are never more than the step.
 
     Args:
-        findings: The rules' findings, in any order.
-        step_ns: The step.
-        idle_ns: The device's idle time in it.
         per: The unit of the savings, if it is not a step of the loop.
     """
     advice = []

@@ -55,7 +55,6 @@ class RecordingCost:
 
     Args:
         starts: When its steps began, in ns.
-        ends: When they ended.
         host: Which events are the host's operators and annotations.
         waited: The recorded wait of each step for workers of a loader, in ns.
         on_device: Whether anything ran on a device, beside which the host's cost may not show.
@@ -123,7 +122,6 @@ def _undisturbed(lengths: Int64, costs: Int64, unrecorded: float) -> Flags:
     Args:
         lengths: Each step, less its waits for workers, which recording does not slow down.
         costs: The expected cost of recording in each.
-        unrecorded: The time of an unrecorded step.
     """
     explained = (1 + _UNEVEN) * unrecorded + (1 + _MACHINES) * costs
     order = np.argsort(lengths - explained, kind="stable")
@@ -161,8 +159,6 @@ def _scale(unrecorded: float, recorded: float, cost: float, waited: float, usual
     Each of two uncertain values is weighted by its inverse variance. All times are of one step.
 
     Args:
-        unrecorded: Its unrecorded time.
-        recorded: Its recorded time.
         cost: The expected cost of recording.
         waited: Its wait for workers, which hides some of the cost because they go on meanwhile.
         usual: The median step less its waits, over all steps, those left out included.

@@ -38,7 +38,6 @@ class DebounceWindow:
 
         Args:
             since: The first step of the change.
-            step_seconds: The step time before.
         """
         return max(self.seconds(since), min(LONGEST_SECONDS, _LONGER * self._episode(since, step_seconds)))
 

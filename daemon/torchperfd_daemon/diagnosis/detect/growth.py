@@ -25,9 +25,7 @@ class Slope:
     """A straight line through a series.
 
     Attributes:
-        per_second: Its slope.
         low: The lower end of the slope's 99.9 % confidence interval.
-        high: The upper end.
         level: The line's value at the newest point.
     """
 
@@ -42,8 +40,6 @@ class Growth:
     """How memory grows; bytes and seconds.
 
     Attributes:
-        slope: The line through the readings.
-        seconds: The observed time.
         grows: Whether the growth is certain and large enough to report.
         seconds_to_full: At this rate; None without growth or without a known capacity.
     """

@@ -46,7 +46,6 @@ class Onset:
     Attributes:
         step: The first changed step; the detector's first step is 0.
         detected_step: The step at which it was certain enough.
-        before_seconds: The median step before.
         after_seconds: The median of the newest steps.
         confidence: The probability, 0 to 1, that the true change exceeds half of the least of
             :data:`CHANGES` and the normal drift of the step time.
