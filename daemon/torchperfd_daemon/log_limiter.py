@@ -9,11 +9,7 @@ PERIOD_S: Final = 10.0
 
 
 class LogLimiter:
-    """Writes at most one line each ten seconds, with the number of lines that it left out before.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Writes at most one line each ten seconds, with the number of lines that it left out before."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log

@@ -5,96 +5,64 @@ and ``render_text`` and ``to_dict`` show one `Summary` to people and to programs
 first two for several ranks, each in a process of its own. ``compare`` puts two sides beside each other.
 """
 
-from torchperfd_daemon.analysis.across import Across, KindWait, RankWait, across
-from torchperfd_daemon.analysis.across_report import across_to_dict, render_across
-from torchperfd_daemon.analysis.advice import Advice, advice_to_dict, gather, render_advice
-from torchperfd_daemon.analysis.breakdown import Breakdown, DeviceTime, Kernel
-from torchperfd_daemon.analysis.collectives import Collectives, Kind, collectives
-from torchperfd_daemon.analysis.compare import compare
-from torchperfd_daemon.analysis.compare_report import (
-    COMPARISON_ORDERS,
-    COMPARISON_SCHEMA,
-    comparison_to_dict,
-    comparison_to_markdown,
-    render_comparison,
-)
-from torchperfd_daemon.analysis.comparison import Change, ComparedTable, Comparison, Side
-from torchperfd_daemon.analysis.export import to_csv, to_markdown, to_pandas
-from torchperfd_daemon.analysis.html import rectangles_for, render_html
-from torchperfd_daemon.analysis.idle import CAUSES, Cause, Idle, IdleCause, IdlePlace, idle
-from torchperfd_daemon.analysis.loading import load
-from torchperfd_daemon.analysis.operator_rows import Operator
-from torchperfd_daemon.analysis.operators import GROUPS, GroupBy, operators
-from torchperfd_daemon.analysis.phases import phases
-from torchperfd_daemon.analysis.quality import Quality, quality_lines
-from torchperfd_daemon.analysis.rank_files import RankFile, rank_files
-from torchperfd_daemon.analysis.ranks import Request, analyse
-from torchperfd_daemon.analysis.report import SCHEMA, SORT_WORDS, render_text, to_dict
-from torchperfd_daemon.analysis.samples import MemorySteps, Samples
-from torchperfd_daemon.analysis.steps import Step, steps
-from torchperfd_daemon.analysis.summary import Summary, SummaryTable, summarise
-from torchperfd_daemon.analysis.trace import Trace
-
-__all__ = [
-    "CAUSES",
-    "COMPARISON_ORDERS",
-    "COMPARISON_SCHEMA",
-    "GROUPS",
-    "SCHEMA",
-    "SORT_WORDS",
-    "Across",
-    "Advice",
-    "Breakdown",
-    "Cause",
-    "Change",
-    "Collectives",
-    "ComparedTable",
-    "Comparison",
-    "DeviceTime",
-    "GroupBy",
-    "Idle",
-    "IdleCause",
-    "IdlePlace",
-    "Kernel",
-    "Kind",
-    "KindWait",
-    "MemorySteps",
-    "Operator",
-    "Quality",
-    "RankFile",
-    "RankWait",
-    "Request",
-    "Samples",
-    "Side",
-    "Step",
-    "Summary",
-    "SummaryTable",
-    "Trace",
-    "across",
-    "across_to_dict",
-    "advice_to_dict",
-    "analyse",
-    "collectives",
-    "compare",
-    "comparison_to_dict",
-    "comparison_to_markdown",
-    "gather",
-    "idle",
-    "load",
-    "operators",
-    "phases",
-    "quality_lines",
-    "rank_files",
-    "rectangles_for",
-    "render_across",
-    "render_advice",
-    "render_comparison",
-    "render_html",
-    "render_text",
-    "steps",
-    "summarise",
-    "to_csv",
-    "to_dict",
-    "to_markdown",
-    "to_pandas",
-]
+from torchperfd_daemon.analysis.across import Across as Across
+from torchperfd_daemon.analysis.across import KindWait as KindWait
+from torchperfd_daemon.analysis.across import RankWait as RankWait
+from torchperfd_daemon.analysis.across import across as across
+from torchperfd_daemon.analysis.across_report import across_to_dict as across_to_dict
+from torchperfd_daemon.analysis.across_report import render_across as render_across
+from torchperfd_daemon.analysis.advice import Advice as Advice
+from torchperfd_daemon.analysis.advice import advice_to_dict as advice_to_dict
+from torchperfd_daemon.analysis.advice import gather as gather
+from torchperfd_daemon.analysis.advice import render_advice as render_advice
+from torchperfd_daemon.analysis.breakdown import Breakdown as Breakdown
+from torchperfd_daemon.analysis.breakdown import DeviceTime as DeviceTime
+from torchperfd_daemon.analysis.breakdown import Kernel as Kernel
+from torchperfd_daemon.analysis.collectives import Collectives as Collectives
+from torchperfd_daemon.analysis.collectives import Kind as Kind
+from torchperfd_daemon.analysis.collectives import collectives as collectives
+from torchperfd_daemon.analysis.compare import compare as compare
+from torchperfd_daemon.analysis.compare_report import COMPARISON_ORDERS as COMPARISON_ORDERS
+from torchperfd_daemon.analysis.compare_report import COMPARISON_SCHEMA as COMPARISON_SCHEMA
+from torchperfd_daemon.analysis.compare_report import comparison_to_dict as comparison_to_dict
+from torchperfd_daemon.analysis.compare_report import comparison_to_markdown as comparison_to_markdown
+from torchperfd_daemon.analysis.compare_report import render_comparison as render_comparison
+from torchperfd_daemon.analysis.comparison import Change as Change
+from torchperfd_daemon.analysis.comparison import ComparedTable as ComparedTable
+from torchperfd_daemon.analysis.comparison import Comparison as Comparison
+from torchperfd_daemon.analysis.comparison import Side as Side
+from torchperfd_daemon.analysis.export import to_csv as to_csv
+from torchperfd_daemon.analysis.export import to_markdown as to_markdown
+from torchperfd_daemon.analysis.export import to_pandas as to_pandas
+from torchperfd_daemon.analysis.html import rectangles_for as rectangles_for
+from torchperfd_daemon.analysis.html import render_html as render_html
+from torchperfd_daemon.analysis.idle import CAUSES as CAUSES
+from torchperfd_daemon.analysis.idle import Cause as Cause
+from torchperfd_daemon.analysis.idle import Idle as Idle
+from torchperfd_daemon.analysis.idle import IdleCause as IdleCause
+from torchperfd_daemon.analysis.idle import IdlePlace as IdlePlace
+from torchperfd_daemon.analysis.idle import idle as idle
+from torchperfd_daemon.analysis.loading import load as load
+from torchperfd_daemon.analysis.operator_rows import Operator as Operator
+from torchperfd_daemon.analysis.operators import GROUPS as GROUPS
+from torchperfd_daemon.analysis.operators import GroupBy as GroupBy
+from torchperfd_daemon.analysis.operators import operators as operators
+from torchperfd_daemon.analysis.phases import phases as phases
+from torchperfd_daemon.analysis.quality import Quality as Quality
+from torchperfd_daemon.analysis.quality import quality_lines as quality_lines
+from torchperfd_daemon.analysis.rank_files import RankFile as RankFile
+from torchperfd_daemon.analysis.rank_files import rank_files as rank_files
+from torchperfd_daemon.analysis.ranks import Request as Request
+from torchperfd_daemon.analysis.ranks import analyse as analyse
+from torchperfd_daemon.analysis.report import SCHEMA as SCHEMA
+from torchperfd_daemon.analysis.report import SORT_WORDS as SORT_WORDS
+from torchperfd_daemon.analysis.report import render_text as render_text
+from torchperfd_daemon.analysis.report import to_dict as to_dict
+from torchperfd_daemon.analysis.samples import MemorySteps as MemorySteps
+from torchperfd_daemon.analysis.samples import Samples as Samples
+from torchperfd_daemon.analysis.steps import Step as Step
+from torchperfd_daemon.analysis.steps import steps as steps
+from torchperfd_daemon.analysis.summary import Summary as Summary
+from torchperfd_daemon.analysis.summary import SummaryTable as SummaryTable
+from torchperfd_daemon.analysis.summary import summarise as summarise
+from torchperfd_daemon.analysis.trace import Trace as Trace

@@ -25,9 +25,8 @@ class Change:
 
     Attributes:
         name: The operator or kernel, the part of a `Breakdown`, the kind of `MemorySteps`.
-        after: The same in the second.
         calls_before: Its calls per step of the first side; None for a row without calls.
-        calls_after: The same in the second.
+        calls_after: The same of the second side.
         p_value: The chance that noise alone makes such a difference, for this row alone; None where noise
             is unknown or the row is on one side only.
         status: ``new`` and ``gone`` are on one side only; ``changed`` is beyond noise, and more than a

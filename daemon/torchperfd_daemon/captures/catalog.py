@@ -33,7 +33,6 @@ class Catalog:
     Args:
         directory: Made when first needed.
         quota: Limits for a new capture; the RetentionWorker enforces the rest of the quota.
-        wall: Unix seconds.
     """
 
     def __init__(

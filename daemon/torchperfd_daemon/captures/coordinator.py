@@ -43,11 +43,7 @@ _SLACK_S: Final = 10.0
 
 
 class Coordinator:
-    """Conducts captures; one per run at a time, the others wait or are refused.
-
-    Args:
-        wall: Unix seconds.
-    """
+    """Conducts captures; one per run at a time, the others wait or are refused."""
 
     def __init__(self, catalog: Catalog, wall: Callable[[], float] = time.time) -> None:
         self._catalog = catalog

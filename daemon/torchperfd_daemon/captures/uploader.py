@@ -40,7 +40,6 @@ class Uploader:
     Pending uploads are read from the folders, so a restarted daemon continues where it stopped.
 
     Args:
-        clock: Monotonic seconds.
         chance: Returns a random number in [0, 1), so that many daemons do not retry at the same moment.
     """
 

@@ -63,8 +63,6 @@ class Sampler:
 
     Args:
         interval: Seconds between samples; kept by the scheduler.
-        clock: Monotonic seconds.
-        wall: Unix seconds.
     """
 
     def __init__(

@@ -27,8 +27,6 @@ class NvmlCollector(GpuCollector):
     Args:
         ranks: Returns the ranks whose memory on GPUs is reported.
         proc: Root of procfs, where the processes on the GPUs are looked up.
-        clock: Monotonic seconds.
-        wall: Unix seconds.
     """
 
     name = "nvml"

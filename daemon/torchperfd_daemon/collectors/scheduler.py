@@ -20,7 +20,6 @@ class CollectorScheduler:
     Args:
         samplers: In the order in which they run.
         interval: Seconds between two runs of the same sampler.
-        clock: Monotonic seconds.
         stop: Ends the thread once it is set.
     """
 

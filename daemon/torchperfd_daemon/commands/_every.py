@@ -26,9 +26,6 @@ def repeat(
     Failures are printed, and retried at the next interval. An interval that ends before the previous action
     is skipped: two never run at once.
 
-    Args:
-        clock: Monotonic seconds.
-
     Raises:
         PartialResultError: Some have failed.
         TorchperfdError: It can never succeed: the target has ended, or is invalid.

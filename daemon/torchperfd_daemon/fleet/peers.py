@@ -131,7 +131,6 @@ class Peers:
 
     Args:
         source: Where they come from.
-        clock: Monotonic seconds.
     """
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.monotonic) -> None:

@@ -43,7 +43,6 @@ class RemoteCapture:
 
     Args:
         coordinator: Conducts this node's own captures; one of a run excludes the other.
-        wall: Unix seconds.
     """
 
     def __init__(

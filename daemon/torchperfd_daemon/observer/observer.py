@@ -37,8 +37,6 @@ class Observer:
     Args:
         gpus: Returns the newest reading of each GPU.
         gpu_of: Returns the UUID of a rank's GPU; empty when unknown.
-        clock: Monotonic seconds.
-        wall: Unix seconds.
     """
 
     def __init__(

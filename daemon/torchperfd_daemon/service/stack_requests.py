@@ -77,7 +77,6 @@ class StackRequests:
     """Gathers the stacks of ranks.
 
     Args:
-        wall: Unix seconds.
         read: Reads a process's stacks from outside.
         signal: Has a process write its stacks by a signal.
     """

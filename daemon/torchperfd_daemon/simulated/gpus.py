@@ -21,9 +21,6 @@ class SimulatedGpuCollector(GpuCollector):
     """GPUs under a training job that never ends: waves of load, and one GPU that gets hot at times.
 
     Everything follows from the clock, so that two samples at the same moment are equal.
-
-    Args:
-        clock: Monotonic seconds.
     """
 
     name = "simulated"

@@ -81,7 +81,6 @@ class SimulatedRanks:
 
     Args:
         gpus: Returns the newest reading of each GPU.
-        wall: Unix seconds.
     """
 
     def __init__(

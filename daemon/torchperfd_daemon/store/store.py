@@ -16,7 +16,6 @@ class Store:
 
     Args:
         grace_seconds: How long a rank is kept after it has left.
-        clock: Monotonic seconds.
         most_per_user: The largest number of ranks of one user. Ranks that left first are dropped first.
         most: The largest number of ranks of all users.
     """

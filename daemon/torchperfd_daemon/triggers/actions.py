@@ -37,7 +37,6 @@ class Actions:
     Args:
         participants: Returns the connected ranks of a run.
         stacks: Yields the stacks of a run's ranks, waiting up to so many seconds for each.
-        wall: Unix seconds.
     """
 
     def __init__(

@@ -81,8 +81,6 @@ class Runner:
 
     Args:
         page: Returns the present metrics; called only if a rule needs them.
-        clock: Monotonic seconds.
-        wall: Unix seconds.
     """
 
     def __init__(

@@ -81,9 +81,6 @@ class PageCache:
     """Renders the page so seldom that a scraper in a hurry cannot keep the daemon busy.
 
     What took a time t to render is good for nine times t more.
-
-    Args:
-        clock: Monotonic seconds.
     """
 
     def __init__(self, page: MetricsPage, clock: Callable[[], float] = time.monotonic) -> None:

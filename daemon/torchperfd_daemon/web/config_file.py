@@ -84,9 +84,6 @@ class WebConfig:
 class WebConfigFile:
     """A web configuration that follows its file.
 
-    Args:
-        clock: Monotonic seconds.
-
     Raises:
         WebConfigError: It cannot be used; the message names the key and the fix.
     """

@@ -22,11 +22,7 @@ class Connection(Protocol):
 
 
 class ConnectionLimiter:
-    """Limits how many connections are open, and how long each may take for a request.
-
-    Args:
-        clock: Monotonic seconds.
-    """
+    """Limits how many connections are open, and how long each may take for a request."""
 
     def __init__(self, most: int = MOST_CONNECTIONS, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most

@@ -30,12 +30,14 @@ from torchperfd_daemon.captures import (
 )
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
-from torchperfd_daemon.collectors.cpu import CpuCollector
-from torchperfd_daemon.collectors.disk import DiskCollector
 from torchperfd_daemon.collectors.gpu_base import FAMILIES, GpuCollector, GpuReading
-from torchperfd_daemon.collectors.memory import MemoryCollector
-from torchperfd_daemon.collectors.network import NetworkCollector
-from torchperfd_daemon.collectors.pressure import PressureCollector
+from torchperfd_daemon.collectors.node import (
+    CpuCollector,
+    DiskCollector,
+    MemoryCollector,
+    NetworkCollector,
+    PressureCollector,
+)
 from torchperfd_daemon.collectors.process import ProcessCollector
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.collectors.ranks import RankProcess
