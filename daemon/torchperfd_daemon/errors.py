@@ -1,5 +1,8 @@
 """Errors of commands, with the exit code of each."""
 
+import contextlib
+from collections.abc import Iterator
+
 from torchperfd.errors import TorchperfdError as TorchperfdError
 
 
@@ -45,3 +48,16 @@ class DeadlineError(TorchperfdError):
     """The operation did not finish in time."""
 
     exit_code = 124
+
+
+@contextlib.contextmanager
+def explained(problem: str, remedy: str = "") -> Iterator[None]:
+    """Say what could not be done where the system refuses something in the block, and why.
+
+    Raises:
+        TorchperfdError: An OSError was raised.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise TorchperfdError(f"{problem}: {error.strerror}", remedy) from error

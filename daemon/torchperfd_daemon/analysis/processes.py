@@ -5,13 +5,15 @@ steps and its streams by itself, so that together they would be mistaken for eac
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Final
+from dataclasses import fields, replace
+from typing import Final, TypeVar
 
 import numpy as np
 
 from torchperfd_daemon.analysis.categories import ANNOTATION, DEVICE, LAUNCHES, OPERATOR
 from torchperfd_daemon.analysis.trace import CollectiveArgs, Flags, Int64, Memory, Trace
+
+T = TypeVar("T", Trace, CollectiveArgs, Memory)
 
 _HOST: Final = LAUNCHES | {OPERATOR, ANNOTATION, "python_function"}
 # These are on a device's timeline, beside what ran there.
@@ -106,53 +108,20 @@ def _of_device(trace: Trace, owner: Int64, on_device: Int64, processes: int) -> 
 
 def _limited(trace: Trace, chosen: Flags, process: int | str) -> Trace:
     """Return a trace of the chosen rows only."""
-    number = np.cumsum(chosen) - 1
     args = trace.collective_args
-    kept = chosen[args.row] if len(args.row) else np.zeros(0, dtype=np.bool_)
-    columns = {
-        name: getattr(trace, name)[chosen]
-        for name in (
-            "name",
-            "category",
-            "thread",
-            "start",
-            "end",
-            "external",
-            "correlation",
-            "shape",
-            "type",
-            "sequence",
-            "backward",
-            "in_group",
-            "unfinished",
-        )
-    }
+    kept = _rows(args, chosen[args.row])
+    number = np.cumsum(chosen) - 1
+    owner = trace.memory.processes.index(process) if process in trace.memory.processes else -1
     return replace(
-        trace,
-        **columns,
+        _rows(trace, chosen),
         process=process,
-        collective_args=CollectiveArgs(
-            words=args.words,
-            row=number[args.row[kept]],
-            name=args.name[kept],
-            group=args.group[kept],
-            ranks=args.ranks[kept],
-            dtype=args.dtype[kept],
-            elements=args.elements[kept],
-            sequence=args.sequence[kept],
-        ),
-        memory=_memory(trace.memory, process),
+        collective_args=replace(kept, row=number[kept.row]),
+        memory=_rows(trace.memory, trace.memory.process == owner),
     )
 
 
-def _memory(memory: Memory, process: int | str) -> Memory:
-    number = memory.processes.index(process) if process in memory.processes else -1
-    chosen = memory.process == number
-    return Memory(
-        memory.time[chosen],
-        memory.allocated[chosen],
-        memory.device_type[chosen],
-        memory.reserved[chosen],
-        memory.process[chosen],
-        memory.processes,
-    )
+def _rows(table: T, chosen: Flags) -> T:
+    """Return a dataclass with the chosen rows of its columns, the arrays among its fields."""
+    columns = {each.name: getattr(table, each.name) for each in fields(table)}
+    arrays = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
+    return replace(table, **{name: column[chosen] for name, column in arrays.items()})

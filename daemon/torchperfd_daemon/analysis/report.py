@@ -16,6 +16,10 @@ from torchperfd_daemon.analysis.summary import Summary
 SCHEMA: Final = "torchperfd.analysis/1"
 # Short names for the most common orders, in addition to torch's own names, for any device.
 _SHORT: Final = {"self": "self_cpu_time_total", "total": "cpu_time_total", "calls": "count"}
+_PARTS: Final = (
+    *("window", "busy", "idle", "compute", "comm", "memcpy"),
+    *("exposed_comm", "exposed_memcpy", "overlap"),
+)
 _MOST_DEVICES: Final = 16
 _MARKS: Final[dict[str, str]] = {
     "optimizer": "steps end with",
@@ -108,15 +112,7 @@ def to_dict(summary: Summary, rank: int | None, sort_by: str = "self") -> dict[s
 def _breakdown(device: Breakdown) -> dict[str, float]:
     return {
         "n_gpu_events": device.n_gpu_events,
-        "window_us": device.window_ns / 1000,
-        "busy_us": device.busy_ns / 1000,
-        "idle_us": device.idle_ns / 1000,
-        "compute_us": device.compute_ns / 1000,
-        "comm_us": device.comm_ns / 1000,
-        "memcpy_us": device.memcpy_ns / 1000,
-        "exposed_comm_us": device.exposed_comm_ns / 1000,
-        "exposed_memcpy_us": device.exposed_memcpy_ns / 1000,
-        "overlap_us": device.overlap_ns / 1000,
+        **{f"{part}_us": getattr(device, f"{part}_ns") / 1000 for part in _PARTS},
         "comm_comp_overlap_pct": device.comm_comp_overlap_pct,
     }
 

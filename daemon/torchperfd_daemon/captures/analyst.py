@@ -30,7 +30,7 @@ from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import folder, low_priority
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.manifest import CaptureRecord
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import TorchperfdError, explained
 
 log = logging.getLogger("torchperfd.captures")
 
@@ -149,13 +149,11 @@ class Analyst:
             # Any user may have put something else in its place, such as a pipe that never ends. And a
             # file that only one user may read must not be shown to all.
             self._catalog.open_public(capture_id, name).close()
-        try:
+        with explained(f"cannot write to {path}"):
             if self._catalog.lacking():
                 raise TorchperfdError("the disk is full except for the space that must stay free")
             with folder.opened(path) as held:
                 self._store(held, path, record.run)
-        except OSError as error:
-            raise TorchperfdError(f"cannot write to {path}: {error.strerror}") from error
 
     def run(self) -> None:
         """Analyse the submitted captures one by one, until :meth:`stop`."""

@@ -20,7 +20,7 @@ from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.captures.receipt import FILE_NAME as RECEIPT
 from torchperfd_daemon.captures.receipt import Receipt
 from torchperfd_daemon.captures.retention import Quota
-from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.errors import DiskFullError, NoSuchTargetError, TorchperfdError, explained
 
 _REMOVED: Final = ".removed-"
 _MOST_ANALYSIS_BYTES: Final = 256 * 2**20
@@ -89,13 +89,11 @@ class Catalog:
             TorchperfdError: It cannot be written.
         """
         path = self.folder(record.capture_id)
-        try:
-            with folder.opened(path) as held:
-                folder.write(held, manifest.FILE_NAME, record.encode())
-        except OSError as error:
-            raise TorchperfdError(
-                f"cannot write the manifest in {path}: {error.strerror}", "check its disk and permissions"
-            ) from error
+        with (
+            explained(f"cannot write the manifest in {path}", "check its disk and permissions"),
+            folder.opened(path) as held,
+        ):
+            folder.write(held, manifest.FILE_NAME, record.encode())
         if record.state.ended and self.on_ended is not None:
             self.on_ended(record)
 
@@ -192,14 +190,11 @@ class Catalog:
             NoSuchTargetError: The id could not be one.
             TorchperfdError: Nothing can be written there.
         """
-        try:
-            with folder.opened(self.folder(capture_id)) as held:
-                folder.write(held, RECEIPT, receipt.encode())
-        except OSError as error:
-            raise TorchperfdError(
-                f"cannot record the upload of {capture_id} in its folder: {error.strerror}",
-                "upload it as its owner",
-            ) from error
+        with (
+            explained(f"cannot record the upload of {capture_id} in its folder", "upload it as its owner"),
+            folder.opened(self.folder(capture_id)) as held,
+        ):
+            folder.write(held, RECEIPT, receipt.encode())
 
     def has_analysis(self, capture_id: str) -> bool:
         """Return whether the daemon's analysis lies beside a capture's traces.
@@ -241,13 +236,12 @@ class Catalog:
         """
         self.get(capture_id)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            with folder.opened(self.folder(capture_id)) as held, contextlib.suppress(FileExistsError):
-                os.close(os.open(folder.PIN, flags, 0o644, dir_fd=held))
-        except OSError as error:
-            raise TorchperfdError(
-                f"cannot pin {capture_id}: {error.strerror}", "pin it as its owner"
-            ) from error
+        with (
+            explained(f"cannot pin {capture_id}", "pin it as its owner"),
+            folder.opened(self.folder(capture_id)) as held,
+            contextlib.suppress(FileExistsError),
+        ):
+            os.close(os.open(folder.PIN, flags, 0o644, dir_fd=held))
         found = self.found(capture_id)
         if found is not None and not found.pinned:
             raise TorchperfdError(
@@ -262,13 +256,12 @@ class Catalog:
             TorchperfdError: The pin cannot be removed.
         """
         self.get(capture_id)
-        try:
-            with folder.opened(self.folder(capture_id)) as held, contextlib.suppress(FileNotFoundError):
-                os.unlink(folder.PIN, dir_fd=held)
-        except OSError as error:
-            raise TorchperfdError(
-                f"cannot unpin {capture_id}: {error.strerror}", "unpin it as the user that pinned it"
-            ) from error
+        with (
+            explained(f"cannot unpin {capture_id}", "unpin it as the user that pinned it"),
+            folder.opened(self.folder(capture_id)) as held,
+            contextlib.suppress(FileNotFoundError),
+        ):
+            os.unlink(folder.PIN, dir_fd=held)
 
     def check_removable(self, capture_id: str) -> Found:
         """Return the content of a capture's folder, if it may be removed.
@@ -299,19 +292,17 @@ class Catalog:
         self.check_removable(capture_id)
         # Renamed to a name that no capture has, so that a listing never sees half of it.
         trash = self.directory / f"{_REMOVED}{secrets.token_hex(8)}"
-        try:
+        with explained(f"cannot delete {path}", "delete it as its owner"):
             path.rename(trash)
-        except OSError as error:
-            raise _undeletable(path, error) from error
-        try:
-            shutil.rmtree(trash)
-        except FileNotFoundError:
-            # The retention worker purged the trash at this moment.
-            shutil.rmtree(trash, ignore_errors=True)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                trash.rename(path)
-            raise _undeletable(path, error) from error
+            try:
+                shutil.rmtree(trash)
+            except FileNotFoundError:
+                # The retention worker purged the trash at this moment.
+                shutil.rmtree(trash, ignore_errors=True)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    trash.rename(path)
+                raise
 
     def purge_trash(self) -> None:
         """Delete the remains of captures whose deletion was interrupted."""
@@ -343,7 +334,3 @@ class Catalog:
                 f" and {self.quota.free_bytes / 2**20:,.0f} MiB must stay free",
                 "make room with `torchperfd captures rm --older-than 7d`, or choose another --captures-dir",
             )
-
-
-def _undeletable(path: Path, error: OSError) -> TorchperfdError:
-    return TorchperfdError(f"cannot delete {path}: {error.strerror}", "delete it as its owner")

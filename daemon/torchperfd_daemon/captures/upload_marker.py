@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon.captures import folder
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import explained
 from torchperfd_daemon.text import one_line
 
 _MARKER: Final = ".uploads-to"
@@ -19,14 +19,10 @@ def write_upload_marker(directory: Path, url: str) -> None:
     Raises:
         TorchperfdError: It cannot be written.
     """
-    try:
+    with explained(f"cannot write to {directory}", "choose another with --captures-dir"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with folder.opened(directory) as held:
             folder.write(held, _MARKER, url.encode() + b"\n")
-    except OSError as error:
-        raise TorchperfdError(
-            f"cannot write to {directory}: {error.strerror}", "choose another with --captures-dir"
-        ) from error
 
 
 def read_upload_marker(directory: Path) -> str:

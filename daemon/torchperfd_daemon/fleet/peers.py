@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import msgspec
 
 from torchperfd_daemon import documents
-from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
 from torchperfd_daemon.fleet.address import DEFAULT_PORT, Address, parse_address, parse_port
 from torchperfd_daemon.fleet.hostlist import expand
 from torchperfd_daemon.fleet.job_peers import JobPeers
@@ -68,14 +68,9 @@ class TargetsFile:
         return parse_targets(await asyncio.to_thread(self._content))
 
     def _content(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                return file.read(_MOST_FILE_BYTES + 1)
-        except OSError as error:
-            raise TorchperfdError(
-                f"cannot read the fleet's peers from {self.path}: {error.strerror}",
-                "check --fleet-peers of `torchperfd serve`",
-            ) from error
+        problem = f"cannot read the fleet's peers from {self.path}"
+        with explained(problem, "check --fleet-peers of `torchperfd serve`"), self.path.open("rb") as file:
+            return file.read(_MOST_FILE_BYTES + 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torchperfd_daemon.captures import (
 )
 from torchperfd_daemon.captures import folder as capture_folder
 from torchperfd_daemon.captures.manifest import CaptureOptions, first_reason, overall_state
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, explained
 from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks.report import render_text, to_dict
 
@@ -135,13 +135,10 @@ def _write(path: Path, files: dict[str, bytes]) -> None:
         TorchperfdError: They cannot be written.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        with capture_folder.opened(path) as held:
-            for name, content in files.items():
-                with open(os.open(name, flags, 0o644, dir_fd=held), "wb") as file:  # noqa: PTH123
-                    file.write(content)
-    except OSError as error:
-        raise TorchperfdError(f"cannot write to {path}: {error.strerror}", "look at its disk") from error
+    with explained(f"cannot write to {path}", "look at its disk"), capture_folder.opened(path) as held:
+        for name, content in files.items():
+            with open(os.open(name, flags, 0o644, dir_fd=held), "wb") as file:  # noqa: PTH123
+                file.write(content)
 
 
 def timeout_of(options: CaptureOptions, step_seconds: float) -> float:
