@@ -6,7 +6,7 @@ steps and its streams by itself, so that together they would be mistaken for eac
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -122,6 +122,6 @@ def _limited(trace: Trace, chosen: Flags, process: int | str) -> Trace:
 
 def _rows(table: T, chosen: Flags) -> T:
     """Return a dataclass with the chosen rows of its columns, the arrays among its fields."""
-    columns = {each.name: getattr(table, each.name) for each in fields(table)}
-    arrays = {name: column for name, column in columns.items() if isinstance(column, np.ndarray)}
-    return replace(table, **{name: column[chosen] for name, column in arrays.items()})
+    columns = ((each.name, getattr(table, each.name)) for each in fields(table))
+    limited: dict[str, Any] = {name: of[chosen] for name, of in columns if isinstance(of, np.ndarray)}
+    return replace(table, **limited)
