@@ -1,6 +1,6 @@
 """One contestant's process: alternates between off and on at each request.
 
-    python worker.py SOCKET CONTESTANT STEPS [ddp]
+    python worker.py SOCKET CONTESTANT STEPS WIDTH [ddp]
 
 What comes over the socket is called with the contestant, and its answer, a :class:`Round`, sent back; of
 anything that goes wrong, its text.
@@ -111,11 +111,11 @@ def measure(contestant: Contestant, alternations: int) -> Round:
     return measured
 
 
-def main(address: str, name: str, steps: int, *, replicated: bool) -> None:
+def main(address: str, name: str, steps: int, width: int, *, replicated: bool) -> None:
     """Serve until the socket is closed."""
     with Client(address, "AF_UNIX") as benchmark:
         try:
-            contestant = CONTESTANTS[name](Workload(steps, replicated=replicated))
+            contestant = CONTESTANTS[name](Workload(steps, width=width, replicated=replicated))
             measure(contestant, 1)  # what it imports and looks for once is no step's cost
             benchmark.send(contestant.version())
             while True:
@@ -130,4 +130,5 @@ def main(address: str, name: str, steps: int, *, replicated: bool) -> None:
 if __name__ == "__main__":
     from benchmarks.overhead import worker  # not __main__: what is pickled must have a name
 
-    worker.main(sys.argv[1], sys.argv[2], int(sys.argv[3]), replicated="ddp" in sys.argv[4:])
+    address, name, steps, width, *rest = sys.argv[1:]
+    worker.main(address, name, int(steps), int(width), replicated="ddp" in rest)

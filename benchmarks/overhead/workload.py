@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 WARM_STEPS: Final = 2
 _BATCH: Final = 64
 _FEATURES: Final = 64
-_WIDTH: Final = 192
+WIDTH: Final = 192
 _CLASSES: Final = 10
 
 Span = Callable[[str], AbstractContextManager[Any]]
@@ -33,6 +33,7 @@ class Workload:
 
     Args:
         steps: How many batches there are.
+        width: Of the hidden layers.
         replicated: Whether the model is in ``DistributedDataParallel``, on gloo, of this one rank: it has
             all of a rank's own work, without another rank to wait for.
 
@@ -44,7 +45,7 @@ class Workload:
             loop appends to it.
     """
 
-    def __init__(self, steps: int, *, replicated: bool = False) -> None:
+    def __init__(self, steps: int, *, width: int = WIDTH, replicated: bool = False) -> None:
         self.replicated = replicated
         torch.set_num_threads(1)
         torch.manual_seed(0)
@@ -54,11 +55,11 @@ class Workload:
         self.loader = DataLoader(data, batch_size=_BATCH)
         self.warm_loader = DataLoader(warm, batch_size=_BATCH)
         self.model: nn.Module = nn.Sequential(
-            nn.Linear(_FEATURES, _WIDTH),
+            nn.Linear(_FEATURES, width),
             nn.ReLU(),
-            nn.Linear(_WIDTH, _WIDTH),
+            nn.Linear(width, width),
             nn.ReLU(),
-            nn.Linear(_WIDTH, _CLASSES),
+            nn.Linear(width, _CLASSES),
         )
         if replicated:
             dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

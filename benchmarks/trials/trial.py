@@ -60,12 +60,19 @@ class Outcome:
 
 
 def run_bare(trial: Trial) -> Outcome:
-    """Run the script without torchperfd."""
-    node = Node()
-    try:
-        return _run(node, trial, Fault(daemon=False), [sys.executable, str(SCRIPT)], ())
-    finally:
-        node.close()
+    """Run the script without torchperfd; once more, twice at most, if it crashes by itself.
+
+    faulthandler dumps a traceback without the interpreter's lock, which crashes a busy script now and then.
+    """
+    for last in (False, False, True):
+        node = Node()
+        try:
+            outcome = _run(node, trial, Fault(daemon=False), [sys.executable, str(SCRIPT)], ())
+        finally:
+            node.close()
+        if last or outcome.code != -signal.SIGSEGV:
+            break
+    return outcome
 
 
 def run(trial: Trial) -> Outcome:

@@ -1,4 +1,4 @@
-"""The tail of the distribution of step times: a few steps off and a few on, alternating.
+"""Wall times of steps: a few steps off and a few on, alternating.
 
 So that the machine is the same for both, which it is not for half a second. What torchperfd does every
 few seconds must then be made to fall on steps that are on, and as often as if all of them were. So its
@@ -7,9 +7,11 @@ flusher is woken up after as many of those as fit into that time, and what follo
 
 import gc
 import itertools
+import math
 import statistics
 import threading
 import time
+from dataclasses import dataclass
 from queue import Empty
 from typing import Any, Final
 
@@ -19,14 +21,42 @@ from benchmarks.overhead.workload import WARM_STEPS
 
 from torchperfd.link.flush_schedule import FlushState, flush_interval
 
-_SETTLING_STEPS: Final = 2
-"""After a switch the interpreter looks up anew what it had remembered."""
-_BLOCK_STEPS: Final = 5
-_AFTERMATH_STEPS: Final = 40
-"""What a flush sets off (packing, sending) is over within two dozen milliseconds."""
-_CHUNK_STEPS: Final = 1000
-_PASSES_AHEAD: Final = 7
-"""Until the flusher has found its interval: it flushes less often in the long run than at first."""
+
+@dataclass(frozen=True, slots=True)
+class StepLength:
+    """How steps of one length are measured.
+
+    Attributes:
+        name: For the table.
+        limit: The mean may change by this part.
+        width: Of the model's hidden layers, which makes a step as long.
+        pass_steps: Steps in a pass over the data.
+        passes_ahead: Until the flusher has found its interval: it flushes less often in the long run than
+            at first.
+        settling_steps: Not timed after a switch: the interpreter looks up anew what it had remembered.
+        block_steps: Timed between two switches.
+        seconds: How long a round takes.
+    """
+
+    name: str
+    limit: float
+    width: int
+    pass_steps: int
+    passes_ahead: int
+    settling_steps: int
+    block_steps: int
+    seconds: float
+
+
+STEP_LENGTHS: Final = (
+    StepLength("1 ms", 0.02, 192, 1500, 7, 2, 5, 40.0),
+    StepLength("10 ms", 0.002, 1024, 200, 1, 1, 3, 60.0),
+    StepLength("100 ms", 0.002, 3600, 40, 1, 1, 2, 90.0),
+)
+_AFTERMATH_S: Final = 0.028
+"""What a flush sets off (packing, sending) is over by then."""
+_CHUNK_S: Final = 1.0
+"""The machine's speed is about the same for so long: steps are compared with the usual one of it."""
 
 
 class Beat:
@@ -37,7 +67,7 @@ class Beat:
         per_second: Steps in a second.
     """
 
-    def __init__(self, client: Any, per_second: int) -> None:
+    def __init__(self, client: Any, per_second: float) -> None:
         self._flusher = client._flusher
         self._per_second = per_second
         self._struck = threading.Semaphore(0)
@@ -84,17 +114,22 @@ class Alternation:
     Args:
         contestant: Attached, and on.
         beat: When our flusher has to flush; None where nothing of the kind is.
+        length: How many steps there are between two switches.
+        step_s: What a step takes.
 
     Attributes:
         is_on: Whether the step that comes is.
         on_steps: How many were on.
     """
 
-    def __init__(self, contestant: Contestant, beat: Beat | None) -> None:
+    def __init__(self, contestant: Contestant, beat: Beat | None, length: StepLength, step_s: float) -> None:
         self.is_on = True
         self.on_steps = 0
         self._contestant = contestant
         self._beat = beat
+        self._settling = length.settling_steps
+        self._block = length.block_steps
+        self._aftermath = math.ceil(_AFTERMATH_S / step_s)
         self._due = False
         self._done = self._steps = 0
         self._switch()
@@ -102,7 +137,7 @@ class Alternation:
     @property
     def is_timed(self) -> bool:
         """Whether that step counts: not where it comes right after a switch."""
-        return self._done >= _SETTLING_STEPS
+        return self._done >= self._settling
 
     def end_step(self) -> None:
         """A step has ended: do what comes before the next."""
@@ -110,36 +145,36 @@ class Alternation:
         if self.is_on:
             self.on_steps += 1
             if self._beat is not None:
-                self._due |= self._done > _SETTLING_STEPS and self._beat.count()
-                if self._due and self._done == _SETTLING_STEPS:
+                self._due |= self._done > self._settling and self._beat.count()
+                if self._due and self._done == self._settling:
                     self._due = False
-                    self._steps += _AFTERMATH_STEPS
+                    self._steps += self._aftermath
                     self._beat.strike()
         if self._done == self._steps:
             self._switch()
 
     def _switch(self) -> None:
         self.is_on = not self.is_on
-        self._done, self._steps = 0, _SETTLING_STEPS + _BLOCK_STEPS
+        self._done, self._steps = 0, self._settling + self._block
         if self.is_on:
             self._contestant.on()
         else:
             self._contestant.off()
 
 
-def measure_tail(contestant: Contestant, seconds: float) -> Round:
-    """Measure for so long: attach, alternate, check that all was seen, detach."""
+def measure_wall(contestant: Contestant, length: StepLength) -> Round:
+    """Measure a round: attach, alternate, check that all was seen, detach."""
     workload, measured = contestant.workload, Round()
     gc.collect()
     contestant.attach()
-    for _ in range(_PASSES_AHEAD):
+    for _ in range(length.passes_ahead):
         workload.ends.clear()
         workload.plain(workload.loader)
     usual = statistics.median(after - before for (_, before), (_, after) in itertools.pairwise(workload.ends))
-    beat = Beat(contestant.client, round(1e9 / usual)) if contestant.client is not None else None
-    alternation = Alternation(contestant, beat)
+    beat = Beat(contestant.client, 1e9 / usual) if contestant.client is not None else None
+    alternation = Alternation(contestant, beat, length, usual / 1e9)
     times: list[tuple[bool, int]] = []
-    until = time.monotonic() + seconds
+    until = time.monotonic() + length.seconds
     while time.monotonic() < until:
         began = time.perf_counter_ns()
         for number, _ in enumerate(workload.steps(workload.loader)):
@@ -151,9 +186,10 @@ def measure_tail(contestant: Contestant, seconds: float) -> Round:
             began = time.perf_counter_ns()
     contestant.on()
     contestant.train(workload.warm_loader)  # the last step ends with the draw after it
-    for start in range(0, len(times), _CHUNK_STEPS):
-        _add(measured, times[start : start + _CHUNK_STEPS])
-    contestant.check(_PASSES_AHEAD * len(workload.loader) + alternation.on_steps + WARM_STEPS)
+    chunk = max(4 * length.block_steps, round(_CHUNK_S * 1e9 / usual))
+    for start in range(0, len(times), chunk):
+        _add(measured, times[start : start + chunk])
+    contestant.check(length.passes_ahead * len(workload.loader) + alternation.on_steps + WARM_STEPS)
     contestant.detach()
     return measured
 
