@@ -85,20 +85,13 @@ class ExactEvent(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-class ForeignEvent(msgspec.Struct, gc=False):
+class ForeignEvent(ExactEvent, gc=False):
     """An event of a trace whose events lack categories."""
 
-    ph: str
-    name: str = ""
-    cat: str = ""
-    pid: int | str = 0
-    tid: int | str = 0
-    ts: Decimal = Decimal(-1)
-    dur: float = -1.0
     args: ForeignArgs | None = None
 
 
-AnyEvent = Event | ExactEvent | ForeignEvent
+AnyEvent = Event | ExactEvent
 
 
 class Distributed(msgspec.Struct):

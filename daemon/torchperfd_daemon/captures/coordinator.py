@@ -8,7 +8,6 @@ that is late or has left delays no other rank, and is named.
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from torchperfd._version import __version__
 from torchperfd_daemon.captures.attempt import Attempt, Progress
 from torchperfd_daemon.captures.catalog import Catalog
 from torchperfd_daemon.captures.counts import CaptureCounts
+from torchperfd_daemon.captures.folder import new_id
 from torchperfd_daemon.captures.manifest import (
     FILE_NAME,
     CaptureOptions,
@@ -88,9 +88,8 @@ class Coordinator:
         """
         entry = self._queue.enter(run, wait=queue)
         now = self._wall()
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
         record = CaptureRecord(
-            capture_id=f"{stamp}-{secrets.token_hex(3)}",
+            capture_id=new_id(now),
             run=run,
             trigger=trigger,
             requested_at=now,

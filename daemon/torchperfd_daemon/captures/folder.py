@@ -94,6 +94,11 @@ class _File:
     bytes: int = 0
 
 
+def new_id(now: float) -> str:
+    """Return the id of a capture that is asked for at a Unix time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{secrets.token_hex(3)}"
+
+
 def is_id(name: str) -> bool:
     """Return whether a capture can have this name: it leads nowhere out of the directory."""
     return _ID.fullmatch(name) is not None

@@ -60,6 +60,8 @@ class _Surveyed:
 class FleetView:
     """Queries the other daemons of the fleet, and merges their answers with this node's.
 
+    Each query raises UsageError if no peers are configured, and TorchperfdError if they cannot be resolved.
+
     Args:
         peers: The addresses of the fleet's daemons; None if no peers are configured.
         instance: The id of this daemon's process, since the peers' addresses may include this daemon.
@@ -84,8 +86,6 @@ class FleetView:
 
         Raises:
             NoSuchTargetError: No node has a run of the job.
-            UsageError: This daemon has no configured peers.
-            TorchperfdError: The peers cannot be resolved.
         """
         answers = await self._list_runs()
         nodes = [_node("", self._node, __version__, _ranks_of(own))]
@@ -107,8 +107,6 @@ class FleetView:
 
         Raises:
             NoSuchTargetError: There is no run, or more than one.
-            UsageError: This daemon has no configured peers.
-            TorchperfdError: The peers cannot be resolved.
         """
         if run:
             return run
@@ -131,8 +129,6 @@ class FleetView:
 
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
-            UsageError: This daemon has no configured peers.
-            TorchperfdError: The peers cannot be resolved.
         """
         joined = await self._survey(asked, own)
         by_rank = sorted(each_once(joined.surveys).items())
@@ -150,8 +146,6 @@ class FleetView:
 
         Raises:
             NoSuchTargetError: No node has a rank of the run or job asked for.
-            UsageError: This daemon has no configured peers.
-            TorchperfdError: The peers cannot be resolved.
         """
         joined = await self._survey(asked, own)
         # Thousands of ranks take a moment, and this loop has clients to answer.
@@ -165,12 +159,7 @@ class FleetView:
     async def stacks(
         self, request: control_pb2.StacksRequest, may: MayCommand
     ) -> AsyncIterator[control_pb2.RankStacks]:
-        """Yield the stacks of the caller's ranks of a run on other nodes, then the peers that do not answer.
-
-        Raises:
-            UsageError: This daemon has no configured peers.
-            TorchperfdError: The peers cannot be resolved.
-        """
+        """Yield the stacks of the caller's ranks of a run on other nodes, then the silent peers."""
 
         async def ask(_: Address, stub: "fleet_pb2_grpc.FleetAsyncStub") -> _NodeStacks:
             call = stub.Stacks(request, metadata=self._fan_out.metadata)
@@ -205,8 +194,6 @@ class FleetView:
 
         Raises:
             NoSuchTargetError: No node has such a run or rank, or there are several runs to choose from.
-            UsageError: This daemon has no configured peers.
-            TorchperfdError: The peers cannot be resolved.
         """
         answers = await self._fan_out.ask(await self._addresses(), self._begin, _ASK_S)
         pinging = None

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import os
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import aclosing
@@ -103,7 +102,6 @@ class Actions:
         return record
 
     def _record(self, trigger: str, run: str, asked_at: float, stacks: Sequence[RankStacks]) -> CaptureRecord:
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(asked_at))
         ranks = [
             RankTrace(
                 rank.rank,
@@ -115,7 +113,7 @@ class Actions:
             for rank in stacks
         ]
         return CaptureRecord(
-            capture_id=f"{stamp}-{secrets.token_hex(3)}",
+            capture_id=capture_folder.new_id(asked_at),
             run=run,
             trigger=trigger,
             requested_at=asked_at,
