@@ -5,8 +5,8 @@ from torchperfd_daemon.captures.analyst import Analyst as Analyst
 from torchperfd_daemon.captures.analyst import RankShares as RankShares
 from torchperfd_daemon.captures.attempt import Progress as Progress
 from torchperfd_daemon.captures.catalog import Catalog as Catalog
+from torchperfd_daemon.captures.coordinator import CaptureCounts as CaptureCounts
 from torchperfd_daemon.captures.coordinator import Coordinator as Coordinator
-from torchperfd_daemon.captures.counts import CaptureCounts as CaptureCounts
 from torchperfd_daemon.captures.destination import Destination as Destination
 from torchperfd_daemon.captures.index import Listed as Listed
 from torchperfd_daemon.captures.index import Listing as Listing

@@ -10,13 +10,13 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from torchperfd._version import __version__
 from torchperfd_daemon.captures.attempt import Attempt, Progress
 from torchperfd_daemon.captures.catalog import Catalog
-from torchperfd_daemon.captures.counts import CaptureCounts
 from torchperfd_daemon.captures.folder import new_id
 from torchperfd_daemon.captures.manifest import (
     FILE_NAME,
@@ -40,6 +40,24 @@ _CANCEL_GRACE_S: Final = 5.0
 """How long the ranks have to report their outcome after a capture is cancelled."""
 _SLACK_S: Final = 10.0
 """How long after its deadline a capture may still be in progress."""
+
+
+@dataclass(slots=True)
+class CaptureCounts:
+    """Counts of captures since the daemon started; read by the metrics page."""
+
+    requests: dict[tuple[str, str], int] = field(default_factory=dict)
+    bytes: int = 0
+    active: int = 0
+    last_success_unix_seconds: float = 0.0
+
+    def count(self, record: CaptureRecord, now: float) -> None:
+        """Add a capture that has ended."""
+        key = (record.trigger, record.state.value)
+        self.requests[key] = self.requests.get(key, 0) + 1
+        self.bytes += sum(rank.bytes for rank in record.ranks)
+        if record.state is CaptureState.COMPLETE:
+            self.last_success_unix_seconds = now
 
 
 class Coordinator:

@@ -2,7 +2,7 @@
 
 from torchperfd_daemon.fleet.address import Address as Address
 from torchperfd_daemon.fleet.address import parse_address as parse_address
-from torchperfd_daemon.fleet.credential_files import CredentialFiles as CredentialFiles
+from torchperfd_daemon.fleet.credentials import CredentialFiles as CredentialFiles
 from torchperfd_daemon.fleet.credentials import Credentials as Credentials
 from torchperfd_daemon.fleet.credentials import check_listening as check_listening
 from torchperfd_daemon.fleet.credentials import read_credentials as read_credentials

@@ -1,6 +1,7 @@
 """Credentials by which daemons of a fleet authenticate each other: a shared secret, certificates, or both."""
 
 import hmac
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -10,8 +11,11 @@ from typing import Any, Final
 
 import grpc
 
+from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.errors import TorchperfdError, UsageError
 from torchperfd_daemon.fleet.address import Address
+
+log = logging.getLogger("torchperfd.server")
 
 Current = Callable[[], "Credentials"]
 """Returns the credentials in force: their files may have been read again."""
@@ -204,3 +208,38 @@ def _check_secret(path: Path, status: os.stat_result) -> None:
         allowed |= stat.S_IRGRP
     if stat.S_IMODE(status.st_mode) & (stat.S_IRWXG | stat.S_IRWXO) & ~allowed:
         raise TorchperfdError(f"users other than its owner can use {path}", f"`chmod 600 {path}`")
+
+
+class CredentialFiles:
+    """The credentials in force, and the files that they were read from.
+
+    Raises:
+        TorchperfdError: A file cannot be used; the message states what to do.
+    """
+
+    def __init__(self, settings: ServeSettings) -> None:
+        self._settings = settings
+        self._current = self._read()
+
+    def current(self) -> Credentials:
+        """Return the credentials in force."""
+        return self._current
+
+    def reload(self) -> None:
+        """Read the files again; if one is invalid, the previous credentials stay in force."""
+        try:
+            newest = self._read()
+            if newest.kinds != self._current.kinds:
+                raise UsageError(
+                    "the fleet's token or TLS was added or removed", "restart the daemon to apply that"
+                )
+        except TorchperfdError as error:
+            log.error("%s; the fleet's previous credentials stay in force", error)
+        else:
+            self._current = newest
+
+    def _read(self) -> Credentials:
+        settings = self._settings
+        return read_credentials(
+            settings.fleet_token_file, settings.fleet_tls_cert, settings.fleet_tls_key, settings.fleet_tls_ca
+        )

@@ -46,12 +46,12 @@ from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
-from torchperfd_daemon.metrics.node import node_metrics
 from torchperfd_daemon.metrics.own import (
     analysis_metrics,
     background_metrics,
     fleet_metrics,
     goodput_metrics,
+    node_metrics,
     own_metrics,
     trigger_metrics,
     upload_metrics,
