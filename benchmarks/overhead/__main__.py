@@ -78,7 +78,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30, help="times that everybody attaches and detaches")
     parser.add_argument("--alternations", type=int, default=8, help="off-on-on-off per round")
     parser.add_argument("--steps", type=int, default=20, help="steps per block; an alternation has four")
-    parser.add_argument("--wall-rounds", type=int, default=4, help="rounds for each length of steps")
+    parser.add_argument("--wall-rounds", type=int, default=3, help="rounds for each length of steps")
     parser.add_argument("--wall-only", action="store_true", help="measure wall times, nothing else")
     parser.add_argument(
         "--ddp", action="store_true", help="in a rank of DistributedDataParallel: collectives, too"

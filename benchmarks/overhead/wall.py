@@ -50,8 +50,8 @@ class StepLength:
 
 STEP_LENGTHS: Final = (
     StepLength("1 ms", 0.02, 192, 1500, 7, 2, 5, 40.0),
-    StepLength("10 ms", 0.002, 1024, 200, 1, 1, 3, 60.0),
-    StepLength("100 ms", 0.002, 3600, 40, 1, 1, 2, 90.0),
+    StepLength("10 ms", 0.002, 1024, 80, 1, 1, 3, 60.0),
+    StepLength("100 ms", 0.002, 3600, 12, 1, 1, 2, 60.0),
 )
 _AFTERMATH_S: Final = 0.028
 """What a flush sets off (packing, sending) is over by then."""
