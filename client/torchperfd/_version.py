@@ -9,9 +9,14 @@ __version__ = "0.1.0"
 NATIVE_MODULES: Final = ("events/_native", "steps/_templates")
 """Compiled when the package is built, if there is a compiler; paths in this package, without their ending."""
 
+NATIVE_ABI: Final = "torchperfd-native-abi-1"
+"""What those modules must have as ``ABI``; ``events/native/abi.h`` has the same."""
+
 
 def missing_native_modules(package: str = os.path.dirname(__file__)) -> list[str]:  # noqa: PTH120 - import time
     """Return the native modules that this installation lacks; Python does their work, at ten times the cost.
+
+    A module that another version has left, as in a checkout that was updated, counts as missing.
 
     Args:
         package: The directory of the client's package.
@@ -19,5 +24,13 @@ def missing_native_modules(package: str = os.path.dirname(__file__)) -> list[str
     return [
         name
         for name in NATIVE_MODULES
-        if not any(os.path.exists(f"{package}/{name}{suffix}") for suffix in EXTENSION_SUFFIXES)  # noqa: PTH110
+        if not any(_is_built(f"{package}/{name}{suffix}") for suffix in EXTENSION_SUFFIXES)
     ]
+
+
+def _is_built(path: str) -> bool:
+    try:
+        with open(path, "rb") as module:  # noqa: PTH123 - import time
+            return NATIVE_ABI.encode() + b"\0" in module.read()
+    except OSError:
+        return False

@@ -16,7 +16,7 @@ from torchperfd.captures.manager import CaptureManager
 from torchperfd.daemon_session import DaemonSession
 from torchperfd.device.accelerator import Accelerator
 from torchperfd.errors import CaptureError
-from torchperfd.events import EventBuffer, codes
+from torchperfd.events import OUTDATED, EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.loader_use import LoaderSampler
@@ -238,8 +238,12 @@ class Client:
                 raise
 
     def _begin(self) -> None:
-        # Here rather than on the flusher's thread, which would race the script's own imports.
-
+        if OUTDATED:
+            log.warning(
+                "hooks run in Python, at ten times the cost: %s; reinstall it with `pip install "
+                "--force-reinstall --no-deps torchperfd`, a checkout with `pip install -e .`",
+                OUTDATED,
+            )
         self._flusher.start()
         self._pauses.install()
         self._guard.install()

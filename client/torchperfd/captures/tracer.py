@@ -1,6 +1,6 @@
 """Tracers: torch's profiler, started without the seconds that its public constructor costs.
 
-``torch.profiler.profile`` imports all of ``torch._inductor`` on its first start, just to
+``torch.profiler.profile`` imports all of torch's inductor on its first start, just to
 ask whether CUDA graphs are on: 1.4 to 2.7 s, on the training thread, or on another one in
 a race with the script's own imports. A script that has not compiled anything has no
 inductor graphs, so there the profiler beneath is used directly; it records the same.

@@ -4,7 +4,17 @@ The buffer and its hooks exist in C, compiled when the package is built, and in 
 compiler was available. Both write the same events; the C one costs a fifth.
 """
 
+from torchperfd._version import NATIVE_ABI
+
+OUTDATED = ""
+"""Why the compiled half is not used although there is one, in one line; else empty."""
+
 try:
+    from torchperfd.events import _native
+
+    if getattr(_native, "ABI", "") != NATIVE_ABI:
+        OUTDATED = f"{_native.__file__} was compiled from another version of torchperfd"
+        raise ImportError(OUTDATED)
     from torchperfd.events._native import Draws, EventBuffer, Forward, Steps, Timed
 
     NATIVE = True
@@ -13,4 +23,4 @@ except ImportError:
 
     NATIVE = False
 
-__all__ = ["NATIVE", "Draws", "EventBuffer", "Forward", "Steps", "Timed"]
+__all__ = ["NATIVE", "OUTDATED", "Draws", "EventBuffer", "Forward", "Steps", "Timed"]

@@ -4,6 +4,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+ABI: str
+
 class EventBuffer:
     """Events of one thread, in a ring of fixed size."""
 
@@ -64,6 +66,7 @@ class Forward:
         buffer: EventBuffer,
         module: Any,
         compiled: Callable[..., Any] | None,
+        method: str,
         grad_enabled: Callable[[], bool],
         train: int,
         evaluate: int,

@@ -281,7 +281,8 @@ class Forward:
     Args:
         buffer: Where to write.
         module: The module, held by a weak reference.
-        compiled: What is called instead of the module's own ``_call_impl``, if anything.
+        compiled: What is called instead of the module's own method, if anything.
+        method: Name of that method.
         grad_enabled: Returns whether gradients are computed.
         train: Code of the event before a call for training.
         evaluate: Code of the event before any other call.
@@ -293,6 +294,7 @@ class Forward:
         buffer: EventBuffer,
         module: Any,
         compiled: Callable[..., Any] | None,
+        method: str,
         grad_enabled: Callable[[], bool],
         train: int,
         evaluate: int,
@@ -301,6 +303,7 @@ class Forward:
         self._buffer = buffer
         self._module = weakref.ref(module)
         self._compiled = compiled
+        self._method = method
         self._grad_enabled = grad_enabled
         self._train = train
         self._evaluate = evaluate
@@ -315,7 +318,7 @@ class Forward:
         buffer, module = self._buffer, self._module()
         if module is None:
             raise ReferenceError("the module whose call was timed is gone")
-        call = self._compiled or module._call_impl
+        call = self._compiled or getattr(module, self._method)
         if get_ident() != buffer.thread:
             return call(*args, **kwargs)
         flags = 0 if module.training else EVALUATE_WITH_GRADIENTS

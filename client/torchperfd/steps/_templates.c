@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "../events/native/abi.h"
+
 #define MAX_DEPTH 64
 #define MAX_SLOTS 64
 
@@ -311,5 +313,8 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_templates", "Ap
 PyMODINIT_FUNC
 PyInit__templates(void)
 {
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    if (module != NULL && PyModule_AddStringConstant(module, "ABI", NATIVE_ABI) < 0)
+        Py_CLEAR(module);
+    return module;
 }

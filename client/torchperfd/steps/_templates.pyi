@@ -2,6 +2,8 @@
 
 from array import array
 
+ABI: str
+
 def repeat(
     events: memoryview,
     words: array[int],

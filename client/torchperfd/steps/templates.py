@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from struct import calcsize, unpack_from
 from typing import Any, Final
 
+from torchperfd._version import NATIVE_ABI
 from torchperfd.events import codes
 from torchperfd.steps.arrivals import STEP_BYTES
 from torchperfd.steps.loop import Loop
@@ -24,7 +25,8 @@ try:
 except ImportError:
     _templates = None  # type: ignore[assignment]
 
-AVAILABLE: Final = _templates is not None
+AVAILABLE: Final = getattr(_templates, "ABI", "") == NATIVE_ABI
+"""Whether there is a C module, and of this version."""
 
 _DONE, _ENTER, _EXIT, _NAME_GAP, _COUNT, _CLOSE, _ARRIVE = range(7)
 # Events of which the loop does the same with any argument: how many samples, how many batches wait, how long

@@ -265,15 +265,16 @@ def check_clock(facts: Facts) -> Iterator[Finding]:
 
 
 def check_native_hooks(facts: Facts) -> Iterator[Finding]:
-    """Hooks that run in Python, since the package was built where there was no compiler."""
+    """Hooks that run in Python, since their C modules are missing or left from another version."""
     if facts.missing_native:
         yield Finding(
             "native-hooks",
             "torchperfd",
-            "its hooks are not compiled, so they run in Python",
+            "its hooks are not compiled from this version, so they run in Python",
             "they cost each training step about ten times as much",
             "install a C compiler (`sudo apt-get install gcc libc6-dev`), then"
-            " `pip install --force-reinstall --no-deps --no-binary torchperfd torchperfd`",
+            " `pip install --force-reinstall --no-deps --no-binary torchperfd torchperfd`, in a checkout"
+            " `pip install -e .`",
         )
 
 

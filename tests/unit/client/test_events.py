@@ -503,7 +503,7 @@ def test_unusual_draws_are_announced(kind: Any, monkeypatch: pytest.MonkeyPatch)
 
 
 def timed_forward(kind: Any, buffer: Any, module: nn.Module, compiled: Any = None) -> Any:
-    forward = kind.Forward(buffer, module, compiled, torch.is_grad_enabled, 1, 2, 3)
+    forward = kind.Forward(buffer, module, compiled, "_call_impl", torch.is_grad_enabled, 1, 2, 3)
     vars(module)["_compiled_call_impl"] = forward
     return forward
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from torchperfd._version import NATIVE_MODULES, __version__, missing_native_modules
+from torchperfd._version import NATIVE_ABI, NATIVE_MODULES, __version__, missing_native_modules
 from torchperfd_daemon import cli, errors
 from torchperfd_daemon.commands import version
 
@@ -96,6 +96,14 @@ def test_native_modules_are_those_that_the_build_compiles(tmp_path: Path) -> Non
         assert f'"client/torchperfd/{name}": ' in hook
     assert hook.count('.c",') == len(NATIVE_MODULES)
     assert missing_native_modules(str(tmp_path)) == list(NATIVE_MODULES)
+
+
+def test_native_module_of_another_version_counts_as_missing(tmp_path: Path) -> None:
+    built, outdated = (tmp_path / f"{name}.abi3.so" for name in NATIVE_MODULES)
+    for path, abi in ((built, NATIVE_ABI), (outdated, NATIVE_ABI + "0")):
+        path.parent.mkdir()
+        path.write_bytes(b"\x7fELF" + abi.encode() + b"\0")
+    assert missing_native_modules(str(tmp_path)) == [NATIVE_MODULES[1]]
 
 
 @pytest.mark.parametrize("arguments", [["ps"], ["ps", "--json"], ["capture"], ["capture", "--json"]])

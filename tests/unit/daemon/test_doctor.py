@@ -109,7 +109,7 @@ def with_rank(**changes: Any) -> Facts:
             "num_workers=7",
         ),
         (replace(WELL, clock_synchronised=False), "clock", "nothing keeps", "timedatectl set-ntp true"),
-        (replace(WELL, missing_native=("_cycles",)), "native-hooks", "are not compiled", "install gcc"),
+        (replace(WELL, missing_native=("_cycles",)), "native-hooks", "are not compiled", "pip install -e ."),
         (replace(WELL, clock_error_seconds=2.5), "clock", "wrong by 2.5 s", "chronyc tracking"),
     ],
 )

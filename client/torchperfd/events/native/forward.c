@@ -7,21 +7,20 @@
 #define EVALUATE_WITH_GRADIENTS 2
 #define TRAINS 3
 
-enum { MODULE, COMPILED, GRAD_ENABLED, COUNT };
+enum { MODULE, COMPILED, METHOD, GRAD_ENABLED, COUNT };
 
 typedef struct {
     Hook hook; /* of which begin is the code of a call for training */
     int evaluate;
 } Forward;
 
-static PyObject *name_call_impl, *name_training;
+static PyObject *name_training;
 
 int
 prepare_forward(void)
 {
-    name_call_impl = PyUnicode_InternFromString("_call_impl");
     name_training = PyUnicode_InternFromString("training");
-    return name_call_impl == NULL || name_training == NULL ? -1 : 0;
+    return name_training == NULL ? -1 : 0;
 }
 
 HOT int
@@ -51,12 +50,12 @@ evaluation(const Forward *self, PyObject *module)
     return gradients ? EVALUATE_WITH_GRADIENTS : 0;
 }
 
-/* Call what stood in this place before, or else the module's own implementation. */
+/* Call what stood in this place before, or else the module's own method. */
 HOT static PyObject *
 call_module(const Forward *self, PyObject *module, PyObject *args, PyObject *kwargs)
 {
     PyObject *compiled = self->hook.held[COMPILED];
-    PyObject *call = compiled == NULL ? PyObject_GetAttr(module, name_call_impl) : Py_NewRef(compiled);
+    PyObject *call = compiled == NULL ? PyObject_GetAttr(module, self->hook.held[METHOD]) : Py_NewRef(compiled);
     PyObject *result = call == NULL ? NULL : PyObject_Call(call, args, kwargs);
     Py_XDECREF(call);
     return result;
@@ -104,11 +103,11 @@ forward_reduce(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(none))
 static PyObject *
 forward_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"buffer", "module", "compiled", "grad_enabled", "train", "evaluate", "end", NULL};
+    static char *names[] = {"buffer", "module", "compiled", "method", "grad_enabled", "train", "evaluate", "end", NULL};
     PyObject *buffer, *module, *held[COUNT];
     int train, evaluate, end;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOiii", names, buffer_type, &buffer, &module, &held[COMPILED],
-                                     &held[GRAD_ENABLED], &train, &evaluate, &end))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOUOiii", names, buffer_type, &buffer, &module,
+                                     &held[COMPILED], &held[METHOD], &held[GRAD_ENABLED], &train, &evaluate, &end))
         return NULL;
     held[MODULE] = PyWeakref_NewRef(module, NULL); /* in the module's own dict this must not keep it alive */
     Forward *self = held[MODULE] == NULL ? NULL : (Forward *)new_hook(type, buffer, held, COUNT);

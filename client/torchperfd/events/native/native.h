@@ -11,6 +11,8 @@
 #include <stdint.h>
 #include <structmember.h> /* part of Python.h from 3.12 on */
 
+#include "abi.h"
+
 /* Keep the code of every step together and free of rare paths: cold code costs page and cache-line misses. */
 #define HOT __attribute__((hot))
 #define RARE __attribute__((cold, noinline))
