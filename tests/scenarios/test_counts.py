@@ -94,6 +94,21 @@ def test_validation_in_evaluation_mode_needs_no_forward(client: torchperfd.Clien
     assert counted(client) == (10, 40, 10, 6, 24)
 
 
+def test_validation_beside_a_model_never_stepped_is_seen(client: torchperfd.Client) -> None:
+    """A model of earlier work that is still there, in training mode, with its optimizer."""
+    leftover = make()
+    model, optimizer = make()
+    for _ in range(2):
+        model.train()
+        for batch in batches(5):
+            step(model, optimizer, batch)
+        model.eval()
+        for batch in batches(3):
+            model.get_submodule("0")(batch[0])
+    assert counted(client) == (10, 40, 10, 6, 24)
+    assert leftover[0].training
+
+
 def test_validation_within_an_accumulation_leaves_it_whole(client: torchperfd.Client) -> None:
     model, optimizer = make()
     for number, batch in enumerate(batches(8)):

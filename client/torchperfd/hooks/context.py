@@ -39,12 +39,16 @@ class Models:
 
     Attributes:
         optimizers: Optimizers whose models have been looked for, by id.
+        stepped: Optimizers that have stepped, by id.
         alive: Weak references to the models that were found.
+        trained: Those of them that such an optimizer updates; all of them before there is one.
     """
 
     def __init__(self) -> None:
         self.optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        self.stepped: dict[int, weakref.ref[Optimizer]] = {}
         self.alive: list[weakref.ref[nn.Module]] = []
+        self.trained: list[weakref.ref[nn.Module]] = []
 
     def add(self, model: "nn.Module") -> None:
         """Time the forward of ``model``; a second call has no effect."""

@@ -21,7 +21,7 @@ class _Never:
 def install(context: HookContext) -> None:
     """Time ``next()`` of every DataLoader iterator, whatever its class and worker count."""
     buffer, links = context.buffer, context.links
-    models = links.models.alive
+    models = links.models.trained
 
     def ahead(iterator: Any) -> bool:
         try:

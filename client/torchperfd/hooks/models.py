@@ -47,6 +47,7 @@ class RootModels(Models):
         super().__init__()
         self._context = context
         self._timed: dict[int, weakref.ref[nn.Module]] = {}
+        self._updated: dict[int, weakref.ref[nn.Module]] = {}
         self._draws = 0
         self._looks = 0
         self._began = time.monotonic()
@@ -56,16 +57,17 @@ class RootModels(Models):
         self._given_up = False
         self._kinds: set[tuple[type, int]] = set()
         self._look_guarded = context.guard(self._look_for_model, None)
+        self._note_guarded = context.guard(self._note_updates, None)
 
     def is_known(self, model: nn.Module) -> bool:
         """Return whether the model is one of those that were found or named."""
-        known = self._timed.get(id(model))
-        return known is not None and known() is model
+        return _is_among(model, self._timed)
 
     def see(self, model: nn.Module) -> None:
         """Take note of a model that zeroes its gradients: no more may show where no optimizer is torch's."""
         if not self.alive and not self._timed:
             self.alive.append(weakref.ref(model))
+            self._note_updates(())
 
     def add(self, model: nn.Module) -> None:
         """Time the forward of ``model``; twice is once."""
@@ -93,8 +95,11 @@ class RootModels(Models):
 
         A script may train one model after another; each brings its own optimizer.
         """
+        if not _is_new(optimizer, self.stepped):
+            return
         if _is_new(optimizer, self.optimizers):
             self.look_for_model(optimizer)
+        self._note_guarded([optimizer])
 
     def look_for_model(self, optimizer: Optimizer) -> None:
         """Look for the model of an optimizer, unless searches have taken too long already."""
@@ -168,20 +173,34 @@ class RootModels(Models):
             self.alive[:] = [reference for reference in self.alive if reference() is not None][-_MOST_MODELS:]
         if not any(model is known for known in self.living()):
             self.alive.append(weakref.ref(model))
+        self._note_updates([one for reference in self.stepped.values() if (one := reference()) is not None])
         if self._context.links.time_forward is not None:
             self._context.links.time_forward(model)
 
+    def _note_updates(self, optimizers: Iterable[Optimizer]) -> None:
+        """Renew the list of trained models after optimizers have stepped, or a model was found.
+
+        A model that is left over from earlier work, in training mode, says nothing about the loop.
+        """
+        for model in self.living():
+            if not _is_among(model, self._updated) and roots([model], optimizers):
+                self._updated[id(model)] = weakref.ref(model)
+        trained = [reference for reference in self.alive if _is_among(reference(), self._updated)]
+        self.trained[:] = trained or self.alive
+
 
 def _is_new(thing: Any, known: dict[int, "weakref.ref[Any]"]) -> bool:
-    """Add a thing to those that are known; return whether it was not among them.
-
-    An id alone is not enough: the model of the next fold may live where the last one did.
-    """
-    seen = known.get(id(thing))
-    if seen is not None and seen() is thing:
+    """Add a thing to those that are known; return whether it was not among them."""
+    if _is_among(thing, known):
         return False
     known[id(thing)] = weakref.ref(thing)
     return True
+
+
+def _is_among(thing: Any, known: dict[int, "weakref.ref[Any]"]) -> bool:
+    # An id alone is not enough: the model of the next fold may live where the last one did.
+    reference = known.get(id(thing))
+    return thing is not None and reference is not None and reference() is thing
 
 
 def roots(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> list[nn.Module]:

@@ -19,7 +19,7 @@ from torchperfd.hooks.frames import inside_step, keep_out_of_graphs
 def install(context: HookContext) -> None:
     """Time every ``Optimizer.step``, and look for the model of a new optimizer ahead of its first."""
     buffer, models = context.buffer, context.links.models
-    steps = Steps(buffer, models.optimizers, codes.OPTIMIZER, codes.OPTIMIZER_END)
+    steps = Steps(buffer, models.stepped, codes.OPTIMIZER, codes.OPTIMIZER_END)
 
     def begin_unusual(optimizer: Optimizer) -> None:
         try:
