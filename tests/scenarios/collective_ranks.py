@@ -22,7 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchperfd
 from torchperfd.steps.arrivals import ArrivalRecorder, Arrivals
-from torchperfd.steps.recorder import COLLECTIVE_WAIT, LOSS, Recorder
+from torchperfd.steps.phases import COLLECTIVE_WAIT, LOSS
+from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_batch import StepBatch
 
 LATE_S = 0.03

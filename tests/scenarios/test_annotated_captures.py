@@ -21,8 +21,8 @@ from torchperfd.captures import annotations
 from torchperfd.captures.handle import Capture
 from torchperfd.errors import CaptureError
 from torchperfd.hooks.profiler import ARBITER
-from torchperfd.steps.recorder import TRAIN, Recorder
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.recorder import Recorder
+from torchperfd.steps.step_batch import TRAIN, StepBatch
 from torchperfd.v1.contract import PHASES
 from torchperfd_daemon import analysis
 

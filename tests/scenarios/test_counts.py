@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchperfd
-from torchperfd.steps.recorder import FORWARD
+from torchperfd.steps.phases import FORWARD
 
 
 def batches(count: int, size: int = 4, **options: Any) -> DataLoader[Any]:

@@ -7,6 +7,8 @@ from torchperfd.steps import loop_conditions, loop_rules, step_edges
 from torchperfd.steps.arrivals import ArrivalRecorder
 from torchperfd.steps.drawn_batches import DrawnBatches
 from torchperfd.steps.epochs import EpochTracker
+from torchperfd.steps.event_handlers import EventHandlers
+from torchperfd.steps.held_step import HeldStep
 from torchperfd.steps.iterators import Iterators
 from torchperfd.steps.loop import Loop
 from torchperfd.steps.loop_rules import Decision
@@ -14,6 +16,7 @@ from torchperfd.steps.loop_state import LoopState
 from torchperfd.steps.overhead import Overhead
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.replay import Replay
+from torchperfd.steps.step_ring import StepRing
 from torchperfd.steps.step_state import StepState
 
 
@@ -26,6 +29,7 @@ def install(_context: HookContext) -> None:
     for module in (loop_conditions, loop_rules, step_edges):
         keep_functions_out_of_graphs(module)
     keep_classes_out_of_graphs(
-        *(Loop, LoopState, Decision, Recorder, ArrivalRecorder, Replay, EpochTracker, Overhead),
+        *(Loop, LoopState, Decision, Recorder, StepRing, HeldStep, ArrivalRecorder),
+        *(Replay, EventHandlers, EpochTracker, Overhead),
         *(HookContext, Models, Patches, Iterators, DrawnBatches, StepState),
     )

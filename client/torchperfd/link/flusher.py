@@ -17,9 +17,8 @@ from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.steps.loader_use import LoaderUse, available_cpus
 from torchperfd.steps.pace import Pace
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.recorder import TRAIN
 from torchperfd.steps.replay import Replay
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.step_batch import TRAIN, StepBatch
 from torchperfd.steps.totals import Totals
 
 if TYPE_CHECKING:

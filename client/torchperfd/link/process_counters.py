@@ -9,7 +9,7 @@ from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.fit_pauses import FitPauses
 from torchperfd.hooks.loader_use import LoaderSampler
 from torchperfd.hooks.pauses import GcPauses
-from torchperfd.steps.recorder import DATA
+from torchperfd.steps.phases import DATA
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.totals import GcTotals, PhaseTotals, Totals
 

@@ -13,8 +13,7 @@ from torchperfd.link.flight_recorder import GroupProgress
 from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.recorder import TRAIN, VALIDATE
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.v1 import contract, session_pb2
 

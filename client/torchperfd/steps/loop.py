@@ -24,16 +24,7 @@ from typing import Final
 
 from torchperfd.steps import loop_rules
 from torchperfd.steps.loop_state import UNKNOWN, LoopState, StepWatcher
-from torchperfd.steps.recorder import (
-    BACKWARD,
-    CHECKPOINT,
-    DATA,
-    FORWARD,
-    LOSS,
-    OPTIMIZER,
-    OTHER,
-    ZERO_GRAD,
-)
+from torchperfd.steps.phases import BACKWARD, CHECKPOINT, DATA, FORWARD, LOSS, OPTIMIZER, OTHER, ZERO_GRAD
 from torchperfd.steps.step_edges import close_train
 
 __all__ = ["Loop", "StepWatcher"]

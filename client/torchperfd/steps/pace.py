@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterable
 from statistics import fmean, median
 from typing import Final
 
-from torchperfd.steps.recorder import TRAIN
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.step_batch import TRAIN, StepBatch
 
 _REMEMBERED: Final = 64
 _RARE: Final = 3

@@ -1,7 +1,19 @@
-"""The names of phase slots: the built-in ones, then the user's in order of first use."""
+"""Phase slots: the built-in phases, then the user's in order of first use."""
 
-from torchperfd.steps.recorder import PHASE_SLOTS
+from typing import Final
+
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
+
+PHASE_SLOTS: Final = len(PHASES) + MAX_USER_PHASES
+DATA: Final = PHASES.index("data")
+FORWARD: Final = PHASES.index("forward")
+LOSS: Final = PHASES.index("loss")
+BACKWARD: Final = PHASES.index("backward")
+OPTIMIZER: Final = PHASES.index("optimizer")
+ZERO_GRAD: Final = PHASES.index("zero_grad")
+COLLECTIVE_WAIT: Final = PHASES.index("collective_wait")
+CHECKPOINT: Final = PHASES.index("checkpoint")
+OTHER: Final = PHASES.index("other")
 
 
 class PhaseNames:

@@ -1,8 +1,7 @@
 """The recorder: exclusive phase times of one thread, step by step, in fixed memory.
 
-The reader of the ring buffer writes, the flusher drains. Both sides are plain assignments under
-the GIL, and the rows are made once and reused. When the ring is full, new steps are dropped
-and counted.
+The reader of the ring buffer writes into the live row of the ring of steps
+(:mod:`torchperfd.steps.step_ring`), which the flusher drains. Dropped steps are counted.
 
 A stack of open phases makes times exclusive: entering a phase stops the clock
 of the one around it. The bottom of the stack is the *gap*, the time of no
@@ -10,59 +9,18 @@ phase, so that a step's phases always sum to its duration exactly.
 """
 
 from array import array
-from operator import mul
 from typing import Final, Protocol
 
 from torchperfd.steps.arrivals import ArrivalRecorder
-from torchperfd.steps.step_batch import PhaseColumns, StepBatch
-from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
-
-PHASE_SLOTS: Final = len(PHASES) + MAX_USER_PHASES
-DATA: Final = PHASES.index("data")
-FORWARD: Final = PHASES.index("forward")
-LOSS: Final = PHASES.index("loss")
-BACKWARD: Final = PHASES.index("backward")
-OPTIMIZER: Final = PHASES.index("optimizer")
-ZERO_GRAD: Final = PHASES.index("zero_grad")
-COLLECTIVE_WAIT: Final = PHASES.index("collective_wait")
-CHECKPOINT: Final = PHASES.index("checkpoint")
-OTHER: Final = PHASES.index("other")
-
-TRAIN: Final = 1
-VALIDATE: Final = 2
-
-# Columns of a row: a header, then per phase slot exclusive nanoseconds, calls, and squares of the calls'
-# nanoseconds, which outgrow 64 bits.
-_INDEX, _KIND, _START, _DURATION, _SAMPLES, _NS = range(6)
-_CALLS: Final = _NS + PHASE_SLOTS
-_SQUARES: Final = _CALLS + PHASE_SLOTS
-
-_HOOKED: Final = frozenset((DATA, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD))
+from torchperfd.steps.device_clock import DeviceClock
+from torchperfd.steps.held_step import HeldStep
+from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, OPTIMIZER, OTHER, ZERO_GRAD
+from torchperfd.steps.step_batch import TRAIN, StepBatch
+from torchperfd.steps.step_ring import CALLS, DURATION, NS, SAMPLES, SQUARES, ZERO_ROW, StepRing
 
 MAX_DEPTH: Final = 64
-_ZERO_ROW: Final = (0,) * (_SQUARES + PHASE_SLOTS)
 
-
-class DeviceClock(Protocol):
-    """Times the same phases on a device; its methods match those of the recorder."""
-
-    def boundary(self, phase: int, cuda_event_id: int) -> None:
-        """Since the last boundary ``phase`` was the innermost; -1 for no step, or for no event id."""
-
-    def call(self, phase: int) -> None:
-        """A call of ``phase`` has ended."""
-
-    def close(self, kind: int) -> None:
-        """The step has ended; 0 when it is to be forgotten."""
-
-    def hold(self) -> None:
-        """The step may have ended."""
-
-    def rejoin(self) -> None:
-        """It had not."""
-
-    def release(self, kind: int) -> None:
-        """It had; 0 when it is to be forgotten."""
+_HOOKED: Final = frozenset((DATA, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD))
 
 
 class Clock(Protocol):
@@ -80,22 +38,15 @@ class Recorder:
     """
 
     __slots__ = (
-        "_bound",
         "_clock",
         "_exclusive",
         "_held",
         "_held_depth",
-        "_held_phases",
-        "_held_within",
-        "_read",
         "_ring",
         "_row",
         "_stack",
         "_start",
-        "_taken",
-        "_written",
         "arrivals",
-        "capacity",
         "cuda_event_id",
         "depth",
         "device",
@@ -107,12 +58,7 @@ class Recorder:
         "wall_offset",
     )
 
-    def __init__(
-        self,
-        clock: Clock,
-        capacity: int = 4096,
-    ) -> None:
-        self.capacity = capacity
+    def __init__(self, clock: Clock, capacity: int = 4096) -> None:
         self.is_open = False
         self.depth = 0
         self.last = 0
@@ -127,22 +73,13 @@ class Recorder:
         """CUDA event id of the event that is being handled; -1 for none."""
         self._clock = clock
         self._start = 0
-        # Lists, not arrays: adding to an element is three times as fast. The live row is the
-        # slot of the ring that comes next, so nothing is copied when a step ends.
-        self._ring = [list(_ZERO_ROW) for _ in range(capacity + 1)]
-        self._row = self._ring[0]
-        self._held = list(_ZERO_ROW)
-        self._held_within = False
-        # What was open at the edge that is held; and down to which depth it still is.
-        self._held_phases: list[tuple[int, int]] = []
+        self._ring = StepRing(capacity)
+        self._row = self._ring.live_row
+        self._held = HeldStep()
+        # Down to which depth the phases that were open at the edge that is held still are.
         self._held_depth = 0
         self._stack = [OTHER] * (MAX_DEPTH + 1)
         self._exclusive = [0] * (MAX_DEPTH + 1)
-        self._written = 0
-        self._read = 0
-        self._taken: list[StepBatch] = []
-        # Steps that may be written until somebody drains.
-        self._bound = capacity
         self.wall_offset = 0
         """By how many nanoseconds the wall clock is ahead of the monotonic one."""
 
@@ -232,9 +169,9 @@ class Recorder:
             self._exclusive[outer] += spent
             return
         row = self._row
-        row[_NS + phase] += spent
-        row[_CALLS + phase] += 1
-        row[_SQUARES + phase] += spent * spent
+        row[NS + phase] += spent
+        row[CALLS + phase] += 1
+        row[SQUARES + phase] += spent * spent
         if self.device is not None:
             self.device.call(phase)
 
@@ -266,7 +203,8 @@ class Recorder:
             at_last: End the step at its newest phase boundary instead of now, and leave
                 no step open.
         """
-        self.open()
+        if not self.is_open:
+            self.open()
         now = self.last if at_last else self._clock.now
         if self.device is not None and not at_last:
             self._mark_boundary()
@@ -276,27 +214,16 @@ class Recorder:
         if depth:
             self._charge_open_phases(depth)
         self._charge_gap()
-        other = row[_NS + OTHER]
-        row[_CALLS + OTHER] = 1
-        row[_SQUARES + OTHER] = other * other
-        row[_INDEX] = index
-        row[_KIND] = kind
-        row[_START] = self._start + self.wall_offset
-        row[_DURATION] = now - self._start
-        row[_SAMPLES] = self.samples
         if kind == TRAIN:
             self.arrivals.close(index)
         else:
             self.arrivals.forget()
-        self.samples = 0
         self.recorded += 1
-        written = self._written
-        if written < self._bound:
-            self._written = written = written + 1
-            self._row = self._ring[written % (self.capacity + 1)]
-        else:
+        start, duration = self._start + self.wall_offset, now - self._start
+        self._row = self._ring.advance(kind, index, start, duration, self.samples)
+        self.samples = 0
+        if self._row is row:
             self.dropped += 1
-            row[:] = _ZERO_ROW
         self.last = self._start = now
         self._stack[0] = OTHER
         self.is_open = not at_last
@@ -320,34 +247,29 @@ class Recorder:
                 self._mark_boundary()
             self.device.hold()
         depth = min(self.depth, MAX_DEPTH)
-        exclusive, held = self._exclusive, self._held
+        exclusive = self._exclusive
         exclusive[depth] += now - self.last
         self.last = now
         self._charge_gap()
         self._stack[0] = OTHER
-        held[:] = self._row
-        held[_START] = self._start + self.wall_offset
-        held[_DURATION] = now - self._start
-        held[_SAMPLES] = self.samples
-        self.arrivals.hold()
-        self._held_within = True
-        self._held_phases = [*zip(self._stack[1 : depth + 1], exclusive[1:], strict=False)] if depth else []
+        phases = [*zip(self._stack[1 : depth + 1], exclusive[1 : depth + 1], strict=True)]
+        self._held.take(self._row, self._start + self.wall_offset, now - self._start, self.samples, phases)
         self._held_depth = depth
+        self.arrivals.hold()
 
     def rejoin(self) -> None:
         """The step did not end where it was held: that and the open one are a single step."""
         if self.device is not None:
             self.device.rejoin()
         self.arrivals.rejoin()
-        if self._held_within:
-            self._held_within = False
+        held = self._held
+        if held.is_within:
+            held.is_within = False
             return
         self.open()
-        held, row = self._held, self._row
-        self._start -= held[_DURATION]
-        self.samples += held[_SAMPLES]
-        for column in range(_NS, len(row)):
-            row[column] += held[column]
+        self._start -= held.row[DURATION]
+        self.samples += held.row[SAMPLES]
+        held.add_to(self._row)
 
     def release(self, kind: int, index: int) -> None:
         """The step did end where it was held; the open one is what followed."""
@@ -355,20 +277,12 @@ class Recorder:
         self.arrivals.release(index)
         if self.device is not None:
             self.device.release(kind)
-        held, ring, written = self._held, self._ring, self._written
-        held[_KIND], held[_INDEX] = kind, index
-        other = held[_NS + OTHER]
-        held[_CALLS + OTHER] = 1
-        held[_SQUARES + OTHER] = other * other
+        held = self._held
         self.recorded += 1
-        if written < self._bound:
-            # The live row moves on by a slot; the row that was there is the next to hold.
-            following = (written + 1) % (self.capacity + 1)
-            ring[written % (self.capacity + 1)] = held
-            self._held, ring[following] = ring[following], self._row
-            self._written = written + 1
-        else:
+        spare = self._ring.insert(held.row, kind, index)
+        if spare is held.row:
             self.dropped += 1
+        held.row, self._row = spare, self._ring.live_row
 
     def discard(self) -> None:
         """Forget what is held: it belongs to no step."""
@@ -379,33 +293,11 @@ class Recorder:
 
     def separate(self) -> None:
         """Take what is held out of the open step."""
-        if not self._held_within:
-            return
-        self._held_within = False
-        held, row, exclusive = self._held, self._row, self._exclusive
-        for column in range(_NS, len(row)):
-            row[column] -= held[column]
-        self._start += held[_DURATION]
-        self.samples -= held[_SAMPLES]
-        # A phase of the script's own around the edge is one call on either side.
-        phases = [OTHER, *(phase for phase, _ in self._held_phases)]
-        within = ended = 0
-        for depth, (phase, spent) in reversed([*enumerate(self._held_phases, start=1)]):
-            within += spent
-            ended += spent
-            if depth <= self._held_depth:
-                exclusive[depth] -= ended
-                ended = 0
-            if phases[depth - 1] == phase:
-                continue
-            row[_NS + phase] -= ended
-            held[_NS + phase] += within
-            held[_CALLS + phase] += 1
-            held[_SQUARES + phase] += within * within
-            within = ended = 0
-        # A phase of the gap's own name, outermost, is part of the gap.
-        row[_NS + OTHER] -= ended
-        held[_NS + OTHER] += within
+        held = self._held
+        if held.is_within:
+            self._start += held.row[DURATION]
+            self.samples -= held.row[SAMPLES]
+            held.take_out(self._row, self._exclusive, self._held_depth)
 
     def abandon(self) -> None:
         """Forget the open step: its time belongs to no step. The script's own phases stay open.
@@ -415,7 +307,7 @@ class Recorder:
         self.separate()
         if self.device is not None:
             self.device.close(0)
-        self._row[:] = _ZERO_ROW
+        self._row[:] = ZERO_ROW
         self.arrivals.forget()
         self.samples = 0
         if not self.idle():
@@ -448,7 +340,7 @@ class Recorder:
         None if there is no such key: no step is open, or its state is more than its open phases.
         """
         depth = self.depth
-        if not self.is_open or self.device is not None or self._held_within or depth > MAX_DEPTH:
+        if not self.is_open or self.device is not None or self._held.is_within or depth > MAX_DEPTH:
             return None
         if self.samples or self.arrivals.pending or any(self._row):
             return None
@@ -463,13 +355,11 @@ class Recorder:
         self.last, self._start, depth = state_key[:3]
         self._exclusive[: depth + 1] = state_key[3 : 4 + depth]
         self.recorded += batch.count
-        self.make_room()
-        self._taken.append(batch)
+        self._ring.append(batch)
 
     def make_room(self) -> None:
         """Put aside what was recorded so far, to be drained; under the same lock as that."""
-        self._taken += self._take()
-        self._bound = self._read + self.capacity
+        self._ring.make_room()
 
     def _charge_open_phases(self, depth: int) -> None:
         """Count a phase that is open across an edge as one call on either side."""
@@ -480,19 +370,19 @@ class Recorder:
             if stack[inner - 1] == phase:
                 exclusive[inner - 1] += spent
                 continue
-            row[_NS + phase] += spent
-            row[_CALLS + phase] += 1
-            row[_SQUARES + phase] += spent * spent
+            row[NS + phase] += spent
+            row[CALLS + phase] += 1
+            row[SQUARES + phase] += spent * spent
 
     def _charge_gap(self) -> None:
         spent = self._exclusive[0]
         self._exclusive[0] = 0
         phase = self._stack[0]
         row = self._row
-        row[_NS + phase] += spent
+        row[NS + phase] += spent
         if phase != OTHER:
-            row[_CALLS + phase] += 1
-            row[_SQUARES + phase] += spent * spent
+            row[CALLS + phase] += 1
+            row[SQUARES + phase] += spent * spent
             if self.device is not None:
                 self.device.call(phase)
 
@@ -502,64 +392,6 @@ class Recorder:
             phase = self._stack[min(self.depth, MAX_DEPTH)] if self.is_open else -1
             self.device.boundary(phase, self.cuda_event_id)
 
-    # The draining side.
-
     def drain(self) -> list[StepBatch]:
-        """Take the finished steps, oldest first."""
-        self.make_room()
-        taken, self._taken = self._taken, []
-        return taken
-
-    def _take(self) -> list[StepBatch]:
-        read, written = self._read, self._written
-        rows = [self._ring[number % (self.capacity + 1)] for number in range(read, written)]
-        batches, start = [], 0
-        for stop in range(1, len(rows) + 1):
-            if stop == len(rows) or not _follows(rows[stop - 1], rows[stop]):
-                batches.append(_batch(rows[start:stop]))
-                start = stop
-        for row in rows:
-            row[:] = _ZERO_ROW
-        # Only now may these rows be used again.
-        self._read = written
-        return batches
-
-
-def _follows(row: list[int], following: list[int]) -> bool:
-    """Return whether two rows belong to one stretch."""
-    kind, index = row[_KIND], row[_INDEX]
-    if (following[_KIND], following[_INDEX]) != (kind, index + 1):
-        return False
-    return index > 0 or kind != TRAIN
-
-
-def _batch(rows: list[list[int]]) -> StepBatch:
-    columns = [*zip(*rows, strict=True)]
-    duration = columns[_DURATION]
-    phases = {}
-    for slot in range(PHASE_SLOTS):
-        calls = columns[_CALLS + slot]
-        if any(calls):
-            ns = columns[_NS + slot]
-            phases[slot] = PhaseColumns(
-                ns=_column(ns),
-                calls=_column(calls),
-                total_ns=sum(ns),
-                total_calls=sum(calls),
-                squares=float(sum(columns[_SQUARES + slot])),
-            )
-    return StepBatch(
-        index=_column(columns[_INDEX]),
-        kind=_column(columns[_KIND]),
-        start=_column(columns[_START]),
-        duration=_column(duration),
-        samples=_column(columns[_SAMPLES]),
-        phases=phases,
-        total_ns=sum(duration),
-        squares=float(sum(map(mul, duration, duration))),
-        total_samples=sum(columns[_SAMPLES]),
-    )
-
-
-def _column(values: tuple[int, ...]) -> "memoryview[int]":
-    return memoryview(array("q", values))
+        """Take the finished steps, oldest first; called by the flusher."""
+        return self._ring.drain()

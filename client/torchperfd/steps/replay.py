@@ -14,10 +14,12 @@ from torchperfd.events import EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps import templates
+from torchperfd.steps.device_clock import DeviceClock
 from torchperfd.steps.epochs import EpochTracker
+from torchperfd.steps.event_handlers import EventHandlers
 from torchperfd.steps.loop import Loop, StepWatcher
 from torchperfd.steps.overhead import Overhead
-from torchperfd.steps.recorder import BACKWARD, DATA, DeviceClock, Recorder
+from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_batch import StepBatch
 from torchperfd.steps.templates import StepTemplates, TemplateRecorder
 
@@ -68,9 +70,8 @@ class Replay:
         # Events taken from the buffer and not handled, because the script raised; and bytes handled before.
         self._unread = b""
         self._handled = 0
-        # Of the calls that are under way, how deep phases were nested before, and optimizer calls.
-        self._calls: list[tuple[int, int, int]] = []
-        self._handlers = self._make_handlers()
+        self._event_handlers = EventHandlers(self, self.loop, self.recorder, self.epochs)
+        self._handlers = self._event_handlers.by_code
         self._step_templates = StepTemplates(self.loop, self.recorder)
         buffer.on_full = self.catch_up
 
@@ -164,7 +165,7 @@ class Replay:
 
     def abandon(self) -> None:
         """Forget the open step: a hook has failed."""
-        self._calls.clear()
+        self._event_handlers.forget_calls()
         self.loop.abandon()
 
     def _read_along(self) -> None:
@@ -285,130 +286,3 @@ class Replay:
         if self._faults.spent(place):
             self._given_up = True
             self._buffer.thread = 0
-
-    # Handlers, by code; each takes the event's argument.
-
-    def _make_handlers(self) -> "list[Callable[[int], None]]":
-        loop, recorder = self.loop, self.recorder
-        handlers: dict[int, Callable[[int], None]] = {
-            codes.DRAW: self._draw,
-            codes.CLOSURE_DRAW: lambda _: loop.closure_draw_begin(),
-            codes.DRAWN: lambda samples: loop.draw_end(samples),
-            codes.EXHAUSTED: self._exhausted,
-            codes.FORWARD: lambda _: loop.forward_begin(True),
-            codes.EVALUATE: self._evaluate,
-            codes.FORWARD_END: lambda _: loop.forward_end(),
-            codes.BACKWARD: self._backward,
-            codes.BACKWARD_END: lambda _: loop.backward_end(self._depth_before()),
-            codes.ZERO: self._zero,
-            codes.ZERO_END: lambda _: loop.leave(self._depth_before()),
-            codes.OPTIMIZER: lambda optimizer: loop.optimizer_begin(optimizer),
-            codes.OPTIMIZER_END: lambda optimizer: loop.optimizer_end(optimizer),
-            codes.STALE: lambda _: recorder.unwind(),
-            codes.ELSEWHERE: lambda optimizer: loop.stepped_elsewhere(optimizer),
-            codes.SCALER: self._scaler,
-            codes.SCALER_END: self._scaler_end,
-            codes.SCALER_FAILED: lambda _: loop.leave(self._depth_before()),
-            codes.SAVE: self._save,
-            codes.SAVE_END: lambda _: loop.save_end(self._depth_before()),
-            codes.ENTER: lambda slot: loop.enter(slot),
-            codes.EXIT: lambda _: loop.exit(),
-            codes.STEP: lambda samples: loop.client_step(samples),
-            codes.SAMPLES: lambda samples: loop.count(samples),
-            codes.OUTER_DRAW: self._draw,
-            codes.OUTER_DRAWN: lambda samples: loop.draw_end(samples),
-            codes.BETWEEN: lambda _: loop.finish(),
-            codes.ADOPT: self._adopt,
-            codes.ABANDON: lambda _: self.abandon(),
-            codes.CUDA_EVENT: self._cuda_event,
-            codes.READY: self._ready,
-            codes.TOKENS: self._tokens,
-            codes.COLLECTIVE: self._collective,
-            codes.COLLECTIVE_END: lambda _: loop.leave(self._depth_before()),
-            codes.REDUCTION: self._reduction,
-            codes.PASS: lambda _: loop.pass_begins(),
-            codes.LEFT: self._iterator_left,
-            codes.NOT_TRAINING: lambda ns: recorder.leave_out(ns),
-            codes.OPTIMIZER_MADE: lambda optimizer: loop.optimizer_made(optimizer),
-        }
-        return [handlers[code] for code in range(codes.CODES)]
-
-    def _draw(self, argument: int) -> None:
-        loop, iterator = self.loop, argument & codes.ITERATOR_MASK
-        outermost = not self.recorder.inside(DATA)
-        loop.draw_begin(
-            iterator,
-            gradients=not argument & codes.DRAW_WITHOUT_GRADIENTS,
-            evaluation_mode=bool(argument & codes.DRAW_IN_EVALUATION),
-        )
-        if outermost and iterator:
-            self.epochs.draw(iterator, self.now, loop.train_steps, loop.validate_steps)
-
-    def _exhausted(self, iterator: int) -> None:
-        loop = self.loop
-        loop.draw_stop(iterator)
-        if not self.recorder.inside(DATA):
-            self.epochs.exhausted(iterator, self.now, loop.train_steps, loop.validate_steps)
-
-    def _iterator_left(self, argument: int) -> None:
-        iterator = argument & codes.ITERATOR_MASK
-        self.loop.left(iterator, for_sure=not argument & codes.LEFT_NAMED)
-
-    def _evaluate(self, argument: int) -> None:
-        self.loop.forward_begin(
-            False,
-            evaluation_mode=not argument & codes.EVALUATE_IN_TRAINING_MODE,
-            backward_may_follow=bool(argument & codes.EVALUATE_WITH_GRADIENTS),
-        )
-
-    def _ready(self, following: int) -> None:
-        self.loop.ready = following - 1
-
-    def _tokens(self, tokens: int) -> None:
-        self.loop.tokens += tokens
-
-    def _cuda_event(self, following: int) -> None:
-        self.recorder.cuda_event_id = following - 1
-
-    def _call(self, optimizer: int = 0) -> None:
-        self._calls.append((self.recorder.depth, optimizer, self.loop.optimizer_calls))
-
-    def _depth_before(self) -> int:
-        # None under way: it was begun before a failure made us forget.
-        return self._calls.pop()[0] if self._calls else self.recorder.depth
-
-    def _backward(self, _: int) -> None:
-        self._call()
-        self.loop.backward_begin()
-
-    def _zero(self, _: int) -> None:
-        self._call()
-        self.loop.zero_begin()
-
-    def _scaler(self, optimizer: int) -> None:
-        self._call(optimizer)
-        self.loop.optimizer_begin(optimizer)
-
-    def _scaler_end(self, _: int) -> None:
-        if self._calls:
-            depth, optimizer, calls = self._calls.pop()
-            self.loop.leave(depth + 1)
-            # The scaler's own call is one; a further one means that the optimizer stepped.
-            self.loop.optimizer_end(optimizer, called_off=self.loop.optimizer_calls == calls + 1)
-
-    def _save(self, _: int) -> None:
-        self._call()
-        self.loop.save_begin()
-
-    def _collective(self, ago: int) -> None:
-        self._call()
-        self.loop.recorder.arrive(ago)
-
-    def _reduction(self, ago: int) -> None:
-        # It has no end of its own: the backward's is.
-        if self.recorder.inside(BACKWARD):
-            self.loop.recorder.arrive(ago)
-
-    def _adopt(self, _: int) -> None:
-        self._calls.clear()
-        self.loop.adopt()

@@ -1,12 +1,16 @@
-"""A stretch: steps of one kind, one after the other, in columns and added up. Pure."""
+"""Step batches: consecutive steps of one kind, in columns and added up. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+TRAIN: Final = 1
+VALIDATE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseColumns:
-    """What one phase took in the steps of a stretch.
+    """What one phase took in the steps of a batch.
 
     Attributes:
         ns: Exclusive nanoseconds, by step.

@@ -12,7 +12,7 @@ from torchperfd.steps.loop_state import (
     UNSEEN,
     LoopState,
 )
-from torchperfd.steps.recorder import TRAIN, VALIDATE
+from torchperfd.steps.step_batch import TRAIN, VALIDATE
 from torchperfd.steps.step_state import StepState
 
 Action = Callable[[LoopState], None]

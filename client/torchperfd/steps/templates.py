@@ -17,8 +17,9 @@ from torchperfd._version import NATIVE_ABI
 from torchperfd.events import codes
 from torchperfd.steps.arrivals import STEP_BYTES
 from torchperfd.steps.loop import Loop
-from torchperfd.steps.recorder import COLLECTIVE_WAIT, MAX_DEPTH, OTHER, TRAIN, Recorder
-from torchperfd.steps.step_batch import PhaseColumns, StepBatch
+from torchperfd.steps.phases import COLLECTIVE_WAIT, OTHER
+from torchperfd.steps.recorder import MAX_DEPTH, Recorder
+from torchperfd.steps.step_batch import TRAIN, PhaseColumns, StepBatch
 
 try:
     from torchperfd.steps import _templates

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from torchperfd.hook_state import HookState
 from torchperfd.steps.loader_use import LoaderUse
-from torchperfd.steps.recorder import PHASE_SLOTS, TRAIN, VALIDATE
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.phases import PHASE_SLOTS
+from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 
 
 @dataclass(slots=True)

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from tests.unit.client.scripted import NAMES, WALL_AHEAD, Clock, unpack
 
 from torchperfd.steps.arrivals import ArrivalRecorder, Arrivals
-from torchperfd.steps.recorder import BACKWARD, OTHER, TRAIN, VALIDATE, Recorder
+from torchperfd.steps.phases import BACKWARD, OTHER
+from torchperfd.steps.recorder import Recorder
+from torchperfd.steps.step_batch import TRAIN, VALIDATE
 
 
 def rows(arrivals: Arrivals) -> list[tuple[int, int, int]]:

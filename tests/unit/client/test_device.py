@@ -22,7 +22,8 @@ from torchperfd.device.clock import (
     apart_from_captures,
     cuda_device_times,
 )
-from torchperfd.steps.recorder import BACKWARD, DATA, FORWARD, LOSS, OTHER, TRAIN, VALIDATE
+from torchperfd.steps.phases import BACKWARD, DATA, FORWARD, LOSS, OTHER
+from torchperfd.steps.step_batch import TRAIN, VALIDATE
 
 
 class Device:

@@ -9,8 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import torchperfd
 from torchperfd.loggers.exporter import Exporter
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.recorder import FORWARD
+from torchperfd.steps.phases import FORWARD, PhaseNames
 from torchperfd.steps.totals import Totals
 
 OPTIONAL = (

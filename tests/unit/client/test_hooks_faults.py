@@ -205,9 +205,10 @@ def test_an_explicit_step_that_fails_is_counted_not_raised(
 
 @pytest.mark.parametrize("callback", ["draw_begin", "draw_end", "draw_stop"])
 def test_wrapping_an_iterable_hands_on_its_items_whatever_we_do(
-    client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, callback: str
+    monkeypatch: pytest.MonkeyPatch, callback: str
 ) -> None:
     monkeypatch.setattr(Loop, callback, lambda *_: 1 / 0)
+    client = torchperfd.attach()
     for _ in range(12):
         assert list(client.wrap(range(5))) == [0, 1, 2, 3, 4]
     client.report()

@@ -108,6 +108,6 @@ def test_attaching_inside_a_worker_does_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: object())
     client = torchperfd.attach()
     assert not client.attached
-    assert client._recorder.capacity == 16  # a worker each: they shall not pay for a ring
+    assert client._recorder._ring.capacity == 16  # a worker each: they shall not pay for a ring
     client.step()
     assert str(client.report()) == "rank 0: no step was seen"

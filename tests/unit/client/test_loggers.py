@@ -13,8 +13,7 @@ from torchperfd.loggers import Logger
 from torchperfd.loggers.measures import measures
 from torchperfd.loggers.sender import Sender
 from torchperfd.report import RankReport
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.recorder import DATA, FORWARD
+from torchperfd.steps.phases import DATA, FORWARD, PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
 
 MS = 10**6

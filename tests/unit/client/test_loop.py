@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 from tests.unit.client.scripted import NAMES, ScriptedLoop, Step
 
-from torchperfd.steps.recorder import BACKWARD, OPTIMIZER
+from torchperfd.steps.phases import BACKWARD, OPTIMIZER
 
 # What ScriptedLoop.train_on_batch comes to, less the draw.
 BATCH = {

@@ -4,8 +4,9 @@ import pytest
 from tests.unit.client.scripted import Clock
 
 from torchperfd.steps.pace import Pace
-from torchperfd.steps.recorder import DATA, TRAIN, VALIDATE, Recorder
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.phases import DATA
+from torchperfd.steps.recorder import Recorder
+from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 
 
 def drained(*steps: tuple[int, int]) -> list[StepBatch]:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.recorder import OTHER, PHASE_SLOTS
+from torchperfd.steps.phases import OTHER, PHASE_SLOTS, PhaseNames
 from torchperfd.v1.contract import MAX_USER_PHASES, PHASES
 
 

@@ -10,20 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
-from torchperfd.steps.recorder import (
-    BACKWARD,
-    DATA,
-    FORWARD,
-    LOSS,
-    MAX_DEPTH,
-    OPTIMIZER,
-    OTHER,
-    PHASE_SLOTS,
-    TRAIN,
-    VALIDATE,
-    ZERO_GRAD,
-    Recorder,
-)
+from torchperfd.steps.phases import BACKWARD, DATA, FORWARD, LOSS, OPTIMIZER, OTHER, PHASE_SLOTS, ZERO_GRAD
+from torchperfd.steps.recorder import MAX_DEPTH, Recorder
+from torchperfd.steps.step_batch import TRAIN, VALIDATE
 
 
 def make(capacity: int = 8) -> tuple[Recorder, Clock]:
@@ -468,7 +457,8 @@ def test_memory_is_fixed_whatever_is_recorded() -> None:
     recorder, clock = make(capacity=16)
 
     def memory() -> list[tuple[int, int, int]]:
-        blocks: list[list[Any]] = [recorder._ring, recorder._stack, recorder._exclusive, *recorder._ring]
+        rows = recorder._ring._rows
+        blocks: list[list[Any]] = [rows, recorder._stack, recorder._exclusive, *rows]
         return [(id(block), len(block), sys.getsizeof(block)) for block in blocks]
 
     before = memory()

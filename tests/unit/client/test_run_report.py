@@ -15,8 +15,7 @@ from tests.support.golden import check_golden
 from torchperfd.durations import duration
 from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate, size
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.recorder import DATA, FORWARD, OTHER
+from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 
 MS = 10**6

@@ -17,7 +17,8 @@ from torchperfd.events import codes
 from torchperfd.faults import Faults
 from torchperfd.steps import replay, templates
 from torchperfd.steps.arrivals import Arrivals
-from torchperfd.steps.recorder import MAX_DEPTH, OTHER, PHASE_SLOTS
+from torchperfd.steps.phases import OTHER, PHASE_SLOTS
+from torchperfd.steps.recorder import MAX_DEPTH
 from torchperfd.steps.replay import Replay
 from torchperfd.steps.step_batch import StepBatch
 from torchperfd.steps.totals import KindTotals, Totals

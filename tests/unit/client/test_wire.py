@@ -16,9 +16,9 @@ from torchperfd.hook_state import HookState
 from torchperfd.identity import read_identity
 from torchperfd.link import wire
 from torchperfd.steps.loader_use import LoaderUse
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.recorder import DATA, PHASE_SLOTS, TRAIN, VALIDATE, Recorder
-from torchperfd.steps.step_batch import StepBatch
+from torchperfd.steps.phases import DATA, PHASE_SLOTS, PhaseNames
+from torchperfd.steps.recorder import Recorder
+from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account

@@ -1,0 +1,25 @@
+"""What the recorder reports to a clock of the device."""
+
+from typing import Protocol
+
+
+class DeviceClock(Protocol):
+    """Times the same phases on a device; its methods match those of the recorder."""
+
+    def boundary(self, phase: int, cuda_event_id: int) -> None:
+        """Since the last boundary ``phase`` was the innermost; -1 for no step, or for no event id."""
+
+    def call(self, phase: int) -> None:
+        """A call of ``phase`` has ended."""
+
+    def close(self, kind: int) -> None:
+        """The step has ended; 0 when it is to be forgotten."""
+
+    def hold(self) -> None:
+        """The step may have ended."""
+
+    def rejoin(self) -> None:
+        """It had not."""
+
+    def release(self, kind: int) -> None:
+        """It had; 0 when it is to be forgotten."""
