@@ -16,9 +16,10 @@ from torchperfd._version import __version__
 # Type checkers take this name for true; importing typing for it would double our cost.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from torchperfd.attachment import attach
     from torchperfd.captures.handle import Capture
     from torchperfd.captures.job_capture import JobCapture
-    from torchperfd.client import Client, attach
+    from torchperfd.client import Client
     from torchperfd.errors import CaptureError, CaptureTimeoutError, TorchperfdError
 
 __all__ = [
@@ -36,7 +37,7 @@ _HOMES = {
     "Capture": "captures.handle",
     "Client": "client",
     "JobCapture": "captures.job_capture",
-    "attach": "client",
+    "attach": "attachment",
     "CaptureError": "errors",
     "CaptureTimeoutError": "errors",
     "TorchperfdError": "errors",

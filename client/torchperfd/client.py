@@ -1,160 +1,45 @@
-"""The client: what :func:`attach` returns, and the composition root of the training process."""
+"""The client: what :func:`torchperfd.attach` returns, and the composition root of the training process."""
 
 import atexit
-import multiprocessing
 import os
-import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 
 from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.handle import Capture
-from torchperfd.captures.job_capture import JobCapture
+from torchperfd.captures.job_capture import JobCapture, chosen_ranks
 from torchperfd.captures.manager import CaptureManager
 from torchperfd.daemon_session import DaemonSession
-from torchperfd.device.accelerator import Accelerator
 from torchperfd.errors import CaptureError
-from torchperfd.events import OUTDATED, EventBuffer, codes
-from torchperfd.faults import Faults
-from torchperfd.hooks.compilations import Compilations
-from torchperfd.hooks.loader_use import LoaderSampler
-from torchperfd.hooks.pauses import GcPauses
-from torchperfd.hooks.torch_import import ModuleImport, when_torch_is_imported
+from torchperfd.events import codes
 from torchperfd.identity import read_identity
+from torchperfd.instruments import Instruments
+from torchperfd.integration_port import IntegrationPort
 from torchperfd.link.flusher import Flusher
 from torchperfd.link.outbox import Outbox
 from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.link.stream import Stream
+from torchperfd.loggers.outputs import Outputs
 from torchperfd.report import RankReport
 from torchperfd.safety.descriptors import DescriptorGuard
-from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.stacks import StackReporter
-from torchperfd.steps.iterators import Iterators
-from torchperfd.steps.overhead import Overhead
-from torchperfd.steps.phases import PhaseNames
-from torchperfd.steps.replay import Replay
 from torchperfd.steps.totals import Totals
-from torchperfd.steps.wrapped import WrappedIterator
+from torchperfd.steps.user_phase import Phase
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.hook_state import HookState
-    from torchperfd.hooks import Hooks
-    from torchperfd.loggers.exporter import Exporter
     from torchperfd.loggers.protocol import Logger
-    from torchperfd.loggers.sender import Sender
     from torchperfd.v1 import control_pb2, session_pb2
-
 
 T = TypeVar("T")
 
-_BUFFER_EVENTS: Final = 131_072
-_RING_STEPS: Final = 4096
 _OUTBOX_STEPS: Final = 40_000
 _EXIT_BUDGET_S: Final = 0.8
-
-_current: "Client | None" = None
-_attaching_thread = 0
-_forks_watched = False
-
-
-def attach(
-    model: "nn.Module | None" = None,
-    *,
-    job: str | None = None,
-    run: str | None = None,
-    metrics_port: int | None = None,
-    loggers: "Iterable[Logger]" = (),
-    max_overhead: float | None = None,
-    flops: bool = False,
-    peak_flops: float | None = None,
-) -> "Client":
-    """Instrument this process and connect to the node's daemon, now or whenever there is one.
-
-    Call it on the thread that trains. A second call returns the same client. It raises nothing of its own,
-    only what a signal handler of the script raises meanwhile: where something is missing, the log says what,
-    and the client does less.
-
-    Args:
-        model: The model whose forward to time; found by itself when left out.
-        job: What people call this kind of run; the script's name by default.
-        run: The run's name; the launcher's by default.
-        metrics_port: Serve this rank's own Prometheus page on this loopback port.
-        loggers: Where to send what is measured, besides the daemon; see :mod:`torchperfd.loggers`.
-        max_overhead: The part of training time, 0 to 1, that this may cost. Where it costs more by its
-            own estimate, it gives up detail, level by level, and logs that. Unlimited by default.
-        flops: Count the operations of one training step, and report FLOP/s and MFU.
-        peak_flops: Operations per second that the device can do; looked up when left out.
-    """
-    global _current, _attaching_thread
-    if _attaching_thread == threading.get_ident():
-        # A signal handler of the script has interrupted an attach on this very thread.
-        return _current or Client(run=run, job=job, inert=True)
-    _attaching_thread = threading.get_ident()
-    try:
-        if _current is None or not _current.attached:
-            _current = Client(
-                run=run,
-                job=job,
-                inert=_is_helper_process(),
-                max_overhead=max_overhead,
-                flops=flops,
-                peak_flops=peak_flops,
-            )
-        else:
-            _current._take_options(run, job, max_overhead, flops=flops, peak_flops=peak_flops)
-        if model is not None:
-            _current._watch_model(model)
-        if metrics_port is not None:
-            _current._export_metrics(metrics_port)
-        for logger in loggers:
-            _current.add_logger(logger)
-    except Exception as error:  # the promise above outranks whatever went wrong
-        if is_from_script(error):
-            raise
-        log.exception("torchperfd cannot attach; training goes on without it")
-        _current = Client(run=run, job=job, inert=True)
-    finally:
-        _attaching_thread = 0
-    return _current
-
-
-def _chosen(ranks: Literal["all"] | Sequence[int]) -> list[int]:
-    """Return the ranks that are asked for; none for all.
-
-    Raises:
-        ValueError: There are no such ranks.
-    """
-    if ranks == "all":
-        return []
-    if isinstance(ranks, str) or not ranks or not all(0 <= rank < 2**32 for rank in ranks):
-        raise ValueError(f'ranks must be "all" or ranks of the job, not {ranks!r}')
-    return sorted(set(ranks))
-
-
-def _watch_forks() -> None:
-    """Make the client of a forked child inert; registered once, since it cannot be taken back."""
-    global _forks_watched
-    if not _forks_watched:
-        _forks_watched = True
-        os.register_at_fork(after_in_child=lambda: _current._become_inert() if _current else None)
-
-
-def _is_helper_process() -> bool:
-    """Return whether this process only serves a training process: a DataLoader worker.
-
-    A spawned process that imports the script's main module, which may call ``attach()`` at its
-    top, does not say yet what it will be; if it trains, it can attach where it does.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        return True
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
 
 
 class Client:
@@ -171,33 +56,31 @@ class Client:
         peak_flops: float | None = None,
     ) -> None:
         self._identity = read_identity(run=run, job_name=job)
-        self._faults = Faults()
-        self._names = PhaseNames()
-        self._buffer = EventBuffer(16 if inert else _BUFFER_EVENTS, codes.CUDA_EVENT)
-        if inert:
-            self._buffer.thread = 0
-        self._iterators = Iterators(self._buffer)
-        overhead = Overhead(self._buffer, max_overhead)
-        self._replay = Replay(self._buffer, 16 if inert else _RING_STEPS, self._faults, overhead)
+        self._instruments = instruments = Instruments(
+            inert=inert, max_overhead=max_overhead, flops=flops, peak_flops=peak_flops
+        )
+        self._faults = instruments.faults
+        self._names = instruments.names
+        self._buffer = instruments.buffer
+        self._replay = instruments.replay
         self._loop = self._replay.loop
         self._recorder = self._replay.recorder
+        self._accelerator = instruments.accelerator
+        self._hooks = instruments.hooks
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
         self._captures = CaptureManager(
             self._replay,
             self._identity,
             self._outbox,
-            self._step_seconds,
+            lambda: self._flusher.step_seconds(),
             self._names.name,
             lambda: self._flusher.unrecorded(),
         )
         self._stacks = StackReporter(self._buffer, self._replay, self._names, self._outbox, self._faults)
-        self._pauses = GcPauses()
-        self._compilations = Compilations()
-        self._loader = LoaderSampler()
-        self._accelerator = Accelerator(self._replay, self._faults, count_flops=flops, peak_flops=peak_flops)
         counters = ProcessCounters(
-            *(self._replay, self._pauses, self._compilations, self._accelerator, self._loader),
-            hooks=lambda: self.hooks,
+            *(self._replay, instruments.pauses, instruments.compilations),
+            *(self._accelerator, instruments.loader),
+            hooks=instruments.hook_states,
         )
         self._flusher = Flusher(self._replay, self._names, self._outbox, self._faults, counters)
         self._buffer.on_low = self._flusher.wake
@@ -221,11 +104,21 @@ class Client:
             faults=self._faults,
             guard=self._guard,
         )
-        self._exporter: Exporter | None = None
-        self._senders: list[Sender] = []
-        self._hooks: Hooks | None = None
-        self._model: nn.Module | None = None
-        self._pending_torch: ModuleImport | None = None
+        self._outputs = Outputs(
+            self._identity,
+            self._names,
+            self._faults,
+            self._flusher.snapshot,
+            lambda: self._flusher.totals.train.steps,
+        )
+        self.integration_port = IntegrationPort(
+            self._buffer.mark,
+            self._buffer.here,
+            self._names.slot,
+            self.watch_model,
+            lambda: self._flusher.refresh(send=True),
+            self._faults,
+        )
         self._pid = os.getpid()
         self.attached = not inert
         self._is_detached = inert
@@ -238,20 +131,12 @@ class Client:
                 raise
 
     def _begin(self) -> None:
-        if OUTDATED:
-            log.warning(
-                "hooks run in Python, at ten times the cost: %s; reinstall it with `pip install "
-                "--force-reinstall --no-deps torchperfd`, a checkout with `pip install -e .`",
-                OUTDATED,
-            )
         self._flusher.start()
-        self._pauses.install()
         self._guard.install()
         self._stream.start()
         self._stacks.register_signal(self._stream.native_id)
         self._guard.guard(self._stacks.descriptors)
-        self._pending_torch = when_torch_is_imported(self._install_hooks)
-        _watch_forks()
+        self._instruments.install(self._captures.torch_ready.set, untraced=Flusher)
         atexit.register(self.detach)
 
     # What a script may call.
@@ -269,10 +154,7 @@ class Client:
     @property
     def hooks(self) -> "tuple[HookState, ...]":
         """Which hooks are on, and why one is not; empty until torch has been imported."""
-        if self._hooks is None:
-            return ()
-        flops = self._accelerator.flops_state
-        return self._hooks.states if flops is None else (*self._hooks.states, flops)
+        return self._instruments.hook_states()
 
     @property
     def connected(self) -> bool:
@@ -292,20 +174,7 @@ class Client:
     @property
     def advice(self) -> str:
         """What to do where training was seen but no step of it, in one line; empty where steps were seen."""
-        if not self.attached or self._loop.train_steps:
-            return ""
-        backwards = self._loop.backward_calls
-        if backwards:
-            return (
-                f"{backwards} backward passes were seen, but no optimizer of torch's that stepped: call "
-                "client.step() once per training step, or use the framework's integration"
-            )
-        if self._loop.validate_steps or "torch" not in sys.modules:
-            return ""
-        return (
-            "no backward pass was seen in this process: if it starts processes that train, call "
-            "torchperfd.attach() in the function that they run, or start them with torchrun"
-        )
+        return self._instruments.advice if self.attached else ""
 
     def step(self, samples: int = 0, tokens: int = 0) -> None:
         """Say that a training step ends here. Once called, only these calls end steps."""
@@ -322,7 +191,7 @@ class Client:
 
         It may draw from a DataLoader itself: the batches that come out here are the ones that count.
         """
-        return WrappedIterator(iterable, self._buffer, self._iterator_begins, self._samples_in)
+        return self._instruments.wrap(iterable)
 
     def report(self) -> RankReport:
         """Return the totals so far; ``print(client.report())`` shows the phase table."""
@@ -336,24 +205,9 @@ class Client:
 
         It is called on a thread of its own; see :class:`torchperfd.loggers.Logger`.
         """
-        if not self.attached:
-            return
-        from torchperfd.loggers.sender import Sender
-
-        name = f"logger {type(logger).__name__}"
-        taken = {sender.place for sender in self._senders}
-        sender = Sender(
-            logger,
-            name if name not in taken else f"{name} {len(taken) + 1}",
-            totals=self._flusher.snapshot,
-            steps=lambda: self._flusher.totals.train.steps,
-            names=self._names,
-            faults=self._faults,
-            on_first=self._leave_first,
-        )
-        self._senders.append(sender)
-        sender.start()
-        self._leave_first()
+        if self.attached:
+            self._outputs.add(logger, self._leave_first)
+            self._leave_first()
 
     @overload
     def capture(
@@ -420,7 +274,7 @@ class Client:
         if not self.attached:
             raise CaptureError("the client is detached; call torchperfd.attach() first")
         if ranks is not None:
-            return self._daemon_session.job_captures.order(self.rank, _chosen(ranks), options)
+            return self._daemon_session.job_captures.order(self.rank, chosen_ranks(ranks), options)
         return Capture(self._captures.start(options))
 
     def detach(self) -> None:
@@ -446,8 +300,7 @@ class Client:
         self.finish()
         self.attached = False
         atexit.unregister(self.detach)
-        exporter, self._exporter = self._exporter, None
-        closing = exporter.close() if exporter is not None else None
+        self._outputs.close()
         self._flusher.stop(0.1)
         if self.connected:
             self._daemon_session.close()
@@ -455,23 +308,13 @@ class Client:
         self._stream.stop(max(0.1, deadline - time.monotonic()))
         self._guard.uninstall()
         self._stacks.unregister_signal()
-        if closing is not None:
-            closing.join(max(0.1, deadline - time.monotonic()))
-        for sender in self._senders:
-            sender.join(max(0.05, deadline - time.monotonic()))
+        self._outputs.join(deadline)
 
     def finish(self) -> None:
         """End the loop: finish its last step, remove the hooks, stay connected."""
         if not self.attached:
             return
-        if self._pending_torch is not None:
-            self._pending_torch.cancel()
-        if self._hooks is not None:
-            self._hooks.uninstall()
-        self._pauses.uninstall()
-        self._compilations.uninstall()
-        self._accelerator.end("training ended before a step was counted")
-        self._buffer.thread = 0
+        self._instruments.uninstall()
         self._flusher.refresh()
         self._replay.finish()
         self._captures.loop_ended()
@@ -479,10 +322,7 @@ class Client:
 
         self._flusher.refresh(send=True)
         self._flusher.announce(session_pb2.RUN_STATE_FINISHED)
-        if self._senders:
-            report = self.report()
-            for sender in self._senders:
-                sender.conclude(report)
+        self._outputs.conclude(self.report)
 
     # What `torchperfd run` asks besides.
 
@@ -500,51 +340,9 @@ class Client:
         """Return what the daemon knows of all ranks of the run, None when it does not answer."""
         return self._stream.get_run(self._identity.run, timeout)
 
-    # Parts.
+    # What attach() and integrations ask besides.
 
-    def _samples_in(self, batch: object) -> int:
-        from torchperfd.hooks.batches import samples_in
-
-        try:
-            return samples_in(batch)
-        except Exception as error:
-            if is_from_script(error):
-                raise
-            self._faults.note("wrap", error)
-            return 0
-
-    def _iterator_begins(self, iterator: object) -> None:
-        try:
-            self._iterators.begin(iterator)
-        except Exception as error:
-            if is_from_script(error):
-                raise
-            self._faults.note("wrap", error)
-
-    def _install_hooks(self) -> None:
-        try:
-            from torchperfd.hooks import Hooks
-            from torchperfd.hooks.frames import keep_classes_out_of_graphs
-
-            keep_classes_out_of_graphs(Flusher)  # a full ring buffer is read from within a hook
-            self._hooks = Hooks(
-                *(self._buffer, self._replay, self._faults),
-                *(self._loader, self._iterators, self._compilations),
-            )
-            self._hooks.install()
-            if self._model is not None:
-                self._hooks.add_model(self._model)
-            self._accelerator.watch()
-        except BaseException as error:  # runs inside the script's `import torch`
-            if self._hooks is not None:
-                self._hooks.uninstall()
-            if is_from_script(error):
-                self._hooks = None
-                raise
-            self._faults.note("hooks", error)
-        self._captures.torch_ready.set()
-
-    def _take_options(
+    def take_options(
         self,
         run: str | None,
         job: str | None,
@@ -565,42 +363,21 @@ class Client:
             if asked is not None and asked != ours:
                 log.info("attach(%s=%r) comes too late: this process is attached as %r", option, asked, ours)
 
-    def _watch_model(self, model: "nn.Module") -> None:
-        self._model = model
-        if self._hooks is not None:
-            self._hooks.add_model(model)
+    def watch_model(self, model: "nn.Module") -> None:
+        """Time the forward of a model that the caller names, instead of searching for it."""
+        self._hooks.add_model(model)
 
-    def _export_metrics(self, port: int) -> None:
-        if self._exporter is not None or not self.attached:
-            return
-        from torchperfd.loggers.exporter import Exporter
+    def export_metrics(self, port: int) -> None:
+        """Serve this rank's own Prometheus page on a loopback port."""
 
         def totals() -> Totals:
             self._flusher.flush()
             return self._flusher.totals
 
-        try:
-            self._exporter = Exporter(
-                port, run=self._identity.run, rank=self._identity.rank, names=self._names, totals=totals
-            )
-        except OSError as error:
-            log.warning("cannot serve metrics on port %d: %s; choose another metrics_port", port, error)
-
-    def _leave_first(self) -> None:
-        """Detach before what has registered so far: a tracker ends its run at exit, too."""
         if self.attached:
-            atexit.unregister(self.detach)
-            atexit.register(self.detach)
+            self._outputs.serve(port, totals)
 
-    def _step_seconds(self) -> float:
-        return self._flusher.step_seconds()
-
-    def _give_up_descriptors(self) -> None:
-        """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
-        self._stacks.unregister_signal()
-        self._stream.drop()
-
-    def _become_inert(self) -> None:
+    def become_inert(self) -> None:
         """After a fork, in the child: do nothing ever again."""
         self.attached = False
         self._buffer.thread = 0
@@ -609,19 +386,15 @@ class Client:
         self._stacks.unregister_signal()
         self._stream.abandon_in_child()
 
+    # Parts.
 
-class Phase:
-    """A user phase; may be entered any number of times."""
+    def _leave_first(self) -> None:
+        """Detach before what has registered so far: a tracker ends its run at exit, too."""
+        if self.attached:
+            atexit.unregister(self.detach)
+            atexit.register(self.detach)
 
-    __slots__ = ("_buffer", "_slot")
-
-    def __init__(self, buffer: EventBuffer, slot: int) -> None:
-        self._buffer = buffer
-        self._slot = slot
-
-    def __enter__(self) -> "Phase":
-        self._buffer.mark(codes.ENTER, self._slot)
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._buffer.mark(codes.EXIT)
+    def _give_up_descriptors(self) -> None:
+        """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
+        self._stacks.unregister_signal()
+        self._stream.drop()

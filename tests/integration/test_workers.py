@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 class Squares(Dataset):
     def __len__(self): return 32
     def __getitem__(self, index):
-        import torchperfd.client
-        assert not torchperfd.client.attach().attached, "a worker has attached"
+        import torchperfd.attachment
+        assert not torchperfd.attachment.attach().attached, "a worker has attached"
         return torch.tensor([float(index)] * 8)
 client = torchperfd.attach()  # at the top, where spawned workers come by too
 if __name__ == "__main__":

@@ -29,8 +29,8 @@ class Events:
 
     def take(self) -> str:
         """Return the events since the last call."""
-        if torchperfd.client._current is not None:
-            torchperfd.client._current._replay.catch_up()
+        if torchperfd.attachment._current is not None:
+            torchperfd.attachment._current._replay.catch_up()
         text, self._text = self._text, ""
         return text
 

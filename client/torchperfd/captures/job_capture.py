@@ -1,9 +1,9 @@
 """The handle of a capture of several ranks: what rank 0's script holds of one it has ordered."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from torchperfd.captures.handle import analysis_of
 from torchperfd.errors import CaptureError, CaptureTimeoutError
@@ -137,3 +137,16 @@ def _outcome(result: "session_pb2.CaptureOrderResult") -> str:
     if result.state == "partial":
         return f"is partial: {result.reason}"
     return f"failed: {result.reason}"
+
+
+def chosen_ranks(ranks: Literal["all"] | Sequence[int]) -> list[int]:
+    """Return the ranks that are asked for; none for all.
+
+    Raises:
+        ValueError: There are no such ranks.
+    """
+    if ranks == "all":
+        return []
+    if isinstance(ranks, str) or not ranks or not all(0 <= rank < 2**32 for rank in ranks):
+        raise ValueError(f'ranks must be "all" or ranks of the job, not {ranks!r}')
+    return sorted(set(ranks))

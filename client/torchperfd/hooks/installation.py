@@ -29,7 +29,7 @@ HOOKS: Final = (
 class Hooks:
     """Puts every hook on once torch is there, and restores torch afterwards.
 
-    Needs torch imported: nothing here runs before the script itself has done so.
+    :meth:`install` needs torch imported: it is called after the script itself has done so.
     """
 
     def __init__(
@@ -46,6 +46,8 @@ class Hooks:
             iterators or Iterators(buffer), sampler or LoaderSampler(), compilations or Compilations()
         )
         self._contexts = [HookContext(name, buffer, replay, faults, self._links) for name in HOOKS]
+        self._is_installed = False
+        self._named_model: nn.Module | None = None
 
     @property
     def active(self) -> bool:
@@ -54,7 +56,9 @@ class Hooks:
 
     @property
     def states(self) -> tuple[HookState, ...]:
-        """Which hooks are on, and why one is not."""
+        """Which hooks are on, and why one is not; empty before they are put on."""
+        if not self._is_installed:
+            return ()
         return tuple(HookState(context.name, context.reason) for context in self._contexts)
 
     def install(self) -> None:
@@ -66,10 +70,16 @@ class Hooks:
                 if is_from_script(error):
                     raise
                 context.turn_off(describe(error))
+        self._is_installed = True
+        if self._named_model is not None:
+            self.add_model(self._named_model)
 
     def add_model(self, model: "nn.Module") -> None:
-        """Time the forward of a model that the caller names, instead of searching for it."""
+        """Time the forward of a model that the caller names, now or once the hooks are on."""
+        self._named_model = model
         links = self._links
+        if not self._is_installed:
+            return
         if type(links.models) is not Models:
             links.models.add(model)
         elif links.time_forward is not None:

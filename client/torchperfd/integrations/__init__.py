@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from torchperfd import client as clients
+from torchperfd import attachment
 from torchperfd.events import codes
 from torchperfd.faults import Faults
 from torchperfd.safety.interrupts import is_from_script
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.client import Client
-    from torchperfd.events import EventBuffer
+    from torchperfd.integration_port import IntegrationPort
 
 # A name from these holds for every rank, and outranks what a framework calls its run.
 _NAMED_BY_LAUNCHER: Final = ("TORCHPERFD_RUN", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "POD_UID")
@@ -37,8 +37,9 @@ class IntegrationSession:
         self._job = job
         self._run = run
         self._ours = False
-        self._following = False
         self._client: Client | None = None
+        # None while there is nothing to report.
+        self._port: IntegrationPort | None = None
         self._faults = Faults()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -51,17 +52,14 @@ class IntegrationSession:
         return self._client
 
     @property
-    def buffer(self) -> "EventBuffer | None":
-        """What to write events on, None where there is nothing to report."""
-        client = self._client
-        if not self._following or client is None or not client._buffer.here():
-            return None
-        return client._buffer
+    def reports(self) -> bool:
+        """Whether there is something to report: the loop is followed, and this is its thread."""
+        return self._port is not None and self._port.here()
 
     def mark(self, event: int, argument: int = 0) -> None:
         """Write an event, where there is something to report."""
-        if self._following and self._client is not None:
-            self._client._buffer.mark(event, argument)
+        if self._port is not None:
+            self._port.mark(event, argument)
 
     def begin(
         self,
@@ -80,19 +78,24 @@ class IntegrationSession:
             launched_as: What a launcher puts into the environment, ``RANK`` and the like, where the
                 framework is its own launcher and does not.
         """
-        if clients._current is None or not clients._current.attached:
-            self._ours = True
+        self._ours = self._ours or not attachment.is_attached()
         if any(os.environ.get(name) for name in _NAMED_BY_LAUNCHER):
             run = None
         job = self._job or os.environ.get("TORCHPERFD_JOB") or job
         absent = {name: value for name, value in launched_as.items() if name not in os.environ}
         os.environ.update(absent)
         try:
-            self._client = clients.attach(model, job=job, run=self._run or run)
+            self._client = attachment.attach(model, job=job, run=self._run or run)
         finally:
             for name in absent:
                 del os.environ[name]
-        self._following = True
+        self._port = self._client.integration_port
+        self._faults = self._port.faults
+
+    def watch_model(self, model: "nn.Module") -> None:
+        """Time the forward of one more model."""
+        if self._port is not None:
+            self._port.watch_model(model)
 
     def between_loops(self) -> None:
         """End the step in progress: what comes now belongs to none, until the next draw."""
@@ -101,31 +104,28 @@ class IntegrationSession:
     def end(self) -> None:
         """The framework's loop is over: detach if this session attached, else only finish the loop."""
         self.between_loops()
-        following, self._following = self._following, False
+        port, self._port = self._port, None
         client = self._client
-        if client is None or not following or not client.attached:
+        if client is None or port is None or not client.attached:
             return
         if self._ours:
             self._ours = False
             client.detach()
         else:
-            client._flusher.refresh(send=True)
+            port.flush()
 
     def slot(self, phase: str) -> int:
         """Return the slot of a phase, ours or one of at most 16 others; past those, ``other``'s."""
-        return self._client._names.slot(phase) if self._client is not None else 0
+        return self._port.slot(phase) if self._port is not None else 0
 
     def spent(self, place: str) -> bool:
         """Return whether ``place`` has failed too often to be tried again."""
-        return self._counts().spent(place)
+        return self._faults.spent(place)
 
     def fault(self, place: str, error: BaseException) -> None:
         """Count a failure of ours; the step in progress is lost, as with a hook's."""
-        self._counts().note(place, error)
+        self._faults.note(place, error)
         self.mark(codes.ABANDON)
-
-    def _counts(self) -> Faults:
-        return self._client._faults if self._client is not None else self._faults
 
 
 def drawn_by_torch(loader: Any) -> bool:

@@ -66,7 +66,7 @@ class EngineSession:
     @suppress_errors
     def draw_begins(self, engine: Engine) -> None:
         """Draw, unless it is a DataLoader that does: the automatic hooks see those."""
-        if self.session.buffer is not None and not drawn_by_torch(engine.state.dataloader):
+        if self.session.reports and not drawn_by_torch(engine.state.dataloader):
             self._drawing = True
             self.session.mark(codes.OUTER_DRAW)
 

@@ -100,10 +100,10 @@ class Profiler(pl.profilers.Profiler):
             RANK=str(trainer.global_rank),
             WORLD_SIZE=str(trainer.world_size),
         )
-        if self._manual and self.client is not None:
+        if self._manual:
             for part in module.children():
                 if next(part.parameters(), None) is not None:
-                    self.client._watch_model(part)
+                    self.session.watch_model(part)
 
     def start(self, action_name: str) -> None:
         """An action begins."""
@@ -132,7 +132,7 @@ class Profiler(pl.profilers.Profiler):
 
     @suppress_errors
     def _report(self, action_name: str, side: int) -> None:
-        if self.session.buffer is None:
+        if not self.session.reports:
             return
         if action_name not in self._actions:
             self._actions[action_name] = None  # until it is understood without failing

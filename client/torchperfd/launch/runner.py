@@ -121,7 +121,7 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
 
 
 def _run(options: RunOptions) -> None:
-    from torchperfd.client import attach
+    from torchperfd.attachment import attach
     from torchperfd.launch.lightning import LightningLauncher
     from torchperfd.link import embedded, stream
 

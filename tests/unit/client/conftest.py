@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import torchperfd
-import torchperfd.client
+import torchperfd.attachment
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,8 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "absent.sock"))
     monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(tmp_path / "captures"))
     yield
-    if torchperfd.client._current is not None:
-        torchperfd.client._current.detach()
+    if torchperfd.attachment._current is not None:
+        torchperfd.attachment._current.detach()
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from tests.unit.client.training import open_phases
 from torch import nn
 
 import torchperfd
-import torchperfd.client
 from torchperfd.report import RankReport
 
 

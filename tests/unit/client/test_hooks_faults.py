@@ -73,7 +73,6 @@ def test_callback_that_always_fails_is_switched_off(
     counts = client._faults.counts()
     assert set(counts) == places
     assert max(counts.values()) == LIMIT
-    assert client._hooks is not None
     assert not client._hooks.active
     client.detach()
 
@@ -115,7 +114,6 @@ def test_scalers_and_saves_work_whatever_we_do(
     assert counts
     assert set(counts) <= places
     assert max(counts.values()) == LIMIT
-    assert client._hooks is not None
     assert not client._hooks.active
     client.detach()
 
@@ -170,7 +168,6 @@ def test_a_failure_costs_the_step_in_progress_and_no_other(monkeypatch: pytest.M
     counted = calls(client)
     assert (counted["data"], counted["forward"], counted["backward"]) == (3, 3, 3)
     assert client._faults.counts() == {"hook backward": 1}
-    assert client._hooks is not None
     assert client._hooks.active
     totals = client.report().totals.train
     assert sum(phase.ns for phase in totals.phases) == totals.ns
@@ -188,7 +185,6 @@ def test_a_watcher_that_fails_disturbs_nothing(undisturbed: Outcome, client: tor
     assert_same(outcome(), undisturbed)
     client.report()
     assert client._faults.counts()["hook draw"] == LIMIT
-    assert client._hooks is not None
     assert not client._hooks.active
     client._loop.watcher = None
     client._replay.leave()

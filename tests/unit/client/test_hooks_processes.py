@@ -11,7 +11,6 @@ from tests.unit.client.training import calls, loader, per_step, tiny_model, trai
 from torch.utils.data import DataLoader, Dataset
 
 import torchperfd
-import torchperfd.client
 
 FORK = """
 import os, sys

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from torchperfd.captures.capture import CaptureOptions
-from torchperfd.captures.job_capture import JobCapture
+from torchperfd.captures.job_capture import JobCapture, chosen_ranks
 from torchperfd.captures.job_capture_orders import JobCaptureOrders
-from torchperfd.client import _chosen
 from torchperfd.errors import CaptureError, CaptureTimeoutError
 from torchperfd.link.outbox import Outbox
 from torchperfd.v1 import contract, session_pb2
@@ -127,12 +126,12 @@ def test_rank_that_cannot_order_gets_the_remedy() -> None:
 @pytest.mark.parametrize("ranks", ["0,1", [], [-1], [2**32]])
 def test_ranks_that_cannot_be_meant_are_refused(ranks: list[int]) -> None:
     with pytest.raises(ValueError, match='ranks must be "all" or ranks of the job'):
-        _chosen(ranks)
+        chosen_ranks(ranks)
 
 
 def test_all_is_no_list_and_a_list_is_in_order() -> None:
-    assert _chosen("all") == []
-    assert _chosen([3, 0, 3]) == [0, 3]
+    assert chosen_ranks("all") == []
+    assert chosen_ranks([3, 0, 3]) == [0, 3]
 
 
 def test_answers_without_a_request_are_dropped() -> None:

@@ -254,7 +254,7 @@ def test_a_client_sends_from_threads_of_their_own() -> None:
         assert sum(metrics["torchperfd/train/samples_per_second"] > 0 for _, metrics in each.metrics) >= 1
         assert [report.table.steps for report in each.reports] == [3]
         assert each.closed == 1
-    assert [sender.place for sender in client._senders] == [
+    assert [sender.place for sender in client._outputs.senders] == [
         "logger RecordingLogger",
         "logger RecordingLogger 2",
     ]
@@ -265,7 +265,7 @@ def test_a_detached_client_takes_no_logger() -> None:
     client = torchperfd.attach()
     client.detach()
     client.add_logger(RecordingLogger())
-    assert client._senders == []
+    assert client._outputs.senders == []
 
 
 def test_something_that_is_no_logger_costs_training_nothing() -> None:
