@@ -42,7 +42,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         os.environ["TORCHPERFD_SOCKET"] = str(Path(directory) / "absent.sock")
         client = torchperfd.attach(job="memory_flat")
-    buffer = client._buffer
+    buffer = client.parts.instruments.buffer
     process = psutil.Process()
     resident_mb: list[float] = []
     began = time.monotonic()

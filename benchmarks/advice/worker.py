@@ -110,8 +110,8 @@ def _captured(step: scripts.Step, file: str, unrecorded_ns: int, client: Client 
     if client is not None:
         client.report()
         facts = {
-            "unrecorded_step_ns": round(1e9 * client._flusher.step_seconds()),
-            **client._flusher.unrecorded(),
+            "unrecorded_step_ns": round(1e9 * client.parts.flusher.step_seconds()),
+            **client.parts.flusher.unrecorded(),
         }
     profiler, times = _recorded(step, facts)
     profiler.export_chrome_trace(file)

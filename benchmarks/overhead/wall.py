@@ -68,7 +68,7 @@ class Beat:
     """
 
     def __init__(self, client: Any, per_second: float) -> None:
-        self._flusher = client._flusher
+        self._flusher = client.parts.flusher
         self._per_second = per_second
         self._struck = threading.Semaphore(0)
         self._queue = self._flusher._wake

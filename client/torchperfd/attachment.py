@@ -83,6 +83,11 @@ def attach(
     return _current
 
 
+def current() -> "Client | None":
+    """Return this process's newest client, attached or not; None before the first attach."""
+    return _current
+
+
 def is_attached() -> bool:
     """Return whether this process has a client that is attached."""
     return _current is not None and _current.attached

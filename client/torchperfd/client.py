@@ -21,6 +21,7 @@ from torchperfd.link.outbox import Outbox
 from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.link.stream import Stream
 from torchperfd.loggers.outputs import Outputs
+from torchperfd.parts import Parts
 from torchperfd.report import RankReport
 from torchperfd.safety.descriptors import DescriptorGuard
 from torchperfd.safety.logs import log
@@ -43,7 +44,11 @@ _EXIT_BUDGET_S: Final = 0.8
 
 
 class Client:
-    """Everything torchperfd does in one training process; made by :func:`attach`."""
+    """Everything torchperfd does in one training process; made by :func:`attach`.
+
+    Attributes:
+        parts: The parts that it composes, for benchmarks and tests.
+    """
 
     def __init__(
         self,
@@ -59,14 +64,8 @@ class Client:
         self._instruments = instruments = Instruments(
             inert=inert, max_overhead=max_overhead, flops=flops, peak_flops=peak_flops
         )
-        self._faults = instruments.faults
-        self._names = instruments.names
-        self._buffer = instruments.buffer
-        self._replay = instruments.replay
-        self._loop = self._replay.loop
-        self._recorder = self._replay.recorder
-        self._accelerator = instruments.accelerator
-        self._hooks = instruments.hooks
+        self._faults, self._names = instruments.faults, instruments.names
+        self._buffer, self._replay = instruments.buffer, instruments.replay
         self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
         self._captures = CaptureManager(
             self._replay,
@@ -79,7 +78,7 @@ class Client:
         self._stacks = StackReporter(self._buffer, self._replay, self._names, self._outbox, self._faults)
         counters = ProcessCounters(
             *(self._replay, instruments.pauses, instruments.compilations),
-            *(self._accelerator, instruments.loader),
+            *(self._instruments.accelerator, instruments.loader),
             hooks=instruments.hook_states,
         )
         self._flusher = Flusher(self._replay, self._names, self._outbox, self._faults, counters)
@@ -112,12 +111,12 @@ class Client:
             lambda: self._flusher.totals.train.steps,
         )
         self.integration_port = IntegrationPort(
-            self._buffer.mark,
-            self._buffer.here,
-            self._names.slot,
-            self.watch_model,
-            lambda: self._flusher.refresh(send=True),
-            self._faults,
+            *(self._buffer.mark, self._buffer.here, self._names.slot, self.watch_model),
+            *(lambda: self._flusher.refresh(send=True), self._faults),
+        )
+        self.parts = Parts(
+            *(self._identity, self._instruments, self._flusher, self._outbox, self._daemon_session),
+            *(self._stream, self._stacks, self._captures, self._outputs),
         )
         self._pid = os.getpid()
         self.attached = not inert
@@ -197,7 +196,7 @@ class Client:
         """Return the totals so far; ``print(client.report())`` shows the phase table."""
         if self.attached:
             self._flusher.refresh()
-        dropped = self._recorder.dropped
+        dropped = self._replay.recorder.dropped
         return RankReport(self._identity.rank, self._flusher.snapshot(), self._names, dropped)
 
     def add_logger(self, logger: "Logger") -> None:
@@ -355,7 +354,7 @@ class Client:
         if max_overhead is not None:
             self._replay.overhead.limit = max_overhead
         if flops or peak_flops is not None:
-            self._accelerator.count_flops(peak_flops)
+            self._instruments.accelerator.count_flops(peak_flops)
         for option, asked, ours in (
             ("run", run, self._identity.run),
             ("job", job, self._identity.job_name),
@@ -365,7 +364,7 @@ class Client:
 
     def watch_model(self, model: "nn.Module") -> None:
         """Time the forward of a model that the caller names, instead of searching for it."""
-        self._hooks.add_model(model)
+        self._instruments.hooks.add_model(model)
 
     def export_metrics(self, port: int) -> None:
         """Serve this rank's own Prometheus page on a loopback port."""
@@ -382,7 +381,7 @@ class Client:
         self.attached = False
         self._buffer.thread = 0
         self._flusher.abandon_in_child()
-        self._accelerator.end("forked")
+        self._instruments.accelerator.end("forked")
         self._stacks.unregister_signal()
         self._stream.abandon_in_child()
 

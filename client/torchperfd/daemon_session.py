@@ -53,7 +53,7 @@ class DaemonSession:
         peer_uid: Callable[[], int],
         faults: Faults,
     ) -> None:
-        self._identity = identity
+        self.identity = identity
         self._flusher = flusher
         self._stacks = stacks
         self._captures = captures
@@ -63,7 +63,7 @@ class DaemonSession:
         self.metrics_url = ""
         self._run_there = ""
         self.job_captures = JobCaptureOrders(outbox, session)
-        self.rendezvous = Rendezvous(self._tell_daemons)
+        self.rendezvous = Rendezvous(self.send_peers)
 
     @property
     def captures_dir(self) -> str:
@@ -74,7 +74,7 @@ class DaemonSession:
         """Return the first message of a session."""
         from torchperfd.link import wire
 
-        return wire.hello(self._identity, _torch_version())
+        return wire.hello(self.identity, _torch_version())
 
     def on_welcome(self, welcome: "session_pb2.Welcome") -> None:
         """Take over the settings of a daemon that has accepted the session."""
@@ -82,15 +82,15 @@ class DaemonSession:
         if refused:
             log.warning("%s; captures of this process go to %s", refused, self.captures_dir)
         self.metrics_url = welcome.metrics_url
-        if welcome.run not in ("", self._identity.run, self._run_there):
+        if welcome.run not in ("", self.identity.run, self._run_there):
             self._run_there = welcome.run
             log.warning(
                 "this node has a rank %d of run %s already: the daemon names the run of this process %s",
-                self._identity.rank,
-                self._identity.run,
+                self.identity.rank,
+                self.identity.run,
                 welcome.run,
             )
-        if welcome.fleet_address and self._identity.local_rank == 0:
+        if welcome.fleet_address and self.identity.local_rank == 0:
             self.rendezvous.discover_peers(welcome.fleet_address)
         self.job_captures.on_welcome(welcome.features)
         self._flusher.greet()
@@ -116,7 +116,8 @@ class DaemonSession:
             "goodbye", session_pb2.ClientMessage(goodbye=session_pb2.Goodbye(reason="exit"))
         )
 
-    def _tell_daemons(self, addresses: Sequence[str]) -> None:
+    def send_peers(self, addresses: Sequence[str]) -> None:
+        """Send the daemon the addresses of all daemons of the job."""
         from torchperfd.v1 import session_pb2
 
         daemons = session_pb2.JobDaemons(addresses=addresses)

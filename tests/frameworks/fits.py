@@ -65,7 +65,7 @@ def samples(client: torchperfd.Client | None, kind: str = "train") -> int:
 
 def faults(client: torchperfd.Client | None) -> dict[str, int]:
     assert client is not None
-    return client._faults.counts()
+    return client.parts.instruments.faults.counts()
 
 
 def assert_has(seen: dict[str, int], **wanted: int) -> None:

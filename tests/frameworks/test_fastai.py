@@ -72,7 +72,7 @@ def test_every_step_and_phase_is_there() -> None:
     assert faults(client) == {}
     assert client is not None
     assert not client.attached
-    assert (client.run, client._identity.job_name) == ("digits-1", "digits")
+    assert (client.run, client.parts.identity.job_name) == ("digits-1", "digits")
     assert not {"step", "zero_grad"} & vars(subject.opt).keys()
 
 
@@ -204,7 +204,7 @@ def test_medians_are_those_of_fastxtends_profiler(monkeypatch: pytest.MonkeyPatc
     client = torchperfd.attach()
     fit(subject)
     client.finish()
-    steps = unpack(drained, client._names)
+    steps = unpack(drained, client.parts.instruments.names)
     apart = {}
     for kind, phase, their_name in (
         ("train", "data", "train_draw"),

@@ -50,7 +50,7 @@ def test_every_step_and_phase_is_there(epoch_length: int | None) -> None:
     assert faults(client) == {}
     assert client is not None
     assert not client.attached
-    assert (client.run, client._identity.job_name) == ("digits-1", "digits")
+    assert (client.run, client.parts.identity.job_name) == ("digits-1", "digits")
 
 
 def test_gradient_accumulation_makes_one_step_of_several_batches() -> None:

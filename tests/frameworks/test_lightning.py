@@ -96,7 +96,7 @@ def test_every_step_and_phase_is_there(how: str) -> None:
     assert faults(client) == {}
     assert client is not None
     assert not client.attached
-    assert client._identity.job_name == "Classifier"
+    assert client.parts.identity.job_name == "Classifier"
 
 
 def test_gradient_accumulation_makes_one_step_of_several_batches() -> None:

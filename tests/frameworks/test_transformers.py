@@ -89,7 +89,7 @@ def test_every_step_and_phase_is_there(tmp_path: Path) -> None:
     assert client is not None
     assert not client.attached
     assert client.run == "bert-17"
-    assert client._identity.job_name == "BertForSequenceClassification"
+    assert client.parts.identity.job_name == "BertForSequenceClassification"
 
 
 def test_gradient_accumulation_makes_one_step_of_several_batches(tmp_path: Path) -> None:

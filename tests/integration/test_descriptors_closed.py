@@ -84,7 +84,7 @@ before = count()
 for _ in range(6):
     client = torchperfd.attach()
     deadline = time.monotonic() + 20
-    while not client._stream._channel and time.monotonic() < deadline:
+    while not client.parts.stream.has_channel and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.1)
     client.detach()

@@ -48,7 +48,7 @@ if __name__ == "__main__":
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
     report = client.report()
     assert report.totals.train.steps == 80, report
-    assert not client._faults.counts()
+    assert not client.parts.instruments.faults.counts()
     client.detach()
 """
 

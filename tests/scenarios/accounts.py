@@ -19,8 +19,8 @@ def calls(client: torchperfd.Client, kind: str = "train") -> dict[str, int]:
     totals = getattr(account, kind)
     assert sum(phase.ns for phase in totals.phases) == totals.ns
     counted = {
-        client._names.name(slot): totals.phases[slot].calls
-        for slot in range(len(client._names))
+        client.parts.instruments.names.name(slot): totals.phases[slot].calls
+        for slot in range(len(client.parts.instruments.names))
         if totals.phases[slot].calls
     }
     return {"steps": totals.steps, **counted}

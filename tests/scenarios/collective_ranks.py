@@ -155,14 +155,14 @@ class Drained:
 
 
 def measure(client: torchperfd.Client, drained: Drained) -> Iterator[tuple[str, dict[str, Any]]]:
-    names = [client._names.name(slot) for slot in range(len(client._names))]
+    names = [client.parts.instruments.names.name(slot) for slot in range(len(client.parts.instruments.names))]
     for kind, model, optimizer in kinds():
         before = client.report().totals.train
-        client._flusher.flush(send=True)
+        client.parts.flusher.flush(send=True)
         drained.clear()
         train(kind, model, optimizer, STEPS)
         account = client.report().totals.train.minus(before)
-        client._flusher.flush(send=True)
+        client.parts.flusher.flush(send=True)
         yield (
             kind,
             {
@@ -187,7 +187,7 @@ def main() -> None:
     client = torchperfd.attach()
     dist.init_process_group("gloo")
     measured = dict(measure(client, drained))
-    faults = client._faults.counts()
+    faults = client.parts.instruments.faults.counts()
     client.detach()
     without = {}
     for kind, model, optimizer in kinds():

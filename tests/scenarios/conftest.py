@@ -46,4 +46,4 @@ def client(alone: None, events: Events) -> Iterator[torchperfd.Client]:
     gc.collect()  # models and optimizers of an earlier test, in cycles, would be taken for the loop's
     client = torchperfd.attach()
     yield client
-    assert client._faults.counts() == {}
+    assert client.parts.instruments.faults.counts() == {}

@@ -29,8 +29,9 @@ class Events:
 
     def take(self) -> str:
         """Return the events since the last call."""
-        if torchperfd.attachment._current is not None:
-            torchperfd.attachment._current._replay.catch_up()
+        client = torchperfd.attachment.current()
+        if client is not None:
+            client.parts.instruments.replay.catch_up()
         text, self._text = self._text, ""
         return text
 

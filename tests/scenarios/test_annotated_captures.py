@@ -308,8 +308,8 @@ def test_a_capture_that_is_cancelled_leaves_nothing_open(client: torchperfd.Clie
     capture.cancel()
     for _ in range(3):
         step()
-    assert client._replay.after_read is None
-    assert not client._replay.live
+    assert client.parts.instruments.replay.after_read is None
+    assert not client.parts.instruments.replay.live
     record: Any = profiler.profile
     with record(use_kineto=True) as theirs:
         step()

@@ -181,7 +181,7 @@ def test_a_backward_that_fails_leaves_no_wait_open(client: torchperfd.Client, gr
     with pytest.raises(ZeroDivisionError):
         outputs.sum().backward()
     client.report()
-    assert client._recorder.depth == 0
+    assert client.parts.instruments.replay.recorder.depth == 0
 
 
 def test_collectives_of_other_threads_are_not_the_loops(client: torchperfd.Client, group: None) -> None:

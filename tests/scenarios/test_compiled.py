@@ -176,7 +176,7 @@ def test_compiling(prepare: Prepare, expected: dict[str, int], backend: str, alo
     assert within.frames <= without.frames
     client.finish()
     assert calls(client) == expected
-    assert client._faults.counts() == {}
+    assert client.parts.instruments.faults.counts() == {}
     assert client.report().totals.train.skipped == 0
 
 

@@ -113,7 +113,7 @@ train(model, optimizer, loader(2, num_workers=1, multiprocessing_context="fork")
 client.finish()
 print(calls(client))
 print(calls(client, "validate"))
-print(client._faults.counts())
+print(client.parts.instruments.faults.counts())
 client.detach()
 """
 

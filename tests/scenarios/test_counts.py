@@ -38,7 +38,7 @@ def counted(client: torchperfd.Client) -> tuple[int, int, int, int, int]:
     client.finish()
     account = client.report().totals
     train, validate = account.train, account.validate
-    assert client._faults.counts() == {}
+    assert client.parts.instruments.faults.counts() == {}
     for totals in (train, validate):
         assert sum(phase.ns for phase in totals.phases) == totals.ns
     return train.steps, train.samples, train.micro_batches, validate.steps, validate.samples

@@ -42,13 +42,14 @@ def report(model, optimizer):
     before = client.report().totals.train
     watched = run(model, optimizer, DataLoader(data, batch_size=4))
     train = client.report().totals.train.minus(before)
-    calls = {client._names.name(slot): train.phases[slot].calls for slot in range(len(client._names))}
+    names = client.parts.instruments.names
+    calls = {names.name(slot): train.phases[slot].calls for slot in range(len(names))}
     with open(f"{sys.argv[1]}/rank{dist.get_rank()}.json", "w") as file:
         json.dump({
             "calls": {"steps": train.steps, **{name: count for name, count in calls.items() if count}},
             "adds up": sum(phase.ns for phase in train.phases) == train.ns,
             "ratio": train.ns / 1e9 / watched, "samples": train.samples,
-            "faults": client._faults.counts(),
+            "faults": client.parts.instruments.faults.counts(),
         }, file)
     dist.destroy_process_group()
 """

@@ -55,14 +55,15 @@ def main():
             train(model, optimizer, batches)
         account = client.report().totals
         run = account.train.minus(before)
-        calls = {client._names.name(slot): run.phases[slot].calls for slot in range(len(client._names))}
+        names = client.parts.instruments.names
+        calls = {names.name(slot): run.phases[slot].calls for slot in range(len(names))}
         runs.append({
             "steps": run.steps, **{name: count for name, count in calls.items() if count},
             "samples": run.samples, "adds up": sum(phase.ns for phase in run.phases) == run.ns,
             "workers seen": account.ready is not None,
         })
         del batches
-    print(json.dumps({"runs": runs, "faults": client._faults.counts()}))
+    print(json.dumps({"runs": runs, "faults": client.parts.instruments.faults.counts()}))
 
 if __name__ == "__main__":
     main()

@@ -60,7 +60,7 @@ def test_a_checkpoint_within_an_epoch_is_a_phase_of_its_step(client: torchperfd.
             torch.save(Slow(), io.BytesIO())
     assert calls(client) == per_step(3, checkpoint=1)
     account = client.report().totals
-    assert account.train.phases[client._names.slot("checkpoint")].seconds >= Slow.seconds
+    assert account.train.phases[client.parts.instruments.names.slot("checkpoint")].seconds >= Slow.seconds
     assert account.checkpoint.calls == 0
 
 
@@ -70,7 +70,7 @@ def test_a_save_that_fails_has_ended(client: torchperfd.Client, tmp_path: Path) 
             torch.save(1, tmp_path / "missing" / "directory.pt")
         except (RuntimeError, OSError):
             continue
-    assert client._loop.saving == 0
+    assert client.parts.instruments.replay.loop.saving == 0
     assert client.report().totals.checkpoint.calls == 2
 
 
@@ -96,7 +96,7 @@ def test_distributed_checkpoints_are_timed_after_their_import(
 
 def test_the_run_is_checkpointing_while_it_saves(client: torchperfd.Client) -> None:
     said: list[int] = []
-    client._flusher.announce = said.append  # type: ignore[method-assign,assignment]
+    client.parts.flusher.announce = said.append  # type: ignore[method-assign,assignment]
 
     class Looks:
         def __reduce__(self) -> Any:

@@ -140,6 +140,11 @@ class Stream:
         return self._is_welcomed
 
     @property
+    def has_channel(self) -> bool:
+        """Whether a connection is open, or is being opened."""
+        return self._channel is not None
+
+    @property
     def session(self) -> int:
         """The number of the open session, 0 between sessions."""
         return self.connections if self.connected else 0

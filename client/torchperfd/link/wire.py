@@ -55,17 +55,17 @@ def step_batch(
     """Pack drained steps; phases that never occur in them take no room, nor do arrivals."""
     batch = session_pb2.StepBatch(
         count=sum(batch.count for batch in batches),
-        kind=_join(each.kind for each in batches),
-        start_ns=_join(each.start for each in batches),
-        duration_ns=_join(each.duration for each in batches),
+        kind=join_columns(each.kind for each in batches),
+        start_ns=join_columns(each.start for each in batches),
+        duration_ns=join_columns(each.duration for each in batches),
     )
     for slot in sorted({slot for each in batches for slot in each.phases}):
         columns = (each.phases[slot].ns if slot in each.phases else _zeros(each.count) for each in batches)
-        batch.phases.add(phase=names.name(slot), ns=_join(columns))
+        batch.phases.add(phase=names.name(slot), ns=join_columns(columns))
     if arrivals is not None and arrivals.step:
-        batch.arrivals.step = _join([arrivals.step])
-        batch.arrivals.first_ns = _join([arrivals.first_ns])
-        batch.arrivals.last_ns = _join([arrivals.last_ns])
+        batch.arrivals.step = join_columns([arrivals.step])
+        batch.arrivals.first_ns = join_columns([arrivals.first_ns])
+        batch.arrivals.last_ns = join_columns([arrivals.last_ns])
     return session_pb2.ClientMessage(steps=batch)
 
 
@@ -200,7 +200,7 @@ def _zeros(steps: int) -> "array[int]":
     return array("q", bytes(8 * steps))
 
 
-def _join(columns: "Iterable[array[int] | memoryview[int]]") -> bytes:
+def join_columns(columns: "Iterable[array[int] | memoryview[int]]") -> bytes:
     """Return columns, one behind the other, as the protocol has them: little-endian."""
     if sys.byteorder == "little":
         return b"".join(columns)

@@ -42,7 +42,6 @@ class Recorder:
         "_exclusive",
         "_held",
         "_held_depth",
-        "_ring",
         "_row",
         "_stack",
         "_start",
@@ -54,6 +53,7 @@ class Recorder:
         "is_open",
         "last",
         "recorded",
+        "ring",
         "samples",
         "wall_offset",
     )
@@ -73,8 +73,8 @@ class Recorder:
         """CUDA event id of the event that is being handled; -1 for none."""
         self._clock = clock
         self._start = 0
-        self._ring = StepRing(capacity)
-        self._row = self._ring.live_row
+        self.ring = StepRing(capacity)
+        self._row = self.ring.live_row
         self._held = HeldStep()
         # Down to which depth the phases that were open at the edge that is held still are.
         self._held_depth = 0
@@ -220,7 +220,7 @@ class Recorder:
             self.arrivals.forget()
         self.recorded += 1
         start, duration = self._start + self.wall_offset, now - self._start
-        self._row = self._ring.advance(kind, index, start, duration, self.samples)
+        self._row = self.ring.advance(kind, index, start, duration, self.samples)
         self.samples = 0
         if self._row is row:
             self.dropped += 1
@@ -279,10 +279,10 @@ class Recorder:
             self.device.release(kind)
         held = self._held
         self.recorded += 1
-        spare = self._ring.insert(held.row, kind, index)
+        spare = self.ring.insert(held.row, kind, index)
         if spare is held.row:
             self.dropped += 1
-        held.row, self._row = spare, self._ring.live_row
+        held.row, self._row = spare, self.ring.live_row
 
     def discard(self) -> None:
         """Forget what is held: it belongs to no step."""
@@ -355,11 +355,11 @@ class Recorder:
         self.last, self._start, depth = state_key[:3]
         self._exclusive[: depth + 1] = state_key[3 : 4 + depth]
         self.recorded += batch.count
-        self._ring.append(batch)
+        self.ring.append(batch)
 
     def make_room(self) -> None:
         """Put aside what was recorded so far, to be drained; under the same lock as that."""
-        self._ring.make_room()
+        self.ring.make_room()
 
     def _charge_open_phases(self, depth: int) -> None:
         """Count a phase that is open across an edge as one call on either side."""
@@ -394,4 +394,4 @@ class Recorder:
 
     def drain(self) -> list[StepBatch]:
         """Take the finished steps, oldest first; called by the flusher."""
-        return self._ring.drain()
+        return self.ring.drain()

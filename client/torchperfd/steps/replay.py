@@ -44,6 +44,8 @@ class Replay:
         epochs: The loop's passes over loaders.
         overhead: Estimates our own cost.
         now: Time of the event that is being handled, ns: the clock of the loop and the recorder.
+        faults: Where failures of ours are counted.
+        handlers: The function that handles each event, by the event's code.
         after_read: Called on the training thread after each event that it reads itself, unless None.
     """
 
@@ -57,7 +59,7 @@ class Replay:
         self.recorder = Recorder(self, capacity)
         self.loop = Loop(self.recorder, self)
         self._buffer = buffer
-        self._faults = faults
+        self.faults = faults
         # Reentrant: what a watcher starts at an edge may read along, too.
         self._lock: Any = threading.RLock()
         self._read_on_other_thread: Callable[[], None] = self.catch_up
@@ -71,7 +73,7 @@ class Replay:
         self._unread = b""
         self._handled = 0
         self._event_handlers = EventHandlers(self, self.loop, self.recorder, self.epochs)
-        self._handlers = self._event_handlers.by_code
+        self.handlers = self._event_handlers.by_code
         self._step_templates = StepTemplates(self.loop, self.recorder)
         buffer.on_full = self.catch_up
 
@@ -161,7 +163,7 @@ class Replay:
             except Exception as error:
                 if is_from_script(error):
                     raise
-                self._faults.note("loop", error)
+                self.faults.note("loop", error)
 
     def abandon(self) -> None:
         """Forget the open step: a hook has failed."""
@@ -255,7 +257,7 @@ class Replay:
         self, events: "memoryview[int]", learning: TemplateRecorder | None = None, *, to_edge: bool = False
     ) -> int:
         """Handle event by event, ``to_edge`` until a step ends; return the number of bytes handled."""
-        handlers, recorder = self._handlers, self.recorder
+        handlers, recorder = self.handlers, self.recorder
         recorded, handled, word = recorder.recorded, 0, self._newest
         try:
             for self.now, word in iter_unpack(codes.EVENT_FORMAT, events):
@@ -281,8 +283,8 @@ class Replay:
 
     def _fault(self, code: int, error: Exception) -> None:
         place = f"hook {codes.PLACES.get(code, 'loop')}"
-        self._faults.note(place, error)
+        self.faults.note(place, error)
         self.abandon()
-        if self._faults.spent(place):
+        if self.faults.spent(place):
             self._given_up = True
             self._buffer.thread = 0

@@ -19,8 +19,9 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TORCHPERFD_SOCKET", str(tmp_path / "absent.sock"))
     monkeypatch.setenv("TORCHPERFD_CAPTURES_DIR", str(tmp_path / "captures"))
     yield
-    if torchperfd.attachment._current is not None:
-        torchperfd.attachment._current.detach()
+    client = torchperfd.attachment.current()
+    if client is not None:
+        client.detach()
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def train(epochs: int) -> None:
 
 train(3)
 if IS_LIVE:
-    client._replay.go_live()
+    client.parts.instruments.replay.go_live()
 seen = reached = 0
 while raised == seen:
     countdown, before = reached, raised
@@ -77,4 +77,5 @@ while raised == seen:
 train(10)
 train_account = client.report().totals.train
 difference = train_account.ns - sum(phase.ns for phase in train_account.phases)
-print(f"raised {raised} seen {seen} difference {difference} faults {sum(client._faults.counts().values())}")
+faults = sum(client.parts.instruments.faults.counts().values())
+print(f"raised {raised} seen {seen} difference {difference} faults {faults}")

@@ -164,7 +164,7 @@ def train() -> dict[str, Any]:
         "ready": document["loader_ready_batches"] is not None,
         "flops": document["flops_per_step"],
         "off": {state.name: state.reason for state in client.hooks if not state.is_on},
-        "faults": client._faults.counts(),
+        "faults": client.parts.instruments.faults.counts(),
         "text": str(client.report()),
     }
 

@@ -49,8 +49,11 @@ def test_every_phase_has_its_time_on_the_device(device: None) -> None:
     def on_device(kind: str) -> dict[str, tuple[float, int]]:
         phases = getattr(totals, kind).phases
         return {
-            client._names.name(slot): (phases[slot].device_ns / MS, phases[slot].device_calls)
-            for slot in range(len(client._names))
+            client.parts.instruments.names.name(slot): (
+                phases[slot].device_ns / MS,
+                phases[slot].device_calls,
+            )
+            for slot in range(len(client.parts.instruments.names))
             if phases[slot].device_calls
         }
 
@@ -59,7 +62,7 @@ def test_every_phase_has_its_time_on_the_device(device: None) -> None:
     assert on_device("train") == {**within, "other": (20.0, 5)}
     assert on_device("validate")["forward"] == (3.0, 3)
     assert "backward" not in on_device("validate")
-    assert client._faults.counts() == {}
+    assert client.parts.instruments.faults.counts() == {}
 
 
 def test_client_without_device_reports_none(client: torchperfd.Client) -> None:
@@ -69,7 +72,7 @@ def test_client_without_device_reports_none(client: torchperfd.Client) -> None:
     assert totals.cuda is None
     assert totals.flops_per_step is None
     assert all(phase.device_calls == 0 for phase in totals.train.phases)
-    assert client._buffer.cuda_event_id is None
+    assert client.parts.instruments.buffer.cuda_event_id is None
 
 
 def test_memory_is_reported_unchanged(client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +94,7 @@ def test_flops_of_one_step_are_counted_and_the_listener_removed(
     # Of 4 samples: 4 to 8 and 8 to 2 forward, backward both by weight, and the second by input.
     assert totals.flops_per_step == 2 * 4 * (4 * 8 + 8 * 2) * 2 + 2 * 4 * 8 * 2
     assert totals.peak_flops == 1e12
-    assert not client._replay.live
+    assert not client.parts.instruments.replay.live
     assert calls(client)["steps"] == 6
     client.detach()
     again = tiny_model(width=8)

@@ -20,7 +20,7 @@ def test_attach_takes_names_from_call_and_rank_from_launcher(
 ) -> None:
     monkeypatch.setenv("RANK", "3")
     client = torchperfd.attach(run="bert-17", job="bert")
-    assert (client.run, client.rank, client._identity.job_name) == ("bert-17", 3, "bert")
+    assert (client.run, client.rank, client.parts.identity.job_name) == ("bert-17", 3, "bert")
     assert client.attached
     assert not client.connected
     assert client.metrics_url == ""
@@ -118,7 +118,7 @@ def test_a_later_attach_takes_its_options_over(caplog: pytest.LogCaptureFixture)
     client = torchperfd.attach()
     with caplog.at_level("INFO", "torchperfd"):
         assert torchperfd.attach(max_overhead=0.02, flops=True, peak_flops=1e12, run="mine") is client
-    assert client._replay.overhead.limit == 0.02
+    assert client.parts.instruments.replay.overhead.limit == 0.02
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters())
     for _ in range(3):
@@ -126,7 +126,7 @@ def test_a_later_attach_takes_its_options_over(caplog: pytest.LogCaptureFixture)
         model(torch.ones(4, 2)).sum().backward()
         optimizer.step()
     client.finish()
-    assert client._accelerator.flops() == (2 * 4 * 2 * 2, 1e12)
+    assert client.parts.instruments.accelerator.flops() == (2 * 4 * 2 * 2, 1e12)
     assert "attach(run='mine') comes too late" in caplog.text
     client.detach()
 

@@ -90,10 +90,10 @@ def test_a_client_serves_its_own_steps_until_it_is_detached() -> None:
     client = torchperfd.attach(run="mine", metrics_port=0)
     client.step()
     client.step()
-    assert client._outputs.exporter is not None
-    port = client._outputs.exporter.port
+    assert client.parts.outputs.exporter is not None
+    port = client.parts.outputs.exporter.port
     assert (
-        torchperfd.attach(metrics_port=0)._outputs.exporter is client._outputs.exporter
+        torchperfd.attach(metrics_port=0).parts.outputs.exporter is client.parts.outputs.exporter
     )  # asked twice, served once
     assert scrape(port)["torchperfd_train_steps_total{run=mine,rank=0}"] == 2
     client.detach()

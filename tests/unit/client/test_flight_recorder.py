@@ -91,11 +91,11 @@ def test_an_entry_of_another_form_is_refused_in_one_way(more: dict[str, Any]) ->
 
 
 def answer(client: torchperfd.Client) -> session_pb2.CollectiveReport:
-    client._outbox.take(0, 1000)
-    client._daemon_session.handle_command(
+    client.parts.outbox.take(0, 1000)
+    client.parts.daemon_session.handle_command(
         session_pb2.DaemonMessage(tell_collectives=session_pb2.TellCollectives(request_id=7))
     )
-    (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("collective_report"))
+    (message,) = (one for one in client.parts.outbox.take(0, 1000) if one.HasField("collective_report"))
     assert message.collective_report.request_id == 7
     return message.collective_report
 
@@ -119,4 +119,4 @@ def test_client_without_record_reports_no_groups(
     broken = SimpleNamespace(_dump_fr_trace_json=lambda collectives, active: b"{")
     monkeypatch.setitem(sys.modules, C10D, broken)
     assert not answer(client).groups
-    assert client._faults.counts() == {"flight recorder": 1}
+    assert client.parts.instruments.faults.counts() == {"flight recorder": 1}

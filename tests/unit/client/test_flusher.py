@@ -9,49 +9,52 @@ from torchperfd.events import codes
 
 
 def test_flusher_ring_buffer_half_full_is_woken(client: torchperfd.Client) -> None:
-    client._flusher.stop(5)
-    while not client._flusher._wake.empty():
-        client._flusher._wake.get()
+    flusher, buffer = client.parts.flusher, client.parts.instruments.buffer
+    assert buffer.on_low == flusher.wake
+    flusher.stop(5)
+    flusher.flush()
+    woken: list[int] = []
+    buffer.on_low = lambda: woken.append(len(buffer))
     for _ in range(50_000):
-        client._buffer.mark(codes.ENTER, 14)
-        client._buffer.mark(codes.EXIT)
-        if not client._flusher._wake.empty():
+        buffer.mark(codes.ENTER, 14)
+        buffer.mark(codes.EXIT)
+        if woken:
             break
-    assert client._flusher._wake.qsize() == 1
-    assert 50_000 < len(client._buffer) < 70_000
-    client._flusher.flush()
-    assert len(client._buffer) == 0
+    assert len(woken) == 1
+    assert 50_000 < len(buffer) < 70_000
+    flusher.flush()
+    assert len(buffer) == 0
 
 
 def test_flush_without_report_sends_no_steps(client: torchperfd.Client) -> None:
-    client._flusher.stop(5)
-    while client._outbox.take(0, 100):
+    client.parts.flusher.stop(5)
+    while client.parts.outbox.take(0, 100):
         pass
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
-    client._flusher.flush()
+    client.parts.flusher.flush()
     assert calls(client)["steps"] == 3
-    assert [message.WhichOneof("body") for message in client._outbox.take(0, 100)] == ["state"]
-    client._flusher.flush(report=True)
-    steps, account = client._outbox.take(0, 100)
+    assert [message.WhichOneof("body") for message in client.parts.outbox.take(0, 100)] == ["state"]
+    client.parts.flusher.flush(report=True)
+    steps, account = client.parts.outbox.take(0, 100)
     assert (steps.steps.count, account.account.recorded_steps) == (3, 3)
-    client._flusher.flush(report=True)
-    assert client._outbox.take(0, 100) == []
+    client.parts.flusher.flush(report=True)
+    assert client.parts.outbox.take(0, 100) == []
 
 
 def test_flush_totals_unpackable_are_counted_as_fault(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client._flusher.stop(5)
+    client.parts.flusher.stop(5)
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(3))
     with monkeypatch.context() as patch:
         patch.setattr("torchperfd.link.wire.totals_message", lambda *_: 1 / 0)
-        client._outbox.take(0, 100)
-        client._flusher.flush(send=True)
-        assert client._faults.counts() == {"report": 1}
-        assert [message.WhichOneof("body") for message in client._outbox.take(0, 100)] == ["state"]
+        client.parts.outbox.take(0, 100)
+        client.parts.flusher.flush(send=True)
+        assert client.parts.instruments.faults.counts() == {"report": 1}
+        assert [message.WhichOneof("body") for message in client.parts.outbox.take(0, 100)] == ["state"]
     # What was not reported is reported the next time.
-    client._flusher.flush(send=True)
-    steps, account = client._outbox.take(0, 100)
+    client.parts.flusher.flush(send=True)
+    steps, account = client.parts.outbox.take(0, 100)
     assert (steps.steps.count, account.account.recorded_steps) == (3, 3)

@@ -51,10 +51,10 @@ def test_a_thread_that_is_gone_is_in_no_loop() -> None:
 
 
 def test_framework_is_sent_with_the_state(client: torchperfd.Client) -> None:
-    client._flusher.stop(5)
-    client._outbox.take(0, 100)
+    client.parts.flusher.stop(5)
+    client.parts.outbox.take(0, 100)
     model = tiny_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
-    within("transformers.trainer", client._flusher.flush)
-    [message] = client._outbox.take(0, 100)
+    within("transformers.trainer", client.parts.flusher.flush)
+    [message] = client.parts.outbox.take(0, 100)
     assert message.state.framework == "transformers"

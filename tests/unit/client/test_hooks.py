@@ -37,7 +37,7 @@ def test_a_plain_loop_has_one_of_each_phase_per_step(client: torchperfd.Client) 
     totals = client.report().totals.train
     assert sum(phase.ns for phase in totals.phases) == totals.ns > 0
     assert totals.samples == 6
-    assert client._faults.counts() == {}
+    assert client.parts.instruments.faults.counts() == {}
 
 
 def test_epochs_and_validations_in_between(client: torchperfd.Client) -> None:

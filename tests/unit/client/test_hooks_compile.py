@@ -113,7 +113,7 @@ def test_a_function_around_a_hooked_model_compiles_in_one_piece(graph_breaks: "C
     assert torch.equal(forward(torch.ones(2, 4)), expected)
     assert not graph_breaks
     assert frames.graphs == 1
-    assert client._faults.counts() == {}
+    assert client.parts.instruments.faults.counts() == {}
 
 
 def test_results_are_those_of_the_same_model_without_us() -> None:

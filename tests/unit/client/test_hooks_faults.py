@@ -2,10 +2,12 @@
 
 import io
 import multiprocessing.queues
+import threading
 from typing import Any
 
 import pytest
 import torch
+from tests.support.node import eventually
 from tests.unit.client.training import calls, loader, open_phases, per_step, tiny_model, train
 
 import torchperfd
@@ -70,10 +72,10 @@ def test_callback_that_always_fails_is_switched_off(
     client = torchperfd.attach()
     assert_same(outcome(), undisturbed)
     client.report()
-    counts = client._faults.counts()
+    counts = client.parts.instruments.faults.counts()
     assert set(counts) == places
     assert max(counts.values()) == LIMIT
-    assert not client._hooks.active
+    assert not client.parts.instruments.hooks.active
     client.detach()
 
 
@@ -110,11 +112,11 @@ def test_scalers_and_saves_work_whatever_we_do(
     client = torchperfd.attach()
     assert_same(scaled(), alone)
     client.report()
-    counts = client._faults.counts()
+    counts = client.parts.instruments.faults.counts()
     assert counts
     assert set(counts) <= places
     assert max(counts.values()) == LIMIT
-    assert not client._hooks.active
+    assert not client.parts.instruments.hooks.active
     client.detach()
 
 
@@ -124,7 +126,7 @@ def test_compiling_in_place_works_whatever_we_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(RootModels, "is_known", lambda *_: 1 / 0)
     model.compile(backend="eager")
     assert model._compiled_call_impl is not None
-    assert client._faults.counts() == {"hook compiled_models": 1}
+    assert client.parts.instruments.faults.counts() == {"hook compiled_models": 1}
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
     assert calls(client)["steps"] == 2
     torch._dynamo.reset()
@@ -138,14 +140,13 @@ def test_workers_that_cannot_be_counted_serve_all_the_same(
     model = tiny_model()
     batches = loader(4, num_workers=1, multiprocessing_context="fork")
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
-    counts = client._faults.counts()
+    counts = client.parts.instruments.faults.counts()
     assert counts == {"hook worker_queue": 5, "hook loader_use": 5}
     assert calls(client) == per_step(4)
     monkeypatch.setattr(multiprocessing.queues.Queue, "qsize", unsupported)
-    client._faults._counts.clear()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
     assert calls(client)["steps"] == 8
-    assert client._faults.counts() == {}
+    assert client.parts.instruments.faults.counts() == counts, "it is no failure of ours"
     assert client.report().totals.ready is None
 
 
@@ -167,8 +168,8 @@ def test_a_failure_costs_the_step_in_progress_and_no_other(monkeypatch: pytest.M
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(4))
     counted = calls(client)
     assert (counted["data"], counted["forward"], counted["backward"]) == (3, 3, 3)
-    assert client._faults.counts() == {"hook backward": 1}
-    assert client._hooks.active
+    assert client.parts.instruments.faults.counts() == {"hook backward": 1}
+    assert client.parts.instruments.hooks.active
     totals = client.report().totals.train
     assert sum(phase.ns for phase in totals.phases) == totals.ns
 
@@ -181,13 +182,13 @@ def test_a_watcher_that_fails_disturbs_nothing(undisturbed: Outcome, client: tor
         def validate_edge(self) -> None:
             raise ZeroDivisionError
 
-    client._replay.watch(Broken())
+    client.parts.instruments.replay.watch(Broken())
     assert_same(outcome(), undisturbed)
     client.report()
-    assert client._faults.counts()["hook draw"] == LIMIT
-    assert not client._hooks.active
-    client._loop.watcher = None
-    client._replay.leave()
+    assert client.parts.instruments.faults.counts()["hook draw"] == LIMIT
+    assert not client.parts.instruments.hooks.active
+    client.parts.instruments.replay.loop.watcher = None
+    client.parts.instruments.replay.leave()
 
 
 def test_an_explicit_step_that_fails_is_counted_not_raised(
@@ -196,7 +197,7 @@ def test_an_explicit_step_that_fails_is_counted_not_raised(
     monkeypatch.setattr(Loop, "client_step", lambda *_: 1 / 0)
     client.step(samples=3)
     client.report()
-    assert client._faults.counts() == {"hook step": 1}
+    assert client.parts.instruments.faults.counts() == {"hook step": 1}
 
 
 @pytest.mark.parametrize("callback", ["draw_begin", "draw_end", "draw_stop"])
@@ -208,7 +209,7 @@ def test_wrapping_an_iterable_hands_on_its_items_whatever_we_do(
     for _ in range(12):
         assert list(client.wrap(range(5))) == [0, 1, 2, 3, 4]
     client.report()
-    assert client._faults.counts() == {"hook draw": LIMIT}
+    assert client.parts.instruments.faults.counts() == {"hook draw": LIMIT}
 
 
 def test_wrapping_an_iterable_hands_on_its_errors(client: torchperfd.Client) -> None:
@@ -237,12 +238,11 @@ def test_wrapping_survives_batches_that_cannot_even_be_looked_at(client: torchpe
 def test_flusher_ten_failures_gives_up_and_training_goes_on(
     undisturbed: Outcome, client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client._flusher.stop(5)
     monkeypatch.setattr("torchperfd.link.flusher.next_flush", lambda _: 1e-6)
-    monkeypatch.setattr(client._flusher, "flush", lambda **_: 1 / 0)
-    client._flusher._stopping = False
-    client._flusher._run()  # on this thread: it returns once it has given up
-    assert client._faults.counts() == {"flusher": LIMIT}
+    monkeypatch.setattr(client.parts.flusher, "flush", lambda **_: 1 / 0)
+    client.parts.flusher.wake()
+    eventually(lambda: "torchperfd-flusher" not in {each.name for each in threading.enumerate()}, 20)
+    assert client.parts.instruments.faults.counts() == {"flusher": LIMIT}
     monkeypatch.undo()
     assert_same(outcome(), undisturbed)
     assert calls(client)["steps"] == 2 * EPOCHS

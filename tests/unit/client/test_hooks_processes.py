@@ -23,7 +23,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 client = torchperfd.attach(run="mine")
 train(model, optimizer, loader(2))
 client.report()  # all that is on the ring buffer has been read
-recorder = client._recorder
+recorder = client.parts.instruments.replay.recorder
 before = recorder.recorded
 
 def fork(leave):
@@ -73,7 +73,7 @@ class Spy(Dataset[Any]):
         return 8
 
     def __getitem__(self, index: int) -> Any:
-        recorder = self._client._recorder
+        recorder = self._client.parts.instruments.replay.recorder
         before = recorder.recorded, recorder.is_open, recorder.last
         for _ in loader(2):
             pass
@@ -107,6 +107,7 @@ def test_attaching_inside_a_worker_does_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: object())
     client = torchperfd.attach()
     assert not client.attached
-    assert client._recorder._ring.capacity == 16  # a worker each: they shall not pay for a ring
+    # One client per worker: they shall not pay for a ring.
+    assert client.parts.instruments.replay.recorder.ring.capacity == 16
     client.step()
     assert str(client.report()) == "rank 0: no step was seen"

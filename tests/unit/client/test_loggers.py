@@ -254,7 +254,7 @@ def test_a_client_sends_from_threads_of_their_own() -> None:
         assert sum(metrics["torchperfd/train/samples_per_second"] > 0 for _, metrics in each.metrics) >= 1
         assert [report.table.steps for report in each.reports] == [3]
         assert each.closed == 1
-    assert [sender.place for sender in client._outputs.senders] == [
+    assert [sender.place for sender in client.parts.outputs.senders] == [
         "logger RecordingLogger",
         "logger RecordingLogger 2",
     ]
@@ -265,7 +265,7 @@ def test_a_detached_client_takes_no_logger() -> None:
     client = torchperfd.attach()
     client.detach()
     client.add_logger(RecordingLogger())
-    assert client._outputs.senders == []
+    assert client.parts.outputs.senders == []
 
 
 def test_something_that_is_no_logger_costs_training_nothing() -> None:
@@ -273,7 +273,7 @@ def test_something_that_is_no_logger_costs_training_nothing() -> None:
     for _ in range(3):
         client.step()
     client.detach()
-    assert client._faults.counts()["logger object"] >= 1
+    assert client.parts.instruments.faults.counts()["logger object"] >= 1
 
 
 def test_detach_with_a_hanging_logger_waits_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +298,6 @@ def test_detach_with_a_hanging_logger_waits_a_second_at_most(monkeypatch: pytest
     assert max(waits) <= 1.0
     assert [thread for thread in threading.enumerate() if thread.name == "torchperfd-logger"]
     assert recording.closed == 1
-    assert client._faults.counts() == {"logger Hanging": 1}
+    assert client.parts.instruments.faults.counts() == {"logger Hanging": 1}
     hanging.release.set()
     until(lambda: not [t for t in threading.enumerate() if t.name == "torchperfd-logger"])

@@ -25,7 +25,7 @@ def train(logger: Any) -> torchperfd.Client:
     for _ in range(4):
         client.step(samples=8)
     client.detach()
-    assert client._faults.counts() == {}
+    assert client.parts.instruments.faults.counts() == {}
     return client
 
 

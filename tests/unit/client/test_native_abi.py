@@ -18,7 +18,7 @@ client = torchperfd.attach()
 with client.phase("augment"):
     client.step()
 print(events.NATIVE, events.EventBuffer is reference.EventBuffer, templates.AVAILABLE)
-print(client.report().totals.train.steps, client._faults.counts())
+print(client.report().totals.train.steps, client.parts.instruments.faults.counts())
 client.detach()
 """
 

@@ -146,7 +146,9 @@ def test_dropped_phases_leave_the_steps(client: torchperfd.Client) -> None:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, loader(3))
-    client._buffer.muted = sum(1 << code for code in (codes.ZERO, codes.FORWARD, codes.BACKWARD))
+    client.parts.instruments.buffer.muted = sum(
+        1 << code for code in (codes.ZERO, codes.FORWARD, codes.BACKWARD)
+    )
     train(model, optimizer, loader(4))
     counted = calls(client)
     assert (counted["steps"], counted["data"], counted["optimizer"]) == (7, 7, 7)

@@ -141,7 +141,7 @@ def test_capture_past_its_first_step_fails_and_may_be_retried(tmp_path: Path) ->
 def test_captures_follow_one_another_each_whole(client: torchperfd.Client) -> None:
     for _ in range(5):
         step()
-    client._flusher.flush()
+    client.parts.flusher.flush()
     for _ in range(3):
         capture = client.capture(steps=2)
         train_until(capture, "complete", "failed")
@@ -158,7 +158,7 @@ def test_captures_follow_one_another_each_whole(client: torchperfd.Client) -> No
 def test_first_capture_has_an_estimate_and_a_measure(client: torchperfd.Client) -> None:
     for _ in range(5):
         step()
-    client._flusher.flush()
+    client.parts.flusher.flush()
     capture = client.capture(steps=2)
     train_until(capture, "armed", "running", "exporting", "complete", "failed")
     assert capture.pause_seconds > 0

@@ -1,5 +1,6 @@
 """The recorder, on a scripted clock: every nanosecond of a step is somebody's, once."""
 
+import gc
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -456,12 +457,17 @@ def test_held_step_with_the_ring_full_is_dropped() -> None:
 def test_memory_is_fixed_whatever_is_recorded() -> None:
     recorder, clock = make(capacity=16)
 
-    def memory() -> list[tuple[int, int, int]]:
-        rows = recorder._ring._rows
-        blocks: list[list[Any]] = [rows, recorder._stack, recorder._exclusive, *rows]
-        return [(id(block), len(block), sys.getsizeof(block)) for block in blocks]
+    def memory() -> set[tuple[int, int, int]]:
+        """Return every list that the recorder and its ring hold: where, how long and how large."""
+        lists: list[list[Any]] = []
+        for owner in (recorder, recorder.ring):
+            found = [each for each in gc.get_referents(owner) if type(each) is list and each]
+            lists += [*found, *(inner for each in found for inner in each if type(inner) is list)]
+        return {(id(block), len(block), sys.getsizeof(block)) for block in lists}
 
+    recorder.drain()
     before = memory()
+    assert len(before) >= 16
     for number in range(200):
         for depth in range(MAX_DEPTH + 10):
             recorder.enter(depth % PHASE_SLOTS)
@@ -471,6 +477,7 @@ def test_memory_is_fixed_whatever_is_recorded() -> None:
         if number % 50 == 0:
             recorder.drain()
     assert recorder.dropped > 0
+    recorder.drain()
     assert memory() == before
 
 

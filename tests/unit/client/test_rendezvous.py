@@ -116,15 +116,17 @@ def test_one_rank_per_node_exchanges_peers_if_its_daemon_asks(
     client: torchperfd.Client, monkeypatch: pytest.MonkeyPatch, local_rank: int, address: str, meets: bool
 ) -> None:
     met: list[str] = []
-    monkeypatch.setattr(client._daemon_session.rendezvous, "discover_peers", met.append)
-    monkeypatch.setattr(client._daemon_session, "_identity", replace(client._identity, local_rank=local_rank))
-    client._daemon_session.on_welcome(session_pb2.Welcome(fleet_address=address))
+    monkeypatch.setattr(client.parts.daemon_session.rendezvous, "discover_peers", met.append)
+    monkeypatch.setattr(
+        client.parts.daemon_session, "identity", replace(client.parts.identity, local_rank=local_rank)
+    )
+    client.parts.daemon_session.on_welcome(session_pb2.Welcome(fleet_address=address))
     assert met == (["a:1"] if meets else [])
 
 
 def test_learned_peers_go_to_the_daemon(client: torchperfd.Client) -> None:
-    client._outbox.take(0, 1000)
-    client._daemon_session._tell_daemons(("a:1", "b:1"))
-    (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("job_daemons"))
+    client.parts.outbox.take(0, 1000)
+    client.parts.daemon_session.send_peers(("a:1", "b:1"))
+    (message,) = (one for one in client.parts.outbox.take(0, 1000) if one.HasField("job_daemons"))
     assert list(message.job_daemons.addresses) == ["a:1", "b:1"]
     assert not [thread for thread in threading.enumerate() if thread.name == "torchperfd-rendezvous"]

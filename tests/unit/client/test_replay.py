@@ -49,7 +49,7 @@ def test_every_code_has_a_meaning() -> None:
     for code in range(codes.CODES):
         buffer.write(code)
     replay.catch_up()
-    assert replay._faults.counts() == {}
+    assert replay.faults.counts() == {}
     known = {value for name, value in vars(codes).items() if name.isupper() and isinstance(value, int)}
     assert set(range(codes.CODES)) <= known
 
@@ -154,7 +154,7 @@ def test_after_lost_events_the_open_step_is_lost_and_no_other() -> None:
     write(buffer, *PLAIN, *PLAIN)
     replay.finish()
     durations = [step.phases for step in unpack(replay.recorder.drain())]
-    assert replay._faults.counts() == {}
+    assert replay.faults.counts() == {}
     assert 4 <= len(durations) <= 7
     assert replay.recorder.depth == 0
 
@@ -170,13 +170,13 @@ def test_invalid_events_are_counted_and_stop_reading_at_limit(
     for _ in range(30):
         write(buffer, *PLAIN)
     replay.catch_up()
-    assert replay._faults.counts() == {"hook forward": 10}
+    assert replay.faults.counts() == {"hook forward": 10}
     assert buffer.thread == 0
     monkeypatch.undo()
     write(buffer, *PLAIN)
     replay.catch_up()
     replay.finish()
-    assert replay._faults.counts() == {"hook forward": 10}
+    assert replay.faults.counts() == {"hook forward": 10}
 
 
 def test_grad_scaler_with_and_without_optimizer_step() -> None:

@@ -37,11 +37,11 @@ def files() -> list[int]:
 
 def daemons(client: torchperfd.Client) -> session_pb2.StackReport:
     """Return what the client answers, asked on the calling thread."""
-    client._outbox.take(0, 1000)
-    client._daemon_session.handle_command(
+    client.parts.outbox.take(0, 1000)
+    client.parts.daemon_session.handle_command(
         session_pb2.DaemonMessage(dump_stacks=session_pb2.DumpStacks(request_id=7))
     )
-    (message,) = (one for one in client._outbox.take(0, 1000) if one.HasField("stack_report"))
+    (message,) = (one for one in client.parts.outbox.take(0, 1000) if one.HasField("stack_report"))
     assert message.stack_report.request_id == 7
     return message.stack_report
 
@@ -103,9 +103,9 @@ def test_phase_and_step_are_those_of_the_newest_event(client: torchperfd.Client)
     for _ in range(3):
         client.step()
     with client.phase("augment"):
-        client._replay.catch_up()
+        client.parts.instruments.replay.catch_up()
         assert (daemons(client).phase, daemons(client).step) == ("augment", 3)
-    client._replay.catch_up()
+    client.parts.instruments.replay.catch_up()
     assert daemons(client).phase == "other"
 
 
@@ -217,14 +217,14 @@ def test_off_the_main_thread_the_signal_is_left_alone(tmp_path: Path) -> None:
         "import os, threading, torchperfd\n"
         "def attach():\n"
         "    client = torchperfd.attach()\n"
-        "    print(client._stacks._file)\n"
+        "    print(client.parts.stacks.descriptors)\n"
         "    client.detach()\n"
         "thread = threading.Thread(target=attach)\n"
         "thread.start()\n"
         "thread.join()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "-1\n"
+    assert done.stdout == "[]\n"
 
 
 def test_scripts_file_on_our_closed_descriptor_is_left_alone(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
 
         return call
 
-    reader._handlers = [counted(handler) for handler in reader._handlers]
+    reader.handlers = [counted(handler) for handler in reader.handlers]
     clock = SimpleNamespace(time_ns=lambda: 5_000, perf_counter_ns=lambda: 3_000, sleep=lambda _: None)
     batches: list[StepBatch] = []
     with mock.patch.object(replay, "time", clock), mock.patch.object(templates, "AVAILABLE", at_once):
@@ -103,7 +103,7 @@ def read(events: bytes, turns: list[int], capacity: int, *, at_once: bool, again
         "warm-up tokens": loop.warmup_tokens,
         "passes": (epochs.epoch, epochs.train, epochs.validate),
         "recorded": (recorder.recorded, recorder.dropped, recorder.depth, recorder.is_open, recorder.last),
-        "faults": reader._faults.counts(),
+        "faults": reader.faults.counts(),
     }
     return Read(batches, state, reported, recorder.arrivals.drain())
 

@@ -288,11 +288,11 @@ def test_user_phases_of_another_rank_get_slots_by_name() -> None:
 def test_columns_are_little_endian_whatever_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     column = array("q", [1, -2])
     expected = bytes([1, *[0] * 7, 0xFE, *[0xFF] * 7])
-    assert wire._join([column]) == expected
+    assert wire.join_columns([column]) == expected
     swapped = array("q", column)
     swapped.byteswap()
     monkeypatch.setattr("sys.byteorder", "big")  # where memory holds the bytes the other way around
-    assert wire._join([swapped]) == expected
+    assert wire.join_columns([swapped]) == expected
     assert swapped[0] != 1  # the caller's column is as it was
 
 

@@ -52,7 +52,7 @@ def calls(client: torchperfd.Client, kind: str = "train") -> dict[str, int]:
 def open_phases(client: torchperfd.Client) -> int:
     """Return how deep phases are nested after all that has happened so far."""
     client.report()
-    return client._recorder.depth
+    return client.parts.instruments.replay.recorder.depth
 
 
 def per_step(steps: int, **other: int) -> dict[str, int]:
