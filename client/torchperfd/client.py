@@ -393,7 +393,7 @@ class Client:
             atexit.unregister(self.detach)
             atexit.register(self.detach)
 
-    def _give_up_descriptors(self) -> None:
+    def _give_up_descriptors(self) -> dict[int, str]:
         """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
         self._stacks.unregister_signal()
-        self._stream.drop()
+        return self._stream.drop()

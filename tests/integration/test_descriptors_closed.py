@@ -53,6 +53,34 @@ def test_script_closing_all_descriptors_lives_on(node: Node, tmp_path: Path, how
     assert (process.returncode, output, errors) == (0, "alive True\n", "")
 
 
+_CONNECTS = """
+import os, socket, sys, threading, time, torchperfd
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.environ["TORCHPERFD_SOCKET"])
+listener.listen(8)
+client = torchperfd.attach()
+time.sleep({seconds})
+began = time.monotonic()
+"""
+
+_TOOK = """
+assert time.monotonic() - began < 10, time.monotonic() - began
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3, 4.0])
+@pytest.mark.parametrize("how", ["range", "one_by_one"])
+def test_script_closing_while_no_daemon_answers_lives_on(
+    node: Node, tmp_path: Path, how: str, seconds: float
+) -> None:
+    """Something listens at the socket and accepts nothing: gRPC has descriptors, and no session."""
+    script = tmp_path / "closes.py"
+    script.write_text(_CONNECTS.format(seconds=seconds) + _CLOSES[how] + _TOOK + _END + "time.sleep(4)\n")
+    with node.running(sys.executable, str(script)) as process:
+        output, errors = process.communicate(timeout=90)
+    assert (process.returncode, output, errors) == (0, "alive True\n", "")
+
+
 _FORKS = """
 for _ in range(8):
     child = os.fork()

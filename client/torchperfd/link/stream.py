@@ -11,12 +11,12 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
 from torchperfd.link.outbox import Outbox
-from torchperfd.safety.descriptors import DescriptorGuard, open_descriptors, target_of
+from torchperfd.safety.descriptors import DescriptorGuard, open_descriptors, opened_by_grpc, target_of
 from torchperfd.safety.flag import Flag
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
@@ -32,8 +32,6 @@ _IDLE_POLL_S: Final = 0.5
 _AFTER_DROP_S: Final = 5.0
 _DROP_BUDGET_S: Final = 1.0
 _DROP_POLL_S: Final = 0.005
-_GRPC_OPENS: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "socket:", "pipe:")
-"""Targets of gRPC's descriptors."""
 _NO_ROOM_S: Final = 10.0
 # What the outbox holds has ten megabytes at most, and a daemon takes messages of 16.
 _MOST_IN_A_BUNDLE: Final = 16
@@ -100,8 +98,9 @@ class Stream:
         guard: DescriptorGuard,
     ) -> None:
         self._guard = guard
-        # Descriptors that the session has opened, and their targets.
+        # Descriptors that the newest session has opened, and their targets; until then, those before it.
         self._opened: dict[int, str] = {}
+        self._before: dict[int, str] | None = None
         self._is_dropped = False
         self._sockets = sockets
         self._hello = hello
@@ -227,7 +226,10 @@ class Stream:
 
         from torchperfd.v1 import session_pb2_grpc
 
-        before = open_descriptors()
+        # What an attempt that no daemon answered has opened is there for seconds.
+        if self._before is None:
+            self._before = open_descriptors()
+            self._guard.guard_opening(self._before)
         self._uses_grpc = True
         channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
         self._channel = channel
@@ -241,7 +243,7 @@ class Stream:
                     self._bundles = contract.BUNDLE in message.welcome.features
                     self._run_there = message.welcome.run
                     self._refused = False
-                    self._guard_session(before)
+                    self._guard_session()
                     self._on_welcome(message.welcome)
                     self._is_welcomed = True
                 else:
@@ -259,31 +261,35 @@ class Stream:
             self._is_welcomed = False
             session_over.set()
             self._call = self._channel = None
-            self._guard.release(self._opened)
             channel.close()
         return True
 
-    def _guard_session(self, before: Mapping[int, str]) -> None:
-        self._opened = {
-            descriptor: target
-            for descriptor, target in open_descriptors().items()
-            if before.get(descriptor) != target and target.startswith(_GRPC_OPENS)
-        }
-        self._guard.guard(self._opened)
+    def _guard_session(self) -> None:
+        if self._before is not None:
+            self._guard.release(self._opened)
+            self._opened = opened_by_grpc(self._before)
+            self._guard.guard(self._opened)
+            self._before = None
+            self._guard.guard_opening(None)
 
-    def drop(self) -> None:
+    def drop(self) -> dict[int, str]:
         """End the session at once, with all that gRPC has in this process; another begins some seconds later.
 
-        Waits a second at most, on the calling thread.
+        Waits a second at most, on the calling thread. Returns what gRPC has open even so: a connection
+        that no daemon has answered keeps its descriptors for seconds.
         """
-        opened = self._opened
+        before = self._before
+        opened = self._opened if before is None else opened_by_grpc(before)
         self._is_dropped = True
         call = self._call
         if call is not None:
             call.cancel()
         deadline = time.monotonic() + _DROP_BUDGET_S
-        while time.monotonic() < deadline and any(target_of(n) == target for n, target in opened.items()):
+        while left := {number: target for number, target in opened.items() if target_of(number) == target}:
+            if time.monotonic() > deadline:
+                break
             time.sleep(_DROP_POLL_S)
+        return left
 
     def _refuse(self, path: str, why: str | None) -> None:
         """Log once that a daemon has no room for this process, and pause before the next attempt."""
