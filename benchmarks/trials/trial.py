@@ -29,7 +29,7 @@ _INEXACT: Final = frozenset({"raising_timeouts"})
 _MADE_AFTERWARDS: Final = frozenset({"trains_at_exit"})
 _EXPECTED_LINES: Final = re.compile(
     r"cannot write the (trace|manifest)|not connected to the socket|was forked from one|^USDT:|output_json"
-    r"|External init callback must run in same thread"
+    r"|External init callback must run in same thread|Toggling CPU activity with GPU activity on"
 )
 """Warnings that a user is to see, of what fails; and what torch's profiler writes of itself."""
 
