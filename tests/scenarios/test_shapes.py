@@ -302,7 +302,7 @@ def test_two_optimizers_take_as_long_as_the_script_says(client: torchperfd.Clien
     def run(watch: Watch) -> None:
         gan(watch.over(loader(STEPS) if drawn else [BATCH] * STEPS))
 
-    assert_accounted(client, run)
+    assert_accounted(client, run, has_loader=drawn)
 
 
 def test_several_critic_steps_per_generator_step(client: torchperfd.Client) -> None:
@@ -491,7 +491,7 @@ def test_loop_over_other_iterable_has_the_scripts_durations(client: torchperfd.C
             time.sleep(PAUSE_S)
             optimizer.step()
 
-    assert_accounted(client, run)
+    assert_accounted(client, run, has_loader=wrapped)
 
 
 # When and how often.
