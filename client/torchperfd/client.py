@@ -1,4 +1,4 @@
-"""The client: what :func:`torchperfd.attach` returns, and the composition root of the training process."""
+"""The client: what :func:`torchperfd.attach` returns."""
 
 import atexit
 import os
@@ -9,33 +9,22 @@ from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
 from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.handle import Capture
 from torchperfd.captures.job_capture import JobCapture, chosen_ranks
-from torchperfd.captures.manager import CaptureManager
-from torchperfd.daemon_session import DaemonSession
 from torchperfd.errors import CaptureError
 from torchperfd.events import codes
 from torchperfd.identity import read_identity
 from torchperfd.instruments import Instruments
-from torchperfd.integration_port import IntegrationPort
-from torchperfd.link.flusher import Flusher
-from torchperfd.link.outbox import Outbox
-from torchperfd.link.process_counters import ProcessCounters
-from torchperfd.link.stream import Stream
-from torchperfd.loggers.outputs import Outputs
 from torchperfd.parts import Parts
 from torchperfd.report import RankReport
-from torchperfd.safety.descriptors import DescriptorGuard
 from torchperfd.safety.logs import log
-from torchperfd.stacks import StackReporter
 from torchperfd.steps.totals import Totals
 from torchperfd.steps.user_phase import Phase
-from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torch import nn
 
     from torchperfd.hook_state import HookState
     from torchperfd.loggers.protocol import Logger
-    from torchperfd.v1 import control_pb2, session_pb2
+    from torchperfd.v1 import control_pb2
 
 T = TypeVar("T")
 
@@ -44,10 +33,10 @@ _EXIT_BUDGET_S: Final = 0.8
 
 
 class Client:
-    """Everything torchperfd does in one training process; made by :func:`attach`.
+    """What a script asks of torchperfd in one training process; made by :func:`attach`.
 
     Attributes:
-        parts: The parts that it composes, for benchmarks and tests.
+        parts: What it is made of, for integrations, benchmarks and tests; may change with any version.
     """
 
     def __init__(
@@ -60,95 +49,33 @@ class Client:
         flops: bool = False,
         peak_flops: float | None = None,
     ) -> None:
-        self._identity = read_identity(run=run, job_name=job)
-        self._instruments = instruments = Instruments(
-            inert=inert, max_overhead=max_overhead, flops=flops, peak_flops=peak_flops
-        )
-        self._faults, self._names = instruments.faults, instruments.names
-        self._buffer, self._replay = instruments.buffer, instruments.replay
-        self._outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
-        self._captures = CaptureManager(
-            self._replay,
-            self._identity,
-            self._outbox,
-            lambda: self._flusher.step_seconds(),
-            self._names.name,
-            lambda: self._flusher.unrecorded(),
-        )
-        self._stacks = StackReporter(self._buffer, self._replay, self._names, self._outbox, self._faults)
-        counters = ProcessCounters(
-            *(self._replay, instruments.pauses, instruments.compilations),
-            *(self._instruments.accelerator, instruments.loader),
-            hooks=instruments.hook_states,
-        )
-        self._flusher = Flusher(self._replay, self._names, self._outbox, self._faults, counters)
-        self._buffer.on_low = self._flusher.wake
-        self._daemon_session = DaemonSession(
-            self._identity,
-            self._flusher,
-            self._stacks,
-            self._captures,
-            self._outbox,
-            lambda: self._stream.session,
-            lambda: self._stream.peer_uid,
-            self._faults,
-        )
-        self._guard = DescriptorGuard(self._give_up_descriptors)
-        self._stream = Stream(
-            sockets=contract.socket_candidates(),
-            hello=self._daemon_session.hello,
-            outbox=self._outbox,
-            on_welcome=self._daemon_session.on_welcome,
-            on_command=self._daemon_session.handle_command,
-            faults=self._faults,
-            guard=self._guard,
-        )
-        self._outputs = Outputs(
-            self._identity,
-            self._names,
-            self._faults,
-            self._flusher.snapshot,
-            lambda: self._flusher.totals.train.steps,
-        )
-        self.integration_port = IntegrationPort(
-            *(self._buffer.mark, self._buffer.here, self._names.slot, self.watch_model),
-            *(lambda: self._flusher.refresh(send=True), self._faults),
-        )
-        self.parts = Parts(
-            *(self._identity, self._instruments, self._flusher, self._outbox, self._daemon_session),
-            *(self._stream, self._stacks, self._captures, self._outputs),
-        )
+        instruments = Instruments(inert=inert, max_overhead=max_overhead, flops=flops, peak_flops=peak_flops)
+        self.parts = Parts(read_identity(run=run, job_name=job), instruments)
+        self._instruments, self._flusher = instruments, self.parts.flusher
+        self._buffer, self._names = instruments.buffer, instruments.names
         self._pid = os.getpid()
         self.attached = not inert
         self._is_detached = inert
         self._is_detaching = False
         if not inert:
             try:
-                self._begin()
+                self.parts.start()
+                atexit.register(self.detach)
             except BaseException:
                 self.detach_by(time.monotonic())
                 raise
-
-    def _begin(self) -> None:
-        self._flusher.start()
-        self._guard.install()
-        self._stream.start()
-        self._stacks.register_signal(self._stream.native_id)
-        self._guard.guard(self._stacks.descriptors)
-        self._instruments.install(self._captures.torch_ready.set, untraced=Flusher)
-        atexit.register(self.detach)
 
     # What a script may call.
 
     @property
     def run(self) -> str:
         """The run's name."""
-        return self._identity.run
+        return self.parts.identity.run
 
     @property
     def rank(self) -> int:
         """This process's rank in the run."""
-        return self._identity.rank
+        return self.parts.identity.rank
 
     @property
     def hooks(self) -> "tuple[HookState, ...]":
@@ -158,7 +85,7 @@ class Client:
     @property
     def connected(self) -> bool:
         """Whether a daemon listens right now."""
-        return self._stream.connected
+        return self.parts.stream.connected
 
     def phase(self, name: str) -> "Phase":
         """Return a context manager that times a phase of your own.
@@ -196,8 +123,8 @@ class Client:
         """Return the totals so far; ``print(client.report())`` shows the phase table."""
         if self.attached:
             self._flusher.refresh()
-        dropped = self._replay.recorder.dropped
-        return RankReport(self._identity.rank, self._flusher.snapshot(), self._names, dropped)
+        dropped = self._instruments.replay.recorder.dropped
+        return RankReport(self.parts.identity.rank, self._flusher.snapshot(), self._names, dropped)
 
     def add_logger(self, logger: "Logger") -> None:
         """Send the logger what is measured from here on, and the report at the end.
@@ -205,7 +132,7 @@ class Client:
         It is called on a thread of its own; see :class:`torchperfd.loggers.Logger`.
         """
         if self.attached:
-            self._outputs.add(logger, self._leave_first)
+            self.parts.outputs.add(logger, self._leave_first)
             self._leave_first()
 
     @overload
@@ -273,8 +200,8 @@ class Client:
         if not self.attached:
             raise CaptureError("the client is detached; call torchperfd.attach() first")
         if ranks is not None:
-            return self._daemon_session.job_captures.order(self.rank, chosen_ranks(ranks), options)
-        return Capture(self._captures.start(options))
+            return self.parts.daemon_session.job_captures.order(self.rank, chosen_ranks(ranks), options)
+        return Capture(self.parts.captures.start(options))
 
     def detach(self) -> None:
         """Put torch back as it was, send what is left, and end every thread.
@@ -299,15 +226,7 @@ class Client:
         self.finish()
         self.attached = False
         atexit.unregister(self.detach)
-        self._outputs.close()
-        self._flusher.stop(0.1)
-        if self.connected:
-            self._daemon_session.close()
-        self._daemon_session.rendezvous.stop(0.1)
-        self._stream.stop(max(0.1, deadline - time.monotonic()))
-        self._guard.uninstall()
-        self._stacks.unregister_signal()
-        self._outputs.join(deadline)
+        self.parts.stop(deadline)
 
     def finish(self) -> None:
         """End the loop: finish its last step, remove the hooks, stay connected."""
@@ -315,29 +234,29 @@ class Client:
             return
         self._instruments.uninstall()
         self._flusher.refresh()
-        self._replay.finish()
-        self._captures.loop_ended()
+        self._instruments.replay.finish()
+        self.parts.captures.loop_ended()
         from torchperfd.v1 import session_pb2
 
         self._flusher.refresh(send=True)
         self._flusher.announce(session_pb2.RUN_STATE_FINISHED)
-        self._outputs.conclude(self.report)
+        self.parts.outputs.conclude(self.report)
 
     # What `torchperfd run` asks besides.
 
     @property
     def metrics_url(self) -> str:
         """Where the daemon serves its metrics; empty before it has welcomed us."""
-        return self._daemon_session.metrics_url
+        return self.parts.daemon_session.metrics_url
 
     @property
     def captures_dir(self) -> str:
         """Where captures of this process go."""
-        return self._daemon_session.captures_dir
+        return self.parts.daemon_session.captures_dir
 
     def whole_run(self, timeout: float) -> "control_pb2.GetRunResponse | None":
         """Return what the daemon knows of all ranks of the run, None when it does not answer."""
-        return self._stream.get_run(self._identity.run, timeout)
+        return self.parts.stream.get_run(self.parts.identity.run, timeout)
 
     # What attach() and integrations ask besides.
 
@@ -352,12 +271,12 @@ class Client:
     ) -> None:
         """Take over what a later :func:`attach` asks for, as the script's own under ``torchperfd run``."""
         if max_overhead is not None:
-            self._replay.overhead.limit = max_overhead
+            self._instruments.replay.overhead.limit = max_overhead
         if flops or peak_flops is not None:
             self._instruments.accelerator.count_flops(peak_flops)
         for option, asked, ours in (
-            ("run", run, self._identity.run),
-            ("job", job, self._identity.job_name),
+            ("run", run, self.parts.identity.run),
+            ("job", job, self.parts.identity.job_name),
         ):
             if asked is not None and asked != ours:
                 log.info("attach(%s=%r) comes too late: this process is attached as %r", option, asked, ours)
@@ -374,26 +293,15 @@ class Client:
             return self._flusher.totals
 
         if self.attached:
-            self._outputs.serve(port, totals)
+            self.parts.outputs.serve(port, totals)
 
     def become_inert(self) -> None:
         """After a fork, in the child: do nothing ever again."""
         self.attached = False
-        self._buffer.thread = 0
-        self._flusher.abandon_in_child()
-        self._instruments.accelerator.end("forked")
-        self._stacks.unregister_signal()
-        self._stream.abandon_in_child()
-
-    # Parts.
+        self.parts.abandon_in_child()
 
     def _leave_first(self) -> None:
         """Detach before what has registered so far: a tracker ends its run at exit, too."""
         if self.attached:
             atexit.unregister(self.detach)
             atexit.register(self.detach)
-
-    def _give_up_descriptors(self) -> dict[int, str]:
-        """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
-        self._stacks.unregister_signal()
-        return self._stream.drop()

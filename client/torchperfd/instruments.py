@@ -66,7 +66,7 @@ class Instruments:
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
         self._iterators = Iterators(self.buffer)
         self.hooks = Hooks(
-            *(self.buffer, self.replay, self.faults), *(self.loader, self._iterators, self.compilations)
+            self.buffer, self.replay, self.faults, self.loader, self._iterators, self.compilations
         )
         self._pending_torch: ModuleImport | None = None
 

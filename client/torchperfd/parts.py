@@ -1,29 +1,38 @@
-"""The parts that a client composes, for benchmarks and tests; they may change with any version."""
+"""The parts of one client, put together: the composition root of the training process."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Final
 
 from torchperfd.captures.manager import CaptureManager
 from torchperfd.daemon_session import DaemonSession
 from torchperfd.identity import Identity
 from torchperfd.instruments import Instruments
+from torchperfd.integration_port import IntegrationPort
 from torchperfd.link.flusher import Flusher
 from torchperfd.link.outbox import Outbox
+from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.link.stream import Stream
 from torchperfd.loggers.outputs import Outputs
+from torchperfd.safety.descriptors import DescriptorGuard
 from torchperfd.stacks import StackReporter
+from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
 
+_OUTBOX_STEPS: Final = 40_000
 
-@dataclass(frozen=True, slots=True)
+
 class Parts:
-    """The parts of one client.
+    """Puts the parts of one client together, starts and stops them.
 
-    Attributes:
+    Args:
         identity: The process's run, rank and node.
         instruments: The hooks, and everything that measures.
+
+    Attributes:
+        identity: As given.
+        instruments: As given.
         flusher: Drains the ring buffer and reports.
         outbox: The messages that wait for the daemon.
         daemon_session: Handles the daemon's commands.
@@ -31,14 +40,96 @@ class Parts:
         stacks: Reports the threads' stacks.
         captures: Starts captures.
         outputs: The loggers, and the process's own metrics page.
+        integration_port: What integrations may do.
     """
 
-    identity: Identity
-    instruments: Instruments
-    flusher: Flusher
-    outbox: "Outbox[session_pb2.ClientMessage]"
-    daemon_session: DaemonSession
-    stream: Stream
-    stacks: StackReporter
-    captures: CaptureManager
-    outputs: Outputs
+    def __init__(self, identity: Identity, instruments: Instruments) -> None:
+        self.identity = identity
+        self.instruments = instruments
+        buffer, replay, names = instruments.buffer, instruments.replay, instruments.names
+        faults = instruments.faults
+        self.outbox: Outbox[session_pb2.ClientMessage] = Outbox(_OUTBOX_STEPS)
+        self.captures = CaptureManager(
+            replay,
+            identity,
+            self.outbox,
+            lambda: self.flusher.step_seconds(),
+            names.name,
+            lambda: self.flusher.unrecorded(),
+        )
+        self.stacks = StackReporter(buffer, replay, names, self.outbox, faults)
+        counters = ProcessCounters(
+            replay,
+            instruments.pauses,
+            instruments.compilations,
+            instruments.accelerator,
+            instruments.loader,
+            hooks=instruments.hook_states,
+        )
+        self.flusher = Flusher(replay, names, self.outbox, faults, counters)
+        buffer.on_low = self.flusher.wake
+        self.daemon_session = DaemonSession(
+            identity,
+            self.flusher,
+            self.stacks,
+            self.captures,
+            self.outbox,
+            lambda: self.stream.session,
+            lambda: self.stream.peer_uid,
+            faults,
+        )
+        self._guard = DescriptorGuard(self._give_up_descriptors)
+        self.stream = Stream(
+            sockets=contract.socket_candidates(),
+            hello=self.daemon_session.hello,
+            outbox=self.outbox,
+            on_welcome=self.daemon_session.on_welcome,
+            on_command=self.daemon_session.handle_command,
+            faults=faults,
+            guard=self._guard,
+        )
+        self.outputs = Outputs(
+            identity, names, faults, self.flusher.snapshot, lambda: self.flusher.totals.train.steps
+        )
+        self.integration_port = IntegrationPort(
+            mark=buffer.mark,
+            here=buffer.here,
+            slot=names.slot,
+            watch_model=instruments.hooks.add_model,
+            flush=lambda: self.flusher.refresh(send=True),
+            faults=faults,
+        )
+
+    def start(self) -> None:
+        """Start all threads, and touch torch once it has been imported."""
+        self.flusher.start()
+        self._guard.install()
+        self.stream.start()
+        self.stacks.register_signal(self.stream.native_id)
+        self._guard.guard(self.stacks.descriptors)
+        self.instruments.install(self.captures.torch_ready.set, untraced=Flusher)
+
+    def stop(self, deadline: float) -> None:
+        """End all threads, waiting for the daemon until ``deadline`` on the monotonic clock at most."""
+        self.outputs.close()
+        self.flusher.stop(0.1)
+        if self.stream.connected:
+            self.daemon_session.close()
+        self.daemon_session.rendezvous.stop(0.1)
+        self.stream.stop(max(0.1, deadline - time.monotonic()))
+        self._guard.uninstall()
+        self.stacks.unregister_signal()
+        self.outputs.join(deadline)
+
+    def abandon_in_child(self) -> None:
+        """Do nothing ever again: the caller is a forked child, which has none of the threads."""
+        self.instruments.buffer.thread = 0
+        self.flusher.abandon_in_child()
+        self.instruments.accelerator.end("forked")
+        self.stacks.unregister_signal()
+        self.stream.abandon_in_child()
+
+    def _give_up_descriptors(self) -> dict[int, str]:
+        """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
+        self.stacks.unregister_signal()
+        return self.stream.drop()

@@ -89,7 +89,7 @@ class IntegrationSession:
         finally:
             for name in absent:
                 del os.environ[name]
-        self._port = self._client.integration_port
+        self._port = self._client.parts.integration_port
         self._faults = self._port.faults
 
     def watch_model(self, model: "nn.Module") -> None:
