@@ -8,7 +8,7 @@ from typing import Final
 
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
-from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, capture_command
 
@@ -87,7 +87,7 @@ class CauseAttribution:
         self._left = {id(rank): _Left(dict(rank.phase_seconds), rank.late_seconds) for rank in seen}
         self._since_start = not any(rank.before for rank in seen)
         self._exchange = _exchange_growth(seen)
-        self._together = len(seen) > 1 and any(rank.phase_seconds.get("collective_wait") for rank in seen)
+        self._together = wait_for_each_other(seen)
 
     def left(self, rank: RankEvidence, phase: str) -> float:
         """Return the unclaimed time of a phase; for a rank's past, all its time."""
@@ -286,8 +286,8 @@ def _exchange_growth(seen: Sequence[RankEvidence]) -> float:
         for rank, past in zip(seen, pasts, strict=True)
         if past.own_seconds > 0
     ]
-    now = min(rank.phase_seconds.get("collective_wait", 0.0) for rank in seen)
-    before = min(past.phase_seconds.get("collective_wait", 0.0) for past in pasts)
+    now = min(rank.wait_seconds for rank in seen)
+    before = min(past.wait_seconds for past in pasts)
     return max(0.0, now - before * max(1.0, statistics.median(slower or [1.0])))
 
 

@@ -15,7 +15,7 @@ from torchperfd_daemon.diagnosis.attribution import (
     next_command,
 )
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
-from torchperfd_daemon.diagnosis.evidence import RankEvidence
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, unmeasured
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
@@ -67,7 +67,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     have lost since the start counts above the shares in :data:`~.attribution.EVER_SINCE`. Time in collectives
     since the start does not count, since the necessary length of an exchange is unknown. If less than
     :data:`EXPLAINED` of a slowdown has a cause, the first verdict is ``UNKNOWN`` and costs the rest. If
-    nothing is lost, the only verdict is ``NONE``.
+    nothing is lost, the only verdict is ``NONE``, or ``UNKNOWN`` for ranks whose waits the host does not see.
 
     Args:
         cost: Returns the cost of a loader's worker on this machine.
@@ -91,6 +91,8 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     unknown = _unknown(run, seen, attribution.step_seconds, verdicts)
     if unknown is not None:
         verdicts.insert(0, unknown)
+    if not verdicts and _hides_waits(seen):
+        verdicts = [_cannot_compare(run, seen, attribution.step_seconds)]
     if not verdicts:
         words = f"nothing takes {LEAST_SHARE:.0%} of a {duration(attribution.step_seconds)} step without need"
         if attribution.usual:
@@ -98,6 +100,28 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
             words = f"nothing stands out of a {duration(attribution.step_seconds)} step: {usual}"
         verdicts = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))]
     return verdicts
+
+
+def _hides_waits(ranks: Sequence[RankEvidence]) -> bool:
+    """Return whether ranks exchange on a device, so that the host's wait does not show who is late."""
+    exchange = any(rank.wait_seconds for rank in ranks)
+    return (
+        len(ranks) > 1
+        and exchange
+        and all(rank.on_device for rank in ranks)
+        and not wait_for_each_other(ranks)
+    )
+
+
+def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float) -> Verdict:
+    longest = max(rank.wait_seconds for rank in ranks)
+    words = (
+        f"cannot determine which rank is slow: collectives wait on the device, the host for {duration(longest)} of"
+        f" each {duration(step_seconds)} step at most; no other cause takes {LEAST_SHARE:.0%} of it"
+    )
+    return Verdict(
+        Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, next_command(Cause.UNKNOWN, run)
+    )
 
 
 def _unserved(rank: RankEvidence) -> float:

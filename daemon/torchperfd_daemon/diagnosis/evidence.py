@@ -1,8 +1,13 @@
 """The evidence about a run's ranks, from which diagnosis finds causes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from torchperfd_daemon.loader_workers import LoaderFacts
+
+MATERIAL_WAIT: Final = 0.01
+"""Ranks wait for each other if one of them waits in collectives for this share of its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,7 @@ class RankEvidence:
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
         compiled_seconds: Compilations of graphs by torch.compile after the first steps.
         checkpoint_seconds: Checkpoints within and between steps, spread over steps.
+        on_device: Whether its phases are timed on a device as well as on the host.
         device_busy: The share of the step, 0 to 1, in which the device worked; None without a device.
         device_throttled: The share of the step in which power or heat slowed the device's clock.
         device_slowdown: The part of its clock that the device lost while throttled, 0 to 1.
@@ -46,6 +52,7 @@ class RankEvidence:
     reclaim_seconds: float = 0.0
     compiled_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
+    on_device: bool = False
     device_busy: float | None = None
     device_throttled: float = 0.0
     device_slowdown: float = 0.0
@@ -63,4 +70,17 @@ class RankEvidence:
     @property
     def own_seconds(self) -> float:
         """The step less the wait for other ranks."""
-        return self.step_seconds - self.phase_seconds.get("collective_wait", 0.0)
+        return self.step_seconds - self.wait_seconds
+
+    @property
+    def wait_seconds(self) -> float:
+        """The host's wait for other ranks."""
+        return self.phase_seconds.get("collective_wait", 0.0)
+
+
+def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:
+    """Return whether waits show who is late: some rank's host waits materially.
+
+    With NCCL the host only launches collectives, which takes microseconds, and waits somewhere else.
+    """
+    return len(ranks) > 1 and any(rank.wait_seconds >= MATERIAL_WAIT * rank.step_seconds for rank in ranks)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Final
 
 from torchperfd.durations import duration
@@ -24,19 +25,15 @@ def limit_to_seen(verdict: Verdict, ranks: Sequence[RankEvidence], unseen: int) 
     """
     if verdict.cause is not Cause.NONE or unseen <= 0 or not ranks:
         return verdict
-    shortest = min(ranks, key=_wait)
+    shortest = min(ranks, key=attrgetter("wait_seconds"))
     verb = "is" if unseen == 1 else "are"
     words = f"{unseen} of the job's {len(ranks) + unseen} ranks {verb} not seen by this daemon"
-    if _wait(shortest) < _LEAST_SHARE * shortest.step_seconds:
+    if shortest.wait_seconds < _LEAST_SHARE * shortest.step_seconds:
         return replace(verdict, evidence=f"{verdict.evidence}; {words}")
-    waited = f"all ranks here wait in collectives for {duration(_wait(shortest))} of each"
+    waited = f"all ranks here wait in collectives for {duration(shortest.wait_seconds)} of each"
     return replace(
         verdict,
         cause=Cause.UNKNOWN,
         evidence=f"{waited} {duration(shortest.step_seconds)} step, and {words}",
         next_command="torchperfd diagnose --fleet",
     )
-
-
-def _wait(rank: RankEvidence) -> float:
-    return rank.phase_seconds.get("collective_wait", 0.0)

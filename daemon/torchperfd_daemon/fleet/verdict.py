@@ -19,6 +19,7 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
+from torchperfd_daemon.diagnosis.evidence import MATERIAL_WAIT
 
 _MOST_NAMED: Final = 8
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
@@ -83,10 +84,14 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job") -> Verdict:
     late = job.lateness(run, found)
     if late is not None:
         found.append(late)
-    # An unknown cause counts only if no node has found another one. It also counts for nothing without a
-    # cost: then some ranks have no steps yet, which is no verdict on the others.
-    unknown = [part.verdict for part in parts if part.verdict.cause is Cause.UNKNOWN]
-    found = found or [verdict for verdict in unknown if verdict.cost_seconds_per_step or not job.all]
+    # An unknown cause counts only if no node has found another one. Without a cost it counts for nothing if
+    # some ranks have no steps yet, which is no verdict on the others, or if ranks of other nodes explain it.
+    found = found or [
+        part.verdict
+        for part in parts
+        if part.verdict.cause is Cause.UNKNOWN
+        and (part.verdict.cost_seconds_per_step or not job.all or (part.works and not job.together))
+    ]
     if found:
         return max(found, key=lambda verdict: verdict.cost_seconds_per_step)
     if not job.all:
@@ -110,13 +115,16 @@ class _Job:
         self.step_seconds = statistics.median(
             [own + wait for own, wait in zip(self._own.values(), self._waits, strict=True)] or [0.0]
         )
-        self._together = len(self.all) > 1 and any(self._waits)
+        self.together = len(self.all) > 1 and any(
+            wait >= MATERIAL_WAIT * (own + wait)
+            for own, wait in zip(self._own.values(), self._waits, strict=True)
+        )
         self.least_wait = min(self._waits, default=0.0)
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
         """The ranks that the others wait for, the slowest first."""
-        if not self._together:
+        if not self.together:
             return []
         slowest = sorted(self.all, key=lambda work: -self._own[work.rank])
         return find_stragglers(slowest_and_peers(slowest), len(slowest))
@@ -129,7 +137,7 @@ class _Job:
             return None
         if verdict.cause in _BESIDE_STEPS:
             return verdict
-        if not self._together:
+        if not self.together:
             if verdict.rank is None and not self._is_of_most(verdict.cause):
                 verdict = replace(verdict, evidence=f"{verdict.evidence}, on {part.node}")
             return verdict

@@ -19,6 +19,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import (
     Straggler,
     slowest_and_peers,
 )
+from torchperfd_daemon.diagnosis.evidence import wait_for_each_other
 from torchperfd_daemon.observer.rank_watch import RankWatch
 
 _TIMED: Final = (
@@ -56,7 +57,7 @@ def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness
         period: The number of steps from one long step to the next; 1 without a period.
     """
     evidence = [each for _, each in ranks]
-    if len(ranks) < 2 or not any(each.phase_seconds.get("collective_wait") for each in evidence):
+    if not wait_for_each_other(evidence):
         return Lateness()
     suspects = known | _suspects(evidence)
     usual = _usual_lateness(evidence)

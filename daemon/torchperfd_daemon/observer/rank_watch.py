@@ -309,6 +309,7 @@ class RankWatch:
             reclaim_seconds=per_step(_MEMORY_S),
             compiled_seconds=change[_COMPILED_NS] / steps / 1e9,
             checkpoint_seconds=self._saved_per_step(first, last),
+            on_device=any(phase.device_calls for phase in self.rank.totals.train.phases.values()),
             device_busy=self._gpu.utilization,
             device_throttled=min(1.0, change[_GPU_S] / span),
             device_slowdown=max(0.0, slowdown),

@@ -69,6 +69,47 @@ CASES: dict[Cause, list[RankEvidence]] = {
 }
 
 
+def on_nccl(odd: RankEvidence) -> list[RankEvidence]:
+    """Return four ranks of 117 ms: rank 2 is late by 20 ms, for which the others' hosts wait in ``other``."""
+    waits = {"data": 0.002, "forward": 0.03, "backward": 0.05, "collective_wait": 0.0002, "other": 0.0348}
+    late = {**waits, **odd.phase_seconds, "other": 0.0148}
+    late["forward"] = 0.117 - sum(seconds for name, seconds in late.items() if name != "forward")
+    ranks = [RankEvidence(number, "a", 0.117, waits, device_busy=0.9, on_device=True) for number in range(4)]
+    ranks[2] = replace(odd, phase_seconds=late)
+    return ranks
+
+
+_ON_DEVICE = RankEvidence(2, "a", 0.117, device_busy=0.9, on_device=True)
+
+
+@pytest.mark.parametrize(
+    ("odd", "cause"),
+    [
+        (replace(_ON_DEVICE, phase_seconds={"data": 0.022}), Cause.INPUT_BOUND),
+        (replace(_ON_DEVICE, device_throttled=1.0, device_slowdown=0.19), Cause.GPU_THROTTLING),
+        (replace(_ON_DEVICE, collected_seconds=0.02), Cause.GARBAGE_COLLECTION),
+    ],
+)
+def test_rank_with_cause_is_named_though_no_host_waits(odd: RankEvidence, cause: Cause) -> None:
+    first = rank_causes("bert-17", on_nccl(odd))[0]
+    assert (first.cause, first.rank) == (cause, 2)
+    assert first.cost_seconds_per_step == pytest.approx(0.02, rel=0.1)
+
+
+def test_waits_on_device_without_cause_are_unknown() -> None:
+    """The host does not see who is late, so the run is not called healthy."""
+    (verdict,) = rank_causes("bert-17", on_nccl(_ON_DEVICE))
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.UNKNOWN, None, "collective_wait")
+    assert verdict.evidence.startswith("cannot determine which rank is slow")
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_short_waits_are_healthy_if_the_host_sees_them(on_device: bool) -> None:
+    ranks = [changed(rank(number), collective_wait=0.0 if on_device else 0.0005) for number in range(8)]
+    (verdict,) = rank_causes("bert-17", [replace(each, on_device=on_device) for each in ranks])
+    assert verdict.cause is Cause.NONE
+
+
 @pytest.mark.parametrize(
     "cause", [cause for cause in Cause if cause is not Cause.HANG], ids=lambda cause: cause.value
 )

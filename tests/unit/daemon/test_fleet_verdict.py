@@ -58,6 +58,20 @@ def parts(works: Sequence[RankWork], *verdicts: Verdict) -> list[NodePart]:
     ]
 
 
+def on_device(ranks: int) -> list[RankWork]:
+    """Return ranks whose hosts do not wait for each other."""
+    return [
+        RankWork(work.rank, {**work.phase_seconds, "collective_wait": np.full(STEPS, 1e-5)})
+        for work in job(ranks)
+    ]
+
+
+def test_waits_that_no_host_sees_are_unknown_on_all_nodes() -> None:
+    blind = says(Cause.UNKNOWN, evidence="cannot determine which rank is slow")
+    assert judge(RUN, parts(on_device(4), blind, blind)).evidence == blind.evidence
+    assert judge(RUN, parts(job(4), blind, blind)).cause is Cause.NONE
+
+
 NONE = says(Cause.NONE, evidence="nothing stands out")
 CASES = {
     "healthy": parts(job(4), NONE, NONE),
