@@ -116,8 +116,9 @@ def _hides_waits(ranks: Sequence[RankEvidence]) -> bool:
 def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float) -> Verdict:
     longest = max(rank.wait_seconds for rank in ranks)
     words = (
-        f"cannot determine which rank is slow: collectives wait on the device, the host for {duration(longest)} of"
-        f" each {duration(step_seconds)} step at most; no other cause takes {LEAST_SHARE:.0%} of it"
+        "cannot determine which rank is slow: collectives wait on the device, the host for"
+        f" {duration(longest)} of each {duration(step_seconds)} step at most; no other cause takes"
+        f" {LEAST_SHARE:.0%} of it"
     )
     return Verdict(
         Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, next_command(Cause.UNKNOWN, run)
