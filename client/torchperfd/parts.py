@@ -129,7 +129,7 @@ class Parts:
         self.stacks.unregister_signal()
         self.stream.abandon_in_child()
 
-    def _give_up_descriptors(self) -> dict[int, str]:
+    def _give_up_descriptors(self) -> None:
         """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""
         self.stacks.unregister_signal()
-        return self.stream.drop()
+        self.stream.drop()

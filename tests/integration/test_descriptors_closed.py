@@ -81,6 +81,30 @@ def test_script_closing_while_no_daemon_answers_lives_on(
     assert (process.returncode, output, errors) == (0, "alive True\n", "")
 
 
+_PIPES = """
+from multiprocessing.connection import Pipe
+began = time.monotonic()
+for _ in range(20):
+    ours, theirs = Pipe()
+    theirs.close()
+    try:
+        ours.recv()
+    except EOFError:
+        pass
+    ours.close()
+print("closed", time.monotonic() - began < 1)
+"""
+
+
+def test_scripts_own_sockets_close_while_no_daemon_answers(node: Node, tmp_path: Path) -> None:
+    """They are no descriptors of gRPC's: they are closed at once, and their other ends see it."""
+    script = tmp_path / "pipes.py"
+    script.write_text(_CONNECTS.format(seconds=0.5) + _PIPES)
+    with node.running(sys.executable, str(script)) as process:
+        output, errors = process.communicate(timeout=90)
+    assert (process.returncode, output, errors) == (0, "closed True\n", "")
+
+
 _FORKS = """
 for _ in range(8):
     child = os.fork()

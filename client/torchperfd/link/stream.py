@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
 from torchperfd.link.outbox import Outbox
-from torchperfd.safety.descriptors import DescriptorGuard, open_descriptors, opened_by_grpc, target_of
+from torchperfd.safety.descriptors import DescriptorGuard
 from torchperfd.safety.flag import Flag
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
@@ -61,10 +61,10 @@ def answers(path: str) -> bool:
     return _listening(path) is not None
 
 
-def _listening(path: str) -> int | None:
-    """Return the user whose daemon listens there; None when none does that may be trusted."""
+def _listening(path: str) -> access.Listener | None:
+    """Return who listens there; None when no daemon does that may be trusted."""
     try:
-        return access.listening_uid(path)
+        return access.find_listener(path)
     except access.UntrustedError as error:
         _warn_once(f"not connected to the socket {path}: {error}")
     except OSError as error:
@@ -83,7 +83,7 @@ class Stream:
         on_welcome: Called with each session's Welcome.
         on_command: Called with each later message, on the stream's thread.
         faults: Where failures of the callbacks are counted.
-        guard: Receives the descriptors that a session uses.
+        guard: Learns when gRPC opens descriptors.
     """
 
     def __init__(
@@ -98,9 +98,6 @@ class Stream:
         guard: DescriptorGuard,
     ) -> None:
         self._guard = guard
-        # Descriptors that the newest session has opened, and their targets; until then, those before it.
-        self._opened: dict[int, str] = {}
-        self._before: dict[int, str] | None = None
         self._is_dropped = False
         self._sockets = sockets
         self._hello = hello
@@ -199,14 +196,15 @@ class Stream:
     def _keep_connected(self) -> None:
         delay = _FIRST_DELAY_S
         while not self._stopping.is_set():
-            path, uid = next(
-                ((path, uid) for path in self._sockets if (uid := _listening(path)) is not None), ("", -1)
+            path, listener = next(
+                ((path, found) for path in self._sockets if (found := _listening(path))), ("", None)
             )
-            if path:
-                self.peer_uid = uid
+            if listener is not None:
+                self.peer_uid = listener.uid
                 if not load_grpc():
                     return
                 before = self.connections
+                self._guard.begin_connecting(listener.name)
                 goes_on = self._hold_session(path)
                 # All that gRPC had here has been freed with the frame of that call.
                 self._uses_grpc = False
@@ -226,10 +224,6 @@ class Stream:
 
         from torchperfd.v1 import session_pb2_grpc
 
-        # What an attempt that no daemon answered has opened is there for seconds.
-        if self._before is None:
-            self._before = open_descriptors()
-            self._guard.guard_opening(self._before)
         self._uses_grpc = True
         channel = grpc.insecure_channel(f"unix:{path}", options=_CHANNEL_OPTIONS)
         self._channel = channel
@@ -243,7 +237,7 @@ class Stream:
                     self._bundles = contract.BUNDLE in message.welcome.features
                     self._run_there = message.welcome.run
                     self._refused = False
-                    self._guard_session()
+                    self._guard.end_connecting()
                     self._on_welcome(message.welcome)
                     self._is_welcomed = True
                 else:
@@ -264,32 +258,19 @@ class Stream:
             channel.close()
         return True
 
-    def _guard_session(self) -> None:
-        if self._before is not None:
-            self._guard.release(self._opened)
-            self._opened = opened_by_grpc(self._before)
-            self._guard.guard(self._opened)
-            self._before = None
-            self._guard.guard_opening(None)
-
-    def drop(self) -> dict[int, str]:
+    def drop(self) -> None:
         """End the session at once, with all that gRPC has in this process; another begins some seconds later.
 
-        Waits a second at most, on the calling thread. Returns what gRPC has open even so: a connection
-        that no daemon has answered keeps its descriptors for seconds.
+        Waits a second at most, on the calling thread: a connection that no daemon has answered keeps its
+        descriptors for longer.
         """
-        before = self._before
-        opened = self._opened if before is None else opened_by_grpc(before)
         self._is_dropped = True
         call = self._call
         if call is not None:
             call.cancel()
         deadline = time.monotonic() + _DROP_BUDGET_S
-        while left := {number: target for number, target in opened.items() if target_of(number) == target}:
-            if time.monotonic() > deadline:
-                break
+        while time.monotonic() < deadline and self._guard.find_grpc():
             time.sleep(_DROP_POLL_S)
-        return left
 
     def _refuse(self, path: str, why: str | None) -> None:
         """Log once that a daemon has no room for this process, and pause before the next attempt."""

@@ -7,14 +7,15 @@ still in use by then stay open.
 
 import os
 import posix
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from torchperfd.safety.interrupts import is_from_script
 
 _DIRECTORY: Final = "/proc/self/fd"
-GRPC_OPENS: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]", "socket:")
-"""Targets of the descriptors that gRPC opens."""
+_POLLED: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
+"""Targets of the descriptors that gRPC opens besides sockets."""
 
 
 def open_descriptors() -> dict[int, str]:
@@ -31,15 +32,6 @@ def open_descriptors() -> dict[int, str]:
     return found
 
 
-def opened_by_grpc(before: Mapping[int, str]) -> dict[int, str]:
-    """Return what gRPC may have opened since ``open_descriptors`` returned ``before``."""
-    return {
-        descriptor: target
-        for descriptor, target in open_descriptors().items()
-        if before.get(descriptor) != target and target.startswith(GRPC_OPENS)
-    }
-
-
 def target_of(descriptor: int) -> str:
     """Return the file behind a descriptor; empty if it is closed."""
     try:
@@ -54,15 +46,19 @@ class DescriptorGuard:
     """Knows descriptors of ours, and has them given up before the script closes one.
 
     Args:
-        give_up: Ends all that uses them, and returns those that are in use even so, with their targets;
-            called on the thread that is about to close one.
+        give_up: Ends all that uses them, as far as that is possible in about a second; called on the thread
+            that is about to close one.
     """
 
-    def __init__(self, give_up: Callable[[], Mapping[int, str]]) -> None:
+    def __init__(self, give_up: Callable[[], None]) -> None:
         self._give_up = give_up
+        self._has_given_up = False
         self._guarded: set[int] = set()
-        self._kept: Mapping[int, str] = {}
+        # What gRPC has for the newest session, and its targets.
+        self._of_grpc: dict[int, str] = {}
+        # While it connects: what was open before, and the names of the sockets that it connects to.
         self._before: Mapping[int, str] | None = None
+        self._listeners: set[object] = set()
         self._pid = os.getpid()
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
@@ -77,6 +73,8 @@ class DescriptorGuard:
     def uninstall(self) -> None:
         """Watch no longer."""
         self._guarded = set()
+        self._of_grpc = {}
+        self._before = None
         while self._replaced:
             module, name, original, ours = self._replaced.pop()
             if getattr(module, name) is ours:
@@ -86,56 +84,80 @@ class DescriptorGuard:
         """Take these for ours, besides those that are."""
         self._guarded = {*self._guarded, *descriptors}
 
-    def release(self, descriptors: Iterable[int]) -> None:
-        """These are ours no longer."""
-        self._guarded = self._guarded - {*descriptors}
+    def begin_connecting(self, listener: object) -> None:
+        """gRPC is about to connect to a listener of this name: what it opens from now on is ours."""
+        self._has_given_up = False
+        # What an attempt that no daemon has answered has opened is there for seconds.
+        if self._before is None:
+            self._before = open_descriptors()
+            self._listeners = set()
+        self._listeners.add(listener)
 
-    def guard_opening(self, before: Mapping[int, str] | None) -> None:
-        """While gRPC connects, take what it may open besides ``before`` for ours; None: it has connected."""
-        self._before = before
+    def end_connecting(self) -> None:
+        """gRPC has connected: what it opens from now on is not looked for."""
+        if self._before is not None:
+            self._of_grpc, self._before = self.find_grpc(), None
+
+    def find_grpc(self) -> dict[int, str]:
+        """Return the descriptors that gRPC has open now, with their targets."""
+        return {
+            descriptor: target
+            for descriptor, target in open_descriptors().items()
+            if self._is_of_grpc(descriptor, target)
+        }
 
     def _replace(self, module: Any, name: str, ours: Any) -> None:
         self._replaced.append((module, name, getattr(module, name), ours))
         setattr(module, name, ours)
 
-    def _is_ours(self, descriptor: int) -> bool:
-        if descriptor in self._guarded:
+    def _is_of_grpc(self, descriptor: int, target: str) -> bool:
+        if target and self._of_grpc.get(descriptor) == target:
             return True
-        before = self._before
-        if before is None:
+        if self._before is None or self._before.get(descriptor) == target:
             return False
-        target = target_of(descriptor)
-        return target.startswith(GRPC_OPENS) and before.get(descriptor) != target
+        # The script's own sockets, such as those of a pipe between processes, have other peers.
+        return target.startswith(_POLLED) or (
+            target.startswith("socket:") and _peer_name(descriptor) in self._listeners
+        )
 
-    def _ours_between(self, low: int, high: int) -> bool:
-        ours = self._guarded if self._before is None else {*self._guarded, *opened_by_grpc(self._before)}
-        return any(low <= descriptor < high and not self._is_kept(descriptor) for descriptor in ours)
-
-    def _let_go(self) -> None:
-        self._guarded = set()
+    def _prepare(self, descriptors: Mapping[int, str]) -> list[int]:
+        """Give up what is ours of descriptors that the script closes; return those that must stay open."""
         # A forked child has none of the threads that use them.
-        self._kept = self._give_up() if os.getpid() == self._pid else {}
-
-    def _is_kept(self, descriptor: int) -> bool:
-        return descriptor in self._kept and target_of(descriptor) == self._kept[descriptor]
+        if os.getpid() != self._pid:
+            return []
+        in_use = [number for number, target in descriptors.items() if self._is_of_grpc(number, target)]
+        if not self._has_given_up and (in_use or not self._guarded.isdisjoint(descriptors)):
+            self._has_given_up = True
+            self._guarded = set()
+            self._give_up()
+        return [number for number in in_use if target_of(number) == descriptors[number]]
 
     def _watched_close(self, original: Callable[[int], None]) -> Callable[[int], None]:
         def close(fd: int) -> None:
-            if self._is_ours(fd) and not self._is_kept(fd):
-                self._let_go()
-            if not self._is_kept(fd):
+            may_be_ours = fd in self._guarded or fd in self._of_grpc or self._before is not None
+            if not (may_be_ours and self._prepare({fd: target_of(fd)})):
                 original(fd)
 
         return close
 
     def _watched_closerange(self, original: Callable[[int, int], None]) -> Callable[[int, int], None]:
         def closerange(fd_low: int, fd_high: int, /) -> None:
-            if self._ours_between(fd_low, fd_high):
-                self._let_go()
-            for descriptor in sorted(self._kept):
-                if fd_low <= descriptor < fd_high and self._is_kept(descriptor):
-                    original(fd_low, descriptor)
-                    fd_low = descriptor + 1
+            found = open_descriptors()
+            within = {number: target for number, target in found.items() if fd_low <= number < fd_high}
+            for kept in sorted(self._prepare(within)):
+                original(fd_low, kept)
+                fd_low = kept + 1
             original(fd_low, fd_high)
 
         return closerange
+
+
+def _peer_name(descriptor: int) -> object:
+    """Return the name of a socket's other end; None where it has none, or this is no socket."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            return connection.getpeername() or None
+    except OSError as error:
+        if is_from_script(error):
+            raise
+        return None

@@ -12,7 +12,7 @@ import stat
 import struct
 from contextlib import suppress
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from torchperfd.v1 import contract
 
@@ -150,8 +150,15 @@ def peer_uid(connection: socket.socket) -> int:
     return int(struct.unpack(_CREDENTIALS, raw)[1])
 
 
-def listening_uid(path: str) -> int:
-    """Return the user whose daemon listens at a socket, once the directory and that user may be trusted.
+class Listener(NamedTuple):
+    """A daemon's listening socket: its user, and its name at the other end of a connection."""
+
+    uid: int
+    name: object
+
+
+def find_listener(path: str) -> Listener:
+    """Return who listens at a socket, once the directory and the listener's user may be trusted.
 
     Raises:
         UntrustedError: The listener could be another user's process.
@@ -163,13 +170,13 @@ def listening_uid(path: str) -> int:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(_CONNECT_S)
         connection.connect(path)
-        uid = peer_uid(connection)
+        uid, name = peer_uid(connection), connection.getpeername()
     if uid not in trusted_uids() and uid != _system_owner(path):
         raise UntrustedError(
             f"user {uid} listens at {path}, not this user, root or the service's;"
             f" if that is your daemon, set {SERVICE_USER}={uid}"
         )
-    return uid
+    return Listener(uid, name)
 
 
 def _system_owner(path: str) -> int | None:

@@ -42,7 +42,7 @@ def connect(
     refused = []
     for path in paths:
         try:
-            access.listening_uid(path)
+            access.find_listener(path)
         except access.UntrustedError as error:
             refused.append(str(error))
             continue

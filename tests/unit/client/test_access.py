@@ -106,13 +106,13 @@ def test_socket_of_this_user_is_trusted(directory: Path) -> None:
     Path(contract.user_runtime_dir()).mkdir()
     path = Path(contract.user_socket())
     with listen(path):
-        assert access.listening_uid(str(path)) == os.geteuid()
+        assert access.find_listener(str(path)).uid == os.geteuid()
     with pytest.raises(ConnectionRefusedError):
-        access.listening_uid(str(path))
+        access.find_listener(str(path))
     path.unlink()
     path.write_text("no socket")
     with pytest.raises(FileNotFoundError):
-        access.listening_uid(str(path))
+        access.find_listener(str(path))
 
 
 @needs_root
@@ -123,12 +123,12 @@ def test_socket_of_another_user_needs_a_service_user(
     with listen(path):
         monkeypatch.setattr(access, "peer_uid", lambda _: OTHER)
         with pytest.raises(access.UntrustedError, match=f"user {OTHER} listens at .*{access.SERVICE_USER}"):
-            access.listening_uid(str(path))
+            access.find_listener(str(path))
         monkeypatch.setenv(access.SERVICE_USER, "no such user")
         with pytest.raises(access.UntrustedError):
-            access.listening_uid(str(path))
+            access.find_listener(str(path))
         monkeypatch.setenv(access.SERVICE_USER, str(OTHER))
-        assert access.listening_uid(str(path)) == OTHER
+        assert access.find_listener(str(path)).uid == OTHER
 
 
 @needs_root
@@ -142,14 +142,14 @@ def test_socket_in_a_directory_that_root_gave_away_is_trusted(
     os.chown(path.parent, OTHER, OTHER)
     monkeypatch.setattr(access, "peer_uid", lambda _: OTHER)
     with listen(path):
-        assert access.listening_uid(str(path)) == OTHER
+        assert access.find_listener(str(path)).uid == OTHER
         path.parent.chmod(0o777)
         with pytest.raises(access.UntrustedError):
-            access.listening_uid(str(path))
+            access.find_listener(str(path))
         path.parent.chmod(0o755)
         path.parent.parent.chmod(0o1777)
         with pytest.raises(access.UntrustedError):
-            access.listening_uid(str(path))
+            access.find_listener(str(path))
 
 
 @needs_root
