@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OUTBOX_STEPS: Final = 40_000
 _EXIT_BUDGET_S: Final = 0.8
 
 

@@ -58,7 +58,7 @@ class EventHandlers:
             codes.OUTER_DRAWN: loop.draw_end,
             codes.BETWEEN: lambda _: loop.finish(),
             codes.ADOPT: self._adopt,
-            codes.ABANDON: self._abandon,
+            codes.ABANDON: lambda _: self.abandon(),
             codes.CUDA_EVENT: self._cuda_event,
             codes.READY: self._ready,
             codes.TOKENS: self._tokens,
@@ -72,9 +72,10 @@ class EventHandlers:
         }
         self.by_code = [handlers[code] for code in range(codes.CODES)]
 
-    def forget_calls(self) -> None:
-        """Forget the calls that are under way: their ends may never come."""
+    def abandon(self) -> None:
+        """Forget the open step, and the calls that are under way: their ends may never come."""
         self._calls.clear()
+        self._loop.abandon()
 
     def _draw(self, argument: int) -> None:
         loop, iterator = self._loop, argument & codes.ITERATOR_MASK
@@ -156,9 +157,5 @@ class EventHandlers:
             self._loop.recorder.arrive(ago)
 
     def _adopt(self, _: int) -> None:
-        self.forget_calls()
+        self._calls.clear()
         self._loop.adopt()
-
-    def _abandon(self, _: int) -> None:
-        self.forget_calls()
-        self._loop.abandon()

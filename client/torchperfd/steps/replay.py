@@ -167,8 +167,7 @@ class Replay:
 
     def abandon(self) -> None:
         """Forget the open step: a hook has failed."""
-        self._event_handlers.forget_calls()
-        self.loop.abandon()
+        self._event_handlers.abandon()
 
     def _read_along(self) -> None:
         self.catch_up()
