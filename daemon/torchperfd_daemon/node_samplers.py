@@ -10,14 +10,12 @@ from typing import Final
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.base import Collector, Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
-from torchperfd_daemon.collectors.node import (
-    CpuCollector,
-    DiskCollector,
-    MemoryCollector,
-    NetworkCollector,
-    PressureCollector,
-)
+from torchperfd_daemon.collectors.cpu import CpuCollector
+from torchperfd_daemon.collectors.disk import DiskCollector
+from torchperfd_daemon.collectors.memory import MemoryCollector
+from torchperfd_daemon.collectors.network import NetworkCollector
 from torchperfd_daemon.collectors.nvml import NvmlCollector
+from torchperfd_daemon.collectors.pressure import PressureCollector
 from torchperfd_daemon.collectors.process import ProcessCollector
 from torchperfd_daemon.collectors.ranks import RankProcess, Ranks
 from torchperfd_daemon.collectors.scheduler import CollectorScheduler

@@ -46,12 +46,12 @@ from torchperfd_daemon.listening import listen, own_socket, public_host
 from torchperfd_daemon.metrics import MetricsPage
 from torchperfd_daemon.metrics.cap import DEFAULT_SERIES, SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
+from torchperfd_daemon.metrics.node import node_metrics
 from torchperfd_daemon.metrics.own import (
     analysis_metrics,
     background_metrics,
     fleet_metrics,
     goodput_metrics,
-    node_metrics,
     own_metrics,
     trigger_metrics,
     upload_metrics,

@@ -1,9 +1,7 @@
 """``torchperfd capture``."""
 
 import json
-import math
 import re
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -13,6 +11,7 @@ from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureKind
 from torchperfd_daemon.commands._capture_progress import conclude, state_of, watched
 from torchperfd_daemon.commands._daemon import connect, unreachable_text
+from torchperfd_daemon.commands._every import repeat
 from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import Age, Seconds, fleet_option, json_option, socket_option
 from torchperfd_daemon.commands._scope import job_option
@@ -20,8 +19,6 @@ from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.errors import (
     DaemonUnreachableError,
     DeadlineError,
-    IncompatibleVersionError,
-    NoSuchTargetError,
     PartialResultError,
     TorchperfdError,
     UsageError,
@@ -255,38 +252,3 @@ def _document(progress: control_pb2.CaptureProgress) -> dict[str, Any]:
             for rank in progress.ranks
         ],
     }
-
-
-def repeat(
-    seconds: float,
-    once: Callable[[], None],
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Run an action now and at every interval after, until Ctrl-C.
-
-    Failures are printed, and retried at the next interval. An interval that ends before the previous action
-    is skipped: two never run at once.
-
-    Raises:
-        PartialResultError: Some have failed.
-        TorchperfdError: It can never succeed: the target has ended, or is invalid.
-    """
-    began = clock()
-    done = failed = 0
-    try:
-        while True:
-            try:
-                once()
-            except (UsageError, NoSuchTargetError, IncompatibleVersionError):
-                raise
-            except TorchperfdError as error:
-                failed += 1
-                click.echo(f"torchperfd: {error}", err=True)
-            done += 1
-            passed = clock() - began
-            sleep((math.floor(passed / seconds) + 1) * seconds - passed)
-    except KeyboardInterrupt:
-        click.echo(f"{done} made, {failed} of them failed or are partial", err=True)
-    if failed:
-        raise PartialResultError(f"{failed} of {done} failed or are partial")

@@ -6,12 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torchperfd._version import __version__
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import AnalysisCounts, CaptureCounts, RetentionCounts, UploadCounts
-from torchperfd_daemon.collectors.base import Family, Kind, Sampler
+from torchperfd_daemon.collectors.base import Family, Kind
 from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.triggers import TriggerCounts
-
-_COLLECTOR = ("collector",)
 
 
 def own_metrics(store: Store, captures: CaptureCounts, kept: RetentionCounts) -> Iterator[Family]:
@@ -131,22 +129,3 @@ def _moment(name: str, text: str, unix_seconds: float) -> Family:
 
 def _by(name: str, text: str, label: str, values: Mapping[str, float], kind: Kind = "counter") -> Family:
     return Family(name, text, kind, (label,), [((key,), value) for key, value in values.items()])
-
-
-def node_metrics(samplers: Sequence[Sampler]) -> Iterator[Family]:
-    """Yield every sampler's newest families, then success and duration of each that has a subject."""
-    success = Family("collector_success", "Whether the newest sample succeeded.", "gauge", _COLLECTOR)
-    duration = Family("collector_duration_seconds", "Time the newest sample took.", "gauge", _COLLECTOR)
-    last = Family(
-        "collector_last_success_timestamp_seconds", "When a sample last succeeded.", "gauge", _COLLECTOR
-    )
-    for sampler in samplers:
-        yield from sampler.families
-        if sampler.has_nothing:
-            # A node without GPUs is not one whose driver is broken.
-            continue
-        success.add(float(sampler.success), sampler.name)
-        duration.add(sampler.duration_seconds, sampler.name)
-        if sampler.last_success_unix_seconds:
-            last.add(sampler.last_success_unix_seconds, sampler.name)
-    yield from (success, duration, last)

@@ -30,14 +30,12 @@ from torchperfd_daemon.captures import (
 )
 from torchperfd_daemon.collectors.base import Family, Sampler
 from torchperfd_daemon.collectors.cgroup import CgroupCollector
+from torchperfd_daemon.collectors.cpu import CpuCollector
+from torchperfd_daemon.collectors.disk import DiskCollector
 from torchperfd_daemon.collectors.gpu_base import FAMILIES, GpuCollector, GpuReading
-from torchperfd_daemon.collectors.node import (
-    CpuCollector,
-    DiskCollector,
-    MemoryCollector,
-    NetworkCollector,
-    PressureCollector,
-)
+from torchperfd_daemon.collectors.memory import MemoryCollector
+from torchperfd_daemon.collectors.network import NetworkCollector
+from torchperfd_daemon.collectors.pressure import PressureCollector
 from torchperfd_daemon.collectors.process import ProcessCollector
 from torchperfd_daemon.collectors.procfs import parse_stat, read
 from torchperfd_daemon.collectors.ranks import RankProcess
@@ -46,12 +44,12 @@ from torchperfd_daemon.goodput import Bucket
 from torchperfd_daemon.metrics import CONTENT_TYPES, MetricsPage
 from torchperfd_daemon.metrics.cap import SeriesCap, by_age
 from torchperfd_daemon.metrics.diagnosis import DiagnosisMetrics
+from torchperfd_daemon.metrics.node import node_metrics
 from torchperfd_daemon.metrics.own import (
     analysis_metrics,
     background_metrics,
     fleet_metrics,
     goodput_metrics,
-    node_metrics,
     own_metrics,
     trigger_metrics,
     upload_metrics,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd_daemon.web.basic_auth import BasicAuth, parse_credentials
-from torchperfd_daemon.web.server import REQUEST_TIMEOUT_S, ConnectionLimiter
+from torchperfd_daemon.web.connection_limiter import REQUEST_TIMEOUT_S, ConnectionLimiter
 
 
 class FakeConnection:
