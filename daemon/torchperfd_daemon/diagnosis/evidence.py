@@ -6,7 +6,7 @@ from typing import Final
 
 from torchperfd_daemon.loader_workers import LoaderFacts
 
-MATERIAL_WAIT: Final = 0.01
+_MATERIAL_WAIT: Final = 0.01
 """Ranks wait for each other if one of them waits in collectives for this share of its step."""
 
 
@@ -79,8 +79,16 @@ class RankEvidence:
 
 
 def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:
-    """Return whether waits show who is late: some rank's host waits materially.
+    """Return whether waits show who is late."""
+    return are_material([(rank.wait_seconds, rank.step_seconds) for rank in ranks])
+
+
+def are_material(waits: Sequence[tuple[float, float]]) -> bool:
+    """Return whether the waits of several ranks show who is late: some rank's host waits materially.
 
     With NCCL the host only launches collectives, which takes microseconds, and waits somewhere else.
+
+    Args:
+        waits: Of each rank, the wait and the step, in seconds.
     """
-    return len(ranks) > 1 and any(rank.wait_seconds >= MATERIAL_WAIT * rank.step_seconds for rank in ranks)
+    return len(waits) > 1 and any(wait >= _MATERIAL_WAIT * step for wait, step in waits)

@@ -19,7 +19,7 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
-from torchperfd_daemon.diagnosis.evidence import MATERIAL_WAIT
+from torchperfd_daemon.diagnosis.evidence import are_material
 
 _MOST_NAMED: Final = 8
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
@@ -111,15 +111,11 @@ class _Job:
         self.node_of = {work.rank: part.node for part in parts for work in part.works}
         self._parts = parts
         self._own = {work.rank: _mean(work, waiting=False) for work in self.all}
-        self._waits = [_mean(work, waiting=True) for work in self.all]
-        self.step_seconds = statistics.median(
-            [own + wait for own, wait in zip(self._own.values(), self._waits, strict=True)] or [0.0]
-        )
-        self.together = len(self.all) > 1 and any(
-            wait >= MATERIAL_WAIT * (own + wait)
-            for own, wait in zip(self._own.values(), self._waits, strict=True)
-        )
-        self.least_wait = min(self._waits, default=0.0)
+        waits = [_mean(work, waiting=True) for work in self.all]
+        steps = [own + wait for own, wait in zip(self._own.values(), waits, strict=True)]
+        self.step_seconds = statistics.median(steps or [0.0])
+        self.together = are_material([*zip(waits, steps, strict=True)])
+        self.least_wait = min(waits, default=0.0)
 
     @cached_property
     def stragglers(self) -> list[Straggler]:
