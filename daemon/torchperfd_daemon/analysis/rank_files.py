@@ -11,7 +11,7 @@ from typing import Final
 
 from torchperfd_daemon.analysis import kineto, lenient
 from torchperfd_daemon.analysis.tracefile import TraceFile
-from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError, explained
 
 _CAPTURED: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
 _CAPTURES_MANIFEST: Final = "manifest.json"
@@ -85,10 +85,8 @@ def _silent(line: str) -> None:
 
 
 def _in_directory(path: Path) -> list[_Found]:
-    try:
+    with explained(f"cannot read {path}"):
         entries = sorted(path.iterdir(), key=_natural)
-    except OSError as error:
-        raise TorchperfdError(f"cannot read {path}: {error.strerror}") from None
     if (path / _CAPTURES_MANIFEST).exists():
         captured = [
             _Found(each, None, int(match[1])) for each in entries if (match := _CAPTURED.fullmatch(each.name))

@@ -19,7 +19,7 @@ from torchperfd_daemon.captures import folder
 from torchperfd_daemon.captures.manifest import CaptureRecord, CaptureState
 from torchperfd_daemon.captures.receipt import Upload
 from torchperfd_daemon.captures.retention import Kept
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import explained
 from torchperfd_daemon.text import one_line
 
 FOLDER: Final = ".index"
@@ -160,18 +160,15 @@ def _age(entry: _Entry) -> tuple[float, str]:
 
 def _folders(directory: Path) -> Iterator[tuple[str, int]]:
     """Yield the names of the folders of captures, and when each last changed."""
-    try:
-        with os.scandir(directory) as found:
-            for each in found:
-                if folder.is_id(each.name):
-                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                        yield each.name, each.stat(follow_symlinks=False).st_mtime_ns
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise TorchperfdError(
-            f"cannot read {directory}: {error.strerror}", "choose another with --captures-dir"
-        ) from error
+    with (
+        explained(f"cannot read {directory}", "choose another with --captures-dir"),
+        contextlib.suppress(FileNotFoundError),
+        os.scandir(directory) as found,
+    ):
+        for each in found:
+            if folder.is_id(each.name):
+                with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                    yield each.name, each.stat(follow_symlinks=False).st_mtime_ns
 
 
 def _read(path: Path, now: float) -> _Entry | None:

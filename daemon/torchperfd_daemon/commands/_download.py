@@ -11,7 +11,7 @@ from torchperfd.v1 import control_pb2, control_pb2_grpc
 from torchperfd_daemon.captures import CaptureRecord, RankTrace, manifest
 from torchperfd_daemon.captures.folder import is_file_name
 from torchperfd_daemon.documents import DamagedError, decode_clean
-from torchperfd_daemon.errors import TorchperfdError
+from torchperfd_daemon.errors import TorchperfdError, explained
 
 _LEAST_SPEED: Final = 1_000_000.0  # bytes per second; a daemon that sends less is assumed to be stuck
 _PATIENCE_S: Final = 60.0
@@ -34,7 +34,7 @@ def fetch(daemon: control_pb2_grpc.ControlStub, capture_id: str, target: Path) -
         record = decode_clean(document, CaptureRecord)
     except DamagedError as error:
         raise TorchperfdError(f"the daemon's manifest of {capture_id} is invalid: {error}") from error
-    try:
+    with explained(f"cannot write to {target}"):
         target.mkdir(parents=True, exist_ok=True)
         final = target / manifest.FILE_NAME
         if final.exists():
@@ -48,8 +48,6 @@ def fetch(daemon: control_pb2_grpc.ControlStub, capture_id: str, target: Path) -
         with part.open("xb") as file:
             file.write(document)
         part.replace(final)
-    except OSError as error:
-        raise TorchperfdError(f"cannot write to {target}: {error.strerror}") from error
 
 
 def _manifest(daemon: control_pb2_grpc.ControlStub, capture_id: str) -> bytes:

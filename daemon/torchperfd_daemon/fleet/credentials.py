@@ -12,7 +12,7 @@ from typing import Any, Final
 import grpc
 
 from torchperfd_daemon.config.settings import ServeSettings
-from torchperfd_daemon.errors import TorchperfdError, UsageError
+from torchperfd_daemon.errors import TorchperfdError, UsageError, explained
 from torchperfd_daemon.fleet.address import Address
 
 log = logging.getLogger("torchperfd.server")
@@ -175,18 +175,18 @@ def check_listening(address: Address, credentials: Credentials) -> None:
 
 
 def _read(path: Path, *, secret: bool = False) -> bytes:
-    try:
-        # Non-blocking, since opening a pipe without a writer would wait forever. Links are followed:
-        # Kubernetes mounts a secret as links.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise TorchperfdError(f"{path} is not a regular file", _REMEDY)
-            if secret:
-                _check_secret(path, status)
-            content = file.read(_MOST_FILE_BYTES + 1)
-    except OSError as error:
-        raise TorchperfdError(f"cannot read {path}: {error.strerror}", _REMEDY) from error
+    # Non-blocking, since opening a pipe without a writer would wait forever. Links are followed:
+    # Kubernetes mounts a secret as links.
+    with (
+        explained(f"cannot read {path}", _REMEDY),
+        open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file,  # noqa: PTH123
+    ):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise TorchperfdError(f"{path} is not a regular file", _REMEDY)
+        if secret:
+            _check_secret(path, status)
+        content = file.read(_MOST_FILE_BYTES + 1)
     if len(content) > _MOST_FILE_BYTES:
         raise TorchperfdError(f"{path} has more than {_MOST_FILE_BYTES:,} bytes", _REMEDY)
     return content
