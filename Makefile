@@ -78,7 +78,7 @@ bench-step: setup  ## What a step costs the training thread.
 bench-templates: setup  ## What step templates save on millisecond steps; a minute.
 	$(BIN)/python -m benchmarks.step_templates
 
-bench-overhead: setup  ## What a step costs beside the other profilers; a quarter of an hour.
+bench-overhead: setup  ## What a step costs beside the other profilers; about forty minutes.
 	$(BIN)/python -m benchmarks.overhead
 
 bench-memory: setup  ## Whether ten million steps fit into the memory of one million; two minutes.

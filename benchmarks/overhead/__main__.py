@@ -24,7 +24,7 @@ from functools import partial
 from typing import Final
 
 import torch
-from benchmarks.overhead.contest import NOBODY, OURS, Contest, shares
+from benchmarks.overhead.contest import NO_PROFILER, OURS, Contest, shares
 from benchmarks.overhead.contestants import CONTESTANTS
 from benchmarks.overhead.wall import STEP_LENGTHS
 from benchmarks.overhead.wall_table import compare_walls, wall_change
@@ -47,7 +47,7 @@ def print_table(measured: Mapping[str, list[Round]], failures: Mapping[str, str]
         added = _added_us(rounds)
         deciles = statistics.quantiles((one.added_ns / 1e3 for one in rounds), n=10)
         mean = statistics.median(one.added_mean_ns for one in rounds) / 1e3
-        ratio = f"{added / ours:.1f}" if ours > 0 and name != NOBODY else ""
+        ratio = f"{added / ours:.1f}" if ours > 0 and name != NO_PROFILER else ""
         print(
             f"{name:<26} {added:>+15.1f} µs {deciles[0]:>+7.1f} {deciles[8]:>+7.1f} {ratio:>7} "
             f"{mean:>+6.0f} µs {wall_change(rounds, 50):>+8.1%}"

@@ -20,7 +20,7 @@ from benchmarks.overhead.workload import WIDTH
 from tests.support.node import ROOT, Node, free_port
 
 OURS: Final = "torchperfd"
-NOBODY: Final = "nothing (A/A)"
+NO_PROFILER: Final = "nothing (A/A)"
 _PROCESSES: Final = 3  # Where the memory of a process happens to lie is worth a microsecond or two.
 _START_S: Final = 120.0
 _ANSWER_S: Final = 300.0

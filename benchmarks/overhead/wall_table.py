@@ -5,7 +5,7 @@ import math
 import statistics
 from functools import partial
 
-from benchmarks.overhead.contest import NOBODY, OURS, Contest
+from benchmarks.overhead.contest import NO_PROFILER, OURS, Contest
 from benchmarks.overhead.wall import STEP_LENGTHS, measure_wall
 from benchmarks.overhead.worker import Round
 
@@ -17,7 +17,12 @@ def compare_walls(rounds: int, *, replicated: bool) -> list[str]:
     for length in STEP_LENGTHS:
         work = partial(measure_wall, length=length)
         contest = Contest(
-            (NOBODY, OURS), rounds, work, steps=length.pass_steps, width=length.width, replicated=replicated
+            (NO_PROFILER, OURS),
+            rounds,
+            work,
+            steps=length.pass_steps,
+            width=length.width,
+            replicated=replicated,
         )
         contest.run()
         for name, measured in contest.measured.items():

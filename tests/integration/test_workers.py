@@ -56,7 +56,7 @@ if __name__ == "__main__":
 METHODS = ("fork", "spawn", "forkserver")
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """How the script ended, and the daemon's report of its run at that moment."""
 
     code: int
@@ -66,19 +66,19 @@ class Told(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, dict[str, Future[Told]]]]:
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, dict[str, Future[Outcome]]]]:
     """A node, and how the script ended on it; all start methods at once, each its own run."""
     script = tmp_path_factory.mktemp("workers") / "workers.py"
     script.write_text(SCRIPT)
     with new_node() as node:
         node.start_daemon()
 
-        def play(method: str) -> Told:
+        def play(method: str) -> Outcome:
             with node.running(sys.executable, str(script), method, TORCHPERFD_RUN=method) as process:
                 output, errors = process.communicate(timeout=380)
             steps = node.metric(f'torchperfd_train_steps_total{{rank="0",run="{method}"}}')
             ranks = [rank for run in node.json("ps")["runs"] if run["run"] == method for rank in run["ranks"]]
-            return Told(process.returncode, output + errors, steps, len(ranks))
+            return Outcome(process.returncode, output + errors, steps, len(ranks))
 
         yield node, side_by_side({method: partial(play, method) for method in METHODS})
 
@@ -86,8 +86,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, dict
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_record_nothing_print_nothing_and_exit(
-    ended: tuple[Node, dict[str, Future[Told]]], method: str
+    ended: tuple[Node, dict[str, Future[Outcome]]], method: str
 ) -> None:
     node, reported = ended
-    assert reported[method].result() == Told(code=0, words="", steps=80, ranks=1)
+    assert reported[method].result() == Outcome(code=0, words="", steps=80, ranks=1)
     eventually(lambda: node.metric("torchperfd_clients") == 0, 5, node.log)

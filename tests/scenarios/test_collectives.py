@@ -23,7 +23,7 @@ import torchperfd
 
 pytestmark = pytest.mark.slow
 
-Told = dict[str, Any]
+Reported = dict[str, Any]
 
 LATE_MS = LATE_S * 1e3
 _TOLERANCE_MS = 12
@@ -35,7 +35,7 @@ WAITS = {"buffers": 2, "fsdp2": 12, "all_reduce": 8, "async": 8}
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Reported]:
     """The report of each rank."""
     directory = tmp_path_factory.mktemp("ranks")
     command = [
@@ -53,7 +53,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Told]:
     return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
 
 
-def lateness(kind: str, ranks: list[Told]) -> float:
+def lateness(kind: str, ranks: list[Reported]) -> float:
     """Return by how many milliseconds the culprit came late; on a busy machine it oversleeps."""
     late = [median(reported["measured"][kind]["late"]) for reported in ranks]
     assert late[CULPRIT] > LATE_MS > late[1 - CULPRIT]
@@ -65,18 +65,18 @@ def about(milliseconds: float) -> Any:
     return pytest.approx(milliseconds, abs=_TOLERANCE_MS, rel=0.4)
 
 
-def test_nothing_of_ours_failed(ranks: list[Told]) -> None:
+def test_nothing_of_ours_failed(ranks: list[Reported]) -> None:
     assert [reported["faults"] for reported in ranks] == [{}] * _RANKS
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_ranks_wait_for_the_late_rank(kind: str, ranks: list[Told]) -> None:
+def test_other_ranks_wait_for_the_late_rank(kind: str, ranks: list[Reported]) -> None:
     waits = [median(reported["measured"][kind]["waits"]) for reported in ranks]
     assert waits[1 - CULPRIT] - waits[CULPRIT] == about(lateness(kind, ranks))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_waiting_is_exclusive(kind: str, ranks: list[Told]) -> None:
+def test_waiting_is_exclusive(kind: str, ranks: list[Reported]) -> None:
     for reported in ranks:
         measured = reported["measured"][kind]
         assert measured["steps"] == STEPS
@@ -86,7 +86,7 @@ def test_waiting_is_exclusive(kind: str, ranks: list[Told]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "buckets", "static", "unused", "accumulate", "compiled"])
-def test_arrivals_show_the_lateness(kind: str, ranks: list[Told]) -> None:
+def test_arrivals_show_the_lateness(kind: str, ranks: list[Reported]) -> None:
     own, others = (
         reported["measured"][kind]["arrivals"] for reported in (ranks[CULPRIT], ranks[1 - CULPRIT])
     )
@@ -99,7 +99,7 @@ def test_arrivals_show_the_lateness(kind: str, ranks: list[Told]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["buffers", "fsdp2", "all_reduce", "async"])
-def test_arrivals_at_several_collectives_are_first_and_last(kind: str, ranks: list[Told]) -> None:
+def test_arrivals_at_several_collectives_are_first_and_last(kind: str, ranks: list[Reported]) -> None:
     for reported in ranks:
         arrivals = reported["measured"][kind]["arrivals"]
         assert len(arrivals) == STEPS
@@ -107,7 +107,7 @@ def test_arrivals_at_several_collectives_are_first_and_last(kind: str, ranks: li
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_outcome_is_the_same_bit_for_bit(kind: str, ranks: list[Told]) -> None:
+def test_the_outcome_is_the_same_bit_for_bit(kind: str, ranks: list[Reported]) -> None:
     for reported in ranks:
         assert reported["measured"][kind]["outcome"] == reported["without"][kind]
 

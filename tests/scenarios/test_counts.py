@@ -80,8 +80,8 @@ def test_validation_of_another_model_is_no_training(client: torchperfd.Client, m
     assert train_seconds(client) < 0.5
 
 
-def test_validation_in_evaluation_mode_needs_no_forward(client: torchperfd.Client) -> None:
-    """Its forward is no call of the model's: a method, or a framework's own way."""
+def train_and_validate_a_part(*, gradients: bool) -> None:
+    """Train two epochs; validation calls a part of the model, with gradients or without."""
     model, optimizer = make()
     for _ in range(2):
         model.train()
@@ -89,22 +89,20 @@ def test_validation_in_evaluation_mode_needs_no_forward(client: torchperfd.Clien
             step(model, optimizer, batch)
         model.eval()
         for batch in batches(3):
-            with torch.no_grad():
+            with torch.set_grad_enabled(gradients):
                 model.get_submodule("0")(batch[0])
+
+
+def test_validation_in_evaluation_mode_needs_no_forward(client: torchperfd.Client) -> None:
+    """Its forward is no call of the model's: a method, or a framework's own way."""
+    train_and_validate_a_part(gradients=False)
     assert counted(client) == (10, 40, 10, 6, 24)
 
 
 def test_validation_beside_a_model_never_stepped_is_seen(client: torchperfd.Client) -> None:
     """A model of earlier work that is still there, in training mode, with its optimizer."""
     leftover = make()
-    model, optimizer = make()
-    for _ in range(2):
-        model.train()
-        for batch in batches(5):
-            step(model, optimizer, batch)
-        model.eval()
-        for batch in batches(3):
-            model.get_submodule("0")(batch[0])
+    train_and_validate_a_part(gradients=True)
     assert counted(client) == (10, 40, 10, 6, 24)
     assert leftover[0].training
 

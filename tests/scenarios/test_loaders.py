@@ -78,11 +78,11 @@ WORKERS: list[list[Any]] = [
 # Starting a worker anew takes a second and more: of the other kinds, one start method each.
 FEWER = [WORKERS[0], WORKERS[1], WORKERS[4]]
 KINDS = {"map": WORKERS, "stream": FEWER, "stateful": FEWER}
-Told = dict[str, Future[dict[str, Any]]]
+Reported = dict[str, Future[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Reported:
     """The script's report on each kind; all at once, since it mostly waits for one worker to start."""
     script = tmp_path_factory.mktemp("loaders") / "script.py"
     script.write_text(SCRIPT)
@@ -104,7 +104,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_loaders(kind: str, reported: Told) -> None:
+def test_loaders(kind: str, reported: Reported) -> None:
     if kind == "stateful":
         pytest.importorskip("torchdata")
     document = reported[kind].result()
