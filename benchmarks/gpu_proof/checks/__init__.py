@@ -1,0 +1,1 @@
+"""One module per check; each has ``TITLE``, ``SECONDS`` at most on a GPU, and ``run(machine)``."""
