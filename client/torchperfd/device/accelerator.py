@@ -8,6 +8,7 @@ from torchperfd.device.cuda_memory import read_cuda_memory
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
 from torchperfd.hooks.context import describe
+from torchperfd.hooks.current_stream import CurrentStream
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.steps.replay import Replay
@@ -89,7 +90,7 @@ class Accelerator:
                 self._times = cuda_device_times()
                 if self._times is not None:
                     # Its marks are made within compiled code as well.
-                    keep_classes_out_of_graphs(DeviceTimes)
+                    keep_classes_out_of_graphs(DeviceTimes, CurrentStream)
                     self._replay.time_device(self._times, self._times.mark)
             return []
         return self._times.collect()

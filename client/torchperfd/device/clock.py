@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from torchperfd.hooks.current_stream import recorder_of_events
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 
@@ -31,10 +32,7 @@ _E = TypeVar("_E", bound="Event")
 
 
 class Event(Protocol):
-    """A point in the work of a device, as ``torch.cuda.Event(enable_timing=True)`` is."""
-
-    def record(self) -> None:
-        """Put the event behind all work of the current stream."""
+    """A point in the work of a device, as ``torch.cuda.Event(enable_timing=True)`` is once recorded."""
 
     def query(self) -> bool:
         """Return whether the device has passed it."""
@@ -95,6 +93,7 @@ class DeviceTimes:
 
     Args:
         make: Makes an event.
+        record: Puts an event behind all work of the calling thread's current stream.
         capturing: Returns whether the calling thread's current stream is capturing a graph.
         apart: Makes a context, given an event that was recorded, in which events may be queried
             whatever other threads capture; it yields whether it could.
@@ -117,7 +116,9 @@ class DeviceTimes:
         "_last",
         "_make",
         "_marked",
+        "_passed",
         "_pending",
+        "_record",
         "_seen",
         "_spare",
         "_step",
@@ -129,6 +130,7 @@ class DeviceTimes:
     def __init__(
         self,
         make: Callable[[], _E],
+        record: Callable[[_E], None],
         capturing: Callable[[], bool] = lambda: False,
         apart: Callable[[_E], AbstractContextManager[bool]] = lambda _: nullcontext(True),
         capacity: int = 4096,
@@ -137,6 +139,7 @@ class DeviceTimes:
         self.lost = 0
         self.failure = ""
         self._make: Callable[[], Event] = make
+        self._record: Callable[[Any], None] = record
         self._capturing = capturing
         self._apart: Callable[[Any], AbstractContextManager[bool]] = apart
         self._failures = 0
@@ -149,6 +152,8 @@ class DeviceTimes:
         self._last = NO_CUDA_EVENT
         self._seen = NO_CUDA_EVENT
         self._pending: deque[tuple[_Part, int, int, int]] = deque()
+        # The newest event that the device is known to have passed.
+        self._passed = NO_CUDA_EVENT
         self._step = _Part()
         self._held: _Part | None = None
         # Parts whose owner is known, and which have times, or will, that were not given out.
@@ -169,7 +174,7 @@ class DeviceTimes:
             if self._capturing():
                 return NO_CUDA_EVENT
             event = self._spare.pop() if self._spare else self._make()
-            event.record()
+            self._record(event)
         except Exception as error:
             if is_from_script(error):
                 raise
@@ -252,9 +257,11 @@ class DeviceTimes:
         while pending:
             part, phase, first, last = pending[0]
             begin, end = self._event(first), self._event(last)
-            # Both: on streams of their own, the later one may be passed first.
-            if not (begin.query() and end.query()):
+            # Both: on streams of their own, the later one may be passed first. Mostly an interval begins
+            # where the one before has ended, and then it is known.
+            if not ((first == self._passed or begin.query()) and end.query()):
                 return
+            self._passed = last
             pending.popleft()
             if part.into is not None:
                 part = part.into
@@ -332,6 +339,7 @@ def cuda_device_times() -> DeviceTimes | None:
     cuda = torch.cuda
     return DeviceTimes(
         lambda: cuda.Event(enable_timing=True),
+        recorder_of_events(torch),
         cuda.is_current_stream_capturing,
         lambda event: apart_from_captures(exchange, cuda.device(event.device)),
     )

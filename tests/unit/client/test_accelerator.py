@@ -8,6 +8,7 @@ from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_m
 
 import torchperfd
 from torchperfd.device.clock import DeviceTimes
+from torchperfd.hooks.current_stream import record_without_stream
 from torchperfd.steps.totals import CudaMemory
 
 MS = 1_000_000
@@ -31,7 +32,9 @@ class Event:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchperfd.device.accelerator.cuda_device_times", lambda: DeviceTimes(Event))
+    monkeypatch.setattr(
+        "torchperfd.device.accelerator.cuda_device_times", lambda: DeviceTimes(Event, record_without_stream)
+    )
 
 
 def test_every_phase_has_its_time_on_the_device(device: None) -> None:

@@ -22,6 +22,7 @@ from torchperfd.device.clock import (
     apart_from_captures,
     cuda_device_times,
 )
+from torchperfd.hooks.current_stream import CurrentStream, record_without_stream, recorder_of_events
 from torchperfd.steps.phases import BACKWARD, DATA, FORWARD, LOSS, OTHER
 from torchperfd.steps.step_batch import TRAIN, VALIDATE
 
@@ -57,7 +58,9 @@ class Device:
             self.apart -= 1
 
     def times(self, capacity: int = 64) -> DeviceTimes:
-        return DeviceTimes(self.event, lambda: self.capturing, self.kept_apart, capacity)
+        return DeviceTimes(
+            self.event, record_without_stream, lambda: self.capturing, self.kept_apart, capacity
+        )
 
 
 class FakeEvent:
@@ -290,7 +293,7 @@ def test_stream_inseparable_from_captures_is_not_queried() -> None:
     def refused(_: FakeEvent) -> Iterator[bool]:
         yield False
 
-    times = DeviceTimes(device.event, lambda: False, refused)
+    times = DeviceTimes(device.event, record_without_stream, lambda: False, refused)
     times.boundary(NO_PHASE, times.mark())
     times.boundary(FORWARD, times.mark())
     times.close(TRAIN)
@@ -343,6 +346,7 @@ def test_an_error_of_cuda_stays_inside_and_ten_are_the_end(fails: str) -> None:
 
     times = DeviceTimes(
         broken if fails == "make" else device.event,
+        record_without_stream,
         broken if fails == "capturing" else lambda: device.capturing,
         device.kept_apart,
     )
@@ -514,6 +518,62 @@ def test_totals_are_the_truth_and_no_event_is_lost_to_the_pool(
     assert NO_CUDA_EVENT not in [model.times.mark() for _ in range(capacity)]
     assert len(model.device.made) <= capacity
     assert model.times.mark() == NO_CUDA_EVENT
+
+
+# Streams.
+
+
+class Streams:
+    """Two devices with streams by address, as CUDA has them; counts the objects made of them."""
+
+    def __init__(self) -> None:
+        self.device, self.addresses, self.made, self.fails = 0, {0: 0, 1: 0}, 0, False
+        self.recorded: list[tuple[int, int]] = []
+
+    def stream(self) -> tuple[int, int]:
+        if self.fails:
+            raise RuntimeError("CUDA error")
+        self.made += 1
+        return self.device, self.addresses[self.device]
+
+    def current(self) -> CurrentStream:
+        return CurrentStream(lambda: self.device, lambda device: self.addresses[device], self.stream)
+
+    def record(self, stream: tuple[int, int]) -> None:
+        """What an event does with the stream that it is given."""
+        self.recorded.append(stream)
+
+
+def test_events_go_on_the_stream_that_is_current_and_only_a_change_costs_an_object() -> None:
+    streams = Streams()
+    current = streams.current()
+    expected = []
+    for device, address in ((0, 0), (0, 0), (0, 7), (0, 7), (1, 0), (1, 7), (0, 7), (0, 0)):
+        streams.device = device
+        streams.addresses[device] = address
+        current.record(streams)
+        expected.append((device, address))
+    assert streams.recorded == expected
+    assert streams.made == 6
+
+
+def test_stream_that_could_not_be_had_is_asked_for_again() -> None:
+    streams = Streams()
+    current = streams.current()
+    current.record(streams)
+    streams.addresses[0] = 7
+    streams.fails = True
+    with pytest.raises(RuntimeError):
+        current.record(streams)
+    streams.fails = False
+    streams.addresses[0] = 0
+    current.record(streams)
+    assert streams.recorded == [(0, 0), (0, 0)]
+    assert streams.made == 2
+
+
+def test_torch_without_the_names_records_without_a_stream() -> None:
+    assert recorder_of_events(SimpleNamespace(_C=SimpleNamespace())) is record_without_stream
 
 
 # CUDA's own.

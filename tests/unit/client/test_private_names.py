@@ -67,13 +67,14 @@ NAMES: dict[str, tuple[set[str], set[str]]] = {
     "_scaled_dot_product_flash_attention_for_cpu": ({"flops"}, {"flops"}),
     "_scaled_dot_product_flash_attention_for_cpu_backward": ({"flops"}, {"flops"}),
 }
-# Only while a capture runs, while a rank stands still, or at the job's start: their tests have them.
+# Only while a capture runs, while a rank stands still, at the job's start, or on CUDA: their tests have them.
 ELSEWHERE = {
     *("_cuda_isHistoryEnabled", "_record_memory_history", "_snapshot"),
     *("_prepare_profiler", "_enable_profiler", "_run_on_profiler_start", "_is_profiler_enabled"),
     *("_add_metadata_json", "_step_dict", "_ExperimentalConfig", "_inductor"),
     *("_distributed_c10d", "_dump_fr_trace_json", "_dump_nccl_trace_json", "_get_default_store"),
     *("_autograd", "_get_sequence_nr", "_parse_kineto_results"),
+    *("_cuda_getDevice", "_cuda_getCurrentRawStream"),  # on CUDA alone
 }
 
 OURS = {"_fields", "_Counter"}
