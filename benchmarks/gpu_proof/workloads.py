@@ -36,7 +36,9 @@ class Block(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        return functional.relu(self.body(images) + self.shortcut(images))
+        """Return as many images, of fewer pixels where the stride is 2."""
+        result: Tensor = functional.relu(self.body(images) + self.shortcut(images))
+        return result
 
 
 class ResNet(nn.Module):
@@ -46,25 +48,30 @@ class ResNet(nn.Module):
         depths: Blocks of each of four stages.
         expansion: 1 for plain blocks, 4 for bottlenecks.
         classes: Size of the output.
+        width: Channels of the first stage; doubled with each.
         is_small: Whether images are of 32 x 32: then the first layers do not shrink them.
     """
 
-    def __init__(self, depths: tuple[int, ...], expansion: int, classes: int, *, is_small: bool) -> None:
+    def __init__(
+        self, depths: tuple[int, ...], expansion: int, classes: int, width: int, *, is_small: bool
+    ) -> None:
         super().__init__()
-        first = nn.Conv2d(3, 64, 3 if is_small else 7, 1 if is_small else 2, 1 if is_small else 3, bias=False)
-        layers: list[nn.Module] = [first, nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+        first = nn.Conv2d(
+            3, width, 3 if is_small else 7, 1 if is_small else 2, 1 if is_small else 3, bias=False
+        )
+        layers: list[nn.Module] = [first, nn.BatchNorm2d(width), nn.ReLU(inplace=True)]
         if not is_small:
             layers.append(nn.MaxPool2d(3, 2, 1))
-        channels = 64
+        channels = width
         for stage, depth in enumerate(depths):
-            width = 64 << stage
             for number in range(depth):
-                layers.append(Block(channels, width, 2 if stage and not number else 1, expansion))
-                channels = width * expansion
+                layers.append(Block(channels, width << stage, 2 if stage and not number else 1, expansion))
+                channels = (width << stage) * expansion
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.head = nn.Linear(channels, classes)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of each image's classes."""
         logits: Tensor = self.head(self.body(images))
         return logits
 
@@ -80,12 +87,14 @@ class Attention(nn.Module):
         self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return vectors of the same shape."""
         batch, length, width = tokens.shape
         split = self.projections(self.before(tokens)).view(batch, length, 3, self.heads, -1)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         tokens = tokens + self.output(mixed.transpose(1, 2).reshape(batch, length, width))
-        return tokens + self.feed(self.after(tokens))
+        result: Tensor = tokens + self.feed(self.after(tokens))
+        return result
 
 
 class GPT(nn.Module):
@@ -98,6 +107,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits of each next token."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         logits: Tensor = self.head(self.norm(self.blocks(self.tokens(tokens) + self.places(places))))
         return logits
@@ -123,7 +133,7 @@ class Workload:
 def resnet50(machine: Machine, batch: int = 128) -> Workload:
     """Return ResNet-50 on images of 224 x 224; a narrower input in a rehearsal."""
     size, batch = (32, 2) if machine.is_rehearsal else (224, batch)
-    model = ResNet((3, 4, 6, 3), 4, 1000, is_small=False).to(machine.device)
+    model = ResNet((3, 4, 6, 3), 4, 1000, machine.amount(64, 4), is_small=False).to(machine.device)
     images = torch.randn(batch, 3, size, size, device=machine.device)
     return Workload("ResNet-50", model, images, torch.randint(1000, (batch,), device=machine.device))
 
@@ -140,7 +150,7 @@ def gpt(machine: Machine, batch: int = 16) -> Workload:
 def resnet18(machine: Machine, batch: int = 128) -> Workload:
     """Return ResNet-18 on images of 32 x 32, whose many short kernels the host launches too slowly."""
     batch = 4 if machine.is_rehearsal else batch
-    model = ResNet((2, 2, 2, 2), 1, 10, is_small=True).to(machine.device)
+    model = ResNet((2, 2, 2, 2), 1, 10, machine.amount(64, 4), is_small=True).to(machine.device)
     images = torch.randn(batch, 3, 32, 32, device=machine.device)
     return Workload("ResNet-18", model, images, torch.randint(10, (batch,), device=machine.device))
 
@@ -161,12 +171,11 @@ class Repeated(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Training:
-    """A loop over one batch that stays on the device, as a user writes it.
+    """A loop over one batch that stays on the device, as a user writes it, in bfloat16 on a GPU.
 
     Args:
         workload: What to train.
         machine: Where.
-        is_bf16: Whether under autocast to bfloat16.
         wrap: What the script does with the model first, such as ``torch.compile``.
     """
 
@@ -175,10 +184,9 @@ class Training:
         workload: Workload,
         machine: Machine,
         *,
-        is_bf16: bool = True,
         wrap: Callable[[nn.Module], Any] = lambda model: model,
     ) -> None:
-        self.workload, self.machine, self._is_bf16 = workload, machine, is_bf16
+        self.workload, self.machine = workload, machine
         self.model = wrap(workload.model)
         self.optimizer = torch.optim.SGD(workload.model.parameters(), lr=1e-3, momentum=0.9)
         self.loss = nn.CrossEntropyLoss()
@@ -187,10 +195,15 @@ class Training:
         """Return that many batches from a DataLoader."""
         return iter(DataLoader(Repeated(self.workload, steps), batch_size=None))
 
+    def autocast(self) -> torch.autocast:
+        """Return the context of the forward pass and the loss."""
+        # CPUs without the instructions take tenfold the time for it.
+        return torch.autocast(self.machine.device, torch.bfloat16, enabled=not self.machine.is_rehearsal)
+
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Train on one batch; the device may still be at it."""
         self.optimizer.zero_grad()
-        with torch.autocast(self.machine.device, torch.bfloat16, enabled=self._is_bf16):
+        with self.autocast():
             logits = self.model(inputs)
             loss = self.loss(logits.flatten(0, -2), targets.flatten())
         loss.backward()

@@ -1,0 +1,67 @@
+"""The page of results, docs/gpu-results.md, from the JSON files of all cards."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.gpu_proof.outcome import Bound, Outcome
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "gpu-results.md"
+
+_HEAD: Final = """# Results on GPUs
+
+Written by `make gpu-proof` on a machine with a GPU; do not edit. Each section is one card. **Not met** marks
+what did not hold, and **not shown** what that machine could not show.
+
+Not shown by any of these results, because each machine had one GPU: NCCL between ranks, NVLink traffic, MIG
+instances, GPUs that are lost or throttled by heat, ROCm, and other operating systems."""
+
+
+def write(results: Path) -> None:
+    """Write the page from all results in a directory."""
+    PAGE.write_text(text(json.loads(path.read_text()) for path in sorted(results.glob("*.json"))))
+
+
+def text(documents: Iterator[Mapping[str, Any]]) -> str:
+    """Return the page for the results of some machines."""
+    lines = [_HEAD]
+    for document in documents:
+        machine = document["machine"]
+        lines += ["", f"## {machine['device']}"]
+        versions = f"torch {machine['torch']}, CUDA {machine['cuda']}, Python {machine['python']}"
+        lines += ["", f"{versions}, {document['date']}."]
+        for result in document["checks"].values():
+            lines += ["", *check_lines(result)]
+    return "\n".join(lines) + "\n"
+
+
+def check_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return one check's section."""
+    lines = [f"### {result['title']}", ""]
+    if "error" in result:
+        return [*lines, f"**Not met**: the check ended early, {result['error']}."]
+    outcome = Outcome.from_json(result["outcome"])
+    if outcome.rows:
+        lines += [_row(outcome.columns), _row(["---"] * len(outcome.columns)), *map(_row, outcome.rows), ""]
+    lines += [f"- {_judged(bound)}" for bound in outcome.bounds]
+    if outcome.notes:
+        lines += ["", *outcome.notes] if outcome.bounds else outcome.notes
+    return lines
+
+
+def is_fine(result: Mapping[str, Any]) -> bool:
+    """Whether a check ran, and nothing failed to hold."""
+    return "outcome" in result and all(
+        bound.held is not False for bound in Outcome.from_json(result["outcome"]).bounds
+    )
+
+
+def _judged(bound: Bound) -> str:
+    if bound.held is None:
+        return f"**Not shown**: {bound.text}"
+    return bound.text if bound.held else f"**Not met**: {bound.text}"
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
