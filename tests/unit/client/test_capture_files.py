@@ -1,7 +1,9 @@
 """Where captures may go, whatever a daemon says, and what lies there already."""
 
 import os
+import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -136,3 +138,27 @@ def test_capture_folder_renamed_meanwhile_stays_the_same(tmp_path: Path) -> None
         folder.write("y.json", b"{}")
     assert sorted(each.name for each in (tmp_path / "moved").iterdir()) == ["x.json", "y.json"]
     assert list((tmp_path / "trap").iterdir()) == []
+
+
+@pytest.mark.parametrize("are_counted", [True, False], ids=["counted by the kernel", "before Linux 6.2"])
+def test_script_short_of_descriptors_keeps_its_last_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_counted: bool
+) -> None:
+    real = Path.stat
+    if not are_counted:
+        no_count = SimpleNamespace(st_size=0)
+        monkeypatch.setattr(
+            Path, "stat", lambda path, **rest: no_count if path.name == "fd" else real(path, **rest)
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd")) - 1
+    folder = tmp_path / ID
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
+        with pytest.raises(OSError, match="more files may be open"), CaptureFolder.opened(folder, OWN):
+            pass
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 32, hard))
+        with CaptureFolder.opened(folder, OWN):
+            assert folder.is_dir()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
