@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-templates bench-overhead bench-gpu bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
+	bench-import bench-step bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-trials build clean
 
 help:  ## Show this list.
@@ -117,8 +117,8 @@ bench-trials: setup  ## Whether torchperfd changes what a script does, in 500 ra
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay
 
-bench-gpu: setup  ## Whether device times are true and what they cost; needs a GPU.
-	$(BIN)/python -m benchmarks.gpu_check
+gpu-proof: setup  ## What is claimed about GPUs, on one: at most eight minutes; without a GPU a rehearsal.
+	$(BIN)/python -m benchmarks.gpu_proof
 
 bench-import: setup  ## What `import torchperfd` costs.
 	$(BIN)/python benchmarks/import_time.py

@@ -54,13 +54,15 @@ def main() -> int:
         return 0
     described = machine.describe()
     print(", ".join(f"{name} {value}" for name, value in described.items()), flush=True)
-    results = {name: _checked(name) for name in arguments.only or CHECKS}
-    if not machine.is_rehearsal:
-        path = arguments.out or RESULTS / f"{described['device'].lower().replace(' ', '-')}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        document = _merged(path, described, results)
-        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-        page.write(RESULTS)
+    path = arguments.out or RESULTS / f"{described['device'].lower().replace(' ', '-')}.json"
+    results = {}
+    for name in arguments.only or CHECKS:
+        results[name] = _checked(name)
+        if not machine.is_rehearsal:  # after each: the machine may be taken away
+            path.parent.mkdir(parents=True, exist_ok=True)
+            document = _merged(path, described, results)
+            path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+            page.write(RESULTS)
     return 0 if all(page.is_fine(result) for result in results.values()) else 1
 
 

@@ -4,8 +4,7 @@ import json
 import tempfile
 import time
 import warnings
-from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +33,7 @@ _LAUNCHES: Final = frozenset(("cuda_runtime", "cuda_driver"))
 def run(machine: Machine) -> Outcome:
     """Compare both for three models."""
     outcome = Outcome(["model", "phase", "client", "trace", "off by", ""])
-    steps = machine.amount(20, 2)
+    steps = machine.amount(20, 3)
     for make in (resnet50, gpt, resnet18):
         training = Training(make(machine), machine)
         client = torchperfd.attach(model=training.workload.model)
@@ -97,33 +96,37 @@ def _reported_ns(training: Training, client: Client) -> dict[str, int]:
 def traced_ns(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return each phase's nanoseconds on the device from a trace, all steps together.
 
-    A phase has the device from the end of the last work launched before it to the end of the last work
-    launched within it, as events recorded at its boundaries see it. Work is found by where on the host it
-    was launched, whatever the thread.
+    A boundary between phases is passed on the device when all work launched before it has ended, and not
+    before the host is there. A phase lasts from one boundary to the next, as CUDA events recorded there
+    see it. Work is found by where on the host it was launched, whatever the thread.
     """
-    starts: list[tuple[float, float, str]] = []
+    boundaries: list[tuple[float, str]] = []
+    ends: list[tuple[float, str]] = []
     launched: dict[int, float] = {}
-    done: list[tuple[int, float, float]] = []
+    done: list[tuple[int, float]] = []
     for event in events:
         category, name = event.get("cat"), event.get("name", "")
         if category == "user_annotation" and name.startswith(_RANGE):
-            starts.append((event["ts"], event["ts"] + event["dur"], name.removeprefix(_RANGE)))
+            boundaries.append((event["ts"], name.removeprefix(_RANGE)))
+            ends.append((event["ts"] + event["dur"], "other"))
         elif category in _LAUNCHES and "correlation" in event.get("args", {}):
             launched[event["args"]["correlation"]] = event["ts"]
         elif category in _ON_DEVICE:
-            done.append((event["args"]["correlation"], event["ts"], event["ts"] + event["dur"]))
-    starts.sort()
-    begins = [begin for begin, _, _ in starts]
-    work = sorted((launched[number], begin, end) for number, begin, end in done if number in launched)
+            done.append((event["args"]["correlation"], event["ts"] + event["dur"]))
+    # The end of a range comes before a start at the same time: sorting keeps the order of equals.
+    boundaries = sorted(ends + boundaries, key=lambda boundary: boundary[0])
+    work = deque(sorted((launched[number], end) for number, end in done if number in launched))
 
     total: dict[str, float] = defaultdict(float)
-    reached = work[0][1] if work else 0.0
-    for at, _, end in work:
-        index = bisect_right(begins, at) - 1
-        phase = starts[index][2] if index >= 0 and at <= starts[index][1] else "other"
-        if end > reached:
-            total[phase] += (end - reached) * 1e3
-            reached = end
+    ended = passed = 0.0
+    phase = ""
+    for at, following in boundaries:
+        while work and work[0][0] < at:
+            ended = max(ended, work.popleft()[1])
+        passed, before = max(at, ended), passed
+        if phase:
+            total[phase] += (passed - before) * 1e3
+        phase = following
     return dict(total)
 
 

@@ -1,17 +1,19 @@
 """What the client costs a step: the same loop with it and without, by turns."""
 
+import json
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import torch
 from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.outcome import Bound, Outcome
-from benchmarks.gpu_proof.workloads import Training, Workload, gpt, resnet18, resnet50
-from torch import nn
+from benchmarks.gpu_proof.workloads import Training, gpt, resnet18, resnet50
 
 import torchperfd
 
@@ -19,9 +21,10 @@ TITLE: Final = "Step time with the client and without"
 SECONDS: Final = 150
 
 CHANGE_BELOW: Final = 0.005
-TURN_SECONDS: Final = 0.5
-ROUNDS: Final = 16
+TURN_SECONDS: Final = 0.4
+ROUNDS: Final = 8
 _WARM_UP: Final = 3
+_PROCESS_STEPS: Final = 10
 
 
 @dataclass(slots=True)
@@ -38,53 +41,83 @@ class Turns:
 
 
 def run(machine: Machine) -> Outcome:
-    """Measure ResNet-50 and a GPT, eager and in CUDA graphs, and a loop that the host bounds."""
+    """Measure ResNet-50 and a GPT, a loop that the host bounds, and the GPT compiled to CUDA graphs."""
     outcome = Outcome(["loop", "step without", "with the client", "median change", "training thread's CPU"])
-    loops: list[tuple[str, Callable[[Machine], Workload], Callable[[nn.Module], Any]]] = [
-        ("ResNet-50, bf16, eager", resnet50, _eager),
-        ("GPT, bf16, eager", gpt, _eager),
-        ("ResNet-18, bf16, eager", resnet18, _eager),
-    ]
-    if not machine.is_rehearsal:
-        loops[2:2] = [
-            ("ResNet-50, bf16, compiled to CUDA graphs", resnet50, _in_cuda_graphs),
-            ("GPT, bf16, compiled to CUDA graphs", gpt, _in_cuda_graphs),
-        ]
-    for name, make, wrap in loops:
-        torch._dynamo.reset()
-        _add(outcome, name, _measured(Training(make(machine), machine, wrap=wrap)), machine)
-    outcome.notes.append(
-        "Changes are those of pairs of neighbouring turns, with their quartiles. CUDA graphs are made by"
-        ' `torch.compile(backend="cudagraphs")`.'
-    )
+    for make in (resnet50, gpt, resnet18):
+        training = Training(make(machine), machine)
+        _add(outcome, f"{training.workload.name}, eager", _by_turns(training), machine)
+        del training
+        torch.cuda.empty_cache()
+    if machine.is_rehearsal:
+        outcome.notes.append("CUDA graphs are compiled on a GPU only.")
+    else:
+        _add(outcome, "GPT, compiled to CUDA graphs", _by_processes(machine), machine)
+        outcome.notes.append(
+            "All in bfloat16. Changes are those of pairs of neighbouring turns, with their quartiles. CUDA"
+            ' graphs are made by `torch.compile(backend="cudagraphs")`.'
+        )
     return outcome
 
 
-def _eager(model: nn.Module) -> Any:
-    return model
-
-
-def _in_cuda_graphs(model: nn.Module) -> Any:
-    return torch.compile(model, backend="cudagraphs")
-
-
-def _measured(training: Training) -> Turns:
-    """Train by turns of half a second."""
+def _by_turns(training: Training) -> Turns:
+    """Train by turns, attaching and detaching in one process."""
     training.run(2 * _WARM_UP)
     began = time.perf_counter()
     training.run(_WARM_UP)
     each = (time.perf_counter() - began) / _WARM_UP
     steps = training.machine.amount(max(5, round(TURN_SECONDS / each)), 2)
     turns = Turns()
-    for number in range(training.machine.amount(ROUNDS, 2)):
-        for is_attached in (False, True) if number % 2 else (True, False):
-            with _watched(training, is_attached):
-                training.run(_WARM_UP)
-                wall, cpu = time.perf_counter(), time.thread_time()
-                training.run(steps)
-                wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
-            turns.add(is_attached, wall / steps * 1e6, cpu / steps * 1e6)
+    for is_attached in _order(training.machine):
+        with _watched(training, is_attached):
+            training.run(_WARM_UP)
+            wall, cpu = time.perf_counter(), time.thread_time()
+            training.run(steps)
+            wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+        turns.add(is_attached, wall / steps * 1e6, cpu / steps * 1e6)
     return turns
+
+
+def _by_processes(machine: Machine) -> Turns:
+    """Train by turns in two processes, one with the client."""
+    turns = Turns()
+    with ExitStack() as stack:
+        workers = {
+            is_attached: stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", "benchmarks.gpu_proof.turns_worker", name],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for is_attached, name in ((False, "bare"), (True, "attached"))
+        }
+        for worker in workers.values():
+            assert worker.stdout is not None
+            worker.stdout.readline()
+        for is_attached in _order(machine):
+            wall, cpu = _asked(workers[is_attached], _PROCESS_STEPS)
+            turns.add(is_attached, wall * 1e6, cpu * 1e6)
+        for worker in workers.values():
+            assert worker.stdin is not None
+            worker.stdin.close()
+    return turns
+
+
+def _order(machine: Machine) -> Iterator[bool]:
+    """Yield whether the next turn is with the client; each round has both, in changing order."""
+    for number in range(machine.amount(ROUNDS, 2)):
+        yield from (False, True) if number % 2 else (True, False)
+
+
+def _asked(worker: "subprocess.Popen[str]", steps: int) -> tuple[float, float]:
+    """Have a process train; return the seconds of a step by the wall clock and of CPU."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.write(f"{steps}\n")
+    worker.stdin.flush()
+    wall, cpu = json.loads(worker.stdout.readline())
+    return wall, cpu
 
 
 @contextmanager
