@@ -15,6 +15,9 @@ from torchperfd.client import Client
 from torchperfd_daemon import analysis
 from torchperfd_daemon.worker_cost import of_this_machine
 
+WITHIN: Final = 0.25
+"""How far a predicted saving may be from the measured one, as a part of that."""
+
 _LONGEST_SECONDS: Final = 20.0
 """Longest time that a capture of a few steps may take, its export included."""
 _ENDED: Final = frozenset({"complete", "failed"})
@@ -59,7 +62,7 @@ def record(
     return analysis.summarise(analysis.load(capture.wait(_LONGEST_SECONDS)), worker_cost=of_this_machine)
 
 
-def rank_of(rule: str, advice: Sequence[analysis.Advice]) -> int | None:
+def place_of(rule: str, advice: Sequence[analysis.Advice]) -> int | None:
     """Return the place of a rule's advice in a list, from 1; None if it is not in it."""
     return next((place for place, each in enumerate(advice, 1) if each.rule == rule), None)
 
@@ -72,3 +75,8 @@ def saving_ms(rule: str, advice: Sequence[analysis.Advice]) -> float:
 def in_order(advice: Sequence[analysis.Advice]) -> str:
     """Return the rules of some advice and what each predicts, in one line."""
     return ", ".join(f"{each.rule} {each.saves_ns_per_step / 1e6:.2f} ms" for each in advice) or "no advice"
+
+
+def is_within(predicted: float, measured: float) -> bool:
+    """Return whether a predicted saving is close enough to a measured one; never if nothing was saved."""
+    return measured > 0 and abs(predicted / measured - 1) <= WITHIN

@@ -14,20 +14,27 @@ from statistics import fmean
 from typing import Final, TypeVar
 
 import torch
-from benchmarks.gpu_proof.analysed_capture import attached, in_order, rank_of, record, saving_ms
+from benchmarks.gpu_proof.analysed_capture import (
+    WITHIN,
+    attached,
+    in_order,
+    is_within,
+    place_of,
+    record,
+    saving_ms,
+)
+from benchmarks.gpu_proof.loop_parts import Step
 from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.outcome import Bound, Outcome
-from benchmarks.gpu_proof.slow_loops import LOOPS, SlowLoop, Step
+from benchmarks.gpu_proof.slow_loops import LOOPS, SlowLoop
 
 from torchperfd_daemon.analysis import Advice
 
 TITLE: Final = "The gain of each GPU advice, predicted and measured"
 SECONDS: Final = 150
-WITHIN: Final = 0.25
-"""How far the predicted saving may be from the measured one, as a part of that."""
 
 # No loop is begun later than this: the results so far must be returned before the limit.
-_LAST_BEGIN_SECONDS: Final = 125
+_LAST_BEGIN_SECONDS: Final = 120
 _TURNS: Final = 3
 _TURN_SECONDS: Final = 0.25
 _FEWEST_STEPS: Final = 8
@@ -38,8 +45,9 @@ _WARM_UP: Final = 8
 _AFTER_A_PAUSE: Final = 5
 _CAPTURES: Final = 2
 _CAPTURED_STEPS: Final = 8
-# The client samples its loader four times a second on a GPU; the trace has the mean of the samples.
-_BEFORE_CAPTURE_SECONDS: Final = 1.2
+# After each report the client samples a draw of the loader; the trace has the mean of the samples.
+_REPORTS: Final = 4
+_BETWEEN_REPORTS_SECONDS: Final = 0.3
 
 T = TypeVar("T")
 
@@ -80,17 +88,12 @@ def run(machine: Machine) -> Outcome:
     for loop in LOOPS:
         _add(outcome, loop, timed[loop.name], found[loop.name], machine)
     outcome.notes += [
-        f"Predictions are the mean of {machine.amount(_CAPTURES, 1)} captures of {_CAPTURED_STEPS} steps. The"
-        " step of a larger batch is given for a batch of the slow loop's size.",
+        f"Each prediction is the mean of {_CAPTURES} captures of {_CAPTURED_STEPS} steps. The step of a"
+        " larger batch is given for a batch of the slow loop's size.",
         "Not shown: host-bound (the same idle time as batch-size, saved by compiling), memory-near-full (a"
         " risk without a saving), and the rules on several GPUs. No rule advises channels_last.",
     ]
     return outcome
-
-
-def is_within(predicted: float, measured: float) -> bool:
-    """Return whether a predicted saving is close enough to a measured one, which must be above 0."""
-    return measured > 0 and abs(predicted / measured - 1) <= WITHIN
 
 
 def _attempt(work: Callable[[], T], until: float) -> T | str:
@@ -150,16 +153,23 @@ def _advice(loop: SlowLoop, machine: Machine) -> list[Sequence[Advice]]:
             train()
             client.step()
 
-        for _ in range(machine.amount(_WARM_UP, 3)):
-            step()
-        until = time.monotonic() + (0 if machine.is_rehearsal else _BEFORE_CAPTURE_SECONDS)
-        while time.monotonic() < until:
-            step()
+        for _ in range(machine.amount(_REPORTS, 2)):
+            _train_for(0 if machine.is_rehearsal else _BETWEEN_REPORTS_SECONDS, step)
+            client.report()
         steps = machine.amount(_CAPTURED_STEPS, 3)
         return [
             record(client, step, steps, profile_memory=loop.profile_memory).advice
             for _ in range(machine.amount(_CAPTURES, 1))
         ]
+
+
+def _train_for(seconds: float, step: Step) -> None:
+    """Train for some time, and at least for a few steps."""
+    until = time.monotonic() + seconds
+    for _ in range(_AFTER_A_PAUSE):
+        step()
+    while time.monotonic() < until:
+        step()
 
 
 def _add(
@@ -179,7 +189,7 @@ def _add(
     if isinstance(found, str):
         outcome.notes.append(f"{loop.name}: the slow loop could not be analysed. {found}")
     else:
-        places = [rank_of(loop.rule, advice) for advice in found]
+        places = [place_of(loop.rule, advice) for advice in found]
         predicted_ms = fmean(saving_ms(loop.rule, advice) for advice in found)
         place = " / ".join(str(each or "no") for each in places)
         if any(each != 1 for each in places):
