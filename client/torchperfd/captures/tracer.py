@@ -13,12 +13,14 @@ import contextlib
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+from torchperfd.captures.teardown import have_cupti_removed
 from torchperfd.hooks.context import HookUnavailableError
 from torchperfd.hooks.profiler import (
     ARBITER,
@@ -139,6 +141,8 @@ class KinetoTracer:
         self._thread = 0
         self._compiled = is_inductor_imported()
         cuda = torch.cuda.is_available()
+        if cuda:
+            have_cupti_removed(torch.version.cuda)
         arguments = recorded.arguments()
         if not arguments["with_stack"]:
             arguments["experimental_config"] = trace_only()
@@ -160,7 +164,10 @@ class KinetoTracer:
         global _running
         with ARBITER.starting():
             if self._compiled:
-                self._profiler.start()
+                with warnings.catch_warnings():
+                    # torch 2.11 warns a first profiler of what only a second cycle is in for.
+                    warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+                    self._profiler.start()
                 skip_event_lists(self._profiler.profiler)
             else:
                 self._profiler.__enter__()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -326,3 +327,26 @@ def test_modules_are_asked_for_only_where_they_are_wanted() -> None:
     assert "with_modules" not in tracer.Recorded().arguments()
     asked = tracer.Recorded(with_modules=True).arguments()
     assert (asked["with_modules"], asked["with_stack"]) == (True, True)
+
+
+def test_warning_of_torchs_own_about_cycles_is_not_the_scripts(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    class Profile:
+        def __init__(self, **_: Any) -> None:
+            self.profiler = None
+
+        def start(self) -> None:
+            warnings.warn("Warning: Profiler clears events at the end of each cycle.", stacklevel=2)
+            warnings.warn("another one", stacklevel=2)
+
+        def stop(self) -> None:
+            pass
+
+    monkeypatch.setattr(tracer, "is_inductor_imported", lambda: True)
+    monkeypatch.setattr(tracer, "skip_event_lists", lambda _: None)
+    monkeypatch.setattr("torch.profiler.profile", Profile)
+    tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+    tracing.start()
+    tracing.stop()
+    assert [str(warning.message) for warning in recwarn] == ["another one"]
