@@ -12,6 +12,7 @@ a GPU; it exits 1 when a check cannot run.
 """
 
 import argparse
+import faulthandler
 import json
 import os
 import subprocess
@@ -24,19 +25,13 @@ from typing import Any, Final
 
 import torch
 from benchmarks.gpu_proof import page
+from benchmarks.gpu_proof.checks import CHECKS
 from benchmarks.gpu_proof.machine import Machine
 
-CHECKS: Final = (
-    "driver_values",
-    "device_times",
-    "event_cost",
-    "step_cost",
-    "captures",
-    "advice",
-    "input_pipeline",
-)
 RESULTS: Final = Path(__file__).parent / "results"
 SCHEMA: Final = "torchperfd.gpu_proof/1"
+
+_TO_REPORT_SECONDS: Final = 3
 
 
 def main() -> int:
@@ -50,7 +45,10 @@ def main() -> int:
     arguments = parser.parse_args()
     machine = Machine(is_rehearsal=not torch.cuda.is_available())
     if arguments.run_here:
-        print(json.dumps(_module(arguments.run_here).run(machine).to_json()))
+        module = _module(arguments.run_here)
+        # So that one who reads the log sees where it was when its time was over.
+        faulthandler.dump_traceback_later(module.SECONDS - _TO_REPORT_SECONDS, exit=True)
+        print(json.dumps(module.run(machine).to_json()))
         return 0
     described = machine.describe()
     print(", ".join(f"{name} {value}" for name, value in described.items()), flush=True)

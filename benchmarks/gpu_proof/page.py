@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.gpu_proof.checks import CHECKS
 from benchmarks.gpu_proof.outcome import Bound, Outcome
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "gpu-results.md"
@@ -33,6 +34,9 @@ def text(documents: Iterator[Mapping[str, Any]]) -> str:
         lines += ["", f"{versions}, {document['date']}."]
         for result in document["checks"].values():
             lines += ["", *check_lines(result)]
+        missing = [name for name in CHECKS if name not in document["checks"]]
+        if missing:
+            lines += ["", f"**Not shown**: the checks {', '.join(missing)} were not run on this card."]
     return "\n".join(lines) + "\n"
 
 

@@ -1,1 +1,14 @@
 """One module per check; each has ``TITLE``, ``SECONDS`` at most on a GPU, and ``run(machine)``."""
+
+from typing import Final
+
+CHECKS: Final = (
+    "driver_values",
+    "device_times",
+    "event_cost",
+    "step_cost",
+    "captures",
+    "advice",
+    "input_pipeline",
+)
+"""In the order in which they run."""

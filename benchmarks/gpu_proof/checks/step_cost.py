@@ -1,4 +1,4 @@
-"""What the client costs a step: the same loop with it and without, by turns."""
+"""What the client costs a step: the same loop with it and without, in alternation."""
 
 import json
 import statistics
@@ -60,7 +60,7 @@ def run(machine: Machine) -> Outcome:
 
 
 def _by_turns(training: Training) -> Turns:
-    """Train by turns, attaching and detaching in one process."""
+    """Train alternately, attaching and detaching in one process."""
     training.run(2 * _WARM_UP)
     began = time.perf_counter()
     training.run(_WARM_UP)
@@ -78,7 +78,7 @@ def _by_turns(training: Training) -> Turns:
 
 
 def _by_processes(machine: Machine) -> Turns:
-    """Train by turns in two processes, one with the client."""
+    """Train alternately in two processes, one with the client."""
     turns = Turns()
     with ExitStack() as stack:
         workers = {

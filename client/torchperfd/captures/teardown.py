@@ -1,8 +1,8 @@
 """CUPTI, through which Kineto records the device, is taken out of the process again when a capture ends.
 
-By default it stays, and every launch goes on passing through it: on an H200 with torch 2.11 and CUDA 13.0 a
-launch took 22 % longer after a capture, and the steps of a loop that the host bounds 36 %, for the rest of the
-run (docs/gpu-results.md). Kineto takes it out where a variable of the environment says so.
+By default it stays, and every launch goes on passing through it: on an H200 with torch 2.11 and CUDA 13.0
+a launch took 22 % longer after a capture, and the steps of a loop that the host bounds 36 %, for the rest
+of the run (docs/gpu-results.md). Kineto takes it out where a variable of the environment says so.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Whether CUPTI is removed after a capture: where that was measured to be safe, and the script has not said."""
+"""Whether CUPTI is removed after a capture: where that is known to be safe, unless the script decides."""
 
 import os
 

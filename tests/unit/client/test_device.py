@@ -544,7 +544,7 @@ class Streams:
         self.recorded.append(stream)
 
 
-def test_events_go_on_the_stream_that_is_current_and_only_a_change_costs_an_object() -> None:
+def test_events_go_on_the_current_stream_and_only_a_change_costs() -> None:
     streams = Streams()
     current = streams.current()
     expected = []
