@@ -3,8 +3,9 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchperfd.device.clock import DeviceTime, DeviceTimes, cuda_device_times
+from torchperfd.device.clock import DeviceTimes, cuda_device_times
 from torchperfd.device.cuda_memory import read_cuda_memory
+from torchperfd.device.step_times import DeviceTime
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
 from torchperfd.hooks.context import describe
@@ -91,9 +92,13 @@ class Accelerator:
                 if self._times is not None:
                     # Its marks are made within compiled code as well.
                     keep_classes_out_of_graphs(DeviceTimes, CurrentStream)
+                    self._times.spent = self._replay.leave_events_unmarked
                     self._replay.time_device(self._times, self._times.mark)
             return []
-        return self._times.collect()
+        times = self._times.collect()
+        self._times.allow()
+        self._replay.mark_events()
+        return times
 
     def flops(self) -> tuple[float | None, float | None]:
         """Return the operations of a training step and those of the device in a second, where known."""

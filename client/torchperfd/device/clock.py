@@ -5,8 +5,11 @@ recorded at every phase boundary does: between two of them the device was in the
 lay between them on the host, working or waiting.
 
 Nothing here waits for the device. Events come from a pool of fixed size and are asked for
-their times once the device has passed them; where none is left, or a CUDA graph is being
-captured, the intervals on either side are lost, and no phase is charged for them.
+their times once the device has passed them.
+
+An event costs the training thread some microseconds, so that there is a number of them for each
+flush: the steps that have all of theirs stand for those that have not. So they do where an event
+is missing for another reason, such as a CUDA graph that is being captured.
 """
 
 import ctypes
@@ -14,16 +17,18 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from torchperfd.device.step_times import DeviceTime, EndedSteps, StepTimes
 from torchperfd.hooks.current_stream import recorder_of_events
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
+from torchperfd.steps.device_clock import NO_CUDA_EVENT
 
-NO_CUDA_EVENT: Final = -1
 NO_PHASE: Final = -1
-NO_KIND: Final = 0
+
+MARKS: Final = 64
+"""Events per flush, to begin with: enough for some whole steps."""
 
 _LIMIT: Final = 10
 _THREAD_LOCAL: Final = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -41,49 +46,6 @@ class Event(Protocol):
         """Return the milliseconds from this event to another; the device has passed both."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTime:
-    """What one phase has taken on the device, in steps of one kind.
-
-    Attributes:
-        kind: Kind of the steps, as passed to :meth:`DeviceTimes.close`.
-        phase: Slot of the phase.
-        ns: Exclusive nanoseconds on the device.
-        calls: Calls of the phase that were timed there, at least in part.
-    """
-
-    kind: int
-    phase: int
-    ns: int
-    calls: int
-
-
-class _Part:
-    """A step, or what was set aside of one: its times so far, and whose they are."""
-
-    __slots__ = ("calls", "into", "kind", "ns", "pending", "running")
-
-    def __init__(self) -> None:
-        self.kind = -1  # not known yet
-        self.ns: dict[int, int] = {}
-        self.calls: dict[int, int] = {}
-        self.running: set[int] = set()
-        self.pending = 0
-        self.into: _Part | None = None
-
-    def count(self, phase: int) -> None:
-        self.calls[phase] = self.calls.get(phase, 0) + 1
-
-    def absorb(self, later: "_Part") -> None:
-        for phase, ns in later.ns.items():
-            self.ns[phase] = self.ns.get(phase, 0) + ns
-        for phase, calls in later.calls.items():
-            self.calls[phase] = self.calls.get(phase, 0) + calls
-        self.running |= later.running
-        self.pending += later.pending
-        later.into = self
-
-
 class DeviceTimes:
     """Times the phases of one thread's steps on one device.
 
@@ -95,6 +57,8 @@ class DeviceTimes:
         make: Makes an event.
         record: Puts an event behind all work of the calling thread's current stream.
         capturing: Returns whether the calling thread's current stream is capturing a graph.
+        spent: Called on the training thread when the number of events is used up: no mark is needed until
+            :meth:`allow`.
         apart: Makes a context, given an event that was recorded, in which events may be queried
             whatever other threads capture; it yields whether it could.
         capacity: Events that may be under way at once; they are made as they are needed.
@@ -102,13 +66,16 @@ class DeviceTimes:
     Attributes:
         capacity: The same.
         lost: Intervals charged to no phase: an event was missing or could not be read.
+        spent: The same.
         failure: The newest error, in one line. After ten, nothing is marked or read any more.
     """
 
     __slots__ = (
+        "_allowed",
         "_apart",
+        "_budget",
         "_capturing",
-        "_changed",
+        "_ended",
         "_events",
         "_failures",
         "_freed",
@@ -125,6 +92,7 @@ class DeviceTimes:
         "capacity",
         "failure",
         "lost",
+        "spent",
     )
 
     def __init__(
@@ -134,8 +102,10 @@ class DeviceTimes:
         capturing: Callable[[], bool] = lambda: False,
         apart: Callable[[_E], AbstractContextManager[bool]] = lambda _: nullcontext(True),
         capacity: int = 4096,
+        spent: Callable[[], object] = lambda: None,
     ) -> None:
         self.capacity = capacity
+        self.spent = spent
         self.lost = 0
         self.failure = ""
         self._make: Callable[[], Event] = make
@@ -143,6 +113,7 @@ class DeviceTimes:
         self._capturing = capturing
         self._apart: Callable[[Any], AbstractContextManager[bool]] = apart
         self._failures = 0
+        self._budget = self._allowed = MARKS
         # Events with ids from freed to marked are under way; they lie in a ring.
         self._marked = 0
         self._freed = 0
@@ -151,13 +122,12 @@ class DeviceTimes:
         # Of the replay: its newest event id, its newest missing one, and the intervals to read.
         self._last = NO_CUDA_EVENT
         self._seen = NO_CUDA_EVENT
-        self._pending: deque[tuple[_Part, int, int, int]] = deque()
+        self._pending: deque[tuple[StepTimes, int, int, int]] = deque()
         # The newest event that the device is known to have passed.
         self._passed = NO_CUDA_EVENT
-        self._step = _Part()
-        self._held: _Part | None = None
-        # Parts whose owner is known, and which have times, or will, that were not given out.
-        self._changed: list[_Part] = []
+        self._step = StepTimes()
+        self._held: StepTimes | None = None
+        self._ended = EndedSteps()
 
     # The training thread's side.
 
@@ -168,8 +138,12 @@ class DeviceTimes:
             The event's id, larger than all before; ``NO_CUDA_EVENT`` where none was recorded.
         """
         cuda_event_id = self._marked
+        if self._allowed <= 0:
+            self.spent()
+            return NO_CUDA_EVENT
         if cuda_event_id - self._freed >= self.capacity or self._failures >= _LIMIT:
             return NO_CUDA_EVENT
+        self._allowed -= 1
         try:
             if self._capturing():
                 return NO_CUDA_EVENT
@@ -186,6 +160,12 @@ class DeviceTimes:
 
     # The replay's side.
 
+    def allow(self) -> None:
+        """Allow another number of marks: more of them than before if that was too few for one whole step."""
+        if self._allowed <= 0 and not self._ended.had_whole:
+            self._budget = max(self._budget, min(2 * self._budget, self.capacity // 2))
+        self._allowed, self._ended.had_whole = self._budget, False
+
     def boundary(self, phase: int, cuda_event_id: int) -> None:
         """Since the boundary before this one, the innermost open phase was ``phase``.
 
@@ -199,6 +179,7 @@ class DeviceTimes:
         if phase != NO_PHASE:
             if NO_CUDA_EVENT in (first, cuda_event_id):
                 self.lost += 1
+                self._step.is_whole = False
             elif first != cuda_event_id:
                 self._step.running.add(phase)
                 self._step.pending += 1
@@ -207,7 +188,7 @@ class DeviceTimes:
             self._free()
 
     def call(self, phase: int) -> None:
-        """A call of ``phase`` has ended; one whose intervals were all lost does not count.
+        """A call of ``phase`` has ended; one that had no interval on the device does not count.
 
         A phase that is still open when its step ends counts as a call by itself.
         """
@@ -217,12 +198,19 @@ class DeviceTimes:
 
     def close(self, kind: int) -> None:
         """The step ended at the newest boundary; ``NO_KIND`` when it is to be forgotten."""
-        self._settle(self._step, kind)
-        self._step = _Part()
+        self._ended.add(self._step, kind)
+        self._step = StepTimes()
+
+    def pass_over(self, kind: int, count: int) -> None:
+        """Steps have ended of which nothing else is reported: none of their events was marked."""
+        self._ended.pass_over(kind, count)
+        self._step = StepTimes()
+        self._step.is_whole = False
+        self._last = NO_CUDA_EVENT
 
     def hold(self) -> None:
         """The step may have ended at the newest boundary."""
-        self._held, self._step = self._step, _Part()
+        self._held, self._step = self._step, StepTimes()
 
     def rejoin(self) -> None:
         """The step had not ended where it was held."""
@@ -235,13 +223,14 @@ class DeviceTimes:
         """The step had ended where it was held; ``NO_KIND`` when it is to be forgotten."""
         held, self._held = self._held, None
         if held is not None:
-            self._settle(held, kind)
+            self._ended.add(held, kind)
 
     def collect(self) -> list[DeviceTime]:
         """Read what the device has passed, oldest first, and return what that has added.
 
         What belongs to steps that have not ended is kept until they have.
         """
+        self._ended.weigh()
         if self._pending and self._failures < _LIMIT:
             try:
                 with self._apart(self._event(self._pending[0][3])) as apart:
@@ -250,7 +239,7 @@ class DeviceTimes:
             except Exception as error:  # noqa: BLE001 - costs device times, and nothing else
                 self._fail(error)
             self._free()
-        return self._give_out()
+        return self._ended.give_out()
 
     def _read(self) -> None:
         pending = self._pending
@@ -293,26 +282,6 @@ class DeviceTimes:
             self._spare.append(self._event(cuda_event_id))
         # Only now may the training thread use these places again.
         self._freed = needed
-
-    def _settle(self, part: _Part, kind: int) -> None:
-        part.kind = kind
-        for phase in part.running:
-            part.count(phase)
-        if kind != NO_KIND:
-            self._changed.append(part)
-
-    def _give_out(self) -> list[DeviceTime]:
-        ns: dict[tuple[int, int], int] = {}
-        calls: dict[tuple[int, int], int] = {}
-        for part in self._changed:
-            for phase, spent in part.ns.items():
-                ns[part.kind, phase] = ns.get((part.kind, phase), 0) + spent
-            for phase, count in part.calls.items():
-                calls[part.kind, phase] = calls.get((part.kind, phase), 0) + count
-            part.ns.clear()
-            part.calls.clear()
-        self._changed = [part for part in self._changed if part.pending]
-        return [DeviceTime(*key, ns.get(key, 0), calls.get(key, 0)) for key in sorted(ns.keys() | calls)]
 
     def _fail(self, error: Exception) -> None:
         self._failures += 1

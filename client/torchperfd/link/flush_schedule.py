@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from typing import Final
 
 REPORT_S: Final = 1.0
-FREQUENT_S: Final = 0.25
-"""Where events must be read more often than the daemon needs a report."""
 SHORT_STEPS_S: Final = 4.0
 """Beside short steps: each flush delays one of them by about its own length."""
 SHORT_STEP_S: Final = 0.005
@@ -21,21 +19,17 @@ class FlushState:
         unix_seconds: The wall clock.
         steps: Training steps so far.
         step_seconds: Their recent mean; 0 before the first.
-        is_frequent: Whether a device is timed.
         is_live: Whether the training thread reads its events itself, as during a capture.
     """
 
     unix_seconds: float
     steps: int = 0
     step_seconds: float = 0.0
-    is_frequent: bool = False
     is_live: bool = False
 
 
 def flush_interval(state: FlushState) -> float:
     """Return the seconds from flush to flush."""
-    if state.is_frequent:
-        return FREQUENT_S
     is_short = 0 < state.step_seconds < SHORT_STEP_S and state.steps >= _FIRST_STEPS
     return SHORT_STEPS_S if is_short and not state.is_live else REPORT_S
 
@@ -48,8 +42,3 @@ def next_flush(state: FlushState) -> float:
     """
     interval = flush_interval(state)
     return interval - state.unix_seconds % interval
-
-
-def is_report_due(unix_seconds: float) -> bool:
-    """Return whether a flush scheduled for this moment also reports to the daemon: on whole seconds."""
-    return round(unix_seconds / FREQUENT_S) % round(REPORT_S / FREQUENT_S) == 0

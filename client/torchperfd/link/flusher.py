@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
 from torchperfd.framework import framework_around
-from torchperfd.link.flush_schedule import FlushState, is_report_due, next_flush
+from torchperfd.link.flush_schedule import FlushState, next_flush
 from torchperfd.link.outbox import Outbox
 from torchperfd.link.process_counters import ProcessCounters
 from torchperfd.steps.loader_use import LoaderUse, available_cpus
@@ -229,15 +229,15 @@ class Flusher:
 
     def _flush_until_stopped(self) -> None:
         while not self._stopping:
-            report = self._wait()
+            is_due = self._wait()
             if self._stopping or self._faults.spent("flusher"):
                 return
             requests = tuple(self._requests)
             try:
                 if requests:
-                    self.flush(report=report, send=any(send for _, send in requests))
+                    self.flush(report=is_due, send=any(send for _, send in requests))
                 else:
-                    self.flush(report=report, again=True)
+                    self.flush(report=is_due, again=True)
                     # Not where the script asks: a report must not begin a calibration.
                     self._replay.overhead.on_flush((self.totals.train.ns + self.totals.validate.ns) / 1e9)
             except Exception as error:  # noqa: BLE001 - a thread of ours may fail, training may not
@@ -245,20 +245,18 @@ class Flusher:
             self._answer(len(requests))
 
     def _wait(self) -> bool:
-        """Wait for the next flush; return whether it is one that reports."""
-        now = time.time()
+        """Wait for the next flush; return whether it is due, and not asked for."""
         replay = self._replay
         seconds = next_flush(
             FlushState(
-                unix_seconds=now,
+                unix_seconds=time.time(),
                 steps=self.totals.train.steps,
                 step_seconds=self.step_seconds(),
-                is_frequent=replay.recorder.device is not None,
                 is_live=replay.live,
             )
         )
         try:
             self._wake.get(timeout=seconds)
         except Empty:
-            return is_report_due(now + seconds)
+            return True
         return False

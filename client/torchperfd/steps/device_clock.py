@@ -1,6 +1,9 @@
 """What the recorder reports to a clock of the device."""
 
-from typing import Protocol
+from typing import Final, Protocol
+
+NO_CUDA_EVENT: Final = -1
+"""In place of an event's id where none was recorded."""
 
 
 class DeviceClock(Protocol):
@@ -14,6 +17,9 @@ class DeviceClock(Protocol):
 
     def close(self, kind: int) -> None:
         """The step has ended; 0 when it is to be forgotten."""
+
+    def pass_over(self, kind: int, count: int) -> None:
+        """Steps of this kind have ended of which nothing else is reported."""
 
     def hold(self) -> None:
         """The step may have ended."""

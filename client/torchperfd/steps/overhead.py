@@ -86,6 +86,7 @@ class Overhead:
         self._event_seconds: float | None = None
         self._events = self._counted_events = 0
         self._marks = self._counted_marks = 0
+        self._is_timing = False
         self._timed_marks = self._timed_marks_ns = 0
         self._thread_seconds = 0.0
         # Since the last check.
@@ -107,6 +108,7 @@ class Overhead:
 
     def timing(self, mark: Callable[[], int]) -> Callable[[], int]:
         """Return what to call instead of a device's mark, so that its cost is known."""
+        self._is_timing = True
 
         def timed() -> int:
             self._marks += 1
@@ -159,7 +161,7 @@ class Overhead:
         """Raise the degradation level if the overhead is above the limit."""
         if self.limit is None or ratio <= self.limit or self.degradation_level == len(DEGRADATIONS):
             return
-        if self.degradation_level == 0 and self._buffer.cuda_event_id is None:
+        if self.degradation_level == 0 and not self._is_timing:
             self.degradation_level = 1  # there are no device times
         given_up = DEGRADATIONS[self.degradation_level]
         self.degradation_level += 1

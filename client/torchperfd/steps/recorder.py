@@ -12,7 +12,7 @@ from array import array
 from typing import Final, Protocol
 
 from torchperfd.steps.arrivals import ArrivalRecorder
-from torchperfd.steps.device_clock import DeviceClock
+from torchperfd.steps.device_clock import NO_CUDA_EVENT, DeviceClock
 from torchperfd.steps.held_step import HeldStep
 from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, OPTIMIZER, OTHER, ZERO_GRAD
 from torchperfd.steps.step_batch import TRAIN, StepBatch
@@ -69,7 +69,7 @@ class Recorder:
         self.arrivals = ArrivalRecorder()
         """When the steps' collectives were come to."""
         self.device: DeviceClock | None = None
-        self.cuda_event_id = -1
+        self.cuda_event_id = NO_CUDA_EVENT
         """CUDA event id of the event that is being handled; -1 for none."""
         self._clock = clock
         self._start = 0
@@ -323,7 +323,7 @@ class Recorder:
             # What the event goes on to begin, begins now, too: not before its own step.
             self._clock.now = now
             if self.device is not None:
-                self.device.boundary(-1, -1)
+                self.device.boundary(-1, NO_CUDA_EVENT)
 
     def leave_out(self, ns: int) -> None:
         """The thread did work of ours until now, for so many ns at most: it is no part of the step."""
@@ -340,8 +340,10 @@ class Recorder:
         None if there is no such key: no step is open, or its state is more than its open phases.
         """
         depth = self.depth
-        if not self.is_open or self.device is not None or self._held.is_within or depth > MAX_DEPTH:
+        if not self.is_open or self._held.is_within or depth > MAX_DEPTH:
             return None
+        if self.cuda_event_id != NO_CUDA_EVENT:
+            return None  # events are marked for the device
         if self.samples or self.arrivals.pending or any(self._row):
             return None
         return tuple(self._stack[: depth + 1])
@@ -356,6 +358,8 @@ class Recorder:
         self._exclusive[: depth + 1] = state_key[3 : 4 + depth]
         self.recorded += batch.count
         self.ring.append(batch)
+        if self.device is not None:
+            self.device.pass_over(batch.kind[0], batch.count)
 
     def make_room(self) -> None:
         """Put aside what was recorded so far, to be drained; under the same lock as that."""

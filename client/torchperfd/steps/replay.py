@@ -74,6 +74,7 @@ class Replay:
         self._handled = 0
         self._event_handlers = EventHandlers(self, self.loop, self.recorder, self.epochs)
         self.handlers = self._event_handlers.by_code
+        self._mark: Callable[[], int] | None = None
         self._step_templates = StepTemplates(self.loop, self.recorder)
         buffer.on_full = self.catch_up
 
@@ -136,10 +137,20 @@ class Replay:
             self.leave()
 
     def time_device(self, device: DeviceClock, mark: Callable[[], int]) -> None:
-        """Call ``mark`` at every event and report boundaries to ``device``, from now on."""
+        """Report boundaries to ``device`` from now on, and call ``mark`` at every event for a while."""
         with self._lock:
             self.recorder.device = device
-            self._buffer.cuda_event_id = self.overhead.timing(mark)
+            self._mark = self.overhead.timing(mark)
+        self.mark_events()
+
+    def mark_events(self) -> None:
+        """Call the device's ``mark`` at every event again, unless that was given up."""
+        if not self.overhead.degradation_level:
+            self._buffer.cuda_event_id = self._mark
+
+    def leave_events_unmarked(self) -> None:
+        """Call the device's ``mark`` no more until :meth:`mark_events`."""
+        self._buffer.cuda_event_id = None
 
     def go_live(self) -> None:
         """Have the training thread read along; what it has written so far is read here and now."""

@@ -7,8 +7,9 @@ import torch
 from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_model, train
 
 import torchperfd
-from torchperfd.device.clock import DeviceTimes
+from torchperfd.device.clock import MARKS, DeviceTimes
 from torchperfd.hooks.current_stream import record_without_stream
+from torchperfd.steps.phases import FORWARD
 from torchperfd.steps.totals import CudaMemory
 
 MS = 1_000_000
@@ -66,6 +67,41 @@ def test_every_phase_has_its_time_on_the_device(device: None) -> None:
     assert on_device("validate")["forward"] == (3.0, 3)
     assert "backward" not in on_device("validate")
     assert client.parts.instruments.faults.counts() == {}
+
+
+def test_steps_of_which_no_event_was_marked_are_stood_for(device: None) -> None:
+    model = tiny_model()
+    client = torchperfd.attach(model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, loader(2))
+    client.report()
+    before, buffer = Event.made, client.parts.instruments.buffer
+    for _ in range(5):
+        train(model, optimizer, loader(200))
+        assert buffer.cuda_event_id is None  # it was enough
+        client.report()
+        assert buffer.cuda_event_id is not None
+    client.finish()
+    totals = client.report().totals
+    assert calls(client) == per_step(1002)
+    assert Event.made - before <= 6 * MARKS
+    forward = totals.train.phases[FORWARD]
+    assert forward.device_calls == 1000
+    # Between events of steps that are whole there is always a millisecond.
+    assert forward.device_ns == pytest.approx(1000 * MS, rel=1e-3)
+    assert client.parts.instruments.faults.counts() == {}
+
+
+def test_overhead_above_its_limit_leaves_events_unmarked(device: None) -> None:
+    model = tiny_model()
+    client = torchperfd.attach(model=model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, loader(2))
+    client.report()
+    client.parts.instruments.replay.overhead.degradation_level = 1
+    train(model, optimizer, loader(200))
+    client.report()
+    assert client.parts.instruments.buffer.cuda_event_id is None
 
 
 def test_client_without_device_reports_none(client: torchperfd.Client) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchperfd.link.flush_schedule import FlushState, flush_interval, is_report_due, next_flush
+from torchperfd.link.flush_schedule import FlushState, flush_interval, next_flush
 
 NOW = 1_700_000_001.3
 
@@ -21,8 +21,6 @@ SHORT = FlushState(NOW, steps=10_000, step_seconds=0.001)
         (FlushState(NOW, steps=10_000, step_seconds=0.0001), 4.0),
         (FlushState(NOW, steps=9_999, step_seconds=0.001), 1.0),
         (FlushState(NOW, steps=10_000, step_seconds=0.001, is_live=True), 1.0),
-        (FlushState(NOW, steps=10_000, step_seconds=0.001, is_frequent=True), 0.25),
-        (FlushState(NOW, step_seconds=0.3, is_frequent=True, is_live=True), 0.25),
     ],
 )
 def test_flush_interval_by_state(state: FlushState, interval: float) -> None:
@@ -36,15 +34,10 @@ def test_next_flush_short_steps_is_at_a_multiple_of_4(now: float, seconds: float
     assert next_flush(FlushState(now, SHORT.steps, SHORT.step_seconds)) == seconds
 
 
-@given(st.floats(1_700_000_000, 1_800_000_000), st.booleans())
-def test_next_flush_is_on_the_grid_of_all_ranks(now: float, is_frequent: bool) -> None:
-    state = FlushState(now, is_frequent=is_frequent)
+@given(st.floats(1_700_000_000, 1_800_000_000), st.sampled_from((0.001, 0.1)))
+def test_next_flush_is_on_the_grid_of_all_ranks(now: float, step_seconds: float) -> None:
+    state = FlushState(now, steps=10_000, step_seconds=step_seconds)
     interval, seconds = flush_interval(state), next_flush(state)
     assert 0 < seconds <= interval
     due = (now + seconds) / interval
     assert due == pytest.approx(round(due), abs=1e-5, rel=0)
-
-
-@given(st.integers(1_700_000_000 * 4, 1_800_000_000 * 4), st.floats(-1e-6, 1e-6))
-def test_is_report_due_on_whole_seconds_only(quarters: int, error: float) -> None:
-    assert is_report_due(quarters / 4 + error) == (quarters % 4 == 0)

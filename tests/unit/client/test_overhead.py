@@ -91,7 +91,7 @@ def test_overhead_device_marks_are_sampled() -> None:
 
 def test_overhead_above_limit_gives_up_level_by_level(caplog: pytest.LogCaptureFixture) -> None:
     training = Training(events=50, limit=0.01)
-    training.buffer.cuda_event_id = lambda: 1
+    training.buffer.cuda_event_id = training.overhead.timing(lambda: 1)
     seen = []
     for _ in range(4):
         training.run(round(CHECK_EVERY_S))
