@@ -607,7 +607,7 @@ def test_kinds_of_steps_stand_for_their_own_kind() -> None:
     ]
 
 
-def test_steps_of_many_events_get_more_of_them_until_one_is_whole() -> None:
+def test_steps_of_many_events_get_more_until_one_is_whole() -> None:
     device = Device()
     script = Script(device, capacity=4096)
     script.boundary(NO_PHASE)
