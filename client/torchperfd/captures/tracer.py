@@ -210,14 +210,20 @@ class KinetoTracer:
         """
         if self.lost:
             raise LostTraceError
-        self._profiler.export_chrome_trace(os.fspath(path))
-        self.discard()
+        try:
+            self._profiler.export_chrome_trace(os.fspath(path))
+        finally:
+            self.discard()
         if not path.is_file():
             # Kineto reports a failed write on stderr only.
             raise OSError(f"torch wrote no trace to {path}")
 
     def discard(self) -> None:
         """Forget the trace."""
+        if self._compiled and self._profiler is not None:
+            # It refers to itself. Until a collection it would keep the trace's memory, and the file that
+            # could not be written.
+            self._profiler.profiler = None
         self._profiler = None
 
     def _yield_to_user(self) -> bool:

@@ -1,6 +1,8 @@
 """Tracers: whole traces, equal to torch's own, and no quarrel with the script's profiler."""
 
+import gc
 import json
+import resource
 import subprocess
 import sys
 import threading
@@ -8,6 +10,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -350,3 +353,42 @@ def test_warning_of_torchs_own_about_cycles_is_not_the_scripts(
     tracing.start()
     tracing.stop()
     assert [str(warning.message) for warning in recwarn] == ["another one"]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["beneath", "torch.profiler"])
+@pytest.mark.parametrize("is_written", [False, True], ids=["disk full", "written"])
+def test_trace_is_freed_with_its_file_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_compiled: bool, is_written: bool
+) -> None:
+    monkeypatch.setattr(tracer, "is_inductor_imported", lambda: is_compiled)
+    path = tmp_path / "trace.json"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    gc.collect()
+    gc.disable()
+    try:
+        tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
+        tracing.start()
+        train()
+        tracing.stop()
+        assert traces() == 1
+        if not is_written:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+        with pytest.raises(OSError, match="wrote no trace") if not is_written else nullcontext():
+            tracing.export(path)
+        assert path.exists() == is_written
+        assert traces() == 0
+        assert [name for name in open_files() if str(tmp_path) in name] == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        gc.enable()
+
+
+def traces() -> int:
+    """Return how many traces torch has in memory."""
+    return sum(type(each) is profiler.profile for each in gc.get_objects())
+
+
+def open_files() -> Iterator[str]:
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            yield str(descriptor.readlink())
