@@ -31,6 +31,7 @@ def attach(
     max_overhead: float | None = None,
     flops: bool = False,
     peak_flops: float | None = None,
+    on_oom: bool = False,
 ) -> "Client":
     """Instrument this process and connect to the node's daemon, now or whenever there is one.
 
@@ -48,6 +49,8 @@ def attach(
             own estimate, it gives up detail, level by level, and logs that. Unlimited by default.
         flops: Count the operations of one training step, and report FLOP/s and MFU.
         peak_flops: Operations per second that the device can do; looked up when left out.
+        on_oom: Leave a memory snapshot and its summary when CUDA has no memory left. Until then torch
+            records where each allocation was made.
     """
     global _current, _attaching_thread
     if _attaching_thread == threading.get_ident():
@@ -64,9 +67,10 @@ def attach(
                 max_overhead=max_overhead,
                 flops=flops,
                 peak_flops=peak_flops,
+                on_oom=on_oom,
             )
         else:
-            _current.take_options(run, job, max_overhead, flops=flops, peak_flops=peak_flops)
+            _current.take_options(run, job, max_overhead, flops=flops, peak_flops=peak_flops, on_oom=on_oom)
         if model is not None:
             _current.watch_model(model)
         if metrics_port is not None:

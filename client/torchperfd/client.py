@@ -47,6 +47,7 @@ class Client:
         max_overhead: float | None = None,
         flops: bool = False,
         peak_flops: float | None = None,
+        on_oom: bool = False,
     ) -> None:
         instruments = Instruments(inert=inert, max_overhead=max_overhead, flops=flops, peak_flops=peak_flops)
         self.parts = Parts(read_identity(run=run, job_name=job), instruments)
@@ -57,6 +58,8 @@ class Client:
         self._is_detached = inert
         self._is_detaching = False
         if not inert:
+            if on_oom:
+                self.parts.out_of_memory.want()
             try:
                 self.parts.start()
                 atexit.register(self.detach)
@@ -267,12 +270,15 @@ class Client:
         *,
         flops: bool,
         peak_flops: float | None,
+        on_oom: bool,
     ) -> None:
         """Take over what a later :func:`attach` asks for, as the script's own under ``torchperfd run``."""
         if max_overhead is not None:
             self._instruments.replay.overhead.limit = max_overhead
         if flops or peak_flops is not None:
             self._instruments.accelerator.count_flops(peak_flops)
+        if on_oom:
+            self.parts.out_of_memory.want()
         for option, asked, ours in (
             ("run", run, self.parts.identity.run),
             ("job", job, self.parts.identity.job_name),

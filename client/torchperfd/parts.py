@@ -4,6 +4,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from torchperfd.captures.manager import CaptureManager
+from torchperfd.captures.out_of_memory import OutOfMemory
 from torchperfd.daemon_session import DaemonSession
 from torchperfd.identity import Identity
 from torchperfd.instruments import Instruments
@@ -39,6 +40,7 @@ class Parts:
         stream: The connection to the daemon.
         stacks: Reports the threads' stacks.
         captures: Starts captures.
+        out_of_memory: Leaves a snapshot when CUDA has no memory left.
         outputs: The loggers, and the process's own metrics page.
         integration_port: What integrations may do.
     """
@@ -88,6 +90,13 @@ class Parts:
             faults=faults,
             guard=self._guard,
         )
+        self.out_of_memory = OutOfMemory(
+            self.captures.directory,
+            identity,
+            lambda: replay.loop.train_steps,
+            lambda seconds: self.stream.get_run(identity.run, seconds),
+            faults,
+        )
         self.outputs = Outputs(
             identity, names, faults, self.flusher.snapshot, lambda: self.flusher.totals.train.steps
         )
@@ -107,11 +116,12 @@ class Parts:
         self.stream.start()
         self.stacks.register_signal(self.stream.native_id)
         self._guard.guard(self.stacks.descriptors)
-        self.instruments.install(self.captures.torch_ready.set, untraced=Flusher)
+        self.instruments.install(self._torch_is_imported, untraced=Flusher)
 
     def stop(self, deadline: float) -> None:
         """End all threads, waiting for the daemon until ``deadline`` on the monotonic clock at most."""
         self.outputs.close()
+        self.out_of_memory.end()
         self.flusher.stop(0.1)
         if self.stream.connected:
             self.daemon_session.close()
@@ -128,6 +138,10 @@ class Parts:
         self.instruments.accelerator.end("forked")
         self.stacks.unregister_signal()
         self.stream.abandon_in_child()
+
+    def _torch_is_imported(self) -> None:
+        self.captures.torch_ready.set()
+        self.out_of_memory.torch_is_imported()
 
     def _give_up_descriptors(self) -> None:
         """The script is about to close them: gRPC would end the process, and faulthandler write elsewhere."""

@@ -81,14 +81,17 @@ class Capture:
         self._capture.cancel("cancelled by the script")
 
 
-def analysis_of(path: Path) -> str:
+def analysis_of(path: Path, timeout: float | None = None) -> str:
     """Return the output of ``torchperfd analyze`` for a trace or a directory of traces.
 
     Raises:
-        CaptureError: It cannot be read.
+        CaptureError: It cannot be read, or not within ``timeout`` seconds.
     """
     command = [sys.executable, "-m", "torchperfd", "analyze", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
+    except subprocess.TimeoutExpired as error:
+        raise CaptureError(f"{path} could not be read within {timeout} s") from error
     if done.returncode:
         raise CaptureError(done.stderr.strip())
     return done.stdout

@@ -55,9 +55,13 @@ class MemoryTracer:
     def stop(self) -> None:
         """Take the snapshot, and end recording: that forgets the history, so it comes second."""
         try:
-            self._snapshot = memory_history.snapshot()
+            self.take()
         finally:
             memory_history.stop()
+
+    def take(self) -> None:
+        """Take the snapshot."""
+        self._snapshot = memory_history.snapshot()
 
     def export(self, path: Path) -> None:
         """Write the snapshot, once, and forget it.

@@ -126,6 +126,17 @@ class RankFiles:
         with CaptureFolder.opened(self._directory, self._owners) as folder:
             folder.write(self._manifest, (json.dumps(manifest, indent=2) + "\n").encode())
 
+    def write_summary(self, text: str) -> str:
+        """Write what people read of the trace; return the file's name.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        name = f"{self._stem}.{self._kind}.txt"
+        with CaptureFolder.opened(self._directory, self._owners) as folder:
+            folder.write(name, text.encode())
+        return name
+
     def remove_leftovers(self) -> None:
         """Delete unfinished files."""
         # Else the folder would be made for that.

@@ -33,6 +33,7 @@ Options:
                   there, set the environment variable TORCHPERFD_RUN.)
   --job NAME      What people call this kind of run; the script's name by default.
   --report FILE   Write the account of the run as JSON (schema torchperfd.run/1).
+  --on-oom        Leave a memory snapshot when CUDA has no memory left.
   --no-daemon     Start no daemon when none answers.
   --quiet         Print nothing at the end.
   -h, --help      Show this message and exit.
@@ -53,6 +54,7 @@ class RunOptions:
     report: Path | None = None
     start_daemon: bool = True
     quiet: bool = False
+    on_oom: bool = False
     warnings: list[str] = field(default_factory=list)
 
 
@@ -101,7 +103,7 @@ def parse(argv: Sequence[str]) -> RunOptions | None:
                     raise _BadUsageError(f"{name} needs a value")
                 value = argv[position]
             values[name] = value
-        elif word in ("--no-daemon", "--quiet"):
+        elif word in ("--no-daemon", "--quiet", "--on-oom"):
             flags.add(word)
         else:
             raise _BadUsageError(f"no such option: {word}")
@@ -117,6 +119,7 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
         report=Path(values["--report"]).absolute() if "--report" in values else None,
         start_daemon="--no-daemon" not in flags,
         quiet="--quiet" in flags,
+        on_oom="--on-oom" in flags,
     )
 
 
@@ -136,7 +139,7 @@ def _run(options: RunOptions) -> None:
         daemon = embedded.start_unless_one_answers()
     if daemon is not None:
         stream.load_grpc()
-    client = attach(run=options.run, job=options.job or _job_name(script))
+    client = attach(run=options.run, job=options.job or _job_name(script), on_oom=options.on_oom)
     launcher = LightningLauncher(client.run, options.job or _job_name(script))
     ended: BaseException | None = None
     try:

@@ -74,7 +74,8 @@ ELSEWHERE = {
     *("_add_metadata_json", "_step_dict", "_ExperimentalConfig", "_inductor"),
     *("_distributed_c10d", "_dump_fr_trace_json", "_dump_nccl_trace_json", "_get_default_store"),
     *("_autograd", "_get_sequence_nr", "_parse_kineto_results"),
-    *("_cuda_getDevice", "_cuda_getCurrentRawStream"),  # on CUDA alone
+    *("_cuda_getDevice", "_cuda_getCurrentRawStream", "_lazy_call"),
+    "_cuda_attach_out_of_memory_observer",
 }
 
 OURS = {"_fields", "_Counter"}
