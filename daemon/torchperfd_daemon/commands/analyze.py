@@ -14,8 +14,9 @@ import click
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from torchperfd.v1 import access
-from torchperfd_daemon import analysis
+from torchperfd_daemon import analysis, memory
 from torchperfd_daemon.commands._captures_dir import captures_dir_option
+from torchperfd_daemon.commands._memory import analyze_snapshots
 from torchperfd_daemon.commands._traces import find_trace, note, warn
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError, UsageError
 from torchperfd_daemon.text import printable
@@ -73,13 +74,18 @@ def command(
     """Show where a trace's time went: its steps, its GPU, and the operators that took longest.
 
     TRACE is a trace file (.json or .json.gz), a directory of such files, one for each rank, or a capture's
-    id. Several files are several ranks.
+    id. Several files are several ranks. If TRACE is a snapshot of CUDA memory (.pickle), or a directory of
+    them, the answer is who holds the memory.
     """
     if as_json + markdown + as_csv > 1:
         raise UsageError("--json, --markdown and --csv are three answers", "ask for one of them")
     if with_text and not as_json:
         raise UsageError("--with-text is for the JSON document", "add --json, or leave it out")
-    files = analysis.rank_files([find_trace(trace, captures_dir) for trace in traces], note)
+    paths = [find_trace(trace, captures_dir) for trace in traces]
+    if snapshots := memory.find_snapshots(paths, note):
+        analyze_snapshots(snapshots, as_json, with_text)
+        return
+    files = analysis.rank_files(paths, note)
     summaries: list[tuple[int | None, analysis.Summary]] = []
     failed: list[tuple[int | None, TorchperfdError]] = []
     request = analysis.Request(

@@ -1,0 +1,60 @@
+"""Derives from the sums of a device what would make its memory suffice."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torchperfd_daemon.memory.model import FailedAllocation
+from torchperfd_daemon.memory.sums import SegmentSums, StackMemory
+from torchperfd_daemon.memory.words import place_text, size_text
+
+_FRAGMENTED: Final = 0.25
+_MOST_OF_IT: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryAdvice:
+    """One change.
+
+    Attributes:
+        rule: A name for programs: ``fragmentation`` or ``one-stack``.
+        text: One line: what to do, and the evidence.
+    """
+
+    rule: str
+    text: str
+
+
+def advise(
+    sums: SegmentSums,
+    stacks: Sequence[StackMemory],
+    failure: FailedAllocation | None,
+    settings: Mapping[str, str],
+) -> Iterator[MemoryAdvice]:
+    """Yield the advice on one device.
+
+    Args:
+        stacks: Those that hold memory, most first.
+        settings: The allocator's settings that are not torch's defaults.
+    """
+    if failure is not None and _is_for_fragments(sums, failure) and "expandable_segments" not in settings:
+        yield MemoryAdvice(
+            "fragmentation",
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: an allocation of "
+            f"{size_text(failure.size)} failed, {size_text(sums.free)} are free in pieces of at most "
+            f"{size_text(sums.largest_free)}, {sums.split_share:.0%} of the reserved memory is split",
+        )
+    if stacks and stacks[0].stack and stacks[0].share > _MOST_OF_IT:
+        most = stacks[0]
+        yield MemoryAdvice(
+            "one-stack",
+            f"look at {place_text(most.stack)}: it holds {most.share:.0%} of the memory in use, "
+            f"{size_text(most.size)} in {most.blocks:,} {'block' if most.blocks == 1 else 'blocks'}",
+        )
+
+
+def _is_for_fragments(sums: SegmentSums, failure: FailedAllocation) -> bool:
+    """Return whether an allocation failed only because no single free piece was large enough."""
+    # A private pool's memory serves no other pool.
+    usable = sums.free - sums.private_free
+    return sums.split_share >= _FRAGMENTED and sums.largest_free < failure.size <= usable

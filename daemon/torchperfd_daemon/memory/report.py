@@ -1,0 +1,211 @@
+"""Renders a `MemorySummary` as a page for people, and as a versioned dictionary for programs."""
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import IO, Any, Final
+
+from rich.console import Console
+from rich.text import Text
+
+from torchperfd_daemon.analysis.layout import Table, console_for, printable
+from torchperfd_daemon.memory.model import FailedAllocation
+from torchperfd_daemon.memory.summary import DeviceMemory, MemorySummary
+from torchperfd_daemon.memory.sums import SegmentSums, StackMemory
+from torchperfd_daemon.memory.words import place_text, size_text, user_frame
+
+SCHEMA: Final = "torchperfd.memory/1"
+_MIB: Final = 1 << 20
+
+
+def to_dict(summary: MemorySummary, rank: int | None) -> dict[str, Any]:
+    """Return one entry of ``ranks`` in the ``torchperfd.memory/1`` document; sizes in bytes."""
+    return {
+        "rank": rank,
+        "path": str(summary.path),
+        "bytes": summary.file_size,
+        "skipped": summary.skipped,
+        "reserved_bytes": summary.reserved,
+        "allocated_bytes": summary.allocated,
+        "allocator_settings": dict(summary.settings),
+        "devices": [
+            {
+                "device": device.device,
+                **_sums(device.sums),
+                "classes": {name: _sums(sums) for name, sums in device.classes.items()},
+                "stack_count": device.stack_count,
+                "stacks": [_stack(stack) for stack in device.stacks],
+                "failed_allocation": None if device.failure is None else _failure(device.failure),
+                "advice": [asdict(advice) for advice in device.advice],
+            }
+            for device in summary.devices
+        ],
+    }
+
+
+def _sums(sums: SegmentSums) -> dict[str, Any]:
+    return {
+        "segments": sums.segments,
+        "blocks": sums.blocks,
+        "reserved_bytes": sums.reserved,
+        "allocated_bytes": sums.allocated,
+        "active_bytes": sums.active,
+        "requested_bytes": sums.requested,
+        "rounding_bytes": sums.rounding,
+        "free_bytes": sums.free,
+        "split_free_bytes": sums.split_free,
+        "split_free_share": sums.split_share,
+        "largest_free_bytes": sums.largest_free,
+        "private_bytes": sums.private,
+        "private_free_bytes": sums.private_free,
+    }
+
+
+def _stack(stack: StackMemory) -> dict[str, Any]:
+    user = user_frame(stack.stack)
+    return {
+        "bytes": stack.size,
+        "share": stack.share,
+        "blocks": stack.blocks,
+        "user_frame": None if user is None else user._asdict(),
+        "frames": [frame._asdict() for frame in stack.stack],
+    }
+
+
+def _failure(failure: FailedAllocation) -> dict[str, Any]:
+    user = user_frame(failure.stack)
+    return {
+        "bytes": failure.size,
+        "device_free_bytes": failure.device_free,
+        "time_us": failure.time_us,
+        "user_frame": None if user is None else user._asdict(),
+    }
+
+
+def render_text(summary: MemorySummary, rank: int | None = None) -> str:
+    """Return the page of one snapshot as plain text that is never cut."""
+    out = io.StringIO()
+    _write(summary, rank, console_for(out))
+    return out.getvalue()
+
+
+def write_page(ranks: Sequence[tuple[int | None, MemorySummary]], out: IO[str]) -> None:
+    """Write a line for each of several snapshots, then the page of the one that has reserved most.
+
+    On a terminal it fits the terminal's width; elsewhere it is plain text that is never cut.
+
+    Args:
+        ranks: The rank of each snapshot, None if unknown; at least one.
+    """
+    console = console_for(out)
+    rank, fullest = max(ranks, key=lambda each: (each[1].reserved, each[1].allocated))
+    if len(ranks) > 1:
+        console.print(_ranks_table(ranks).as_text(console.width))
+        console.print()
+    _write(fullest, rank, console)
+
+
+def _ranks_table(ranks: Sequence[tuple[int | None, MemorySummary]]) -> Table:
+    known = [rank for rank, _ in ranks]
+    rows = []
+    for rank, summary in ranks:
+        # Only their files distinguish two snapshots of one rank, and those of unknown rank.
+        name = f"rank {rank}" if rank is not None and known.count(rank) == 1 else printable(summary.path.name)
+        largest = summary.largest
+        if largest is not None:
+            name += f": {place_text(largest.stack)}"
+        held = _mib(0 if largest is None else largest.size)
+        rows.append((name, _mib(summary.reserved), _mib(summary.allocated), held))
+    headings = ("rank: where its largest part was allocated", "reserved MiB", "allocated MiB", "largest MiB")
+    return Table(headings, tuple(rows))
+
+
+def _write(summary: MemorySummary, rank: int | None, console: Console) -> None:
+    several = len(summary.devices) > 1
+    lines = [
+        f"device {device.device}: {advice.text}" if several else advice.text
+        for device in summary.devices
+        for advice in device.advice
+    ]
+    if lines:
+        console.print(Text("Advice", style="bold"))
+        for number, line in enumerate(lines, 1):
+            console.print(Text(f"{number}. {line}"))
+        console.print()
+    title = "" if rank is None else f"rank {rank}: "
+    console.print(Text(f"{title}{printable(str(summary.path))}", style="bold"), soft_wrap=True)
+    skipped = f", {summary.skipped:,} entries skipped" if summary.skipped else ""
+    console.print(Text(f"{summary.file_size:,} bytes{skipped}"))
+    if summary.settings:
+        settings = ", ".join(f"{name}={value}" for name, value in summary.settings.items())
+        console.print(Text(f"allocator settings: {printable(settings)}"))
+    if not summary.devices:
+        console.print(Text("the allocator holds no memory"))
+    for device in summary.devices:
+        for line in _facts(device):
+            console.print(Text(line))
+        console.print()
+        console.print(_classes_table(device).as_text(console.width))
+        if device.stacks:
+            console.print()
+            console.print(_stacks_table(device).as_text(console.width))
+        if hidden := device.stack_count - len(device.stacks):
+            console.print(f"{hidden:,} more stacks, with {_hidden_size(device)}")
+
+
+def _facts(device: DeviceMemory) -> Iterator[str]:
+    """Yield the lines about a device above its tables."""
+    sums = device.sums
+
+    def part(label: str, size: int, whole: int) -> str:
+        return f"{label} {size_text(size)} ({size / max(whole, 1):.1%})"
+
+    yield (
+        f"device {device.device}: reserved {size_text(sums.reserved)} in {sums.segments:,} segments, "
+        f"{part('allocated', sums.allocated, sums.reserved)}, {part('free', sums.free, sums.reserved)}"
+    )
+    if sums.active > sums.allocated:
+        yield f"freed, but still used by another stream: {size_text(sums.active - sums.allocated)}"
+    yield (
+        f"fragmentation: {part('free in split segments', sums.split_free, sums.reserved)}, "
+        f"largest free block {size_text(sums.largest_free)}"
+    )
+    yield (
+        f"{sums.blocks:,} blocks in use, {size_text(sums.requested)} requested, "
+        f"{part('lost by rounding', sums.rounding, sums.active)}"
+    )
+    if sums.private:
+        yield f"in private pools, such as those of CUDA graphs: {size_text(sums.private)}"
+    if device.failure is not None:
+        failure = device.failure
+        free = (
+            ""
+            if failure.device_free is None
+            else f", with {size_text(failure.device_free)} free on the device"
+        )
+        yield f"last failed allocation: {size_text(failure.size)}{free}, at {place_text(failure.stack)}"
+
+
+def _classes_table(device: DeviceMemory) -> Table:
+    sizes = ("reserved MiB", "active MiB", "free MiB", "split MiB", "largest free MiB")
+    rows = []
+    for name, sums in device.classes.items():
+        numbers = (sums.reserved, sums.active, sums.free, sums.split_free, sums.largest_free)
+        rows.append((name, f"{sums.segments:,}", f"{sums.blocks:,}", *map(_mib, numbers)))
+    return Table(("segments", "count", "blocks", *sizes), tuple(rows))
+
+
+def _stacks_table(device: DeviceMemory) -> Table:
+    rows = [
+        (place_text(each.stack), f"{each.blocks:,}", _mib(each.size), f"{each.share:.1%}")
+        for each in device.stacks
+    ]
+    return Table(("allocated at", "blocks", "MiB", "share"), tuple(rows))
+
+
+def _hidden_size(device: DeviceMemory) -> str:
+    return size_text(device.sums.active - sum(each.size for each in device.stacks))
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:,.1f}"

@@ -1,0 +1,228 @@
+"""Reads a snapshot of torch's CUDA allocator, as ``torch.cuda.memory._dump_snapshot`` writes it.
+
+Releases of torch differ in their fields, so every field but the segments may be absent. What cannot be read
+is counted and left out.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, Final, TypeGuard
+
+from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError
+from torchperfd_daemon.memory.model import Block, FailedAllocation, Frame, Segment, Snapshot, Stack, State
+from torchperfd_daemon.memory.plain_pickle import is_pickle, load_plain
+
+MAX_BYTES: Final = 2 << 30
+"""A larger file is refused: its objects would take ten times as much memory."""
+_SMALL_SEGMENT: Final = 2 << 20
+_STATES: Final = {
+    "active_allocated": State.ALLOCATED,
+    "active_awaiting_free": State.AWAITING_FREE,
+    "active_pending_free": State.AWAITING_FREE,
+    "inactive": State.FREE,
+}
+# Settings whose default is neither 0 nor empty. torch writes "no limit" as -1.
+_DEFAULTS: Final = {"max_split_size": -1, "pinned_num_register_threads": 1}
+_MOST_LETTERS: Final = 4096
+_MOST_SETTINGS: Final = 64
+
+
+def load(path: Path, max_bytes: int = MAX_BYTES) -> Snapshot:
+    """Return the snapshot in a file.
+
+    Raises:
+        NoSuchTargetError: There is no such file.
+        TorchperfdError: It is too large, cannot be read, or is no memory snapshot. The message has the path.
+    """
+    data = _contents(path, max_bytes)
+    try:
+        if not is_pickle(data[:2]):
+            raise TorchperfdError(_unlike(data), "name a file of `torch.cuda.memory._dump_snapshot`")
+        return _Reader(path, len(data)).read(load_plain(data))
+    except TorchperfdError as error:
+        raise TorchperfdError(f"{path}: {error.problem}", error.remedy) from error
+
+
+def _contents(path: Path, max_bytes: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not S_ISREG(status.st_mode):
+                raise TorchperfdError(f"{path} is no regular file", "copy the snapshot to a file first")
+            data = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise NoSuchTargetError(f"there is no memory snapshot at {path}") from None
+    except OSError as error:
+        raise TorchperfdError(f"cannot read {path}: {error.strerror or error}") from None
+    if len(data) > max_bytes:
+        raise TorchperfdError(
+            f"{path} holds more than {max_bytes:,} bytes", "record fewer events: max_entries of torch"
+        )
+    return data
+
+
+def _unlike(data: bytes) -> str:
+    if not data:
+        return "the file is empty"
+    if data.lstrip()[:1] in (b"{", b"["):
+        return "no memory snapshot but JSON; a trace has a name that ends in .json"
+    return "no memory snapshot"
+
+
+class _Reader:
+    """Turns the plain data of one file into a `Snapshot`.
+
+    Args:
+        size: Bytes of the file.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+        self._left = size
+        self._skipped = 0
+        # By the identity of the file's own lists and dicts, which it shares between blocks.
+        self._stacks: dict[int, Stack] = {}
+        self._frames: dict[int, Frame] = {}
+
+    def read(self, data: object) -> Snapshot:
+        """Return the snapshot.
+
+        Raises:
+            TorchperfdError: The data is that of something else.
+        """
+        whole = data if isinstance(data, dict) else {"segments": data}
+        segments = whole.get("segments")
+        if not isinstance(segments, list) or (segments and not any(map(_is_segment, segments))):
+            raise TorchperfdError(
+                "no memory snapshot: it has no segments", "name a file of `torch.cuda.memory._dump_snapshot`"
+            )
+        return Snapshot(
+            path=self._path,
+            file_size=self._size,
+            segments=tuple(filter(None, map(self._segment, self._each(segments)))),
+            failures=tuple(self._failures(whole.get("device_traces"))),
+            settings=dict(_changed(whole.get("allocator_settings"))),
+            skipped=self._skipped,
+        )
+
+    def _each(self, items: object) -> Iterable[Any]:
+        """Return the items of a list; none of anything else.
+
+        A file can refer to one list many times, and such lists within each other would take forever. A list
+        that was written by torch has fewer items than bytes.
+        """
+        if not isinstance(items, list):
+            return ()
+        self._left -= len(items)
+        if self._left < 0:
+            raise TorchperfdError("the snapshot refers to the same data again and again", "write it again")
+        return items
+
+    def _segment(self, raw: object) -> Segment | None:
+        if not _is_segment(raw):
+            self._skipped += 1
+            return None
+        blocks = tuple(filter(None, map(self._block, self._each(raw.get("blocks")))))
+        if not blocks:
+            blocks = tuple(_blocks_of_totals(raw))
+        size = max(_size(raw.get("total_size")) or 0, sum(block.size for block in blocks))
+        kind = raw.get("segment_type")
+        pool = raw.get("segment_pool_id")
+        return Segment(
+            device=_size(raw.get("device")) or 0,
+            size=size,
+            is_small=kind == "small" if kind in ("small", "large") else size <= _SMALL_SEGMENT,
+            is_expandable=raw.get("is_expandable") is True,
+            is_private=isinstance(pool, tuple) and any(pool),
+            blocks=blocks,
+        )
+
+    def _block(self, raw: object) -> Block | None:
+        size = _size(raw.get("size")) if isinstance(raw, dict) else None
+        state = raw.get("state") if isinstance(raw, dict) else None
+        if not isinstance(raw, dict) or size is None or not isinstance(state, str) or state not in _STATES:
+            self._skipped += 1
+            return None
+        # Until torch 2.0 the size that was asked for and the stack were in a list beside the block.
+        history = raw.get("history")
+        past = history[0] if isinstance(history, list) and history and isinstance(history[0], dict) else {}
+        requested = _size(raw.get("requested_size", past.get("real_size")))
+        return Block(
+            size=size,
+            requested=size if requested is None else min(requested, size),
+            state=_STATES[state],
+            stack=self._stack(raw.get("frames", past.get("frames"))),
+        )
+
+    def _stack(self, raw: object) -> Stack:
+        if not isinstance(raw, list):
+            return ()
+        known = self._stacks.get(id(raw))
+        if known is None:
+            known = tuple(self._frame(frame) for frame in self._each(raw) if isinstance(frame, dict))
+            self._stacks[id(raw)] = known
+        return known
+
+    def _frame(self, raw: dict[Any, Any]) -> Frame:
+        known = self._frames.get(id(raw))
+        if known is None:
+            known = Frame(_text(raw.get("filename")), _size(raw.get("line")) or 0, _text(raw.get("name")))
+            self._frames[id(raw)] = known
+        return known
+
+    def _failures(self, traces: object) -> Iterator[FailedAllocation]:
+        for device, events in enumerate(self._each(traces)):
+            for event in self._each(events):
+                if not isinstance(event, dict):
+                    self._skipped += 1
+                elif event.get("action") == "oom":
+                    size = _size(event.get("size"))
+                    if size is None:
+                        self._skipped += 1
+                        continue
+                    free, time = _size(event.get("device_free")), _size(event.get("time_us"))
+                    yield FailedAllocation(device, size, free, time, self._stack(event.get("frames")))
+
+
+def _is_segment(raw: object) -> TypeGuard[dict[Any, Any]]:
+    if not isinstance(raw, dict):
+        return False
+    return isinstance(raw.get("blocks"), list) or _size(raw.get("total_size")) is not None
+
+
+def _blocks_of_totals(raw: dict[Any, Any]) -> Iterator[Block]:
+    """Yield what is known of a segment whose blocks are not in the file."""
+    allocated = _size(raw.get("allocated_size")) or 0
+    active = max(_size(raw.get("active_size")) or 0, allocated)
+    if allocated:
+        yield Block(allocated, min(_size(raw.get("requested_size")) or allocated, allocated), State.ALLOCATED)
+    if not active and (free := _size(raw.get("total_size"))):
+        yield Block(free, free, State.FREE)
+    if active > allocated:
+        yield Block(active - allocated, active - allocated, State.AWAITING_FREE)
+
+
+def _changed(settings: object) -> Iterator[tuple[str, str]]:
+    """Yield each setting of the allocator that is not torch's default, as text."""
+    if not isinstance(settings, dict):
+        return
+    for name, value in islice(settings.items(), _MOST_SETTINGS):
+        if isinstance(value, dict):
+            parts = islice(value.items(), _MOST_SETTINGS)
+            value = ",".join(f"{_text(key)}:{each}" for key, each in parts if isinstance(each, int) and each)
+        is_plain = isinstance(name, str) and isinstance(value, (int, float, str))
+        if is_plain and value and value != _DEFAULTS.get(name):
+            yield _text(name), _text(str(value))
+
+
+def _size(value: object) -> int | None:
+    """Return a number of bytes, a line or a time; None for anything that is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63 else None
+
+
+def _text(value: object) -> str:
+    return value[:_MOST_LETTERS] if isinstance(value, str) else ""
