@@ -158,3 +158,37 @@ def test_detach_from_stopped_daemon_leaves_no_descriptor(node: Node, tmp_path: P
     finally:
         daemon.send_signal(signal.SIGCONT)
     assert (process.returncode, output, errors) == (0, "0\n", "")
+
+
+_FEW = """
+import os, resource, socket, time, torchperfd
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.environ["TORCHPERFD_SOCKET"])
+listener.listen(8)
+listener.setblocking(False)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 12, hard))
+client = torchperfd.attach()
+attempts = 0
+deadline = time.monotonic() + 4
+while time.monotonic() < deadline and not attempts:
+    try:
+        listener.accept()
+        attempts += 1
+    except OSError:
+        time.sleep(0.05)
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+listener.setblocking(True)
+listener.settimeout(60)
+listener.accept()
+print("attempts", attempts)
+"""
+
+
+def test_script_short_of_descriptors_is_left_alone(node: Node, tmp_path: Path) -> None:
+    """Connections wait until there are some again: each takes a descriptor."""
+    script = tmp_path / "few.py"
+    script.write_text(_FEW)
+    with node.running(sys.executable, str(script)) as process:
+        output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output, errors) == (0, "attempts 0\n", "")

@@ -9,19 +9,16 @@ import contextlib
 import errno
 import os
 import re
-import resource
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from torchperfd.safety.descriptors import are_descriptors_scarce
 from torchperfd.v1 import access, contract
 
 _ID: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_OPEN: Final = Path("/proc/self/fd")
-_LEFT_TO_SCRIPT: Final = 16
-"""Descriptors that the script still has while a capture's files are open."""
 _NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -98,7 +95,8 @@ class CaptureFolder:
             UntrustedError: It belongs to none of ``owners``.
             OSError: It cannot be opened or made, or is a link, or the script is short of descriptors.
         """
-        _leave_descriptors()
+        if are_descriptors_scarce():
+            raise OSError(errno.EMFILE, "few more files may be open, and the script needs them")
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         parent = os.open(path.parent, _DIRECTORY)
         try:
@@ -183,16 +181,3 @@ class CaptureFolder:
             if name.startswith(f".{stem}."):
                 with contextlib.suppress(OSError):
                     self.remove(name)
-
-
-def _leave_descriptors() -> None:
-    """Fail rather than take one of the last descriptors: the script's own next open would fail instead.
-
-    Raises:
-        OSError: Few are left below the limit.
-    """
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    # Kernels before 6.2 do not say how many are open.
-    count = _OPEN.stat().st_size or len(list(_OPEN.iterdir()))
-    if limit != resource.RLIM_INFINITY and limit - count < _LEFT_TO_SCRIPT:
-        raise OSError(errno.EMFILE, f"only {max(0, limit - count)} more files may be open in this process")

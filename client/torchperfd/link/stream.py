@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchperfd.faults import Faults
 from torchperfd.link.outbox import Outbox
-from torchperfd.safety.descriptors import DescriptorGuard
+from torchperfd.safety.descriptors import DescriptorGuard, are_descriptors_scarce
 from torchperfd.safety.flag import Flag
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
@@ -196,8 +196,10 @@ class Stream:
     def _keep_connected(self) -> None:
         delay = _FIRST_DELAY_S
         while not self._stopping.is_set():
+            # Even finding out who listens takes a descriptor.
+            sockets = () if are_descriptors_scarce() else self._sockets
             path, listener = next(
-                ((path, found) for path in self._sockets if (found := _listening(path))), ("", None)
+                ((path, found) for path in sockets if (found := _listening(path))), ("", None)
             )
             if listener is not None:
                 self.peer_uid = listener.uid

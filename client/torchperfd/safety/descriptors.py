@@ -5,8 +5,10 @@ while there are any: what uses them is ended first, and then the script closes w
 still in use by then stay open.
 """
 
+import errno
 import os
 import posix
+import resource
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -14,6 +16,7 @@ from typing import Any, Final
 from torchperfd.safety.interrupts import is_from_script
 
 _DIRECTORY: Final = "/proc/self/fd"
+_LEFT_TO_SCRIPT: Final = 16
 _POLLED: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
 """Targets of the descriptors that gRPC opens besides sockets."""
 
@@ -30,6 +33,17 @@ def open_descriptors() -> dict[int, str]:
         if target:
             found[int(number)] = target
     return found
+
+
+def are_descriptors_scarce() -> bool:
+    """Return whether the script may soon be unable to open a file: then nothing of ours opens one."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        # Kernels before 6.2 do not say how many are open.
+        count = os.stat(_DIRECTORY).st_size or len(os.listdir(_DIRECTORY))  # noqa: PTH116, PTH208
+    except OSError as error:
+        return error.errno == errno.EMFILE
+    return limit != resource.RLIM_INFINITY and limit - count < _LEFT_TO_SCRIPT
 
 
 def target_of(descriptor: int) -> str:

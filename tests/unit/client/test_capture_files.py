@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchperfd.captures.files import CaptureFolder, CapturesDirectory
+from torchperfd.safety.descriptors import are_descriptors_scarce
 from torchperfd.v1 import access, contract
 
 ID = "20260726-101502-3fa1c2"
@@ -144,19 +145,21 @@ def test_capture_folder_renamed_meanwhile_stays_the_same(tmp_path: Path) -> None
 def test_script_short_of_descriptors_keeps_its_last_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_counted: bool
 ) -> None:
-    real = Path.stat
+    real = os.stat
     if not are_counted:
         no_count = SimpleNamespace(st_size=0)
         monkeypatch.setattr(
-            Path, "stat", lambda path, **rest: no_count if path.name == "fd" else real(path, **rest)
+            os, "stat", lambda path, **rest: no_count if path == "/proc/self/fd" else real(path, **rest)
         )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd")) - 1
     folder = tmp_path / ID
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
-        with pytest.raises(OSError, match="more files may be open"), CaptureFolder.opened(folder, OWN):
+        with pytest.raises(OSError, match="few more files may be open"), CaptureFolder.opened(folder, OWN):
             pass
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used, hard))
+        assert are_descriptors_scarce()
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 32, hard))
         with CaptureFolder.opened(folder, OWN):
             assert folder.is_dir()
