@@ -121,7 +121,7 @@ class Stream:
 
     def start(self) -> None:
         """Begin to look for a daemon; loads grpc on the calling thread when one is there already."""
-        if any(map(answers, self._sockets)):
+        if any(map(answers, self._usable_sockets())):
             load_grpc()
         self._thread.start()
 
@@ -193,13 +193,15 @@ class Stream:
         except Exception as error:  # noqa: BLE001 - a thread of ours may die, training may not
             self._faults.note("stream", error)
 
+    def _usable_sockets(self) -> tuple[str, ...]:
+        """Return where a daemon may listen; none for now if even finding out takes one of few descriptors."""
+        return () if are_descriptors_scarce() else self._sockets
+
     def _keep_connected(self) -> None:
         delay = _FIRST_DELAY_S
         while not self._stopping.is_set():
-            # Even finding out who listens takes a descriptor.
-            sockets = () if are_descriptors_scarce() else self._sockets
             path, listener = next(
-                ((path, found) for path in sockets if (found := _listening(path))), ("", None)
+                ((path, found) for path in self._usable_sockets() if (found := _listening(path))), ("", None)
             )
             if listener is not None:
                 self.peer_uid = listener.uid
