@@ -31,6 +31,12 @@ PHASES: Final = {
 """A healthy rank's own work: 95 ms."""
 EXCHANGE_S: Final = 0.005
 
+_LAUNCHING: Final = 0.2
+"""Where work is on a device, the part of its time that the host takes to launch it."""
+_LAUNCHED: Final = frozenset(("forward", "loss", "backward", "optimizer", "zero_grad"))
+_TIMED_STEPS: Final = 4
+"""Per report, of which there are device times: the client records events in some steps only."""
+
 _BEGAN_S: Final = 1_700_000_000.0
 
 
@@ -45,6 +51,8 @@ class Job:
         run: Its name.
         recording: Step times of a real loop: what they differ by from their median, each phase does too, each
             rank from a place of its own; None for normal noise.
+        on_device: Whether the work and the wait for other ranks are on devices, as with NCCL: the host
+            launches work, and waits in ``other`` for what its step has come to.
     """
 
     def __init__(
@@ -55,8 +63,11 @@ class Job:
         spread: float = 0.03,
         run: str = "streamed",
         recording: Float64 | None = None,
+        *,
+        on_device: bool = False,
     ) -> None:
         self._store = store
+        self._on_device = on_device
         self._rng = rng
         self._spread = spread
         self.step = 0
@@ -69,6 +80,7 @@ class Job:
         for rank in self.ranks:
             rank.state = State.TRAINING
         self._sums = [dict.fromkeys([*PHASES, "collective_wait"], 0) for _ in self.ranks]
+        self._device_sums = [dict.fromkeys([*PHASES, "collective_wait"], 0) for _ in self.ranks]
         self._collected = [0] * ranks
         self._recording = None if recording is None else recording / np.median(recording)
         self._places = None if recording is None else rng.integers(len(recording), size=ranks)
@@ -116,8 +128,13 @@ class Job:
     def _report(
         self, index: int, rank: Rank, batch: list[dict[str, int]], ends: list[float], change: Change
     ) -> None:
-        sums = self._sums[index]
+        sums, device_sums = self._sums[index], self._device_sums[index]
         first = self.step - len(batch)
+        if self._on_device:
+            for phases in batch[-_TIMED_STEPS:]:
+                for name, ns in phases.items():
+                    device_sums[name] += ns * len(batch) // min(_TIMED_STEPS, len(batch))
+            batch = [_launched(phases) for phases in batch]
         for offset, phases in enumerate(batch):
             for name, ns in phases.items():
                 sums[name] += ns
@@ -137,7 +154,23 @@ class Job:
             train=KindTotal(
                 steps=self.step,
                 ns=sum(sums.values()),
-                phases={name: PhaseTotal(self.step, ns) for name, ns in sums.items()},
+                phases={
+                    name: PhaseTotal(
+                        self.step,
+                        ns,
+                        device_ns=device_sums[name],
+                        device_calls=self.step if self._on_device else 0,
+                    )
+                    for name, ns in sums.items()
+                },
             ),
             gc=(GcTotal(self.step, self._collected[index]),),
         )
+
+
+def _launched(phases: Mapping[str, int]) -> dict[str, int]:
+    """Return a step's phases on the host, from those on the device."""
+    host = {name: int(ns * _LAUNCHING) if name in _LAUNCHED else ns for name, ns in phases.items()}
+    host["collective_wait"] = int(phases["collective_wait"] * 0.01)
+    host["other"] += sum(phases.values()) - sum(host.values())
+    return host

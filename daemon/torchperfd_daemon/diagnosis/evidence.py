@@ -6,6 +6,7 @@ from typing import Final
 
 from torchperfd_daemon.loader_workers import LoaderFacts
 
+_WAIT: Final = "collective_wait"
 _MATERIAL_WAIT: Final = 0.01
 """Ranks wait for each other if one of them waits in collectives for this share of its step."""
 
@@ -16,6 +17,7 @@ class RankEvidence:
 
     Attributes:
         phase_seconds: Exclusive host time by phase, which sums to the step.
+        device_phase_seconds: The same on its device, working or waiting; empty without device times.
         collected_seconds: Garbage collections.
         queued_seconds: Runnable without a processor (run-queue delay).
         exchange_queued_seconds: The same for its threads that carry out collectives, summed.
@@ -44,6 +46,7 @@ class RankEvidence:
     node: str
     step_seconds: float
     phase_seconds: dict[str, float] = field(default_factory=dict)
+    device_phase_seconds: dict[str, float] = field(default_factory=dict)
     collected_seconds: float = 0.0
     queued_seconds: float = 0.0
     exchange_queued_seconds: float = 0.0
@@ -74,8 +77,8 @@ class RankEvidence:
 
     @property
     def wait_seconds(self) -> float:
-        """The host's wait for other ranks."""
-        return self.phase_seconds.get("collective_wait", 0.0)
+        """The wait for other ranks, of the host or of the device: with NCCL only the device waits there."""
+        return max(self.phase_seconds.get(_WAIT, 0.0), self.device_phase_seconds.get(_WAIT, 0.0))
 
 
 def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:
@@ -83,10 +86,20 @@ def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:
     return are_material([(rank.wait_seconds, rank.step_seconds) for rank in ranks])
 
 
-def are_material(waits: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the waits of several ranks show who is late: some rank's host waits materially.
+def do_devices_wait(ranks: Sequence[RankEvidence]) -> bool:
+    """Return whether it is on their devices that ranks wait for each other, and not on the host."""
+    waits = [
+        max((phases.get(_WAIT, 0.0) for phases in each), default=0.0)
+        for each in ([r.device_phase_seconds for r in ranks], [r.phase_seconds for r in ranks])
+    ]
+    return all(rank.device_phase_seconds for rank in ranks) and waits[0] > waits[1]
 
-    With NCCL the host only launches collectives, which takes microseconds, and waits somewhere else.
+
+def are_material(waits: Sequence[tuple[float, float]]) -> bool:
+    """Return whether the waits of several ranks show who is late: some rank waits materially.
+
+    With NCCL the host only launches collectives, which takes microseconds, and waits somewhere else; without
+    device times nothing shows the wait then.
 
     Args:
         waits: Of each rank, the wait and the step, in seconds.

@@ -19,7 +19,7 @@ from torchperfd_daemon.diagnosis.detect.straggler import (
     Straggler,
     slowest_and_peers,
 )
-from torchperfd_daemon.diagnosis.evidence import wait_for_each_other
+from torchperfd_daemon.diagnosis.evidence import do_devices_wait, wait_for_each_other
 from torchperfd_daemon.observer.rank_watch import RankWatch
 
 _TIMED: Final = (
@@ -60,12 +60,13 @@ def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness
     if not wait_for_each_other(evidence):
         return Lateness()
     suspects = known | _suspects(evidence)
-    usual = _usual_lateness(evidence)
-    late = _late(ranks, usual, suspects, period) if usual else Lateness()
+    on_device = do_devices_wait(evidence)
+    usual = _usual_lateness(evidence, on_device=on_device)
+    late = _late(ranks, usual, suspects, period, on_device=on_device) if usual else Lateness()
     if late.seconds:
         return late
     # A rank that was always slow is late as well, but does not cause the slowdown.
-    late = _late(ranks, {}, suspects, period)
+    late = _late(ranks, {}, suspects, period, on_device=on_device)
     return Lateness(late.seconds, late.phases, late.peer_seconds, ever_since=bool(usual))
 
 
@@ -83,9 +84,18 @@ def _suspects(ranks: Collection[RankEvidence]) -> set[int]:
 
 
 def _late(
-    ranks: Seen, usual: Mapping[int, Mapping[str, float]], suspects: Collection[int], period: int
+    ranks: Seen,
+    usual: Mapping[int, Mapping[str, float]],
+    suspects: Collection[int],
+    period: int,
+    *,
+    on_device: bool,
 ) -> Lateness:
-    """Return the ranks that are late beyond chance, after subtracting their usual lateness."""
+    """Return the ranks that are late beyond chance, after subtracting their usual lateness.
+
+    Args:
+        on_device: Compare times on the devices: samples, each of many steps, in place of single steps.
+    """
     own = np.array([each.own_seconds - sum(usual.get(each.rank, {}).values()) for _, each in ranks])
     order = np.argsort(-own)
     middle = float(np.median(own[order[1:]]))
@@ -93,8 +103,14 @@ def _late(
     if own[order[0]] - middle < least:
         return Lateness(peer_seconds=middle)
     chosen = [ranks[index] for index in slowest_and_peers(order.tolist())]
-    works = [watch.work(usual.get(evidence.rank, {})) for watch, evidence in chosen]
-    found = {each.rank: each.phase for each in _stragglers(works, len(ranks), suspects, period)}
+    work = RankWatch.device_work if on_device else RankWatch.work
+    works = [work(watch, usual.get(evidence.rank, {})) for watch, evidence in chosen]
+    stragglers = (
+        find_stragglers(works, len(ranks), suspects)
+        if on_device
+        else _stragglers(works, len(ranks), suspects, period)
+    )
+    found = {each.rank: each.phase for each in stragglers}
     late = {each.rank: float(seconds) - middle for (_, each), seconds in zip(ranks, own, strict=True)}
     seconds = {rank: late[rank] for rank in found if late[rank] >= least}
     return Lateness(seconds, {rank: found[rank] for rank in seconds}, middle)
@@ -122,12 +138,16 @@ def _newest_half(work: RankWork) -> RankWork:
     return RankWork(work.rank, {name: column[-steps:] for name, column in work.phase_seconds.items()})
 
 
-def _usual_lateness(ranks: Sequence[RankEvidence]) -> dict[int, dict[str, float]]:
+def _usual_lateness(ranks: Sequence[RankEvidence], *, on_device: bool) -> dict[int, dict[str, float]]:
     """Return by how much each phase of each rank was longer than the ranks' median before a slowdown.
 
     Differences that existed before did not make the run slower. Empty while there is no past.
     """
-    before = {each.rank: each.before.phase_seconds for each in ranks if each.before}
+    before = {
+        each.rank: each.before.device_phase_seconds if on_device else each.before.phase_seconds
+        for each in ranks
+        if each.before
+    }
     if len(before) < len(ranks):
         return {}
     names = {name for phases in before.values() for name in phases} - WAITING

@@ -70,7 +70,7 @@ class RankWatch:
         self._ended = now
         self._created_at = now
         self._names: list[str] = []
-        self._rows: Float64 = np.zeros((_KEPT, _FIXED))
+        self._rows: Float64 = np.zeros((_KEPT, _FIXED + 2 * _PHASES))
         self._count = 0
         self._first: Float64 | None = None
         self._past_end: Float64 | None = None
@@ -78,7 +78,7 @@ class RankWatch:
         self._gpu = GpuState()
         self._top_clock = 0.0
         self._foreign = 0
-        self._window = 0
+        self._window = self._regime = 0
         self._memory = GrowthDetector(readings=_READINGS)
         self._measured = 0
         self._grows_by = self._grows_for = 0.0
@@ -135,6 +135,7 @@ class RankWatch:
             return None
         # Reports arrive some seconds late: a sample after ``since`` may contain only steps from before it.
         self._window = max(1, self._samples_since(since, _ENDED))
+        self._regime = max(1, self._samples_since(since, _ENDED, most=_KEPT))
         first, last = self._row(self._window), self._row(0)
         return self._between(first, last, before=self._before, growth=self._growth())
 
@@ -169,6 +170,22 @@ class RankWatch:
             {
                 name: np.frombuffer(column, dtype=np.int64).astype(np.float64) / 1e9 - usual.get(name, 0.0)
                 for name, column in columns.phases.items()
+            },
+        )
+
+    def device_work(self, usual: Mapping[str, float]) -> RankWork:
+        """Return mean steps on the device, of each of this regime's newest samples; else as :meth:`work`."""
+        rows = self._rows[self._count - 1 - self._regime : self._count]
+        samples = []
+        for change in np.maximum(np.diff(rows, axis=0), 0.0):
+            if change[_STEPS] > 0:
+                samples.append(self._on_device(change, float(change[_NS] / change[_STEPS] / 1e9)))
+        samples = [sample for sample in samples if sample]
+        return RankWork(
+            self.rank.identity.rank,
+            {
+                name: np.array([sample.get(name, 0.0) for sample in samples]) - usual.get(name, 0.0)
+                for name in self._names
             },
         )
 
@@ -220,14 +237,9 @@ class RankWatch:
         if len(phases) != len(self._names):
             fresh = [name for name in phases if name not in self._names]
             self._names += fresh[: _PHASES - len(self._names)]
-            missing = _FIXED + len(self._names) - self._rows.shape[1]
-            # Earlier samples have no time in a new phase.
-            self._rows = np.pad(self._rows, ((0, 0), (0, missing)))
-            if self._first is not None:
-                self._first = np.pad(self._first, (0, missing))
         key = self.rank.identity.run, self.rank.identity.rank
         row = self._rows[self._count] if self._count < _KEPT else self._shift_rows()
-        row[:] = (
+        row[:_FIXED] = (
             now,
             totals.train.steps,
             totals.train.ns,
@@ -243,8 +255,11 @@ class RankWatch:
             context.resident.get(key, 0.0),
             context.exchange_queued.get(key, 0.0),
             self._ended,
-            *[phases[name].ns if name in phases else 0 for name in self._names],
         )
+        for number, name in enumerate(self._names):
+            if name in phases:
+                row[_FIXED + number] = phases[name].ns
+                row[_FIXED + _PHASES + number] = phases[name].device_ns
         self._count = min(self._count + 1, _KEPT)
         if self._first is None:
             self._first = row.copy()
@@ -255,9 +270,9 @@ class RankWatch:
         last: Float64 = self._rows[-1]
         return last
 
-    def _samples_since(self, since: float, column: int) -> int:
-        """Return how many samples of the window follow the first one whose column is at least ``since``."""
-        most = min(WINDOW_SAMPLES, self._count - 1)
+    def _samples_since(self, since: float, column: int, most: int = WINDOW_SAMPLES) -> int:
+        """Return how many samples, at most ``most``, follow the first whose column is at least ``since``."""
+        most = min(most, self._count - 1)
         while most > 0 and self._row(most)[column] < since:
             most -= 1
         return most
@@ -286,7 +301,7 @@ class RankWatch:
             return None
         span = max(1e-9, change[_AT])
         step_seconds = change[_NS] / steps / 1e9
-        phases = {name: ns / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=True)}
+        phases = {name: ns / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=False)}
         # The kernel's counters include the time between steps: only the share within steps counts.
         inside = min(1.0, change[_NS] / 1e9 / span)
 
@@ -301,6 +316,7 @@ class RankWatch:
             node=identity.node,
             step_seconds=step_seconds,
             phase_seconds=phases,
+            device_phase_seconds=self._on_device(np.array(change), step_seconds),
             collected_seconds=change[_GC_NS] / steps / 1e9,
             queued_seconds=per_step(_QUEUED_S),
             exchange_queued_seconds=per_step(_EXCHANGE_S),
@@ -322,6 +338,20 @@ class RankWatch:
             window_seconds=span,
             loader=self.rank.totals.loader,
         )
+
+    def _on_device(self, change: Float64, step_seconds: float) -> dict[str, float]:
+        """Return each phase's time on the device per step; empty if none was timed.
+
+        Steps on the device take as long as on the host. Its times arrive a report later than the steps, so
+        only their shares are taken.
+        """
+        spent = change[_FIXED + _PHASES :]
+        whole = float(spent.sum())
+        if whole <= 0:
+            return {}
+        return {
+            name: step_seconds * float(ns) / whole for name, ns in zip(self._names, spent, strict=False) if ns
+        }
 
     def _saved_per_step(self, first: Float64, last: Float64) -> float:
         """Return the time of checkpoints per step between two samples.

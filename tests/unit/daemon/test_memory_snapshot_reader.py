@@ -62,7 +62,7 @@ def test_plain_data_is_read_as_pickle_reads_it(protocol: int, many: int) -> None
         collections.OrderedDict(a=1),
         Runs(getattr, "a", "b"),
     ],
-    ids=repr,
+    ids=["system", "eval", "object", "function", "ordered-dict", "getattr"],
 )
 def test_snapshot_with_code_is_refused_and_not_run(
     harm: object, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

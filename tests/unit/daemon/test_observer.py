@@ -25,9 +25,11 @@ RUN = "streamed"
 class Watched:
     """A job of some ranks, and the observer that watches it once a second of the job's clock."""
 
-    def __init__(self, ranks: int = 8, seed: int = 0, spread: float = 0.03) -> None:
+    def __init__(
+        self, ranks: int = 8, seed: int = 0, spread: float = 0.03, *, on_device: bool = False
+    ) -> None:
         self.store = Store(clock=lambda: 0.0)
-        self.job = Job(self.store, ranks, np.random.default_rng(seed), spread)
+        self.job = Job(self.store, ranks, np.random.default_rng(seed), spread, on_device=on_device)
         self.families: list[Family] = []
         self.stacks: list[RankStacks] = []
         self.asked = 0
@@ -119,6 +121,27 @@ def test_rank_with_many_times_longer_steps_is_named_as_soon(seed: int) -> None:
     named = [each is not None and each.rank == seed for each in reported]
     assert any(named[:8]), [each and each.summary for each in reported[:10]]
     assert all(named[8:])
+
+
+@pytest.mark.parametrize("began", [0, 30])
+@pytest.mark.parametrize(("phase", "cause"), [("data", Cause.INPUT_BOUND), ("backward", Cause.SLOW_RANK)])
+@pytest.mark.parametrize("seed", range(3))
+def test_slow_rank_is_named_where_only_devices_wait(seed: int, phase: str, cause: Cause, began: int) -> None:
+    """With NCCL the hosts of all ranks spend the same time, but for the loader's."""
+    watched = Watched(seed=seed, on_device=True)
+    watched.train(began)
+    reported = watched.train(40, lambda rank, _step: {phase: 0.02} if rank == seed else {})
+    named = [each is not None and (each.cause, each.rank) == (cause, seed) for each in reported]
+    assert any(named[:20]), [each and each.summary for each in reported[:20]]
+    assert all(named[20:])
+    assert watched.verdict.phase == phase
+    assert watched.verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_healthy_ranks_whose_devices_wait_are_not_blamed(seed: int) -> None:
+    reported = Watched(seed=seed, on_device=True).train(60)
+    assert {each.cause for each in reported if each} == {Cause.NONE}
 
 
 def test_a_rank_that_was_always_slow_is_named_without_an_onset() -> None:

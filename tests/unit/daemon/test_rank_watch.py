@@ -39,6 +39,7 @@ class Looked:
         self.now = 0.0
         self.steps = 2
         self.sums: dict[str, int] = {}
+        self.device_sums: dict[str, int] = {}
         self.gc_ns = 0
 
     def sample(
@@ -64,7 +65,10 @@ class Looked:
             train=KindTotal(
                 self.steps,
                 sum(self.sums.values()),
-                phases={name: PhaseTotal(self.steps, ns) for name, ns in self.sums.items()},
+                phases={
+                    name: PhaseTotal(self.steps, ns, device_ns=self.device_sums.get(name, 0))
+                    for name, ns in self.sums.items()
+                },
             ),
             gc=(GcTotal(0, self.gc_ns),),
             checkpoint=checkpoint,
@@ -109,6 +113,38 @@ def test_means_are_of_the_newest_ten_samples_with_a_step(
         mean = sum(phases.get(name, 0) for phases in all_steps) / count / 1e9
         assert evidence.phase_seconds[name] == pytest.approx(mean, abs=1e-12)
     assert evidence.collected_seconds == pytest.approx(sum(ns for _, ns in newest) / count / 1e9, abs=1e-12)
+
+
+def test_phases_on_the_device_share_the_step_as_its_times_do() -> None:
+    """Of a few steps, and a report later: only what part of the device's time each phase has counts."""
+    sampled = Looked()
+    full = [{"data": 10**8, "forward": 3 * 10**8, "collective_wait": 10**8}] * 2
+    sampled.sample(full)
+    assert sampled.watch.evidence(-1e9) is None
+    for second in range(16):
+        if second:
+            times = {"data": 10, "forward": 20 * (2 if second > 12 else 1), "collective_wait": 10}
+            for name, ns in times.items():
+                sampled.device_sums[name] = sampled.device_sums.get(name, 0) + ns
+        sampled.sample(full)
+    evidence = sampled.evidence()
+    parts = {"data": 10 * 10, "forward": 20 * 7 + 40 * 3, "collective_wait": 10 * 10}
+    assert evidence.device_phase_seconds == pytest.approx(
+        {name: 0.5 * part / sum(parts.values()) for name, part in parts.items()}
+    )
+    assert evidence.wait_seconds == evidence.device_phase_seconds["collective_wait"]
+    assert evidence.own_seconds == pytest.approx(0.5 * 360 / 460)
+    # Of each sample that has any times; the first had none.
+    work = sampled.watch.device_work({"data": 0.025})
+    assert work.phase_seconds["data"] == pytest.approx([0.1] * 12 + [1 / 12 - 0.025] * 3, abs=1e-9)
+    assert [len(column) for column in work.phase_seconds.values()] == [15] * 3
+
+
+def test_without_device_times_there_are_none() -> None:
+    sampled = Looked()
+    for _ in range(12):
+        sampled.sample([{"forward": 10**8}])
+    assert sampled.evidence().device_phase_seconds == {}
 
 
 def test_what_the_kernel_counts_is_spread_over_the_steps() -> None:
