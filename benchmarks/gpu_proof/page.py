@@ -36,7 +36,7 @@ def text(documents: Iterator[Mapping[str, Any]]) -> str:
             lines += ["", *check_lines(result)]
         missing = [name for name in CHECKS if name not in document["checks"]]
         if missing:
-            lines += ["", f"**Not shown**: the checks {', '.join(missing)} were not run on this card."]
+            lines += ["", f"**Not shown**, since not run on this card: {', '.join(missing)}."]
     return "\n".join(lines) + "\n"
 
 

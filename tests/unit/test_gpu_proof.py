@@ -85,5 +85,5 @@ def test_page_has_a_section_per_card_and_says_what_did_not_hold() -> None:
         "",
         "A note.",
         "",
-        f"**Not shown**: the checks {', '.join(CHECKS[1:])} were not run on this card.",
+        f"**Not shown**, since not run on this card: {', '.join(CHECKS[1:])}.",
     ]
