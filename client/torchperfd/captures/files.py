@@ -8,7 +8,6 @@ name that cannot be guessed before it gets its own.
 import contextlib
 import errno
 import os
-import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import BinaryIO, Final
 
 from torchperfd.safety.descriptors import are_descriptors_scarce
 from torchperfd.v1 import access, contract
+from torchperfd.v1.capture_id import CAPTURE_ID
 
-_ID: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NEW_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -71,7 +70,7 @@ class CapturesDirectory:
         Raises:
             ValueError: The name is none of a capture, or the folder is another one.
         """
-        if not _ID.fullmatch(capture_id):
+        if not CAPTURE_ID.fullmatch(capture_id):
             raise ValueError(f"{capture_id[:80]!r} is no capture id")
         path = self.path / capture_id
         if directory and Path(directory) != path:

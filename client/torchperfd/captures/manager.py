@@ -1,6 +1,5 @@
 """The capture manager: handles commands for captures of this process."""
 
-import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from torchperfd.link.outbox import Outbox
 from torchperfd.safety.flag import Flag
 from torchperfd.safety.logs import log
 from torchperfd.steps.replay import Replay
+from torchperfd.v1.capture_id import new_capture_id
 
 if TYPE_CHECKING:
     from torchperfd.v1 import session_pb2
@@ -73,8 +73,7 @@ class CaptureManager:
         Raises:
             CaptureError: Another capture is in progress.
         """
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        capture_id = f"{stamp}-{secrets.token_hex(3)}"
+        capture_id = new_capture_id(time.time())
         folder = self.directory.folder(capture_id)
         capture = self._admit(capture_id, folder, options, trigger="script")
         if capture is None:

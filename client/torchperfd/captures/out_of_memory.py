@@ -4,7 +4,6 @@ torch calls an observer when it has found no memory, before it raises. The excep
 by torch alone, so that the script sees what it would have seen.
 """
 
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from torchperfd.hooks import memory_history
 from torchperfd.identity import Identity
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
+from torchperfd.v1.capture_id import new_capture_id
 
 if TYPE_CHECKING:
     from torchperfd.v1 import control_pb2
@@ -104,8 +104,7 @@ class OutOfMemory:
             log.warning("CUDA is out of memory, and no snapshot could be left: %s", error)
 
     def _leave_snapshot(self, failed: dict[str, int]) -> None:
-        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        capture_id = f"{stamp}-{secrets.token_hex(3)}"
+        capture_id = new_capture_id(time.time())
         folder, rank = self._directory.folder(capture_id), self._identity.rank
         files = RankFiles(folder, self._directory.owners, rank, MEMORY, 0)
         snapshot = MemoryTracer(with_stack=False)

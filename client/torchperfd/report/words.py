@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torchperfd.durations import duration
 from torchperfd.report.numbers import Row, Table
+from torchperfd.sizes import size
 
 NOTHING = "-"
 _HEADINGS = ("Phase", "Action", "Mean duration", "Std dev", "Calls", "Samples/s", "Total", "% of total")
@@ -50,17 +51,6 @@ def rate(per_second: float | None) -> str:
     if per_second >= 99.95:
         return f"{per_second:,.0f}" if per_second < 1e7 else f"{per_second / 1e6:,.0f}M"
     return f"{per_second:.3g}"
-
-
-def size(count: int) -> str:
-    """Return bytes in the unit that reads best, three significant digits."""
-    number = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        # From 1000 on, three digits read better in the next unit.
-        if number < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} TiB"
 
 
 def _facts(table: Table) -> Iterator[str]:

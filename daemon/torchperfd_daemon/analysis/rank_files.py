@@ -13,6 +13,7 @@ from torchperfd_daemon.analysis import kineto, lenient
 from torchperfd_daemon.analysis.tracefile import TraceFile
 from torchperfd_daemon.errors import NoSuchTargetError, TorchperfdError, UsageError, explained
 
+RANK_IN_NAME: Final = re.compile(r"(?<![a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _CAPTURED: Final = re.compile(r"rank(\d{1,9})\.json(?:\.gz)?")
 _CAPTURES_MANIFEST: Final = "manifest.json"
 _JSON: Final = re.compile(r".*\.json(?:\.gz)?", re.IGNORECASE | re.DOTALL)
@@ -21,8 +22,8 @@ _NAMED_TRACE: Final = re.compile(r"trace|rank", re.IGNORECASE)
 # The suffixes of our own files beside traces, and of others'.
 _NO_TRACE: Final = re.compile(r"manifest|analysis\.json", re.IGNORECASE)
 # "rank-0.json", "dp0_pp0_tp1_rank1.1712.pt.trace.json.gz", "1719041535.6-TP-0.trace.json.gz".
-_RANK_IN_NAME: Final = (
-    re.compile(r"(?<![a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE),
+_RANKS_IN_NAMES: Final = (
+    RANK_IN_NAME,
     re.compile(r"(?<![a-z])tp[-_](\d{1,9})(?!\d)(?!.*(?:dp|pp|ep)[-_]?\d)", re.IGNORECASE),
 )
 # torch's tensorboard_trace_handler puts the time of each export into its name.
@@ -127,7 +128,7 @@ def _is_file(path: Path) -> bool:
 
 def _looked_into(path: Path, *, only_traces: bool = False) -> _Found | None:
     """Return a file's header; None for a file that is not a trace, if only traces are wanted."""
-    named = next((int(match[1]) for each in _RANK_IN_NAME if (match := each.search(path.name))), None)
+    named = next((int(match[1]) for each in _RANKS_IN_NAMES if (match := each.search(path.name))), None)
     own, is_trace = None, False
     try:
         header = kineto.peek(TraceFile(path).pieces())

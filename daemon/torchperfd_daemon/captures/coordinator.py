@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd._version import __version__
+from torchperfd.v1.capture_id import new_capture_id
 from torchperfd_daemon.captures.attempt import Attempt, Progress
 from torchperfd_daemon.captures.catalog import Catalog
-from torchperfd_daemon.captures.folder import new_id
 from torchperfd_daemon.captures.manifest import (
     FILE_NAME,
     CaptureOptions,
@@ -107,7 +107,7 @@ class Coordinator:
         entry = self._queue.enter(run, wait=queue)
         now = self._wall()
         record = CaptureRecord(
-            capture_id=new_id(now),
+            capture_id=new_capture_id(now),
             run=run,
             trigger=trigger,
             requested_at=now,

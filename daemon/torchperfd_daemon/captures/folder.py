@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from torchperfd.v1.capture_id import CAPTURE_ID
 from torchperfd_daemon.captures import manifest, receipt
 from torchperfd_daemon.captures.manifest import (
     CaptureRecord,
@@ -43,7 +44,6 @@ UNFINISHED_S: Final = 25 * 3600.0
 a capture waits for its steps for a day at most."""
 
 _ID: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,79}")
-_OWN_ID: Final = re.compile(r"([0-9]{8}-[0-9]{6})-[0-9a-f]{6}")
 _FILE: Final = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,99}")
 _RANK_MANIFEST: Final = re.compile(r"rank\d{1,9}\.manifest\.json")
 _MOST_MANIFEST_BYTES: Final = 1024 * 1024
@@ -92,11 +92,6 @@ class _File:
 
     uid: int
     bytes: int = 0
-
-
-def new_id(now: float) -> str:
-    """Return the id of a capture that is asked for at a Unix time."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}-{secrets.token_hex(3)}"
 
 
 def is_id(name: str) -> bool:
@@ -342,7 +337,7 @@ def _rank_manifests(folder: int, names: Collection[str]) -> Iterator[tuple[RankM
 
 def _unfinished(capture_id: str, *, given_up: bool) -> CaptureRecord | None:
     """Return the record of a folder that bears a name of ours and holds no manifest (yet)."""
-    match = _OWN_ID.fullmatch(capture_id)
+    match = CAPTURE_ID.fullmatch(capture_id)
     if match is None:
         return None
     try:

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from torchperfd.sizes import size
 from torchperfd_daemon.memory.model import FailedAllocation
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory
-from torchperfd_daemon.memory.words import place_text, size_text
+from torchperfd_daemon.memory.words import place_text
 
 _FRAGMENTED: Final = 0.25
 _MOST_OF_IT: Final = 0.5
@@ -41,15 +42,15 @@ def advise(
         yield MemoryAdvice(
             "fragmentation",
             "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: an allocation of "
-            f"{size_text(failure.size)} failed, {size_text(sums.free)} are free in pieces of at most "
-            f"{size_text(sums.largest_free)}, {sums.split_share:.0%} of the reserved memory is split",
+            f"{size(failure.size)} failed, {size(sums.free)} are free in pieces of at most "
+            f"{size(sums.largest_free)}, {sums.split_share:.0%} of the reserved memory is split",
         )
     if stacks and stacks[0].stack and stacks[0].share > _MOST_OF_IT:
         most = stacks[0]
         yield MemoryAdvice(
             "one-stack",
             f"look at {place_text(most.stack)}: it holds {most.share:.0%} of the memory in use, "
-            f"{size_text(most.size)} in {most.blocks:,} {'block' if most.blocks == 1 else 'blocks'}",
+            f"{size(most.size)} in {most.blocks:,} {'block' if most.blocks == 1 else 'blocks'}",
         )
 
 

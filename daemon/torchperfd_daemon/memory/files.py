@@ -1,17 +1,16 @@
 """Finds the memory snapshots among files and directories, and the rank of each."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from torchperfd_daemon import analysis
+from torchperfd_daemon.analysis.rank_files import RANK_IN_NAME
 from torchperfd_daemon.errors import NoSuchTargetError, UsageError, explained
 from torchperfd_daemon.memory.plain_pickle import is_pickle
 
 _SUFFIXES: Final = frozenset({".pickle", ".pkl"})
-_RANK: Final = re.compile(r"(?<![a-z])rank[-_.]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _HEAD_BYTES: Final = 64
 _TRACE_BEGINS: Final = (b"{", b"[", b"\x1f\x8b")
 
@@ -79,5 +78,5 @@ def _is_snapshot(path: Path) -> bool:
 
 
 def _rank(path: Path) -> int | None:
-    match = _RANK.search(path.name)
+    match = RANK_IN_NAME.search(path.name)
     return int(match[1]) if match else None

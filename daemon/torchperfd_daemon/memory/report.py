@@ -8,11 +8,12 @@ from typing import IO, Any, Final
 from rich.console import Console
 from rich.text import Text
 
+from torchperfd.sizes import size
 from torchperfd_daemon.analysis.layout import Table, console_for, printable
 from torchperfd_daemon.memory.model import FailedAllocation
 from torchperfd_daemon.memory.summary import DeviceMemory, MemorySummary
 from torchperfd_daemon.memory.sums import SegmentSums, StackMemory
-from torchperfd_daemon.memory.words import place_text, size_text, user_frame
+from torchperfd_daemon.memory.words import place_text, user_frame
 
 SCHEMA: Final = "torchperfd.memory/1"
 _MIB: Final = 1 << 20
@@ -157,33 +158,29 @@ def _facts(device: DeviceMemory) -> Iterator[str]:
     """Yield the lines about a device above its tables."""
     sums = device.sums
 
-    def part(label: str, size: int, whole: int) -> str:
-        return f"{label} {size_text(size)} ({size / max(whole, 1):.1%})"
+    def part(label: str, count: int, whole: int) -> str:
+        return f"{label} {size(count)} ({count / max(whole, 1):.1%})"
 
     yield (
-        f"device {device.device}: reserved {size_text(sums.reserved)} in {sums.segments:,} segments, "
+        f"device {device.device}: reserved {size(sums.reserved)} in {sums.segments:,} segments, "
         f"{part('allocated', sums.allocated, sums.reserved)}, {part('free', sums.free, sums.reserved)}"
     )
     if sums.active > sums.allocated:
-        yield f"freed, but still used by another stream: {size_text(sums.active - sums.allocated)}"
+        yield f"freed, but still used by another stream: {size(sums.active - sums.allocated)}"
     yield (
         f"fragmentation: {part('free in split segments', sums.split_free, sums.reserved)}, "
-        f"largest free block {size_text(sums.largest_free)}"
+        f"largest free block {size(sums.largest_free)}"
     )
     yield (
-        f"{sums.blocks:,} blocks in use, {size_text(sums.requested)} requested, "
+        f"{sums.blocks:,} blocks in use, {size(sums.requested)} requested, "
         f"{part('lost by rounding', sums.rounding, sums.active)}"
     )
     if sums.private:
-        yield f"in private pools, such as those of CUDA graphs: {size_text(sums.private)}"
+        yield f"in private pools, such as those of CUDA graphs: {size(sums.private)}"
     if device.failure is not None:
         failure = device.failure
-        free = (
-            ""
-            if failure.device_free is None
-            else f", with {size_text(failure.device_free)} free on the device"
-        )
-        yield f"last failed allocation: {size_text(failure.size)}{free}, at {place_text(failure.stack)}"
+        free = "" if failure.device_free is None else f", with {size(failure.device_free)} free on the device"
+        yield f"last failed allocation: {size(failure.size)}{free}, at {place_text(failure.stack)}"
 
 
 def _classes_table(device: DeviceMemory) -> Table:
@@ -204,7 +201,7 @@ def _stacks_table(device: DeviceMemory) -> Table:
 
 
 def _hidden_size(device: DeviceMemory) -> str:
-    return size_text(device.sums.active - sum(each.size for each in device.stacks))
+    return size(device.sums.active - sum(each.size for each in device.stacks))
 
 
 def _mib(size: int) -> str:

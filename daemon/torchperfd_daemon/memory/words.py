@@ -1,4 +1,4 @@
-"""Words for sizes and for places in the code."""
+"""Words for places in the code."""
 
 import re
 from typing import Final
@@ -12,17 +12,6 @@ _LIBRARY: Final = re.compile(
 # C++ frames have no such name, nor has what Python freezes or torch generates (`<eval_with_key>.3`).
 _PYTHON: Final = re.compile(r".*\.py|<ipython-input.*|<stdin>|<string>", re.DOTALL)
 _MOST_LETTERS: Final = 80
-
-
-def size_text(size: int) -> str:
-    """Return bytes in the unit that reads best, three significant digits."""
-    number = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        # From 1000 on, three digits read better in the next unit.
-        if number < 999.5:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:,.3g} TiB"
 
 
 def user_frame(stack: Stack) -> Frame | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd._version import __version__
+from torchperfd.v1.capture_id import new_capture_id
 from torchperfd_daemon.captures import (
     CaptureRecord,
     CaptureState,
@@ -113,7 +114,7 @@ class Actions:
             for rank in stacks
         ]
         return CaptureRecord(
-            capture_id=capture_folder.new_id(asked_at),
+            capture_id=new_capture_id(asked_at),
             run=run,
             trigger=trigger,
             requested_at=asked_at,

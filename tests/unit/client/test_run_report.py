@@ -14,7 +14,8 @@ from tests.support.golden import check_golden
 
 from torchperfd.durations import duration
 from torchperfd.report import RankReport, run_document
-from torchperfd.report.words import rate, size
+from torchperfd.report.words import rate
+from torchperfd.sizes import size
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
 from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
 
