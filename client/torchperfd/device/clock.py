@@ -57,8 +57,6 @@ class DeviceTimes:
         make: Makes an event.
         record: Puts an event behind all work of the calling thread's current stream.
         capturing: Returns whether the calling thread's current stream is capturing a graph.
-        spent: Called on the training thread when the number of events is used up: no mark is needed until
-            :meth:`allow`.
         apart: Makes a context, given an event that was recorded, in which events may be queried
             whatever other threads capture; it yields whether it could.
         capacity: Events that may be under way at once; they are made as they are needed.
@@ -66,7 +64,8 @@ class DeviceTimes:
     Attributes:
         capacity: The same.
         lost: Intervals charged to no phase: an event was missing or could not be read.
-        spent: The same.
+        spent: Called on the training thread when the number of events is used up: no mark is needed until
+            :meth:`allow`.
         failure: The newest error, in one line. After ten, nothing is marked or read any more.
     """
 
@@ -102,10 +101,9 @@ class DeviceTimes:
         capturing: Callable[[], bool] = lambda: False,
         apart: Callable[[_E], AbstractContextManager[bool]] = lambda _: nullcontext(True),
         capacity: int = 4096,
-        spent: Callable[[], object] = lambda: None,
     ) -> None:
         self.capacity = capacity
-        self.spent = spent
+        self.spent: Callable[[], object] = lambda: None
         self.lost = 0
         self.failure = ""
         self._make: Callable[[], Event] = make

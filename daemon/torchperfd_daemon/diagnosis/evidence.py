@@ -88,11 +88,9 @@ def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:
 
 def do_devices_wait(ranks: Sequence[RankEvidence]) -> bool:
     """Return whether it is on their devices that ranks wait for each other, and not on the host."""
-    waits = [
-        max((phases.get(_WAIT, 0.0) for phases in each), default=0.0)
-        for each in ([r.device_phase_seconds for r in ranks], [r.phase_seconds for r in ranks])
-    ]
-    return all(rank.device_phase_seconds for rank in ranks) and waits[0] > waits[1]
+    device = max((rank.device_phase_seconds.get(_WAIT, 0.0) for rank in ranks), default=0.0)
+    host = max((rank.phase_seconds.get(_WAIT, 0.0) for rank in ranks), default=0.0)
+    return device > host and all(rank.device_phase_seconds for rank in ranks)
 
 
 def are_material(waits: Sequence[tuple[float, float]]) -> bool:

@@ -256,6 +256,7 @@ class RankWatch:
             context.exchange_queued.get(key, 0.0),
             self._ended,
         )
+        row[_FIXED:] = 0.0
         for number, name in enumerate(self._names):
             if name in phases:
                 row[_FIXED + number] = phases[name].ns
@@ -295,13 +296,14 @@ class RankWatch:
             before: The rank's past.
         """
         # A counter that decreased was reset.
-        change = np.maximum(last - first, 0.0).tolist()
+        changes = np.maximum(last - first, 0.0)
+        change = changes[: _FIXED + len(self._names)].tolist()
         steps = change[_STEPS]
         if steps <= 0:
             return None
         span = max(1e-9, change[_AT])
         step_seconds = change[_NS] / steps / 1e9
-        phases = {name: ns / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=False)}
+        phases = {name: ns / steps / 1e9 for name, ns in zip(self._names, change[_FIXED:], strict=True)}
         # The kernel's counters include the time between steps: only the share within steps counts.
         inside = min(1.0, change[_NS] / 1e9 / span)
 
@@ -316,7 +318,7 @@ class RankWatch:
             node=identity.node,
             step_seconds=step_seconds,
             phase_seconds=phases,
-            device_phase_seconds=self._on_device(np.array(change), step_seconds),
+            device_phase_seconds=self._on_device(changes, step_seconds),
             collected_seconds=change[_GC_NS] / steps / 1e9,
             queued_seconds=per_step(_QUEUED_S),
             exchange_queued_seconds=per_step(_EXCHANGE_S),
@@ -345,12 +347,12 @@ class RankWatch:
         Steps on the device take as long as on the host. Its times arrive a report later than the steps, so
         only their shares are taken.
         """
-        spent = change[_FIXED + _PHASES :]
+        spent = change[_FIXED + _PHASES :][: len(self._names)]
         whole = float(spent.sum())
         if whole <= 0:
             return {}
         return {
-            name: step_seconds * float(ns) / whole for name, ns in zip(self._names, spent, strict=False) if ns
+            name: step_seconds * float(ns) / whole for name, ns in zip(self._names, spent, strict=True) if ns
         }
 
     def _saved_per_step(self, first: Float64, last: Float64) -> float:
