@@ -75,11 +75,6 @@ def worker_options(machine: Machine, count: int) -> dict[str, Any]:
     return {} if machine.is_rehearsal else {"num_workers": count, "persistent_workers": True}
 
 
-def bf16(machine: Machine) -> torch.autocast:
-    """Return autocast to bfloat16; off in a rehearsal, since many CPUs convolve it a hundred times slower."""
-    return torch.autocast(machine.device, torch.bfloat16, enabled=not machine.is_rehearsal)
-
-
 def mlp(*widths: int) -> nn.Sequential:
     """Return linear layers between these widths, each followed by a ReLU."""
     pairs = itertools.pairwise(widths)
@@ -98,7 +93,7 @@ def gpt_loss(machine: Machine, *, is_bf16: bool = True) -> tuple[nn.Module, Call
     tokens, targets = torch.randint(words, (2, machine.amount(8, 2), length), device=machine.device)
 
     def loss() -> Tensor:
-        with bf16(machine) if is_bf16 else nullcontext():
+        with machine.autocast() if is_bf16 else nullcontext():
             return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
     return model, loss

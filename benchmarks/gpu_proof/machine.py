@@ -25,6 +25,10 @@ class Machine:
         """Return how much of something to do here."""
         return in_rehearsal if self.is_rehearsal else on_gpu
 
+    def autocast(self) -> torch.autocast:
+        """Return autocast to bfloat16; off in a rehearsal, since many CPUs are far slower at it."""
+        return torch.autocast(self.device, torch.bfloat16, enabled=not self.is_rehearsal)
+
     def wait(self) -> None:
         """Wait until the device has done all that was launched."""
         if not self.is_rehearsal:

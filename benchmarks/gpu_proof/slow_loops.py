@@ -14,7 +14,6 @@ from benchmarks.gpu_proof.loop_parts import (
     ReadyBatches,
     Reshaped,
     Step,
-    bf16,
     endless,
     gpt_loss,
     mean_square,
@@ -65,7 +64,7 @@ def loader_workers(machine: Machine, tuned: bool) -> Step:
 
     def loss() -> Tensor:
         images, labels = (each.to(machine.device, non_blocking=is_pinned) for each in next(batches))
-        with bf16(machine):
+        with machine.autocast():
             return functional.cross_entropy(model(images.flatten(1)), labels)
 
     return train(sgd(model), loss)
@@ -84,7 +83,7 @@ def whole_batches(machine: Machine, tuned: bool) -> Step:
 
     def loss() -> Tensor:
         inputs, labels = (each.to(machine.device) for each in next(batches))
-        with bf16(machine):
+        with machine.autocast():
             return functional.cross_entropy(model(inputs), labels)
 
     return train(sgd(model), loss)
@@ -100,7 +99,7 @@ def pin_memory(machine: Machine, tuned: bool) -> Step:
 
     def loss() -> Tensor:
         inputs = next(batches).to(machine.device, non_blocking=is_pinned)
-        with bf16(machine):
+        with machine.autocast():
             return mean_square(model(inputs))
 
     return train(sgd(model), loss)
@@ -124,7 +123,7 @@ def zero_grad(machine: Machine, tuned: bool) -> Step:
     model, inputs = mlp(*[width] * 7).to(machine.device), torch.randn(256, width, device=machine.device)
 
     def loss() -> Tensor:
-        with bf16(machine):
+        with machine.autocast():
             return mean_square(model(inputs))
 
     return train(sgd(model), loss, to_none=tuned)
@@ -174,7 +173,7 @@ def tiny_kernels(machine: Machine, tuned: bool) -> Step:
     )
 
     def loss() -> Tensor:
-        with bf16(machine):
+        with machine.autocast():
             return mean_square(forward(images))
 
     return train(sgd(model), loss)
@@ -198,7 +197,7 @@ def host_compute(machine: Machine, tuned: bool) -> Step:
     def loss() -> Tensor:
         where = machine.device if tuned else "cpu"
         noise = torch.randn(rows, width, device=where).to(machine.device)
-        with bf16(machine):
+        with machine.autocast():
             return functional.mse_loss(model(inputs + noise).float(), noise)
 
     return train(sgd(model), loss)

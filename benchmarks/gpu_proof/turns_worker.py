@@ -9,34 +9,23 @@ training thread's CPU.
 
 import json
 import sys
-import time
-from typing import Final
+from contextlib import nullcontext
 
 import torch
+from benchmarks.gpu_proof.analysed_capture import attached
 from benchmarks.gpu_proof.machine import Machine
-from benchmarks.gpu_proof.workloads import Training, gpt
-
-import torchperfd
-
-WARM_UP: Final = 3
+from benchmarks.gpu_proof.workloads import WARM_UP, Training, gpt
 
 
 def main() -> int:
     """Serve until stdin ends."""
     machine = Machine(is_rehearsal=not torch.cuda.is_available())
     training = Training(gpt(machine), machine, wrap=lambda model: torch.compile(model, backend="cudagraphs"))
-    client = torchperfd.attach(model=training.workload.model) if sys.argv[1] == "attached" else None
-    training.run(3 * WARM_UP)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        steps = int(line)
-        training.run(WARM_UP)
-        wall, cpu = time.perf_counter(), time.thread_time()
-        training.run(steps)
-        wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
-        print(json.dumps([wall / steps, cpu / steps]), flush=True)
-    if client is not None:
-        client.detach()
+    with attached(training.workload.model) if sys.argv[1] == "attached" else nullcontext():
+        training.run(3 * WARM_UP)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(json.dumps(training.timed(int(line))), flush=True)
     return 0
 
 

@@ -1,14 +1,18 @@
 """What the checks train: a ResNet and a small GPT, written out here so that nothing needs to be installed."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from benchmarks.gpu_proof.machine import Machine
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
+
+WARM_UP: Final = 3
+"""Steps after a switch that are not timed."""
 
 
 class Block(nn.Module):
@@ -195,15 +199,10 @@ class Training:
         """Return that many batches from a DataLoader."""
         return iter(DataLoader(Repeated(self.workload, steps), batch_size=None))
 
-    def autocast(self) -> torch.autocast:
-        """Return the context of the forward pass and the loss."""
-        # CPUs without the instructions take tenfold the time for it.
-        return torch.autocast(self.machine.device, torch.bfloat16, enabled=not self.machine.is_rehearsal)
-
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Train on one batch; the device may still be at it."""
         self.optimizer.zero_grad()
-        with self.autocast():
+        with self.machine.autocast():
             logits = self.model(inputs)
             loss = self.loss(logits.flatten(0, -2), targets.flatten())
         loss.backward()
@@ -216,3 +215,10 @@ class Training:
         for inputs, targets in self.batches(steps):
             self.step(inputs, targets)
         self.machine.wait()
+
+    def timed(self, steps: int) -> tuple[float, float]:
+        """Warm up and train; return a step's seconds by the wall clock and of this thread's CPU."""
+        self.run(WARM_UP)
+        wall, cpu = time.perf_counter(), time.thread_time()
+        self.run(steps)
+        return (time.perf_counter() - wall) / steps, (time.thread_time() - cpu) / steps

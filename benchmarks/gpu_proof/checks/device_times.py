@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.gpu_proof.analysed_capture import attached
 from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.outcome import Bound, Outcome
 from benchmarks.gpu_proof.workloads import Training, gpt, resnet18, resnet50
 from torch.profiler import ProfilerActivity, profile, record_function
 
-import torchperfd
 from torchperfd.client import Client
 from torchperfd.v1.contract import PHASES
 
@@ -36,11 +36,8 @@ def run(machine: Machine) -> Outcome:
     steps = machine.amount(20, 3)
     for make in (resnet50, gpt, resnet18):
         training = Training(make(machine), machine)
-        client = torchperfd.attach(model=training.workload.model)
-        try:
+        with attached(training.workload.model) as client:
             reported, traced = _measured(training, client, steps)
-        finally:
-            client.detach()
         _judge(outcome, training.workload.name, reported, traced, steps, machine)
     return outcome
 
@@ -72,7 +69,7 @@ def _annotated(training: Training, steps: int) -> None:
         inputs, targets = batch
         with record_function(f"{_RANGE}zero_grad"):
             training.optimizer.zero_grad()
-        with training.autocast():
+        with training.machine.autocast():
             with record_function(f"{_RANGE}forward"):
                 logits = training.model(inputs)
             with record_function(f"{_RANGE}loss"):

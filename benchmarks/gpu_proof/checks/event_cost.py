@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from benchmarks.gpu_proof.analysed_capture import attached
 from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.outcome import Bound, Outcome
 from benchmarks.gpu_proof.workloads import Training, resnet18
 
-import torchperfd
 from torchperfd.device.clock import DeviceTimes, cuda_device_times
 from torchperfd.steps.phases import FORWARD
 from torchperfd.steps.step_batch import TRAIN
@@ -108,19 +108,17 @@ def _graph_bound(machine: Machine) -> Bound:
     """Capture a graph in the strictest mode while the client's thread reads events."""
     training = Training(resnet18(machine), machine)
     graph, result = torch.cuda.CUDAGraph(), torch.zeros((), device="cuda")
-    client = torchperfd.attach(model=training.workload.model)
     try:
-        training.run(20)
-        with torch.cuda.graph(graph, capture_error_mode="global"):
-            for _ in range(8):
-                result += 1
-                time.sleep(0.2)  # the client reads once a second
-        graph.replay()
-        is_right = result.item() == 8
+        with attached(training.workload.model):
+            training.run(20)
+            with torch.cuda.graph(graph, capture_error_mode="global"):
+                for _ in range(8):
+                    result += 1
+                    time.sleep(0.2)  # the client reads once a second
+            graph.replay()
+            is_right = result.item() == 8
     except RuntimeError as error:
         return Bound(f"a CUDA graph captured meanwhile: {str(error).splitlines()[0]}", held=False)
-    finally:
-        client.detach()
     return Bound(
         "a CUDA graph captured in the strictest mode while the client reads events is right", is_right
     )

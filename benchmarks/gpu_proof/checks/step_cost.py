@@ -4,18 +4,16 @@ import json
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
 import torch
+from benchmarks.gpu_proof.analysed_capture import attached
 from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.outcome import Bound, Outcome
-from benchmarks.gpu_proof.workloads import Training, gpt, resnet18, resnet50
-
-import torchperfd
+from benchmarks.gpu_proof.workloads import WARM_UP, Training, gpt, resnet18, resnet50
 
 TITLE: Final = "Step time with the client and without"
 SECONDS: Final = 150
@@ -23,7 +21,6 @@ SECONDS: Final = 150
 CHANGE_BELOW: Final = 0.005
 TURN_SECONDS: Final = 0.4
 ROUNDS: Final = 8
-_WARM_UP: Final = 3
 _PROCESS_STEPS: Final = 10
 
 
@@ -61,19 +58,14 @@ def run(machine: Machine) -> Outcome:
 
 def _by_turns(training: Training) -> Turns:
     """Train alternately, attaching and detaching in one process."""
-    training.run(2 * _WARM_UP)
-    began = time.perf_counter()
-    training.run(_WARM_UP)
-    each = (time.perf_counter() - began) / _WARM_UP
+    training.run(WARM_UP)
+    each, _ = training.timed(WARM_UP)
     steps = training.machine.amount(max(5, round(TURN_SECONDS / each)), 2)
     turns = Turns()
     for is_attached in _order(training.machine):
-        with _watched(training, is_attached):
-            training.run(_WARM_UP)
-            wall, cpu = time.perf_counter(), time.thread_time()
-            training.run(steps)
-            wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
-        turns.add(is_attached, wall / steps * 1e6, cpu / steps * 1e6)
+        with attached(training.workload.model) if is_attached else nullcontext():
+            wall, cpu = training.timed(steps)
+        turns.add(is_attached, wall * 1e6, cpu * 1e6)
     return turns
 
 
@@ -118,17 +110,6 @@ def _asked(worker: "subprocess.Popen[str]", steps: int) -> tuple[float, float]:
     worker.stdin.flush()
     wall, cpu = json.loads(worker.stdout.readline())
     return wall, cpu
-
-
-@contextmanager
-def _watched(training: Training, is_attached: bool) -> Iterator[None]:
-    """Attach for the while, or do not."""
-    client = torchperfd.attach(model=training.workload.model) if is_attached else None
-    try:
-        yield
-    finally:
-        if client is not None:
-            client.detach()
 
 
 def _add(outcome: Outcome, name: str, turns: Turns, machine: Machine) -> None:
