@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import traceback
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -105,8 +106,10 @@ class WebServer(uvicorn.Server):
                 await asyncio.sleep(_OUT_OF_FILES_PAUSE_S)
                 continue
             tls = self._web_config.current().tls if self._web_config is not None else None
-            connection = _HttpConnection(self, self._limiter)
-            connection.open(accepted, tls)
+            # Without a name, which would keep it until the next client comes.
+            _HttpConnection(self, self._limiter).open(accepted, tls)
+            # Connections beyond the limit replace older ones one by one, which give up their buffers then.
+            await asyncio.sleep(0)
 
 
 class _HttpConnection(H11Protocol):
@@ -125,9 +128,7 @@ class _HttpConnection(H11Protocol):
         self._opening.add_done_callback(lambda _: self._opened(accepted))
 
     async def _open(self, accepted: socket.socket, tls: ssl.SSLContext | None) -> None:
-        # A client's failed handshake is not an error of ours. The task must not keep the exception either:
-        # its frames refer to this object, and 256 KiB of TLS buffers would wait for the garbage collector.
-        with contextlib.suppress(OSError, asyncio.CancelledError):
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self,
                 accepted,
@@ -135,6 +136,10 @@ class _HttpConnection(H11Protocol):
                 ssl_handshake_timeout=REQUEST_TIMEOUT_S if tls else None,
                 ssl_shutdown_timeout=_CLOSE_TIMEOUT_S if tls else None,
             )
+        except (OSError, asyncio.CancelledError) as error:
+            # A client's failed handshake is not an error of ours. asyncio's frames refer to the exception
+            # and to 256 KiB of TLS buffers, which would wait for the garbage collector.
+            traceback.clear_frames(error.__traceback__)
 
     def _opened(self, accepted: socket.socket) -> None:
         self._opening = None
@@ -155,9 +160,13 @@ class _HttpConnection(H11Protocol):
             self._limiter.end_request(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free the connection's place."""
+        """Free the connection's place and its memory."""
         self._limiter.remove(self)
-        super().connection_lost(exc)
+        # Whatever the reason: only a connection without an error has uvicorn's keep-alive timer cancelled and
+        # its transport closed. Otherwise, and while the newest request refers to this object, 256 KiB of TLS
+        # buffers would wait for the timer or the garbage collector.
+        super().connection_lost(None)
+        self.cycle = None  # type: ignore[assignment]  # as uvicorn itself has it before the first request
 
     def is_idle(self) -> bool:
         """Return whether the client has received every response that it asked for."""
