@@ -314,6 +314,7 @@ class Daemon:
             clients.fleet,
             goodput=self._goodput.report,
             verdict=observer.verdict,
+            device_work=observer.device_work,
             families=samplers.families,
             permissions=Permissions(clients.callers, self._admin_group),
         )
@@ -330,6 +331,7 @@ class Daemon:
                 self._instance,
                 clients.node.name,
                 observer.verdict,
+                observer.device_work,
             )
             server, address = await listen_to_fleet(self._fleet_address, self._interceptor, service)
             stack.push_async_callback(server.stop, grace)

@@ -506,6 +506,7 @@ class RankSteps(google.protobuf.message.Message):
     DURATION_NS_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
     GC_FIELD_NUMBER: builtins.int
+    DEVICE_PHASES_FIELD_NUMBER: builtins.int
     BLOCK_STEPS_FIELD_NUMBER: builtins.int
     first_step: builtins.int
     """index of the oldest of them"""
@@ -523,6 +524,10 @@ class RankSteps(google.protobuf.message.Message):
     def gc(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.GcAccount]:
         """from the first step to the newest, by generation, youngest first"""
 
+    @property
+    def device_phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.PhaseColumn]:
+        """on the device: means per step of the newest samples, one a second"""
+
     def __init__(
         self,
         *,
@@ -533,10 +538,11 @@ class RankSteps(google.protobuf.message.Message):
         duration_ns: builtins.bytes = ...,
         phases: collections.abc.Iterable[torchperfd.v1.session_pb2.PhaseColumn] | None = ...,
         gc: collections.abc.Iterable[torchperfd.v1.session_pb2.GcAccount] | None = ...,
+        device_phases: collections.abc.Iterable[torchperfd.v1.session_pb2.PhaseColumn] | None = ...,
         block_steps: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block_steps", b"block_steps", "count", b"count", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "first_step", b"first_step", "gc", b"gc", "phases", b"phases", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_steps", b"block_steps", "count", b"count", "device_phases", b"device_phases", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "first_step", b"first_step", "gc", b"gc", "phases", b"phases", "status", b"status"]) -> None: ...
 
 global___RankSteps = RankSteps
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
-from torchperfd_daemon.service.translate import rank_work
+from torchperfd_daemon.diagnosis.waits import compare, mean_own
+from torchperfd_daemon.service.translate import device_work, rank_work
 
 WAIT: Final = "collective_wait"
 STALLED: Final = "stalled"
@@ -58,12 +59,16 @@ class RunView:
 
     Attributes:
         waits: Whether waiting for others is measured. Only then can slow and waiting ranks be distinguished.
+        on_device: Whether phases are times on the devices, because ranks wait for each other there.
+        hidden: Whether they wait there in a way that is not measured.
     """
 
     run: str
     job_name: str
     world_size: int
     waits: bool
+    on_device: bool
+    hidden: bool
     ranks: tuple[RankView, ...]
 
     @property
@@ -139,7 +144,8 @@ def run_dict(view: RunView) -> dict[str, Any]:
         "run": view.run,
         "job_name": view.job_name,
         "world_size": view.world_size,
-        "waits_measured": view.waits,
+        "waits_measured": view.waits and not view.hidden,
+        "timed_on": "device" if view.on_device else "host",
         "step_seconds": view.step_seconds,
         "ranks": [_rank_dict(rank) for rank in view.ranks],
     }
@@ -147,26 +153,30 @@ def run_dict(view: RunView) -> dict[str, Any]:
 
 def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
     # A rank that has left does nothing that others could wait for.
-    works = {message.status.identity.rank: work(message) for message in present(messages) if message.count}
-    waits = len(works) > 1 and any(spent(each, WAIT) for each in works.values())
-    slow = {each.rank: each for each in find_stragglers(list(works.values()))} if waits else {}
-    own = {
-        number: float(sum(column.mean() for name, column in each.phase_seconds.items() if name != WAIT))
-        for number, each in works.items()
-    }
+    there = [message for message in present(messages) if message.count]
+    times = compare([work(message) for message in there], [device_work(message) for message in there])
+    waits = len(times.works) > 1 and any(spent(each, WAIT) for each in times.works)
+    slow = find_stragglers(times.works) if waits and not times.hidden else []
+    own = {} if times.hidden else {each.rank: mean_own(each) for each in times.works}
     identity = messages[0].status.identity
     return RunView(
         run,
         identity.job_name,
         max(message.status.identity.world_size for message in messages),
         waits,
-        tuple(_rank(message, own, slow) for message in messages),
+        times.on_device,
+        times.hidden,
+        tuple(_rank(message, own, slow, on_device=times.on_device) for message in messages),
     )
 
 
-def _rank(message: control_pb2.RankSteps, own: dict[int, float], slow: dict[int, Straggler]) -> RankView:
+def _rank(
+    message: control_pb2.RankSteps, own: dict[int, float], slow: Sequence[Straggler], *, on_device: bool
+) -> RankView:
     status = message.status
     number = status.identity.rank
+    shown = device_work(message) if on_device else None
+    phases = (shown or work(message)).phase_seconds
     peers = [seconds for other, seconds in own.items() if other != number]
     usual = float(np.median(peers)) if peers else 0.0
     # The only peer of the faster of two may be the slow one, so its lead means nothing.
@@ -181,12 +191,10 @@ def _rank(message: control_pb2.RankSteps, own: dict[int, float], slow: dict[int,
         steps=status.steps,
         window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
-        phase_seconds={
-            name: float(column.mean()) for name, column in work(message).phase_seconds.items() if len(column)
-        },
+        phase_seconds={name: float(column.mean()) for name, column in phases.items() if len(column)},
         behind_seconds=behind,
         behind_ratio=behind / usual if behind is not None else None,
-        slow=slow.get(number),
+        slow=next((each for each in slow if each.rank == number), None),
     )
 
 

@@ -25,8 +25,9 @@ def command(
 ) -> None:
     """Show how each rank spends its steps, and which rank the others wait for.
 
-    Times are means of the newest training steps. VS PEERS compares a rank's own work, which is its step
-    less the wait for others, with the median of the other ranks.
+    Times are means of the newest training steps; those on the devices where ranks wait for each other there,
+    as with NCCL. VS PEERS compares a rank's own work, which is its step less the wait for others, with the
+    median of the other ranks.
     With --fleet or --job, the ranks of all nodes; daemons that do not answer are named (exit code 5).
     """
     scope = Scope(run, job, fleet)
@@ -59,7 +60,8 @@ def text(view: _view.RunView, *, fleet: bool = False) -> str:
 def _title(view: _view.RunView, *, fleet: bool) -> str:
     where = _table.count(len(view.nodes), "node") if fleet else "this node"
     step = f", a step takes {duration(view.step_seconds)}" if view.step_seconds else ""
-    return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; milliseconds per step"
+    unit = "milliseconds per step" + (" on the devices" if view.on_device else "")
+    return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; {unit}"
 
 
 def _cells(rank: _view.RankView, phases: Sequence[str], *, waits: bool) -> list[str]:
@@ -83,6 +85,8 @@ def _remarks(view: _view.RunView) -> list[str]:
     slow = [rank.slow for rank in view.ranks if rank.slow is not None]
     if slow:
         return [_remark(each) for each in sorted(slow, key=lambda each: -each.excess_seconds)]
+    if view.hidden:
+        return ["cannot determine which rank is slow: collectives wait on the devices, and no rank for long"]
     if len(view.ranks) > 1 and not view.waits and view.step_seconds:
         return ["no rank waits for another in a collective that is seen, so none can be called slow"]
     return []

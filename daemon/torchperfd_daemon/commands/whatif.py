@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import click
@@ -16,11 +16,14 @@ from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
+from torchperfd_daemon.diagnosis.waits import compare
 from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, replay
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.observer.rank_watch import WARM_STEPS
+from torchperfd_daemon.service.translate import device_work
 
 _TIMEOUT_S: Final = 10.0
+_LEAST_SAMPLES: Final = 3
 
 
 @click.command("whatif")
@@ -44,7 +47,7 @@ def command(run: str, socket: str | None, as_json: bool) -> None:
     for message in map(_view.steady, messages):
         by_run.setdefault(message.status.identity.run, []).append(message)
     replays = {
-        name: replay_common_steps(_view.present(ranks), since.get(name, 0))
+        name: replay_newest(_view.present(ranks), since.get(name, 0))
         for name, ranks in sorted(by_run.items())
     }
     worlds = {name: max(each.status.identity.world_size for each in ranks) for name, ranks in by_run.items()}
@@ -89,9 +92,10 @@ def text(run: str, world_size: int, predictions: Replay, since: int | None = Non
         hang: The verdict on it while it hangs; else empty.
     """
     slower = f" since step {since}" if since is not None else ""
+    replayed = "means of a second on the devices" if predictions.on_device else "steps"
     title = (
         f"run {run}: a step takes {duration(predictions.step_seconds)}{slower},"
-        f" {predictions.steps} steps replayed"
+        f" {predictions.steps} {replayed} replayed"
         f" (the replay yields {duration(predictions.replayed_seconds)})"
     )
     if hang:
@@ -138,7 +142,30 @@ def describe(answer: WhatIf) -> str:
     )
 
 
-def replay_common_steps(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay | None:
+def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Replay | None:
+    """Replay a run's newest steps: those on the devices if ranks wait for each other there.
+
+    Args:
+        since: The step since which it is slower; 0 where it has not slowed down.
+
+    Returns:
+        None where there are too few steps.
+    """
+    times = compare(
+        [_view.work(message) for message in messages], [device_work(message) for message in messages]
+    )
+    if not times.on_device:
+        return _replay_common_steps(messages, since, hidden=times.hidden)
+    count = min(len(column) for work in times.works for column in work.phase_seconds.values())
+    if count < _LEAST_SAMPLES:
+        return None
+    pauses = {message.status.identity.rank: _pauses(message) for message in messages}
+    return replace(replay([_part(work, -count, None) for work in times.works], pauses), on_device=True)
+
+
+def _replay_common_steps(
+    messages: Sequence[control_pb2.RankSteps], since: int, *, hidden: bool
+) -> Replay | None:
     """Replay the steps from ``since`` on that all ranks have in common; None where these are too few."""
     first = max(since, *(message.first_step for message in messages))
     count = min(message.first_step + message.count for message in messages) - first
@@ -151,10 +178,11 @@ def replay_common_steps(messages: Sequence[control_pb2.RankSteps], since: int) -
         [_part(work, first - start, first - start + count) for work, start in works],
         {message.status.identity.rank: _pauses(message) for message in messages},
         [_part(work, earliest - start, since - start) for work, start in works] if enough else (),
+        hidden=hidden,
     )
 
 
-def _part(work: RankWork, first: int, end: int) -> RankWork:
+def _part(work: RankWork, first: int, end: int | None) -> RankWork:
     """Return a rank's columns from ``first`` until ``end``."""
     return RankWork(work.rank, {name: column[first:end] for name, column in work.phase_seconds.items()})
 
@@ -173,6 +201,7 @@ def _dict(run: str, world_size: int, predictions: Replay) -> dict[str, Any]:
         "world_size": world_size,
         "steps": predictions.steps,
         "synchronous": predictions.synchronous,
+        "timed_on": "device" if predictions.on_device else "host",
         "step_seconds": predictions.step_seconds,
         "replayed_seconds": predictions.replayed_seconds,
         "answers": [

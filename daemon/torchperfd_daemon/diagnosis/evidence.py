@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from torchperfd_daemon.diagnosis.waits import are_material, are_on_devices
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 _WAIT: Final = "collective_wait"
-_MATERIAL_WAIT: Final = 0.01
-"""Ranks wait for each other if one of them waits in collectives for this share of its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,18 +87,7 @@ def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:
 
 def do_devices_wait(ranks: Sequence[RankEvidence]) -> bool:
     """Return whether it is on their devices that ranks wait for each other, and not on the host."""
-    device = max((rank.device_phase_seconds.get(_WAIT, 0.0) for rank in ranks), default=0.0)
-    host = max((rank.phase_seconds.get(_WAIT, 0.0) for rank in ranks), default=0.0)
-    return device > host and all(rank.device_phase_seconds for rank in ranks)
-
-
-def are_material(waits: Sequence[tuple[float, float]]) -> bool:
-    """Return whether the waits of several ranks show who is late: some rank waits materially.
-
-    With NCCL the host only launches collectives, which takes microseconds, and waits somewhere else; without
-    device times nothing shows the wait then.
-
-    Args:
-        waits: Of each rank, the wait and the step, in seconds.
-    """
-    return len(waits) > 1 and any(wait >= _MATERIAL_WAIT * step for wait, step in waits)
+    return are_on_devices(
+        [rank.phase_seconds.get(_WAIT, 0.0) for rank in ranks],
+        [rank.device_phase_seconds.get(_WAIT, 0.0) if rank.device_phase_seconds else None for rank in ranks],
+    )

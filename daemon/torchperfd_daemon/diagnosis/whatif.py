@@ -95,6 +95,7 @@ class Replay:
         replayed_seconds: The mean step by the formula, with nothing removed.
         answers: The greatest gain first; only those of at least :data:`LEAST_GAIN`. An answer that is part of
             another one follows it.
+        on_device: Whether steps on the devices were replayed, each the mean of a second's.
     """
 
     ranks: int
@@ -103,12 +104,15 @@ class Replay:
     step_seconds: float
     replayed_seconds: float
     answers: tuple[WhatIf, ...]
+    on_device: bool = False
 
 
 def replay(
     ranks: Sequence[RankWork],
     pauses: Mapping[int, Sequence[Pauses]] | None = None,
     past: Sequence[RankWork] = (),
+    *,
+    hidden: bool = False,
 ) -> Replay:
     """Predict the step time of a run without each cause.
 
@@ -128,6 +132,8 @@ def replay(
         ranks: The ranks' phases over the same steps; equal columns are the same step.
         pauses: For each rank, its garbage collections by generation.
         past: The same ranks' phases over steps from before the run became slower; empty if it did not.
+        hidden: Whether ranks wait for each other in a way that these phases do not show; each rank is then
+            replayed alone.
 
     Raises:
         ValueError: There is no rank, or ranks have different numbers of steps.
@@ -135,8 +141,8 @@ def replay(
     lengths = {len(column) for rank in ranks for column in rank.phase_seconds.values()}
     if len(lengths) != 1:
         raise ValueError("ranks must have the same steps, and at least one phase")
-    run = _Steps(ranks)
-    growth = _Growth(run, _Steps(past)) if past else None
+    run = _Steps(ranks, hidden=hidden)
+    growth = _Growth(run, _Steps(past, hidden=hidden)) if past else None
     candidates: list[tuple[Removed, int | None, str, float]] = []
     if run.synchronous:
         mapped = {rank.rank: as_peers(run.own[rank.rank], run.peers(rank.rank)) for rank in ranks}
@@ -263,7 +269,7 @@ def without_pauses(own: Float64, pauses: Sequence[Pauses]) -> Float64:
 class _Steps:
     """The steps of a run's ranks, split into own work and exchange."""
 
-    def __init__(self, ranks: Sequence[RankWork]) -> None:
+    def __init__(self, ranks: Sequence[RankWork], *, hidden: bool) -> None:
         self._ranks = ranks
         totals = {rank.rank: np.sum(list(rank.phase_seconds.values()), axis=0) for rank in ranks}
         waits = {
@@ -274,7 +280,8 @@ class _Steps:
             )
             for rank in ranks
         }
-        self.synchronous = len(ranks) > 1 and any(bool(wait.any()) for wait in waits.values())
+        waiting = any(bool(wait.any()) for wait in waits.values())
+        self.synchronous = len(ranks) > 1 and waiting and not hidden
         self.own: dict[int, Float64] = {
             number: totals[number] - waits[number] if self.synchronous else totals[number]
             for number in totals

@@ -16,7 +16,7 @@ from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.fleet.remote_capture import RemoteCapture
 from torchperfd_daemon.fleet.view import INSTANCE_KEY
 from torchperfd_daemon.service import SessionService, translate, translate_stacks
-from torchperfd_daemon.service.survey import PublishedVerdict, survey
+from torchperfd_daemon.service.survey import DeviceWork, PublishedVerdict, survey
 from torchperfd_daemon.store import Store
 
 _LONGEST_STACKS_S: Final = 600.0
@@ -29,6 +29,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
     Args:
         instance: Of this daemon's process.
         verdict: Returns the published verdict on a run's ranks on this node.
+        device_work: Returns the newest steps of one of these ranks on its device.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         instance: str,
         node: str,
         verdict: PublishedVerdict = lambda _: None,
+        device_work: DeviceWork = lambda _: None,
     ) -> None:
         self._store = store
         self._sessions = sessions
@@ -48,6 +50,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self._instance = instance
         self._node = node
         self._verdict = verdict
+        self._device_work = device_work
 
     async def ListRuns(  # noqa: N802
         self, request: fleet_pb2.NodeRunsRequest, context: "grpc.aio.ServicerContext[Any, Any]"
@@ -59,7 +62,7 @@ class FleetService(fleet_pb2_grpc.FleetServicer):
         self, request: fleet_pb2.NodeSurveyRequest, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> fleet_pb2.NodeSurvey:
         """Return the steps of the ranks on this node, and this node's verdicts if requested."""
-        answer = survey(self._store, self._verdict, request)
+        answer = survey(self._store, self._verdict, self._device_work, request)
         answer.api.CopyFrom(fleet_translate.api_message())
         answer.version, answer.instance, answer.node = __version__, self._instance, self._node
         return answer

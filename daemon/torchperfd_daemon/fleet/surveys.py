@@ -1,10 +1,10 @@
 """Merges the nodes' surveys: each rank once, one verdict on each run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.waits import compare
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate
@@ -39,24 +39,31 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
     for run, nodes in sorted(there.items()):
         # The verdict of a node whose ranks have all left counts only once all ranks of the run have left.
         training = {number for number, ranks in nodes.items() if any(each.status.connected for each in ranks)}
+        numbers = [number for number in sorted(training or nodes) if run in verdicts[number]]
+        messages = [each for number in numbers for each in nodes[number] if _is_training(each)]
+        times = compare(
+            [translate.rank_work(each) for each in messages],
+            [translate.device_work(each) for each in messages],
+        )
+        works = {work.rank: work for work in times.works}
         parts = [
-            NodePart(surveys[number].node, verdicts[number][run], _works(nodes[number]))
-            for number in sorted(training or nodes)
-            if run in verdicts[number]
+            NodePart(
+                surveys[number].node,
+                verdicts[number][run],
+                tuple(works[each.status.identity.rank] for each in nodes[number] if _is_training(each)),
+            )
+            for number in numbers
         ]
         if parts:
             reported = [each for ranks in nodes.values() for each in ranks]
             world = max(each.status.identity.world_size for each in reported)
-            judged.append(judge(run, parts, max(0, world - len(reported))))
+            judged.append(judge(run, parts, max(0, world - len(reported)), hidden=times.hidden))
     return judged
 
 
-def _works(ranks: Iterable[control_pb2.RankSteps]) -> tuple[RankWork, ...]:
-    """Return the recent work of the training ranks."""
-    return tuple(
-        translate.rank_work(steps)
-        for steps in ranks
-        if steps.count and steps.status.connected and steps.status.state == session_pb2.RUN_STATE_TRAINING
+def _is_training(steps: control_pb2.RankSteps) -> bool:
+    return bool(
+        steps.count and steps.status.connected and steps.status.state == session_pb2.RUN_STATE_TRAINING
     )
 
 

@@ -64,8 +64,11 @@ def tidy_survey(survey: fleet_pb2.NodeSurvey) -> fleet_pb2.NodeSurvey:
         columns = (rank.end_ns, rank.duration_ns, *(phase.ns for phase in rank.phases))
         if rank.count > HISTORY_STEPS or any(len(column) != 8 * rank.count for column in columns):
             raise PeerError("its steps cannot be read")
-        del rank.phases[_MOST_PHASES:]
-        for phase in rank.phases:
+        samples = {len(phase.ns) for phase in rank.device_phases}
+        if len(samples) > 1 or any(size % 8 or size > 8 * HISTORY_STEPS for size in samples):
+            raise PeerError("its steps on devices cannot be read")
+        del rank.phases[_MOST_PHASES:], rank.device_phases[_MOST_PHASES:]
+        for phase in (*rank.phases, *rank.device_phases):
             phase.phase = one_line(phase.phase, _MOST_PHASE_CHARACTERS)
         rank.block_steps = min(rank.block_steps, HISTORY_STEPS)
     return survey

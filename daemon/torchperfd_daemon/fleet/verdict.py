@@ -18,8 +18,8 @@ from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
-from torchperfd_daemon.diagnosis.detect.straggler import WAITING, slowest_and_peers
-from torchperfd_daemon.diagnosis.evidence import are_material
+from torchperfd_daemon.diagnosis.detect.straggler import slowest_and_peers
+from torchperfd_daemon.diagnosis.waits import are_material, mean_own, mean_wait
 
 _MOST_NAMED: Final = 8
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
@@ -43,7 +43,7 @@ class NodePart:
     works: tuple[RankWork, ...]
 
 
-def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
+def judge(run: str, parts: Sequence[NodePart], missing: int = 0, *, hidden: bool = False) -> Verdict:
     """Return the verdict on a run from its nodes' verdicts and work.
 
     - A hang comes first. A node that has compared several ranks takes precedence over a node with a single
@@ -59,9 +59,10 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
     Args:
         parts: Each node's part; at least one.
         missing: The number of the run's ranks that no node has reported.
+        hidden: Whether ranks wait for each other on their devices, in a way that is not measured.
     """
     job = _Job(parts)
-    verdict = _next(_worst(run, parts, job))
+    verdict = _next(_worst(run, parts, job, hidden=hidden))
     if verdict.cause is not Cause.HANG and job.all:
         verdict = replace(verdict, step_seconds=job.step_seconds)
     if verdict.cause is not Cause.NONE or not missing:
@@ -74,7 +75,7 @@ def judge(run: str, parts: Sequence[NodePart], missing: int = 0) -> Verdict:
     return _next(Verdict(Cause.UNKNOWN, run, "", None, "", words, 0.0, ""))
 
 
-def _worst(run: str, parts: Sequence[NodePart], job: "_Job") -> Verdict:
+def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) -> Verdict:
     hangs = [part for part in parts if part.verdict.cause is Cause.HANG]
     if hangs:
         return _hang(run, hangs)
@@ -96,6 +97,12 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job") -> Verdict:
         return max(found, key=lambda verdict: verdict.cost_seconds_per_step)
     if not job.all:
         return parts[0].verdict
+    if hidden:
+        words = (
+            "cannot determine which rank is slow: collectives wait on the device; no other cause takes"
+            f" {LEAST_SHARE:.0%} of a {duration(job.step_seconds)} step, on {len(parts)} nodes"
+        )
+        return Verdict(Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, "")
     words = (
         f"nothing takes {LEAST_SHARE:.0%} of a {duration(job.step_seconds)} step without need,"
         f" on {len(parts)} nodes"
@@ -110,8 +117,8 @@ class _Job:
         self.all = [work for part in parts for work in part.works]
         self.node_of = {work.rank: part.node for part in parts for work in part.works}
         self._parts = parts
-        self._own = {work.rank: _mean(work, waiting=False) for work in self.all}
-        waits = [_mean(work, waiting=True) for work in self.all]
+        self._own = {work.rank: mean_own(work) for work in self.all}
+        waits = [mean_wait(work) for work in self.all]
         steps = [own + wait for own, wait in zip(self._own.values(), waits, strict=True)]
         self.step_seconds = statistics.median(steps or [0.0])
         self.together = are_material([*zip(waits, steps, strict=True)])
@@ -201,12 +208,6 @@ def _hang(run: str, hangs: Sequence[NodePart]) -> Verdict:
     return Verdict(Cause.HANG, run, "", None, "", words, 0.0, "", stalled_seconds=lasted)
 
 
-def _mean(work: RankWork, *, waiting: bool) -> float:
-    """Return a rank's wait, or its own work, in seconds per step."""
-    columns = [column for name, column in work.phase_seconds.items() if (name in WAITING) is waiting]
-    return float(sum(column.mean() for column in columns)) if columns else 0.0
-
-
 def _next(verdict: Verdict) -> Verdict:
     """Return the verdict with the next command, made here: people run it, so no peer may supply it."""
     run = shlex.quote(verdict.run)
@@ -217,6 +218,6 @@ def _next(verdict: Verdict) -> Verdict:
         command = "torchperfd doctor"
     elif verdict.cause is Cause.MEMORY_PRESSURE:
         command = f"torchperfd capture --run {run} --fleet --kind memory"
-    elif verdict.cause is Cause.UNKNOWN and not verdict.cost_seconds_per_step:
+    elif verdict.cause is Cause.UNKNOWN and not verdict.cost_seconds_per_step and not verdict.phase:
         command = "torchperfd ps --fleet"
     return replace(verdict, next_command=command)

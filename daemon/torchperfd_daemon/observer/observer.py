@@ -11,6 +11,7 @@ from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
+from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.observer.hang import find_culprit
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.run_watch import RunWatch
@@ -133,6 +134,11 @@ class Observer:
         # During a hang no steps end, so other causes cost nothing.
         others = [] if first.cause is Cause.HANG else [*first.others, *others]
         return replace(first, others=tuple(sorted(others, key=lambda each: -each.cost_seconds_per_step)))
+
+    def device_work(self, rank: Rank) -> RankWork | None:
+        """Return a rank's newest steps on its device, in means of a second; None without device times."""
+        watch = self._runs.get(rank.identity.run)
+        return watch.device_work(rank) if watch else None
 
     def verdicts(self, run: str) -> tuple[Verdict, ...]:
         """Return all published verdicts on a run, the costliest first."""

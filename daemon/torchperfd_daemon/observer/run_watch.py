@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdict, rank_causes
-from torchperfd_daemon.diagnosis.detect import Doing, Stall, StepTimes
+from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
 from torchperfd_daemon.diagnosis.unseen import limit_to_seen
 from torchperfd_daemon.observer.hang import lasting
@@ -89,6 +89,12 @@ class RunWatch:
         if made:
             self._add_costs(made)
         return changed and self._hang is None
+
+    def device_work(self, rank: Rank) -> RankWork | None:
+        """Return a rank's newest steps on its device, in means of a second; None without device times."""
+        watch = self._watches.get(rank)
+        work = watch.device_work({}) if watch else None
+        return work if work and any(column.any() for column in work.phase_seconds.values()) else None
 
     def set_hang(self, verdict: Verdict) -> bool:
         """Set the verdict on the present stall; return whether it has changed."""

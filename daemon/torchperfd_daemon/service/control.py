@@ -12,7 +12,6 @@ from torchperfd.v1 import contract, control_pb2, control_pb2_grpc, fleet_pb2, se
 from torchperfd_daemon.captures import Catalog, Coordinator, Participant
 from torchperfd_daemon.captures.missing import whole_job
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.errors import NoSuchTargetError, NotAllowedError, TorchperfdError, UsageError
 from torchperfd_daemon.goodput import RunGoodput
 from torchperfd_daemon.service import download, live, translate, translate_goodput, translate_stacks
@@ -20,7 +19,14 @@ from torchperfd_daemon.service.peer_directory import PeerDirectory
 from torchperfd_daemon.service.permissions import Permissions, Rights
 from torchperfd_daemon.service.session import Node, SessionService
 from torchperfd_daemon.service.stack_requests import choose
-from torchperfd_daemon.service.survey import ranks_of, survey, verdict_on, verdicts
+from torchperfd_daemon.service.survey import (
+    DeviceWork,
+    PublishedVerdict,
+    ranks_of,
+    survey,
+    verdict_on,
+    verdicts,
+)
 from torchperfd_daemon.service.targets import Targets
 from torchperfd_daemon.service.together import merged
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
@@ -52,7 +58,8 @@ class ControlService(control_pb2_grpc.ControlServicer):
         others: PeerDirectory,
         families: Callable[[], Iterable[Family]] = tuple,
         goodput: Callable[[str], Awaitable[list[RunGoodput]]] | None = None,
-        verdict: Callable[[str], Verdict | None] = lambda _: None,
+        verdict: PublishedVerdict = lambda _: None,
+        device_work: DeviceWork = lambda _: None,
         *,
         permissions: Permissions,
     ) -> None:
@@ -66,6 +73,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._families = families
         self._goodput = goodput
         self._verdict = verdict
+        self._device_work = device_work
 
     async def GetInfo(  # noqa: N802
         self, request: control_pb2.GetInfoRequest, context: Any
@@ -132,9 +140,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
             if self._is_of_fleet(request):
                 newest = request.newest or HISTORY_STEPS
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, newest=newest)
-                response = await self._others.steps(asked, survey(self._store, self._verdict, asked))
+                response = await self._others.steps(
+                    asked, survey(self._store, self._verdict, self._device_work, asked)
+                )
             else:
-                response = live.newest_steps(self._store, request)
+                response = live.newest_steps(self._store, request, self._device_work)
             rights = self._permissions.of(context)
             for rank in response.ranks:
                 rights.redact_status(rank.status)
@@ -151,7 +161,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         try:
             if self._is_of_fleet(request):
                 asked = fleet_pb2.NodeSurveyRequest(run=request.run, job=request.job, verdicts=True)
-                response = await self._others.diagnose(asked, survey(self._store, self._verdict, asked))
+                response = await self._others.diagnose(
+                    asked, survey(self._store, self._verdict, self._device_work, asked)
+                )
             else:
                 if not ranks:
                     live.check_found(request.run, request.job)

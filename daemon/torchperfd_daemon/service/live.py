@@ -6,13 +6,16 @@ from collections.abc import Iterable
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.service.survey import ranks_of
+from torchperfd_daemon.service.survey import DeviceWork, ranks_of
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
 
-def newest_steps(store: Store, request: control_pb2.GetStepsRequest) -> control_pb2.GetStepsResponse:
+def newest_steps(
+    store: Store, request: control_pb2.GetStepsRequest, device_work: DeviceWork = lambda _: None
+) -> control_pb2.GetStepsResponse:
     """Return the newest training steps of the ranks that are asked for.
 
     Raises:
@@ -28,7 +31,9 @@ def newest_steps(store: Store, request: control_pb2.GetStepsRequest) -> control_
         )
     count = min(request.newest or HISTORY_STEPS, HISTORY_STEPS)
     chosen = [rank for rank in there if not wanted or rank.identity.rank in wanted]
-    return control_pb2.GetStepsResponse(ranks=[_rank_steps(rank, count) for rank in chosen])
+    return control_pb2.GetStepsResponse(
+        ranks=[_rank_steps(rank, count, device_work(rank)) for rank in chosen]
+    )
 
 
 def check_found(run: str, job: str) -> None:
@@ -61,7 +66,7 @@ def readings(
     )
 
 
-def _rank_steps(rank: Rank, count: int) -> control_pb2.RankSteps:
+def _rank_steps(rank: Rank, count: int, on_device: RankWork | None) -> control_pb2.RankSteps:
     steps = rank.history.newest(count)
     held = len(steps.duration_ns)
     return control_pb2.RankSteps(
@@ -75,6 +80,7 @@ def _rank_steps(rank: Rank, count: int) -> control_pb2.RankSteps:
             session_pb2.PhaseColumn(phase=name, ns=_packed(column)) for name, column in steps.phases.items()
         ],
         gc=[session_pb2.GcAccount(calls=pauses.calls, ns=pauses.ns) for pauses in rank.totals.gc],
+        device_phases=translate.device_phases(on_device),
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
-from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
+from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns, Store
 from torchperfd_daemon.worker_cost import THIS_MACHINE
@@ -17,6 +17,9 @@ PRESENT_S: Final = 10.0
 
 PublishedVerdict = Callable[[str], Verdict | None]
 """Returns the published verdict on a run; None before there is one."""
+
+DeviceWork = Callable[[Rank], RankWork | None]
+"""Returns a rank's newest steps on its device, in means of a second; None without device times."""
 
 
 def ranks_of(store: Store, run: str, job: str) -> list[Rank]:
@@ -30,11 +33,11 @@ def ranks_of(store: Store, run: str, job: str) -> list[Rank]:
 
 
 def survey(
-    store: Store, held: PublishedVerdict, request: fleet_pb2.NodeSurveyRequest
+    store: Store, held: PublishedVerdict, device_work: DeviceWork, request: fleet_pb2.NodeSurveyRequest
 ) -> fleet_pb2.NodeSurvey:
     """Return the survey of the requested ranks; it may be empty."""
     ranks = ranks_of(store, request.run, request.job)
-    answer = fleet_pb2.NodeSurvey(ranks=[blocks(rank, request.newest) for rank in ranks])
+    answer = fleet_pb2.NodeSurvey(ranks=[blocks(rank, request.newest, device_work(rank)) for rank in ranks])
     if request.verdicts:
         answer.verdicts.extend(verdicts(ranks, held))
     return answer
@@ -53,7 +56,7 @@ def verdict_on(run: str, ranks: Sequence[Rank], held: PublishedVerdict) -> Verdi
     return held(run) or diagnose(run, [_whole_profile(rank) for rank in ranks], THIS_MACHINE.get)
 
 
-def blocks(rank: Rank, newest: int) -> control_pb2.RankSteps:
+def blocks(rank: Rank, newest: int, on_device: RankWork | None = None) -> control_pb2.RankSteps:
     """Return a rank's newest steps as the means of at most two dozen blocks of equal length.
 
     The comparison of ranks (``find_stragglers``) takes means over as many blocks, so its result does not
@@ -61,6 +64,7 @@ def blocks(rank: Rank, newest: int) -> control_pb2.RankSteps:
 
     Args:
         newest: How many steps; 0 for those of the newest :data:`PRESENT_S`.
+        on_device: Its newest steps on its device.
     """
     steps = rank.history.newest(min(newest or HISTORY_STEPS, rank.steady_steps))
     held = len(steps.duration_ns) if newest else _present(steps)
@@ -82,6 +86,7 @@ def blocks(rank: Rank, newest: int) -> control_pb2.RankSteps:
         phases=[
             session_pb2.PhaseColumn(phase=name, ns=means(column)) for name, column in steps.phases.items()
         ],
+        device_phases=translate.device_phases(on_device),
         block_steps=length,
     )
 

@@ -165,6 +165,22 @@ def rank_work(message: control_pb2.RankSteps) -> RankWork:
     )
 
 
+def device_work(message: control_pb2.RankSteps) -> RankWork | None:
+    """Unpack a rank's phases on its device: mean seconds per step of each sample; None without any."""
+    columns = {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.device_phases}
+    return RankWork(message.status.identity.rank, columns) if columns else None
+
+
+def device_phases(work: RankWork | None) -> list[session_pb2.PhaseColumn]:
+    """Pack a rank's phases on its device."""
+    if work is None:
+        return []
+    return [
+        session_pb2.PhaseColumn(phase=name, ns=(column * 1e9).astype("<i8").tobytes())
+        for name, column in work.phase_seconds.items()
+    ]
+
+
 def rank_account(rank: Rank) -> control_pb2.RankAccount:
     """Pack a rank's whole account."""
     return control_pb2.RankAccount(

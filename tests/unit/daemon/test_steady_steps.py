@@ -106,7 +106,7 @@ def test_blocks_slow_first_step_is_in_none() -> None:
 
 def test_whatif_slow_first_step_is_not_replayed() -> None:
     store, _ = run_of((5000, 100), *[(1, 3)] * 20)
-    replayed = whatif.replay_common_steps([*map(_view.steady, messages(store))], 0)
+    replayed = whatif.replay_newest([*map(_view.steady, messages(store))], 0)
     assert replayed is not None
     assert replayed.steps == 20
     assert replayed.step_seconds == pytest.approx(0.004)

@@ -22,7 +22,7 @@ def rank(number: int, *, slow: bool = False, state: str = "training") -> RankVie
 
 def run(name: str, ranks: int = 8, slow: tuple[int, ...] = ()) -> RunView:
     shown = tuple(rank(number, slow=number in slow) for number in range(ranks))
-    return RunView(name, "job", ranks, True, shown)
+    return RunView(name, "job", ranks, True, False, False, shown)
 
 
 def verdict(name: str, culprit: int = -1, cause: str = "GPU throttling") -> control_pb2.Verdict:

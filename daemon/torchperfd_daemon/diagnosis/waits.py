@@ -1,0 +1,86 @@
+"""Where ranks wait for each other, and whether these waits show who is late.
+
+With gloo the host waits in the collective. With NCCL the host only launches it, which takes microseconds, and
+the device waits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torchperfd_daemon.diagnosis.detect.straggler import WAITING, RankWork
+
+_MATERIAL: Final = 0.01
+"""Ranks wait for each other if one of them waits in collectives for this share of its step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The times by which a run's ranks are to be compared.
+
+    Attributes:
+        works: Each rank's phases, on the host or on its device.
+        on_device: Whether they are times on the devices, because ranks wait for each other there.
+        hidden: Whether ranks exchange on their devices in a way that does not show who is late.
+    """
+
+    works: list[RankWork]
+    on_device: bool
+    hidden: bool
+
+
+def are_material(waits: Sequence[tuple[float, float]]) -> bool:
+    """Return whether the waits of several ranks show who is late: some rank waits materially.
+
+    Args:
+        waits: Of each rank, the wait and the step, in seconds.
+    """
+    return len(waits) > 1 and any(wait >= _MATERIAL * step for wait, step in waits)
+
+
+def are_on_devices(host: Sequence[float], device: Sequence[float | None]) -> bool:
+    """Return whether it is on their devices that ranks wait for each other, and not on the host.
+
+    Args:
+        host: Each rank's wait on the host, in seconds per step.
+        device: The same on its device; None without device times.
+    """
+    known = [wait for wait in device if wait is not None]
+    return len(known) == len(host) and max(known, default=0.0) > max(host, default=0.0)
+
+
+def compare(host: Sequence[RankWork], device: Sequence[RankWork | None]) -> Comparison:
+    """Return the times by which ranks are to be compared.
+
+    Args:
+        host: Each rank's phases on the host.
+        device: The same ranks' phases on their devices; None without device times.
+    """
+    timed = [each for each in device if each is not None]
+    waits = [mean_wait(each) for each in host], [None if each is None else mean_wait(each) for each in device]
+    on_device = are_on_devices(*waits)
+    works = timed if on_device else [*host]
+    exchange = any(mean_wait(each) for each in (*host, *timed))
+    material = are_material([(mean_wait(each), mean_step(each)) for each in works])
+    hidden = len(host) > 1 and len(timed) == len(host) and exchange and not material
+    return Comparison(works, on_device, hidden)
+
+
+def mean_wait(work: RankWork) -> float:
+    """Return a rank's wait for others, in seconds per step."""
+    return _mean(work, waiting=True)
+
+
+def mean_own(work: RankWork) -> float:
+    """Return a rank's own work, which is its step without that wait, in seconds."""
+    return _mean(work, waiting=False)
+
+
+def mean_step(work: RankWork) -> float:
+    """Return a rank's step in seconds."""
+    return mean_wait(work) + mean_own(work)
+
+
+def _mean(work: RankWork, *, waiting: bool) -> float:
+    columns = [column for name, column in work.phase_seconds.items() if (name in WAITING) is waiting]
+    return float(sum(column.mean() for column in columns if len(column)))

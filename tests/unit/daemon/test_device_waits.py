@@ -1,0 +1,165 @@
+"""Ranks that wait for each other on their devices, as with NCCL: the commands compare what devices did."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from tests.unit.daemon.test_observer import RUN, Watched
+
+from torchperfd.v1 import control_pb2, fleet_pb2
+from torchperfd_daemon.commands import _view, ranks, whatif
+from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.waits import compare
+from torchperfd_daemon.diagnosis.whatif import Removed
+from torchperfd_daemon.fleet import translate as fleet_translate
+from torchperfd_daemon.fleet.fanout import PeerError
+from torchperfd_daemon.fleet.surveys import judge_all
+from torchperfd_daemon.service import live, survey
+from torchperfd_daemon.store import Rank
+
+SLOW = 3
+LATE_S = 0.02
+WAIT = "collective_wait"
+DeviceWork = Callable[[Rank], RankWork | None]
+
+
+def trained(late_s: float = LATE_S) -> Watched:
+    """Return 16 ranks on two nodes, of which one may be late in the backward."""
+    watched = Watched(16, on_device=True)
+    watched.train(30, lambda rank, _step: {"backward": late_s} if rank == SLOW else {})
+    return watched
+
+
+def without_waits(watched: Watched) -> DeviceWork:
+    """Return device times as of ranks whose wait no mark shows: it is part of the backward."""
+
+    def device_work(rank: Rank) -> RankWork | None:
+        work = watched.observer.device_work(rank)
+        if work is None:
+            return None
+        phases = dict(work.phase_seconds)
+        phases["backward"] = phases["backward"] + phases[WAIT]
+        phases[WAIT] = np.zeros_like(phases[WAIT])
+        return RankWork(work.rank, phases)
+
+    return device_work
+
+
+def steps_of(watched: Watched, device_work: DeviceWork) -> list[control_pb2.RankSteps]:
+    return list(live.newest_steps(watched.store, control_pb2.GetStepsRequest(), device_work).ranks)
+
+
+def surveys_of(watched: Watched, device_work: DeviceWork) -> list[fleet_pb2.NodeSurvey]:
+    """Return what each node's daemon reports of its own ranks."""
+    request = fleet_pb2.NodeSurveyRequest(verdicts=True)
+    whole = survey.survey(watched.store, watched.observer.verdict, device_work, request)
+    quiet = control_pb2.Verdict(cause="none", run=RUN, rank=-1)
+    return [
+        fleet_pb2.NodeSurvey(
+            node=node,
+            ranks=[each for each in whole.ranks if each.status.identity.node == node],
+            verdicts=[quiet],
+        )
+        for node in ("node-0", "node-1")
+    ]
+
+
+def test_ranks_shows_the_late_rank_and_its_times_on_the_device() -> None:
+    watched = trained()
+    [view] = _view.runs(steps_of(watched, watched.observer.device_work))
+    assert (view.on_device, view.hidden) == (True, False)
+    assert [each.rank for each in view.ranks if each.slow] == [SLOW]
+    slow = view.ranks[SLOW].slow
+    assert slow is not None
+    assert slow.phase == "backward"
+    assert slow.excess_seconds == pytest.approx(LATE_S, rel=0.1)
+    assert view.ranks[0].phase_seconds[WAIT] == pytest.approx(LATE_S, rel=0.5)
+    lines = ranks.text(view).splitlines()
+    assert lines[0].endswith("milliseconds per step on the devices")
+    assert lines[-1].startswith(f"rank {SLOW} is slow: ")
+    document = _view.run_dict(view)
+    assert (document["timed_on"], document["waits_measured"]) == ("device", True)
+
+
+def test_healthy_ranks_whose_devices_wait_are_called_slow_nowhere() -> None:
+    watched = trained(late_s=0.0)
+    [view] = _view.runs(steps_of(watched, watched.observer.device_work))
+    assert (view.on_device, [each for each in view.ranks if each.slow]) == (True, [])
+
+
+def test_whatif_predicts_the_gain_without_the_late_rank() -> None:
+    watched = trained()
+    predictions = whatif.replay_newest(steps_of(watched, watched.observer.device_work), 0)
+    assert predictions is not None
+    assert predictions.on_device
+    first = predictions.answers[0]
+    assert (first.removed, first.rank, first.phase) == (Removed.RANK_EXCESS, SLOW, "backward")
+    # What is left is the latest of the others by chance.
+    assert first.gain_seconds == pytest.approx(LATE_S, rel=0.25)
+    assert "means of a second on the devices replayed" in whatif.text(RUN, 16, predictions)
+
+
+def test_the_fleet_names_a_rank_that_no_node_has_found() -> None:
+    watched = trained()
+    [verdict] = judge_all(surveys_of(watched, watched.observer.device_work))
+    assert (verdict.cause, verdict.rank, verdict.node) == (Cause.SLOW_RANK, SLOW, "node-0")
+    assert verdict.cost_seconds_per_step == pytest.approx(LATE_S, rel=0.1)
+
+
+def test_waits_that_no_mark_shows_are_said_to_be_unknown() -> None:
+    watched = trained()
+    hiding = without_waits(watched)
+    [view] = _view.runs(steps_of(watched, hiding))
+    assert (view.on_device, view.hidden) == (False, True)
+    assert not any(each.slow or each.behind_seconds for each in view.ranks)
+    assert ranks.text(view).splitlines()[-1].startswith("cannot determine which rank is slow")
+    assert _view.run_dict(view)["waits_measured"] is False
+    predictions = whatif.replay_newest(steps_of(watched, hiding), 0)
+    assert predictions is not None
+    assert not predictions.synchronous
+    assert not [each for each in predictions.answers if each.rank is not None]
+    [verdict] = judge_all(surveys_of(watched, hiding))
+    assert verdict.cause is Cause.UNKNOWN
+    assert verdict.evidence.startswith("cannot determine which rank is slow")
+    assert verdict.next_command == f"torchperfd capture --run {RUN} --fleet --steps 5"
+
+
+def test_ranks_without_device_times_are_compared_as_ever() -> None:
+    watched = Watched(16)
+    watched.train(30, lambda rank, _step: {"backward": LATE_S} if rank == SLOW else {})
+    steps = steps_of(watched, watched.observer.device_work)
+    assert not any(each.device_phases for each in steps)
+    [view] = _view.runs(steps)
+    assert (view.on_device, view.hidden) == (False, False)
+    assert [each.rank for each in view.ranks if each.slow] == [SLOW]
+
+
+def work(rank: int, own: float, wait: float) -> RankWork:
+    return RankWork(rank, {"forward": np.full(12, own), WAIT: np.full(12, wait)})
+
+
+def test_one_rank_without_device_times_has_all_compared_on_the_host() -> None:
+    host = [work(0, 0.1, 0.0001), work(1, 0.1, 0.0001)]
+    times = compare(host, [work(0, 0.08, 0.02), None])
+    assert (times.works, times.on_device, times.hidden) == (host, False, False)
+
+
+def test_ranks_without_any_exchange_hide_nothing() -> None:
+    alone = [work(0, 0.1, 0.0), work(1, 0.2, 0.0)]
+    assert not compare(alone, [*alone]).hidden
+    assert not compare(alone[:1], [work(0, 0.1, 0.0001)]).hidden
+
+
+def test_a_run_without_ranks_is_compared_as_nothing() -> None:
+    times = compare([], [])
+    assert (times.works, times.on_device, times.hidden) == ([], False, False)
+
+
+@pytest.mark.parametrize("columns", [[8, 16], [7], [8 * 4000]])
+def test_another_nodes_device_times_of_no_length_are_refused(columns: list[int]) -> None:
+    steps = control_pb2.RankSteps()
+    for number, size in enumerate(columns):
+        steps.device_phases.add(phase=f"p{number}", ns=bytes(size))
+    with pytest.raises(PeerError):
+        fleet_translate.tidy_survey(fleet_pb2.NodeSurvey(ranks=[steps]))
