@@ -58,8 +58,10 @@ def load_plain(data: bytes) -> object:
         return _PlainUnpickler(io.BytesIO(data)).load()
     except MemoryError:
         raise TorchperfdError("too little memory to read it", "read it on a machine with more") from None
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError) as error:
-        # Such as a dict whose key is a list: no writer of pickles makes those.
+    except (
+        pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError, OverflowError
+    ) as error:  # fmt: skip
+        # Such as a dict whose key is a list, or a frame of 2**63 bytes: no writer of pickles makes those.
         raise _damaged(str(error)) from None
 
 

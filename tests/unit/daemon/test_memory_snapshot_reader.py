@@ -170,6 +170,12 @@ def test_any_bytes_give_a_page_or_our_error(tmp_path: Path, data: bytes) -> None
     assert memory.to_dict(summary, 0)
 
 
+@pytest.mark.parametrize("length", [1 << 20, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_a_frame_longer_than_the_file_is_damage(length: int) -> None:
+    with pytest.raises(TorchperfdError, match="damaged"):
+        load_plain(b"\x80\x04\x95" + struct.pack("<Q", length) + b"]" * 40 + b".")
+
+
 JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, -1, 0, 7, 1 << 70, 0.5, float("nan"), "", "oom", "small", (), (0, 1), [], [None], {}, [[]]]
 )
