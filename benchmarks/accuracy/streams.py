@@ -82,6 +82,7 @@ class Job:
         self._sums = [dict.fromkeys([*PHASES, "collective_wait"], 0) for _ in self.ranks]
         self._device_sums = [dict.fromkeys([*PHASES, "collective_wait"], 0) for _ in self.ranks]
         self._collected = [0] * ranks
+        self._collections = [0] * ranks
         self._recording = None if recording is None else recording / np.median(recording)
         self._places = None if recording is None else rng.integers(len(recording), size=ranks)
 
@@ -138,7 +139,9 @@ class Job:
         for offset, phases in enumerate(batch):
             for name, ns in phases.items():
                 sums[name] += ns
-            self._collected[index] += int(change(index, first + offset).get("gc", 0.0) * 1e9)
+            collected = change(index, first + offset).get("gc", 0.0)
+            self._collected[index] += int(collected * 1e9)
+            self._collections[index] += collected > 0
         end = array("q", [int(each * 1e9) for each in ends])
         steps = array("q", range(first, self.step))
         self._store.add_steps(
@@ -164,7 +167,7 @@ class Job:
                     for name, ns in sums.items()
                 },
             ),
-            gc=(GcTotal(self.step, self._collected[index]),),
+            gc=(GcTotal(self._collections[index], self._collected[index]),),
         )
 
 

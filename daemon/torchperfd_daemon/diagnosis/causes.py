@@ -53,6 +53,11 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
     ),
 )
 
+_APART: Final = (
+    ", because ranks collect at different steps and wait for each other; collect on all of them at once:"
+    " gc.freeze(), gc.disable(), and gc.collect() every few hundred steps"
+)
+
 
 def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = unmeasured) -> list[Verdict]:
     """Return the causes of a run's lost time, the costliest first.
@@ -77,7 +82,8 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
         return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
     attribution = CauseAttribution(run, seen, cost)
     for cause, phase, words, measure in _MEASURED:
-        attribution.attribute(cause, phase, words, measure)
+        apart = cause is Cause.GARBAGE_COLLECTION and seen[0].collects_apart
+        attribution.attribute(cause, phase, f"{words}{_APART if apart else ''}", measure)
     attribution.attribute(
         Cause.INPUT_BOUND, "data", "waiting for data", lambda each: attribution.left(each, "data")
     )

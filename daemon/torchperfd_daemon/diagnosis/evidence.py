@@ -18,6 +18,8 @@ class RankEvidence:
         phase_seconds: Exclusive host time by phase, which sums to the step.
         device_phase_seconds: The same on its device, working or waiting; empty without device times.
         collected_seconds: Garbage collections.
+        collects_apart: Whether ranks collect at different steps, and each delays all others; then
+            ``collected_seconds`` are those of all ranks.
         queued_seconds: Runnable without a processor (run-queue delay).
         exchange_queued_seconds: The same for its threads that carry out collectives, summed.
         throttled_seconds: Throttled by the quota of its control group.
@@ -47,6 +49,7 @@ class RankEvidence:
     phase_seconds: dict[str, float] = field(default_factory=dict)
     device_phase_seconds: dict[str, float] = field(default_factory=dict)
     collected_seconds: float = 0.0
+    collects_apart: bool = False
     queued_seconds: float = 0.0
     exchange_queued_seconds: float = 0.0
     throttled_seconds: float = 0.0

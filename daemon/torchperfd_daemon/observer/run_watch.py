@@ -14,6 +14,7 @@ from torchperfd_daemon.observer.lateness import Lateness, find_lateness
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.observer.rank_watch import RankWatch
 from torchperfd_daemon.observer.slowdown import Slowdown, SlowdownTracker
+from torchperfd_daemon.observer.staggered_collections import with_staggered
 from torchperfd_daemon.observer.verdict_debouncer import VerdictDebouncer
 from torchperfd_daemon.store import Rank, State
 from torchperfd_daemon.worker_cost import THIS_MACHINE
@@ -174,13 +175,14 @@ class RunWatch:
         window = max(each.window_seconds for each in seen.values())
         steps = {each.rank: each.step_seconds for each in seen.values()}
         usual = self._step_seconds = statistics.median(steps.values())
+        ranks = with_staggered([*zip(seen, self._with_lateness(seen), strict=True)])
         verdicts = [
             replace(
                 verdict,
                 window_seconds=window,
                 step_seconds=usual if verdict.rank is None else steps.get(verdict.rank, usual),
             )
-            for verdict in rank_causes(self.run, self._with_lateness(seen), THIS_MACHINE.get)
+            for verdict in rank_causes(self.run, ranks, THIS_MACHINE.get)
         ]
         if verdicts[0].cause is Cause.NONE:
             # A slowdown that is too gradual for the onset detector.

@@ -498,3 +498,35 @@ def test_onset_is_not_claimed_of_what_was_there_before() -> None:
     assert found[Cause.UNKNOWN].onset_step is not None
     assert found[Cause.SLOW_RANK].onset_step is None
     assert "since step" not in found[Cause.SLOW_RANK].summary
+
+
+def collecting(seconds: float, every: int, apart: int) -> Change:
+    """Return collections of all ranks every so many steps, each rank so many steps after the one before."""
+    return lambda rank, step: {"gc": seconds} if (step + apart * rank) % every == 0 else {}
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_collections_at_different_steps_cost_their_sum(seed: int, on_device: bool) -> None:
+    """Each rank collects for 2.5 % of its steps, and so one of eight does in every twelfth."""
+    watched = Watched(seed=seed, on_device=on_device)
+    reported = watched.train(40, collecting(0.25, every=100, apart=12))
+    assert {each.cause for each in reported[20:] if each} == {Cause.GARBAGE_COLLECTION}
+    assert watched.verdict.rank is None
+    assert watched.verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.2)
+    assert "ranks collect at different steps" in watched.verdict.evidence
+    assert "gc.freeze()" in watched.verdict.evidence
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_collections_at_the_same_steps_cost_one_ranks(seed: int) -> None:
+    watched = Watched(seed=seed)
+    reported = watched.train(40, collecting(0.25, every=100, apart=0))
+    assert {each.cause for each in reported[20:] if each} == {Cause.NONE}
+
+
+def test_collections_of_one_rank_are_that_ranks() -> None:
+    watched = Watched()
+    watched.train(40, lambda rank, step: {"gc": 0.05} if rank == 2 and step % 4 == 0 else {})
+    assert (watched.verdict.cause, watched.verdict.rank) == (Cause.GARBAGE_COLLECTION, 2)
+    assert "different steps" not in watched.verdict.evidence
