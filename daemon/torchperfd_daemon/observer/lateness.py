@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from torchperfd_daemon.diagnosis import RankEvidence
+from torchperfd_daemon.diagnosis.attribution import MOST_OF
 from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import (
     LEAST_SHARE,
@@ -59,41 +60,49 @@ def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness
     evidence = [each for _, each in ranks]
     if not wait_for_each_other(evidence):
         return Lateness()
-    suspects = known | _suspects(evidence)
+    losses = _losses(evidence)
     on_device = do_devices_wait(evidence)
     usual = _usual_lateness(evidence, on_device=on_device)
-    late = _late(ranks, usual, suspects, period, on_device=on_device) if usual else Lateness()
+    late = _late(ranks, usual, known, losses, period, on_device=on_device) if usual else Lateness()
     if late.seconds:
         return late
     # A rank that was always slow is late as well, but does not cause the slowdown.
-    late = _late(ranks, {}, suspects, period, on_device=on_device)
+    late = _late(ranks, {}, known, losses, period, on_device=on_device)
     return Lateness(late.seconds, late.phases, late.peer_seconds, ever_since=bool(usual))
 
 
-def _suspects(ranks: Collection[RankEvidence]) -> set[int]:
-    """Return the ranks that lose more to one of :data:`_TIMED` than most ranks do.
+def _losses(ranks: Collection[RankEvidence]) -> dict[int, float]:
+    """Return the ranks that lose more to one of :data:`_TIMED` than most ranks do, with the seconds per step.
 
     Such losses occur in some steps only, or partly while the rank waits anyway. The lateness that remains
     varies, so that it would long be indistinguishable from chance without this hint.
     """
-    found = set()
+    found: dict[int, float] = {}
     for lost in _TIMED:
         usual = statistics.median_low(map(lost, ranks))
-        found |= {each.rank for each in ranks if lost(each) - usual >= LEAST_SHARE * each.step_seconds}
+        for each in ranks:
+            if (more := lost(each) - usual) >= LEAST_SHARE * each.step_seconds:
+                found[each.rank] = max(more, found.get(each.rank, 0.0))
     return found
 
 
 def _late(
     ranks: Seen,
     usual: Mapping[int, Mapping[str, float]],
-    suspects: Collection[int],
+    known: AbstractSet[int],
+    losses: Mapping[int, float],
     period: int,
     *,
     on_device: bool,
 ) -> Lateness:
     """Return the ranks that are late beyond chance, after subtracting their usual lateness.
 
+    A rank that is late by most of what it was measured to lose is late because of that, however rare the long
+    steps are.
+
     Args:
+        known: The ranks that were late at the previous sample.
+        losses: Of each rank that loses time of a measured kind, the seconds per step.
         on_device: Compare times on the devices: samples, each of many steps, in place of single steps.
     """
     own = np.array([each.own_seconds - sum(usual.get(each.rank, {}).values()) for _, each in ranks])
@@ -104,16 +113,18 @@ def _late(
         return Lateness(peer_seconds=middle)
     chosen = [ranks[index] for index in slowest_and_peers(order.tolist())]
     work = RankWatch.device_work if on_device else RankWatch.work
+    suspects = known | losses.keys()
     works = [work(watch, usual.get(evidence.rank, {})) for watch, evidence in chosen]
     stragglers = (
         find_stragglers(works, len(ranks), suspects)
         if on_device
         else _stragglers(works, len(ranks), suspects, period)
     )
-    found = {each.rank: each.phase for each in stragglers}
     late = {each.rank: float(seconds) - middle for (_, each), seconds in zip(ranks, own, strict=True)}
-    seconds = {rank: late[rank] for rank in found if late[rank] >= least}
-    return Lateness(seconds, {rank: found[rank] for rank in seconds}, middle)
+    phases = {rank: "" for rank, lost in losses.items() if MOST_OF * lost <= late[rank]}
+    phases |= {each.rank: each.phase for each in stragglers}
+    seconds = {rank: late[rank] for rank in phases if late[rank] >= least}
+    return Lateness(seconds, {rank: phases[rank] for rank in seconds}, middle)
 
 
 def _stragglers(works: list[RankWork], among: int, suspects: Collection[int], period: int) -> list[Straggler]:
