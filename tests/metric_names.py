@@ -44,6 +44,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
         "pod_uid",
         "torchelastic_run_id",
         "hooks",
+        *("data_rank", "tensor_rank", "pipeline_rank", "expert_rank", "context_rank"),
     },
     "torchperfd_train_step_duration_seconds": frozenset({"run"}),
     "torchperfd_train_verdict": frozenset({"run", "cause"}),

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd.coordinates import Coordinate
 from torchperfd_daemon.store import (
     ArrivalColumns,
     GcTotal,
@@ -51,6 +52,7 @@ class Job:
         run: Its name.
         recording: Step times of a real loop: what they differ by from their median, each phase does too, each
             rank from a place of its own; None for normal noise.
+        stages: The pipeline stages that the ranks are split into, neighbouring ranks in one.
         on_device: Whether the work and the wait for other ranks are on devices, as with NCCL: the host
             launches work, and waits in ``other`` for what its step has come to.
     """
@@ -64,9 +66,11 @@ class Job:
         run: str = "streamed",
         recording: Float64 | None = None,
         *,
+        stages: int = 1,
         on_device: bool = False,
     ) -> None:
         self._store = store
+        self._stages = stages
         self._on_device = on_device
         self._rng = rng
         self._spread = spread
@@ -167,6 +171,9 @@ class Job:
                     for name, ns in sums.items()
                 },
             ),
+            coordinates=(Coordinate("pp", index * self._stages // len(self.ranks), self._stages),)
+            if self._stages > 1
+            else (),
             gc=(GcTotal(self._collections[index], self._collected[index]),),
         )
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from torchperfd.captures.manager import CaptureManager
 from torchperfd.captures.out_of_memory import OutOfMemory
 from torchperfd.daemon_session import DaemonSession
+from torchperfd.hooks.process_groups import read_coordinates
 from torchperfd.identity import Identity
 from torchperfd.instruments import Instruments
 from torchperfd.integration_port import IntegrationPort
@@ -67,6 +68,7 @@ class Parts:
             instruments.accelerator,
             instruments.loader,
             hooks=instruments.hook_states,
+            coordinates=read_coordinates,
         )
         self.flusher = Flusher(replay, names, self.outbox, faults, counters)
         buffer.on_low = self.flusher.wake

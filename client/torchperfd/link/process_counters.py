@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from torchperfd.coordinates import Coordinate
 from torchperfd.device.accelerator import Accelerator
 from torchperfd.hook_state import HookState
 from torchperfd.hooks.compilations import Compilations
@@ -24,6 +25,7 @@ class ProcessCounters:
         accelerator: Device memory, times and FLOPs.
         loader: Samples how the loader is used.
         hooks: Returns which hooks are on.
+        coordinates: Returns the rank's place in each dimension of its job.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class ProcessCounters:
         accelerator: Accelerator,
         loader: LoaderSampler,
         hooks: Callable[[], tuple[HookState, ...]] = tuple,
+        coordinates: Callable[[], tuple[Coordinate, ...]] = tuple,
     ) -> None:
         self._replay = replay
         self._loop = replay.loop
@@ -43,6 +46,7 @@ class ProcessCounters:
         self._accelerator = accelerator
         self._loader = loader
         self._hooks = hooks
+        self._coordinates = coordinates
 
     @property
     def saving(self) -> bool:
@@ -69,6 +73,7 @@ class ProcessCounters:
         totals.cuda = self._accelerator.memory()
         totals.flops_per_step, totals.peak_flops = self._accelerator.flops()
         totals.hooks = self._hooks()
+        totals.coordinates = self._coordinates()
         self.fill_loader(totals)
         self._loader.arm()
         for spent in self._accelerator.times():

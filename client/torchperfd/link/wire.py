@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from torchperfd._version import __version__
+from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
 from torchperfd.hook_state import HookState
 from torchperfd.identity import Identity
@@ -119,6 +120,8 @@ def totals_message(
         message.gc.add(calls=pauses.calls, ns=pauses.ns)
     for hook in totals.hooks:
         message.hooks.add(name=hook.name, reason=hook.reason)
+    for place in totals.coordinates:
+        message.coordinates.add(dimension=place.dimension, rank=place.rank, size=place.size)
     if totals.loader is not None:
         message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(totals.loader)))
     if totals.cuda is not None:
@@ -145,6 +148,7 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         overhead=message.overhead_ratio if message.HasField("overhead_ratio") else None,
         degradation_level=message.shed_tiers,
         hooks=tuple(HookState(hook.name, hook.reason) for hook in message.hooks),
+        coordinates=tuple(Coordinate(each.dimension, each.rank, each.size) for each in message.coordinates),
     )
     if message.HasField("cuda"):
         cuda = message.cuda

@@ -1,5 +1,6 @@
 """One rank's part of a ``torchperfd.run/1`` document: its names and units. Fields are only added."""
 
+from dataclasses import asdict
 from typing import Any
 
 from torchperfd.report.numbers import between_ns, fit_ns, steady_steps
@@ -48,6 +49,7 @@ def rank_document(rank: int, totals: Totals, names: PhaseNames) -> dict[str, Any
         "hooks": [
             {"name": hook.name, "on": hook.is_on, "reason": hook.reason or None} for hook in totals.hooks
         ],
+        "coordinates": [asdict(place) for place in totals.coordinates],
     }
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+from torchperfd.coordinates import Coordinate
 from torchperfd.hook_state import HookState
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PHASE_SLOTS
@@ -176,6 +177,7 @@ class Totals:
         loader: How the training loader is used; None before a sample, and without a loader.
         degradation_level: Tiers of detail that were given up to keep within the overhead allowed.
         hooks: Which hooks are on; empty where that is not known.
+        coordinates: The rank's place in each dimension of its job; empty without named process groups.
     """
 
     train: KindTotals = field(default_factory=KindTotals)
@@ -197,6 +199,7 @@ class Totals:
     degradation_level: int = 0
     loader: LoaderUse | None = None
     hooks: tuple[HookState, ...] = ()
+    coordinates: tuple[Coordinate, ...] = ()
 
     def add(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, in the order of time."""

@@ -273,6 +273,7 @@ class RankStatus(google.protobuf.message.Message):
     STALLED_SECONDS_FIELD_NUMBER: builtins.int
     STOPPED_FIELD_NUMBER: builtins.int
     LOADER_FIELD_NUMBER: builtins.int
+    COORDINATES_FIELD_NUMBER: builtins.int
     UID_FIELD_NUMBER: builtins.int
     state: torchperfd.v1.session_pb2.RunState.ValueType
     connected: builtins.bool
@@ -298,6 +299,8 @@ class RankStatus(google.protobuf.message.Message):
     def loader(self) -> torchperfd.v1.session_pb2.LoaderUse:
         """absent where it is not known"""
 
+    @property
+    def coordinates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.Coordinate]: ...
     def __init__(
         self,
         *,
@@ -312,10 +315,11 @@ class RankStatus(google.protobuf.message.Message):
         stalled_seconds: builtins.float = ...,
         stopped: builtins.bool = ...,
         loader: torchperfd.v1.session_pb2.LoaderUse | None = ...,
+        coordinates: collections.abc.Iterable[torchperfd.v1.session_pb2.Coordinate] | None = ...,
         uid: builtins.int | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_uid", b"_uid", "identity", b"identity", "loader", b"loader", "uid", b"uid"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_uid", b"_uid", "connected", b"connected", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped", "uid", b"uid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_uid", b"_uid", "connected", b"connected", "coordinates", b"coordinates", "dropped_steps", b"dropped_steps", "identity", b"identity", "last_step_unix_seconds", b"last_step_unix_seconds", "loader", b"loader", "phase_seconds", b"phase_seconds", "stalled_seconds", b"stalled_seconds", "state", b"state", "step_seconds", b"step_seconds", "steps", b"steps", "stopped", b"stopped", "uid", b"uid"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_uid", b"_uid"]) -> typing.Literal["uid"] | None: ...
 
 global___RankStatus = RankStatus

@@ -507,6 +507,7 @@ class Account(google.protobuf.message.Message):
     COMPILED_FIELD_NUMBER: builtins.int
     LOADER_FIELD_NUMBER: builtins.int
     HOOKS_FIELD_NUMBER: builtins.int
+    COORDINATES_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -564,6 +565,8 @@ class Account(google.protobuf.message.Message):
     def hooks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HookState]:
         """empty before torch was imported"""
 
+    @property
+    def coordinates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Coordinate]: ...
     def __init__(
         self,
         *,
@@ -587,9 +590,10 @@ class Account(google.protobuf.message.Message):
         compiled: global___PhaseAccount | None = ...,
         loader: global___LoaderUse | None = ...,
         hooks: collections.abc.Iterable[global___HookState] | None = ...,
+        coordinates: collections.abc.Iterable[global___Coordinate] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
     @typing.overload
@@ -600,6 +604,30 @@ class Account(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_peak_flops", b"_peak_flops"]) -> typing.Literal["peak_flops"] | None: ...
 
 global___Account = Account
+
+@typing.final
+class Coordinate(google.protobuf.message.Message):
+    """A rank's place in one dimension in which its job is split."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DIMENSION_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    SIZE_FIELD_NUMBER: builtins.int
+    dimension: builtins.str
+    """as its process groups are called, such as tp"""
+    rank: builtins.int
+    size: builtins.int
+    def __init__(
+        self,
+        *,
+        dimension: builtins.str = ...,
+        rank: builtins.int = ...,
+        size: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dimension", b"dimension", "rank", b"rank", "size", b"size"]) -> None: ...
+
+global___Coordinate = Coordinate
 
 @typing.final
 class HookState(google.protobuf.message.Message):

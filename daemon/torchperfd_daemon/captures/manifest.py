@@ -63,6 +63,7 @@ class RankFacts:
         clock_offset_ns: Its node's clock minus that of the daemon that conducts; 0 on its own node.
         job_name: What people call this kind of run.
         uid: User of the process, as reported by its node's kernel; None if unknown.
+        coordinates: Its place in each dimension of its job, such as ``pp=1 dp=0``.
     """
 
     node: str = ""
@@ -74,6 +75,7 @@ class RankFacts:
     job_name: str = ""
     world_size: int = 0
     uid: int | None = None
+    coordinates: str = ""
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class RankTrace:
     client_version: str = ""
     uid: _Count | None = None
     pause_seconds: float = 0.0
+    coordinates: str = ""
 
     @classmethod
     def of(cls, rank: int, facts: RankFacts) -> "RankTrace":

@@ -7,9 +7,11 @@ from typing import Any, Final
 import numpy as np
 
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon import parallelism
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.waits import compare, mean_own
 from torchperfd_daemon.service.translate import device_work, rank_work
+from torchperfd_daemon.service.translate_account import coordinates
 
 WAIT: Final = "collective_wait"
 STALLED: Final = "stalled"
@@ -25,11 +27,12 @@ class RankView:
     Attributes:
         state: Its state; ``gone`` once its process has left, ``stalled`` or ``stopped`` in a hang.
         stalled_seconds: Of a hang, for how long it has made no step; 0 while its run does not hang.
+        coordinates: Its place in each dimension of its job, such as ``pp=1 dp=0``; empty where it has none.
         steps: Training steps made since it has attached.
         window: How many of them the times are of.
         step_seconds: Its step; 0 where it has made none.
-        behind_seconds: Own work above its peers' median, negative where below; None without a peer, and for
-            the faster of two ranks.
+        behind_seconds: Own work above the median of its peers, the other ranks of its pipeline stage;
+            negative where below; None without a peer, and for the faster of two ranks.
         behind_ratio: The same as a part of the peers' own work.
         slow: Why it counts as a slow rank; None where it does not.
     """
@@ -39,6 +42,7 @@ class RankView:
     pid: int
     state: str
     stalled_seconds: float
+    coordinates: str
     steps: int
     window: int
     step_seconds: float
@@ -157,7 +161,7 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
     times = compare([work(message) for message in there], [device_work(message) for message in there])
     waits = len(times.works) > 1 and any(spent(each, WAIT) for each in times.works)
     slow = find_stragglers(times.works) if waits and not times.hidden else []
-    own = {} if times.hidden else {each.rank: mean_own(each) for each in times.works}
+    own = {} if times.hidden else {each.rank: (each.stage, mean_own(each)) for each in times.works}
     identity = messages[0].status.identity
     return RunView(
         run,
@@ -171,23 +175,29 @@ def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
 
 
 def _rank(
-    message: control_pb2.RankSteps, own: dict[int, float], slow: Sequence[Straggler], *, on_device: bool
+    message: control_pb2.RankSteps,
+    own: dict[int, tuple[int | None, float]],
+    slow: Sequence[Straggler],
+    *,
+    on_device: bool,
 ) -> RankView:
     status = message.status
     number = status.identity.rank
     shown = device_work(message) if on_device else None
     phases = (shown or work(message)).phase_seconds
-    peers = [seconds for other, seconds in own.items() if other != number]
+    stage, seconds = own.get(number, (None, 0.0))
+    peers = [theirs for other, (their, theirs) in own.items() if other != number and their == stage]
     usual = float(np.median(peers)) if peers else 0.0
     # The only peer of the faster of two may be the slow one, so its lead means nothing.
-    compared = number in own and usual > 0 and (len(peers) > 1 or own[number] >= usual)
-    behind = own[number] - usual if compared else None
+    compared = number in own and usual > 0 and (len(peers) > 1 or seconds >= usual)
+    behind = seconds - usual if compared else None
     return RankView(
         rank=number,
         node=status.identity.node,
         pid=status.identity.pid,
         state=state(status),
         stalled_seconds=status.stalled_seconds,
+        coordinates=parallelism.words(coordinates(status.coordinates)),
         steps=status.steps,
         window=message.count * max(1, message.block_steps),
         step_seconds=float(np.frombuffer(message.duration_ns, "<i8").mean()) / 1e9 if message.count else 0.0,
@@ -205,6 +215,7 @@ def _rank_dict(rank: RankView) -> dict[str, Any]:
         "pid": rank.pid,
         "state": rank.state,
         "stalled_seconds": rank.stalled_seconds or None,
+        "coordinates": rank.coordinates,
         "steps": rank.steps,
         "window_steps": rank.window,
         "step_seconds": rank.step_seconds,

@@ -49,11 +49,20 @@ def command(
 def text(view: _view.RunView, *, fleet: bool = False) -> str:
     """Return a run's table and remarks, for the ranks of this node or of all nodes."""
     phases = view.phases
-    heads = ["RANK", "NODE", "STATE", "STEPS", "STEP", *map(str.upper, phases)]
+    placed = any(rank.coordinates for rank in view.ranks)
+    heads = [
+        "RANK",
+        *(["PLACE"] if placed else []),
+        "NODE",
+        "STATE",
+        "STEPS",
+        "STEP",
+        *map(str.upper, phases),
+    ]
     heads += ["WAIT", "VS PEERS", ""] if view.waits else ["VS PEERS", ""]
-    rows = [_cells(rank, phases, waits=view.waits) for rank in view.ranks]
+    rows = [_cells(rank, phases, waits=view.waits, placed=placed) for rank in view.ranks]
     # Node and state are words, the rest numbers.
-    table = _table.lines(heads, rows, left=("NODE", "STATE", ""))
+    table = _table.lines(heads, rows, left=("PLACE", "NODE", "STATE", ""))
     return "\n".join([_title(view, fleet=fleet), *table, *_remarks(view)])
 
 
@@ -64,11 +73,13 @@ def _title(view: _view.RunView, *, fleet: bool) -> str:
     return f"run {view.run}: {view.here} of {view.world_size} ranks on {where}{step}; {unit}"
 
 
-def _cells(rank: _view.RankView, phases: Sequence[str], *, waits: bool) -> list[str]:
+def _cells(rank: _view.RankView, phases: Sequence[str], *, waits: bool, placed: bool) -> list[str]:
     times = [_time(rank, name) for name in phases]
     behind = "-" if rank.behind_ratio is None else f"{rank.behind_ratio:+.1%}"
     cells = [
-        *(str(rank.rank), rank.node, rank.state, str(rank.steps)),
+        str(rank.rank),
+        *([rank.coordinates or "-"] if placed else []),
+        *(rank.node, rank.state, str(rank.steps)),
         _table.milliseconds(rank.step_seconds) if rank.window else "-",
         *times,
     ]

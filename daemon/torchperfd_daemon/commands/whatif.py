@@ -184,7 +184,9 @@ def _replay_common_steps(
 
 def _part(work: RankWork, first: int, end: int | None) -> RankWork:
     """Return a rank's columns from ``first`` until ``end``."""
-    return RankWork(work.rank, {name: column[first:end] for name, column in work.phase_seconds.items()})
+    return replace(
+        work, phase_seconds={name: column[first:end] for name, column in work.phase_seconds.items()}
+    )
 
 
 def _pauses(message: control_pb2.RankSteps) -> list[Pauses]:

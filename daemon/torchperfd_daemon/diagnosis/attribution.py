@@ -9,6 +9,7 @@ from typing import Final
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
+from torchperfd_daemon.diagnosis.imbalance import find_imbalance
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, capture_command
 
@@ -217,6 +218,21 @@ class CauseAttribution:
             text += self._loader_remedy(rank, cost)
         if all(verdict.cause is not cause for verdict in self.verdicts):
             self._add_verdict(cause, rank, rank.rank, phase, text, cost, ever_since=rank.late_ever_since)
+
+    def attribute_imbalance(self) -> None:
+        """Add a verdict on a pipeline whose stages work for different times."""
+        found = find_imbalance(
+            (rank.stage, rank.own_seconds - self._claimed(rank), rank.wait_seconds) for rank in self._seen
+        )
+        if found and self._together and found.cost_seconds >= LEAST_SHARE * self.step_seconds:
+            rank = next(each for each in self._seen if each.stage == found.stage)
+            text = found.words(rank.step_seconds)
+            cost = found.cost_seconds
+            self._add_verdict(Cause.PIPELINE_IMBALANCE, rank, None, "", text, cost, ever_since=True)
+
+    def _claimed(self, rank: RankEvidence) -> float:
+        """Return how much of a rank's lateness causes have claimed."""
+        return rank.late_seconds - self._left[id(rank)].late
 
     def attribute_exchange(self) -> None:
         """Add a verdict on the growth of the time that even the last rank spends in collectives.

@@ -89,6 +89,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     )
     attribution.attribute_growth()
     attribution.attribute_lateness()
+    attribution.attribute_imbalance()
     attribution.attribute_exchange()
     attribution.attribute(
         Cause.HOST_BOUND, "", "with the device idle while the host works", attribution.host_seconds

@@ -15,6 +15,7 @@ class RankEvidence:
     """One rank over a window of training steps. Times are means per step in seconds; 0 or empty if unknown.
 
     Attributes:
+        stage: Its pipeline stage; None without pipeline parallelism.
         phase_seconds: Exclusive host time by phase, which sums to the step.
         device_phase_seconds: The same on its device, working or waiting; empty without device times.
         collected_seconds: Garbage collections.
@@ -71,6 +72,7 @@ class RankEvidence:
     late_ever_since: bool = False
     window_seconds: float = 0.0
     loader: LoaderFacts | None = None
+    stage: int | None = None
 
     @property
     def own_seconds(self) -> float:

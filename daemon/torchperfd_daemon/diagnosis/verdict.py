@@ -27,6 +27,7 @@ class Cause(Enum):
     GPU_THROTTLING = "GPU throttling"
     GPU_SHARED = "GPU shared"
     COLLECTIVE = "collective or network"
+    PIPELINE_IMBALANCE = "pipeline imbalance"
     CHECKPOINT = "checkpoint"
     RECOMPILATION = "recompilation"
     MEMORY_PRESSURE = "memory pressure"

@@ -271,6 +271,7 @@ class _Steps:
 
     def __init__(self, ranks: Sequence[RankWork], *, hidden: bool) -> None:
         self._ranks = ranks
+        self._stages = {rank.rank: rank.stage for rank in ranks}
         totals = {rank.rank: np.sum(list(rank.phase_seconds.values()), axis=0) for rank in ranks}
         waits = {
             rank.rank: np.sum(
@@ -290,8 +291,9 @@ class _Steps:
         self._totals = totals
 
     def peers(self, number: int) -> list[Float64]:
-        """Return the own work of all ranks but one."""
-        return [own for other, own in self.own.items() if other != number]
+        """Return the own work of the other ranks in a rank's pipeline stage."""
+        stage = self._stages[number]
+        return [own for other, own in self.own.items() if other != number and self._stages[other] == stage]
 
     def measured(self) -> float:
         """Return the mean step of the slowest rank."""
@@ -325,7 +327,9 @@ class _Steps:
 
     def excess_phase(self, rank: RankWork) -> str:
         """Return the phase of a rank's own work that exceeds the peers' median mean most."""
-        others = [each.phase_seconds for each in self._ranks if each is not rank]
+        others = [each.phase_seconds for each in self._ranks if each is not rank and each.stage == rank.stage]
+        if not others:
+            return ""
 
         def excess(name: str) -> float:
             theirs = [float(phases[name].mean()) if name in phases else 0.0 for phases in others]

@@ -7,7 +7,7 @@ from torchperfd_daemon.captures.manifest import RankFacts
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.fleet.fanout import PeerError, Unreachable
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.service import translate, translate_account
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.store import HISTORY_STEPS
 from torchperfd_daemon.text import one_line
@@ -108,6 +108,9 @@ def line(text: str) -> str:
 def _tidy_status(status: control_pb2.RankStatus) -> None:
     for name in _IDENTITY_TEXTS:
         setattr(status.identity, name, line(getattr(status.identity, name)))
+    places = translate_account.coordinates(status.coordinates)
+    del status.coordinates[:]
+    status.coordinates.extend(translate_account.coordinate_messages(places))
     if not math.isfinite(status.step_seconds):
         status.step_seconds = 0.0
     if not math.isfinite(status.stalled_seconds):
@@ -123,7 +126,8 @@ def _tidy_status(status: control_pb2.RankStatus) -> None:
 
 def facts(status: control_pb2.RankStatus) -> RankFacts:
     """Unpack which process a rank on another node is."""
-    return translate.rank_facts(translate.identity(status.identity), "", uid_of(status))
+    places = translate_account.coordinates(status.coordinates)
+    return translate.rank_facts(translate.identity(status.identity), "", uid_of(status), places)
 
 
 def uid_of(message: control_pb2.RankStatus | control_pb2.RankStacks) -> int | None:

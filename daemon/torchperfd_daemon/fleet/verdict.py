@@ -19,12 +19,13 @@ from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.attribution import LEAST_SHARE
 from torchperfd_daemon.diagnosis.detect import RankWork, Straggler, find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import slowest_and_peers
+from torchperfd_daemon.diagnosis.imbalance import find_imbalance
 from torchperfd_daemon.diagnosis.waits import are_material, mean_own, mean_wait
 
 _MOST_NAMED: Final = 8
 _QUIET: Final = frozenset({Cause.NONE, Cause.UNKNOWN, Cause.HANG})
 # No rank waits for the rank with such a cause: the others save as well, and memory has cost nothing yet.
-_BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT, Cause.MEMORY_PRESSURE})
+_BESIDE_STEPS: Final = frozenset({Cause.CHECKPOINT, Cause.MEMORY_PRESSURE, Cause.PIPELINE_IMBALANCE})
 _OF_THE_NODE: Final = frozenset(
     {Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION, Cause.GPU_THROTTLING, Cause.GPU_SHARED}
 )
@@ -85,6 +86,11 @@ def _worst(run: str, parts: Sequence[NodePart], job: "_Job", *, hidden: bool) ->
     late = job.lateness(run, found)
     if late is not None:
         found.append(late)
+    unequal = job.imbalance(run)
+    if unequal is not None:
+        # A node that has seen several stages may not have seen all.
+        found = [verdict for verdict in found if verdict.cause is not Cause.PIPELINE_IMBALANCE]
+        found.append(unequal)
     # An unknown cause counts only if no node has found another one. Without a cost it counts for nothing if
     # some ranks have no steps yet, which is no verdict on the others, or if ranks of other nodes explain it.
     found = found or [
@@ -117,6 +123,7 @@ class _Job:
         self.all = [work for part in parts for work in part.works]
         self.node_of = {work.rank: part.node for part in parts for work in part.works}
         self._parts = parts
+        self._stages = {work.rank: work.stage for work in self.all}
         self._own = {work.rank: mean_own(work) for work in self.all}
         waits = [mean_wait(work) for work in self.all]
         steps = [own + wait for own, wait in zip(self._own.values(), waits, strict=True)]
@@ -180,12 +187,25 @@ class _Job:
         node = self.node_of[worst.rank]
         return Verdict(cause, run, node, worst.rank, worst.phase, words, worst.excess_seconds, "")
 
+    def imbalance(self, run: str) -> Verdict | None:
+        """Return the verdict on a pipeline whose stages work for different times."""
+        late = {each.rank: each.excess_seconds for each in self.stragglers}
+        found = find_imbalance(
+            (work.stage, self._own[work.rank] - late.get(work.rank, 0.0), mean_wait(work))
+            for work in self.all
+        )
+        if not found or not self.together or found.cost_seconds < LEAST_SHARE * self.step_seconds:
+            return None
+        words = found.words(self.step_seconds)
+        return Verdict(Cause.PIPELINE_IMBALANCE, run, "", None, "", words, found.cost_seconds, "")
+
     def _excess(self, rank: int) -> float | None:
         """Return the own work of a rank above its peers' median, in seconds per step; None if unknown."""
         if rank not in self._own:
             return None
-        peers = [own for other, own in self._own.items() if other != rank]
-        return max(0.0, self._own[rank] - float(np.median(peers)))
+        stage = self._stages[rank]
+        peers = [own for other, own in self._own.items() if other != rank and self._stages[other] == stage]
+        return max(0.0, self._own[rank] - float(np.median(peers))) if peers else None
 
     def _is_of_most(self, cause: Cause) -> bool:
         """Return whether the nodes on which all ranks share a cause have more than half of the ranks."""

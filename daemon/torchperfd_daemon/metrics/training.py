@@ -12,6 +12,7 @@ from torchperfd_daemon.diagnosis import RankProfile
 from torchperfd_daemon.metrics.cap import SeriesCap
 from torchperfd_daemon.metrics.page import PREFIX
 from torchperfd_daemon.ownership import Owners, from_identity
+from torchperfd_daemon.parallelism import KINDS, rank_in
 from torchperfd_daemon.store import HISTOGRAM_BOUNDS_S, Histogram, Rank, State, Store, Totals
 
 _RANK = ("run", "rank")
@@ -172,12 +173,14 @@ def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
             "pod_uid",
             "torchelastic_run_id",
             "hooks",
+            *(f"{kind}_rank" for kind in KINDS),
         ),
     )
     for rank in ranks:
         labels = _labels(rank)
         identity = rank.identity
         owner = owners(identity)
+        places = [rank_in(kind, rank.totals.coordinates) for kind in KINDS]
         if rank.last_step_unix_seconds:
             last.add(rank.last_step_unix_seconds, *labels)
         world.add(identity.world_size, *labels)
@@ -199,6 +202,7 @@ def _status(ranks: list[Rank], owners: Owners) -> Iterator[Family]:
             owner.pod_uid,
             owner.torchelastic_run_id,
             rank.hooks,
+            *("" if place is None else str(place) for place in places),
         )
     yield from (last, world, state, info)
 

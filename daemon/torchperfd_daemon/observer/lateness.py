@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
@@ -53,13 +53,28 @@ class Lateness:
 def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness:
     """Return the ranks that are late beyond chance; none if ranks do not wait for each other.
 
+    Pipeline stages do different work: each rank is compared with those of its own stage.
+
     Args:
         known: The ranks that were late at the previous sample.
         period: The number of steps from one long step to the next; 1 without a period.
     """
-    evidence = [each for _, each in ranks]
-    if not wait_for_each_other(evidence):
+    if not wait_for_each_other([each for _, each in ranks]):
         return Lateness()
+    stages: dict[int | None, list[tuple[RankWatch, RankEvidence]]] = {}
+    for watch, each in ranks:
+        stages.setdefault(each.stage, []).append((watch, each))
+    found = [_in_stage(stage, known, period) for stage in stages.values() if len(stage) > 1]
+    return Lateness(
+        {rank: late for each in found for rank, late in each.seconds.items()},
+        {rank: phase for each in found for rank, phase in each.phases.items()},
+        statistics.median(each.peer_seconds for each in found) if found else 0.0,
+        any(each.ever_since for each in found),
+    )
+
+
+def _in_stage(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness:
+    evidence = [each for _, each in ranks]
     losses = _losses(evidence)
     on_device = do_devices_wait(evidence)
     usual = _usual_lateness(evidence, on_device=on_device)
@@ -146,7 +161,7 @@ def _newest_half(work: RankWork) -> RankWork:
     if work.phase_seconds:
         spent = np.cumsum(np.sum([*work.phase_seconds.values()], axis=0)[::-1])
         steps = max(steps, int(np.count_nonzero(spent <= spent[-1:] / 2)) + 1)
-    return RankWork(work.rank, {name: column[-steps:] for name, column in work.phase_seconds.items()})
+    return replace(work, phase_seconds={name: column[-steps:] for name, column in work.phase_seconds.items()})
 
 
 def _usual_lateness(ranks: Sequence[RankEvidence], *, on_device: bool) -> dict[int, dict[str, float]]:

@@ -20,6 +20,7 @@ from torchperfd_daemon.diagnosis.detect import (
 from torchperfd_daemon.diagnosis.detect.growth import LEAST_SHARE, theil_sen
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
+from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
 
 Float64 = npt.NDArray[np.float64]
@@ -171,6 +172,7 @@ class RankWatch:
                 name: np.frombuffer(column, dtype=np.int64).astype(np.float64) / 1e9 - usual.get(name, 0.0)
                 for name, column in columns.phases.items()
             },
+            self._stage,
         )
 
     def device_work(self, usual: Mapping[str, float]) -> RankWork:
@@ -187,7 +189,12 @@ class RankWatch:
                 name: np.array([sample.get(name, 0.0) for sample in samples]) - usual.get(name, 0.0)
                 for name in self._names
             },
+            self._stage,
         )
+
+    @property
+    def _stage(self) -> int | None:
+        return rank_in("pipeline", self.rank.totals.coordinates)
 
     def _follow(self, now: float, wall: float) -> None:
         rank = self.rank
@@ -339,6 +346,7 @@ class RankWatch:
             before=before,
             window_seconds=span,
             loader=self.rank.totals.loader,
+            stage=self._stage,
         )
 
     def _on_device(self, change: Float64, step_seconds: float) -> dict[str, float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from torchperfd.v1 import contract, session_pb2
-from torchperfd_daemon.captures.manifest import CaptureOptions
+from torchperfd_daemon.captures.manifest import CaptureOptions, RankFacts
 from torchperfd_daemon.rpc.callers import UNKNOWN, Caller
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import Rank
@@ -29,7 +29,7 @@ class Session:
     ) -> None:
         self.record = rank
         self.caller = caller
-        self.facts = translate.rank_facts(rank.identity, client_version, rank.process.uid)
+        self._client_version = client_version
         self.features = frozenset(features)
         self.outgoing: asyncio.Queue[session_pb2.DaemonMessage] = asyncio.Queue(_OUTGOING)
 
@@ -37,6 +37,16 @@ class Session:
     def rank(self) -> int:
         """Its rank."""
         return self.record.identity.rank
+
+    @property
+    def facts(self) -> RankFacts:
+        """Which process it is, for a capture's manifest."""
+        return translate.rank_facts(
+            self.record.identity,
+            self._client_version,
+            self.record.process.uid,
+            self.record.totals.coordinates,
+        )
 
     @property
     def steps_seen(self) -> int:

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd.coordinates import Coordinate
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon import parallelism
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankFacts, When
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
@@ -141,6 +143,7 @@ def rank_status(rank: Rank) -> control_pb2.RankStatus:
         stopped=rank.stopped,
         loader=translate_account.loader_message(own) if (own := rank.totals.loader) is not None else None,
         uid=rank.process.uid,
+        coordinates=translate_account.coordinate_messages(rank.totals.coordinates),
     )
 
 
@@ -162,13 +165,18 @@ def rank_work(message: control_pb2.RankSteps) -> RankWork:
     return RankWork(
         message.status.identity.rank,
         {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.phases},
+        _stage(message),
     )
 
 
 def device_work(message: control_pb2.RankSteps) -> RankWork | None:
     """Unpack a rank's phases on its device: mean seconds per step of each sample; None without any."""
     columns = {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.device_phases}
-    return RankWork(message.status.identity.rank, columns) if columns else None
+    return RankWork(message.status.identity.rank, columns, _stage(message)) if columns else None
+
+
+def _stage(message: control_pb2.RankSteps) -> int | None:
+    return parallelism.rank_in("pipeline", translate_account.coordinates(message.status.coordinates))
 
 
 def device_phases(work: RankWork | None) -> list[session_pb2.PhaseColumn]:
@@ -237,7 +245,9 @@ def capture_options_message(own: CaptureOptions) -> session_pb2.CaptureOptions:
     return pack(session_pb2.CaptureOptions, own, kind=_CAPTURE_KINDS_OUT[own.kind])
 
 
-def rank_facts(own: RankIdentity, client_version: str, uid: int | None) -> RankFacts:
+def rank_facts(
+    own: RankIdentity, client_version: str, uid: int | None, coordinates: Sequence[Coordinate]
+) -> RankFacts:
     """Return the facts about a process on this node for a capture's manifest."""
     return RankFacts(
         node=own.node,
@@ -248,6 +258,7 @@ def rank_facts(own: RankIdentity, client_version: str, uid: int | None) -> RankF
         job_name=own.job_name,
         world_size=own.world_size,
         uid=uid,
+        coordinates=parallelism.words(coordinates),
     )
 
 

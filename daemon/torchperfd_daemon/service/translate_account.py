@@ -1,9 +1,10 @@
 """Conversion between a rank's cumulative account on the wire and the daemon's own totals."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
+from torchperfd.coordinates import Coordinate
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.fields import pack
@@ -16,6 +17,7 @@ MOST_PHASE_CHARACTERS: Final = 64
 
 _MOST_GENERATIONS: Final = 4
 _MOST_HOOKS: Final = 64
+_MOST_DIMENSIONS: Final = 16
 _MOST_REASON_CHARACTERS: Final = 256
 _WHERE: Final = frozenset(("ring", "outbox"))
 _ELSEWHERE: Final = "other"
@@ -54,7 +56,22 @@ def totals(message: session_pb2.Account) -> Totals:
             one_line(hook.name, MOST_PHASE_CHARACTERS): one_line(hook.reason, _MOST_REASON_CHARACTERS)
             for hook in message.hooks[:_MOST_HOOKS]
         },
+        coordinates=coordinates(message.coordinates),
     )
+
+
+def coordinates(messages: Sequence[session_pb2.Coordinate]) -> tuple[Coordinate, ...]:
+    """Unpack a rank's place in each dimension of its job."""
+    return tuple(
+        Coordinate(one_line(each.dimension, MOST_PHASE_CHARACTERS), each.rank, each.size)
+        for each in messages[:_MOST_DIMENSIONS]
+        if each.rank < each.size
+    )
+
+
+def coordinate_messages(own: Sequence[Coordinate]) -> list[session_pb2.Coordinate]:
+    """Pack a rank's place in each dimension of its job."""
+    return [pack(session_pb2.Coordinate, each) for each in own]
 
 
 def loader_facts(message: session_pb2.LoaderUse) -> LoaderFacts | None:
@@ -95,6 +112,7 @@ def account_message(own: Totals) -> session_pb2.Account:
         validate_pass=_phase_message("", own.validate_pass),
         loader=loader_message(own.loader) if own.loader is not None else None,
         hooks=[session_pb2.HookState(name=name, reason=reason) for name, reason in own.hooks.items()],
+        coordinates=coordinate_messages(own.coordinates),
     )
 
 

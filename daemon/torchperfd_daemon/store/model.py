@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 
+from torchperfd.coordinates import Coordinate
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 
@@ -168,6 +169,8 @@ class Totals:
     loader: LoaderFacts | None = None
     hooks: dict[str, str] = field(default_factory=dict)
     """Why each of the client's hooks is off, by name; empty for one that is on."""
+    coordinates: tuple[Coordinate, ...] = ()
+    """The rank's place in each dimension of its job."""
 
     def steady_means(self) -> tuple[int, float, dict[str, float]]:
         """Return the number of training steps for means, the mean step and each phase's mean in seconds.

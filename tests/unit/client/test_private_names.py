@@ -73,7 +73,7 @@ ELSEWHERE = {
     *("_prepare_profiler", "_enable_profiler", "_run_on_profiler_start", "_is_profiler_enabled"),
     *("_add_metadata_json", "_step_dict", "_ExperimentalConfig", "_inductor"),
     *("_distributed_c10d", "_dump_fr_trace_json", "_dump_nccl_trace_json", "_get_default_store"),
-    *("_autograd", "_get_sequence_nr", "_parse_kineto_results"),
+    *("_autograd", "_get_sequence_nr", "_parse_kineto_results", "_world"),
     *("_cuda_getDevice", "_cuda_getCurrentRawStream", "_lazy_call"),
     "_cuda_attach_out_of_memory_observer",
 }

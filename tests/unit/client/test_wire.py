@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.client.scripted import WALL_AHEAD, Clock, all_names, unpack
 
 from torchperfd import __version__
+from torchperfd.coordinates import Coordinate
 from torchperfd.events import NATIVE
 from torchperfd.hook_state import HookState
 from torchperfd.identity import read_identity
@@ -184,6 +185,7 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         loader=st.none() | _LOADER,
         hooks=st.just((HookState("loader"), HookState("forward", "this torch has no Module._call_impl")))
         | st.just(()),
+        coordinates=st.just((Coordinate("pp", 1, 2), Coordinate("dp_shard", 0, 4))) | st.just(()),
     )
 )
 def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:

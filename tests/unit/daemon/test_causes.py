@@ -61,6 +61,10 @@ CASES: dict[Cause, list[RankEvidence]] = {
     Cause.COLLECTIVE: [
         since(rank(number), changed(rank(number), collective_wait=0.05)) for number in range(8)
     ],
+    Cause.PIPELINE_IMBALANCE: [
+        replace(each, stage=each.rank // 4)
+        for each in eight(*(changed(rank(number), forward=0.07) for number in range(4, 8)))
+    ],
     Cause.CHECKPOINT: [replace(rank(number), checkpoint_seconds=0.02) for number in range(8)],
     Cause.RECOMPILATION: eight(replace(late(rank(2), "forward", 0.04), compiled_seconds=0.04)),
     Cause.MEMORY_PRESSURE: [replace(rank(number), reclaim_seconds=0.04) for number in range(8)],

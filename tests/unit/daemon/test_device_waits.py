@@ -82,7 +82,7 @@ def test_ranks_shows_the_late_rank_and_its_times_on_the_device() -> None:
     assert (document["timed_on"], document["waits_measured"]) == ("device", True)
 
 
-def test_healthy_ranks_whose_devices_wait_are_called_slow_nowhere() -> None:
+def test_healthy_ranks_whose_devices_wait_are_not_slow() -> None:
     watched = trained(late_s=0.0)
     [view] = _view.runs(steps_of(watched, watched.observer.device_work))
     assert (view.on_device, [each for each in view.ranks if each.slow]) == (True, [])
@@ -139,7 +139,7 @@ def work(rank: int, own: float, wait: float) -> RankWork:
     return RankWork(rank, {"forward": np.full(12, own), WAIT: np.full(12, wait)})
 
 
-def test_one_rank_without_device_times_has_all_compared_on_the_host() -> None:
+def test_one_rank_without_device_times_is_enough_for_the_host() -> None:
     host = [work(0, 0.1, 0.0001), work(1, 0.1, 0.0001)]
     times = compare(host, [work(0, 0.08, 0.02), None])
     assert (times.works, times.on_device, times.hidden) == (host, False, False)
@@ -157,7 +157,7 @@ def test_a_run_without_ranks_is_compared_as_nothing() -> None:
 
 
 @pytest.mark.parametrize("columns", [[8, 16], [7], [8 * 4000]])
-def test_another_nodes_device_times_of_no_length_are_refused(columns: list[int]) -> None:
+def test_another_nodes_uneven_device_times_are_refused(columns: list[int]) -> None:
     steps = control_pb2.RankSteps()
     for number, size in enumerate(columns):
         steps.device_phases.add(phase=f"p{number}", ns=bytes(size))

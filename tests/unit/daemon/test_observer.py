@@ -26,10 +26,18 @@ class Watched:
     """A job of some ranks, and the observer that watches it once a second of the job's clock."""
 
     def __init__(
-        self, ranks: int = 8, seed: int = 0, spread: float = 0.03, *, on_device: bool = False
+        self,
+        ranks: int = 8,
+        seed: int = 0,
+        spread: float = 0.03,
+        *,
+        stages: int = 1,
+        on_device: bool = False,
     ) -> None:
         self.store = Store(clock=lambda: 0.0)
-        self.job = Job(self.store, ranks, np.random.default_rng(seed), spread, on_device=on_device)
+        self.job = Job(
+            self.store, ranks, np.random.default_rng(seed), spread, stages=stages, on_device=on_device
+        )
         self.families: list[Family] = []
         self.stacks: list[RankStacks] = []
         self.asked = 0
@@ -548,4 +556,37 @@ def test_collections_of_a_rank_that_is_not_late_cost_nothing(seed: int) -> None:
     reported = watched.train(
         40, lambda rank, step: {"gc": 0.02, "forward": -0.02} if rank == 2 and step % 2 == 0 else {}
     )
+    assert {each.cause for each in reported if each} == {Cause.NONE}
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_unequal_stages_are_an_imbalance_and_no_slow_rank(seed: int, on_device: bool) -> None:
+    """Four ranks of the second stage work for 20 ms more than those of the first."""
+    watched = Watched(seed=seed, stages=2, on_device=on_device)
+    reported = watched.train(40, lambda rank, _step: {"forward": 0.02} if rank >= 4 else {})
+    assert {each.cause for each in reported[20:] if each} == {Cause.PIPELINE_IMBALANCE}
+    assert watched.verdict.rank is None
+    assert watched.verdict.cost_seconds_per_step == pytest.approx(0.01, rel=0.15)
+    assert watched.verdict.evidence.startswith("stage 1 works ")
+    assert watched.observer.stragglers()[RUN] == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_rank_in_a_stage_is_named_by_its_lateness_there(seed: int) -> None:
+    def unequal(rank: int, _step: int) -> dict[str, float]:
+        return {"forward": 0.02 * (rank >= 4) + 0.03 * (rank == 5)}
+
+    watched = Watched(seed=seed, stages=2)
+    reported = watched.train(40, unequal)
+    assert {(each.cause, each.rank) for each in reported[20:] if each} == {(Cause.SLOW_RANK, 5)}
+    verdict = watched.verdict
+    assert verdict.cost_seconds_per_step == pytest.approx(0.03, rel=0.15)
+    assert [each.cause for each in verdict.others] == [Cause.PIPELINE_IMBALANCE]
+    assert verdict.others[0].cost_seconds_per_step == pytest.approx(0.01, rel=0.15)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_stages_are_healthy(seed: int) -> None:
+    reported = Watched(seed=seed, stages=4).train(40)
     assert {each.cause for each in reported if each} == {Cause.NONE}

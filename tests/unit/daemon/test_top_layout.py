@@ -17,7 +17,7 @@ WORDS = "40 ms of each 140 ms step lost to a device clock lowered by power or he
 def rank(number: int, *, slow: bool = False, state: str = "training") -> RankView:
     late = Straggler(number, "forward", 0.04, 0.04, 0.1, 9.0) if slow else None
     phases = {"data": 0.02, "forward": 0.08, "collective_wait": 0.04}
-    return RankView(number, "n", 1, state, 0.0, 100, 64, 0.14, phases, 0.0, 0.0, late)
+    return RankView(number, "n", 1, state, 0.0, "", 100, 64, 0.14, phases, 0.0, 0.0, late)
 
 
 def run(name: str, ranks: int = 8, slow: tuple[int, ...] = ()) -> RunView:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.served import columns, steps_message
 
+from torchperfd.coordinates import Coordinate
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions
@@ -150,6 +151,7 @@ TOTALS = st.builds(
     ended_ns=COUNTS,
     loader=st.none() | LOADERS,
     hooks=st.dictionaries(st.sampled_from(["loader", "forward"]), st.sampled_from(["", "no such name"])),
+    coordinates=st.just((Coordinate("pp", 1, 2), Coordinate("dp_shard", 0, 4))) | st.just(()),
 )
 
 
@@ -240,6 +242,7 @@ def test_totals_take_bounded_memory() -> None:
         dropped_steps={f"{n}-" * 30: 1 for n in range(100)},
         gc=[session_pb2.GcAccount(calls=1)] * 100,
         hooks=[session_pb2.HookState(name=f"{n}" * 100, reason=f"{n}" * 1000) for n in range(500)],
+        coordinates=[session_pb2.Coordinate(dimension="d" * 100, rank=1, size=n) for n in range(500)],
     )
     totals = translate_account.totals(message)
     for total in (totals.train, totals.warmup):
@@ -248,6 +251,9 @@ def test_totals_take_bounded_memory() -> None:
     assert len(totals.gc) <= 4
     assert len(totals.hooks) <= 64
     assert max(map(len, (*totals.hooks, *totals.hooks.values()))) <= 256
+    assert [(len(each.dimension), each.size) for each in totals.coordinates] == [
+        (64, n) for n in range(2, 16)
+    ]
     assert len(totals.dropped) <= 8
     assert max(map(len, totals.dropped)) <= 32
 

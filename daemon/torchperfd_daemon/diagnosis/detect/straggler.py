@@ -44,10 +44,13 @@ class RankWork:
     Attributes:
         phase_seconds: Exclusive time by phase; each array has shape (steps,). Ranks may have different steps
             and phases.
+        stage: Its pipeline stage; None without pipeline parallelism. Stages do different work, so a rank's
+            peers are those of its own stage.
     """
 
     rank: int
     phase_seconds: dict[str, Float64]
+    stage: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,8 @@ def find_stragglers(
     - is beyond the differences among the peers (median absolute deviation, so that two in eight may be slow),
     - and is at least :data:`LEAST_SHARE` of their work.
 
-    The result is empty if fewer than two ranks have :data:`LEAST_STEPS` steps.
+    Ranks are compared with those of their own pipeline stage. The result is empty if fewer than two of a
+    stage have :data:`LEAST_STEPS` steps.
 
     Args:
         ranks: All ranks, or the slowest with some of the others.
@@ -95,12 +99,22 @@ def find_stragglers(
         period: The number of steps after which long steps recur. Blocks then contain whole periods, if the
             window has enough of them, so that recurring long steps do not count as noise.
     """
+    found = []
+    for stage in {rank.stage for rank in ranks}:
+        own = [rank for rank in ranks if rank.stage == stage]
+        found += _in_stage(own, max(len(ranks), among), suspects, period)
+    return sorted(found, key=lambda each: -each.excess_seconds)
+
+
+def _in_stage(
+    ranks: Sequence[RankWork], among: int, suspects: Collection[int], period: int
+) -> list[Straggler]:
     seen = [_Summary(rank, period) for rank in ranks if _steps(rank) >= LEAST_STEPS]
     if len(seen) < 2:
         return []
     means = np.array([each.mean for each in seen])
     errors = np.array([each.error for each in seen])
-    needed = _quantile(_WRONG / max(len(seen), among))
+    needed = _quantile(_WRONG / among)
     found = []
     for index in np.argsort(-means).tolist():
         each = seen[index]

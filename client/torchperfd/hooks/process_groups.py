@@ -1,0 +1,39 @@
+"""The process groups that a rank takes part in, as far as their makers have named them."""
+
+import sys
+from typing import Any, Final
+
+from torchperfd.coordinates import Coordinate
+from torchperfd.hooks import job_store
+
+_MESH: Final = "mesh_"
+"""A ``DeviceMesh`` calls the group of its dimension ``tp`` ``mesh_tp``, from torch 2.5 on."""
+_UNNAMED: Final = frozenset(("", "undefined", "default_pg"))
+_MOST: Final = 16
+
+
+def read_coordinates() -> tuple[Coordinate, ...]:
+    """Return the rank's place in each named group of more than one rank, in the order of their making.
+
+    Of two groups of one name, the newest counts. Empty before the script has made any, and where torch keeps
+    no list of them.
+    """
+    if not job_store.is_there():
+        return ()
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    # Copied in one call: the script may make another group meanwhile.
+    groups = list(getattr(getattr(c10d, "_world", None), "pg_map", ()))
+    found: dict[str, Coordinate] = {}
+    for group in groups:
+        name = getattr(group, "group_desc", "")
+        if name in _UNNAMED:
+            continue
+        dimension = name.removeprefix(_MESH)
+        try:
+            place = Coordinate(dimension, c10d.get_rank(group), c10d.get_world_size(group))
+        except (RuntimeError, ValueError):
+            continue  # the script has destroyed it meanwhile
+        if place.rank >= 0 and place.size > 1:
+            found.pop(dimension, None)
+            found[dimension] = place
+    return tuple(found.values())[-_MOST:]

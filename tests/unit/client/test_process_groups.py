@@ -1,0 +1,68 @@
+"""Coordinates of a rank: read from the process groups that the script has made."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from torchperfd.hooks.process_groups import read_coordinates
+
+_SCRIPT = """
+import dataclasses, json, sys
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torchperfd.hooks.process_groups import read_coordinates
+
+found = [read_coordinates()]
+dist.init_process_group("fake", rank=6, world_size=8, store=FakeStore())
+found.append(read_coordinates())
+{make}
+found.append(read_coordinates())
+dist.destroy_process_group()
+found.append(read_coordinates())
+print(json.dumps([[dataclasses.astuple(place) for place in places] for places in found]))
+"""
+_MESH = """
+from torch.distributed.device_mesh import init_device_mesh
+init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+"""
+_GROUPS = """
+for ranks in ([0, 1, 2, 3], [4, 5, 6, 7]):
+    dist.new_group(ranks, group_desc="DATA_PARALLEL_GROUP")
+for ranks in ([[each] for each in range(8)]):
+    dist.new_group(ranks, group_desc="EXPERT_MODEL_PARALLEL_GROUP")
+dist.new_group([5, 6])
+"""
+_AGAIN = """
+for size in (2, 4):
+    for first in range(0, 8, size):
+        dist.new_group([*range(first, first + size)], group_desc="mesh_tp")
+"""
+
+
+def found_with(make: str) -> list[list[tuple[str, int, int]]]:
+    """Return what is read before the groups exist, with the default one, with all, and after their end."""
+    run = subprocess.run(
+        [sys.executable, "-c", _SCRIPT.replace("{make}", make)], capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stderr
+    return [[(name, rank, size) for name, rank, size in places] for places in json.loads(run.stdout)]
+
+
+@pytest.mark.parametrize(
+    ("make", "places"),
+    [
+        (_MESH, [("pp", 1, 2), ("dp", 1, 2), ("tp", 0, 2)]),
+        (_GROUPS, [("DATA_PARALLEL_GROUP", 2, 4)]),
+        (_AGAIN, [("tp", 2, 4)]),
+    ],
+    ids=["mesh", "groups", "same name"],
+)
+def test_named_groups_are_coordinates(make: str, places: list[tuple[str, int, int]]) -> None:
+    assert found_with(make) == [[], [], places, []]
+
+
+def test_a_process_without_groups_has_no_coordinates() -> None:
+    assert read_coordinates() == ()

@@ -1,0 +1,82 @@
+"""Jobs with pipeline stages: each rank is compared with those of its own stage, and the stages as such."""
+
+import numpy as np
+import pytest
+from tests.unit.daemon.test_device_waits import steps_of, surveys_of
+from tests.unit.daemon.test_observer import RUN, Watched
+
+from torchperfd_daemon.commands import _view, ranks, whatif
+from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.diagnosis.detect import RankWork, find_stragglers
+from torchperfd_daemon.diagnosis.imbalance import find_imbalance
+from torchperfd_daemon.diagnosis.whatif import Removed
+from torchperfd_daemon.fleet.surveys import judge_all
+
+SLOW = 12
+
+
+def trained(late_s: float = 0.0) -> Watched:
+    """Return two stages on two nodes: the second works 20 ms longer, and one of its ranks even more."""
+    watched = Watched(16, stages=2)
+    watched.train(
+        30, lambda rank, _step: {"forward": 0.02 * (rank >= 8) + late_s * (rank == SLOW), "data": 0.0}
+    )
+    return watched
+
+
+def test_ranks_of_a_longer_stage_are_not_slow() -> None:
+    watched = trained()
+    [view] = _view.runs(steps_of(watched, watched.observer.device_work))
+    assert [each.rank for each in view.ranks if each.slow] == []
+    assert max(abs(each.behind_ratio or 0.0) for each in view.ranks) < 0.05
+    lines = ranks.text(view).splitlines()
+    assert lines[1].split()[:3] == ["RANK", "PLACE", "NODE"]
+    assert [line.split()[1] for line in lines[2:18]] == ["pp=0"] * 8 + ["pp=1"] * 8
+    document = _view.run_dict(view)
+    assert document["ranks"][8]["coordinates"] == "pp=1"
+    predictions = whatif.replay_newest(steps_of(watched, watched.observer.device_work), 0)
+    assert predictions is not None
+    assert not [each for each in predictions.answers if each.removed is Removed.RANK_EXCESS]
+
+
+def test_the_slow_rank_of_a_stage_is_slow() -> None:
+    watched = trained(late_s=0.03)
+    [view] = _view.runs(steps_of(watched, watched.observer.device_work))
+    assert [each.rank for each in view.ranks if each.slow] == [SLOW]
+    assert view.ranks[SLOW].behind_seconds == pytest.approx(0.03, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "cause", "rank", "cost"),
+    [(0.0, Cause.PIPELINE_IMBALANCE, None, 0.01), (0.03, Cause.SLOW_RANK, SLOW, 0.03)],
+)
+def test_the_fleet_compares_stages_that_no_node_has_both_of(
+    late_s: float, cause: Cause, rank: int | None, cost: float
+) -> None:
+    watched = trained(late_s)
+    [verdict] = judge_all(surveys_of(watched, watched.observer.device_work))
+    assert (verdict.run, verdict.cause, verdict.rank) == (RUN, cause, rank)
+    assert verdict.cost_seconds_per_step == pytest.approx(cost, rel=0.15)
+
+
+def test_one_stage_or_none_is_no_pipeline() -> None:
+    assert find_imbalance([]) is None
+    assert find_imbalance([(None, 0.1, 0.0), (None, 0.5, 0.0)]) is None
+    assert find_imbalance([(0, 0.1, 0.0), (0, 0.5, 0.0), (None, 1.0, 0.0)]) is None
+
+
+def test_the_longest_stage_is_its_ranks_median() -> None:
+    found = find_imbalance([(0, 0.10, 0.02), (0, 0.10, 0.02), (1, 0.12, 0.0), (1, 0.50, 0.0), (1, 0.12, 0.0)])
+    assert found is not None
+    assert (found.stage, found.stages, found.own_seconds) == (1, 2, 0.12)
+    assert found.cost_seconds == pytest.approx(0.01)
+
+
+def test_stragglers_are_sorted_over_all_stages() -> None:
+    rng = np.random.default_rng(1)
+
+    def work(rank: int, own: float) -> RankWork:
+        return RankWork(rank, {"forward": own + rng.normal(0, 1e-3, 60)}, rank // 4)
+
+    works = [work(rank, 0.1 + 0.1 * (rank // 4) + {1: 0.02, 6: 0.05}.get(rank, 0.0)) for rank in range(8)]
+    assert [each.rank for each in find_stragglers(works)] == [6, 1]
