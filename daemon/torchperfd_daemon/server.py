@@ -17,6 +17,7 @@ from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import (
     Analyst,
+    CaptureRecord,
     Catalog,
     Coordinator,
     Destination,
@@ -65,6 +66,7 @@ from torchperfd_daemon.rpc.server import RpcServer, caller_directory
 from torchperfd_daemon.service import ControlService, Node, SessionService
 from torchperfd_daemon.service.permissions import Permissions, group_id
 from torchperfd_daemon.simulated import SimulatedRanks
+from torchperfd_daemon.step_check import StepCheck
 from torchperfd_daemon.store import Store
 from torchperfd_daemon.systemd import keep_watchdog_quiet, notify
 from torchperfd_daemon.triggers import Actions, Plan, Runner, TriggerCounts
@@ -129,8 +131,9 @@ class Daemon:
         self._uploader = _uploader(settings, self._catalog)
         self._retention = RetentionWorker(self._catalog, uploads=self._uploader is not None)
         self._analyst = Analyst(self._catalog) if _analyses(settings) else None
-        if self._analyst is not None:
-            self._catalog.on_ended = self._analyst.submit
+        self._step_check = StepCheck(self._store, self._catalog)
+        self._catalog.on_armed = self._step_check.begin
+        self._catalog.on_ended = self._after_capture
         self._coordinator = Coordinator(self._catalog)
         # Simulated ranks leave no accounts on the disk.
         goodput = None if settings.demo else settings.captures_dir / FOLDER
@@ -149,6 +152,11 @@ class Daemon:
         self._admin_group = group_id(settings.admin_group)
         self._ready = False
         self._lifetime = Lifetime(embedded=settings.embedded)
+
+    def _after_capture(self, record: CaptureRecord) -> None:
+        self._step_check.end(record)
+        if self._analyst is not None:
+            self._analyst.submit(record)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; when embedded, until the owner and the last rank have left.
@@ -178,6 +186,7 @@ class Daemon:
                 stack,
                 observed.triggers.run(self._catalog),
                 observed.observer.run(),
+                self._step_check.run(),
             )
             _run_in_background(stack, keep_watchdog_quiet())
             await self._announce(checks, ready=True)
@@ -261,6 +270,7 @@ class Daemon:
             self._retention.health,
             self._goodput.health,
             observer.health,
+            self._step_check.health,
             samplers.health,
             *([triggers.health] if triggers.has_work else []),
             *([self._uploader.health] if self._uploader else []),

@@ -43,6 +43,8 @@ class Catalog:
         self.wall = wall
         self.on_ended: Callable[[CaptureRecord], None] | None = None
         """Called for each capture that has ended, when its manifest is written."""
+        self.on_armed: Callable[[CaptureRecord], None] | None = None
+        """Called for each capture whose steps have been agreed on, when its manifest is written."""
 
     def folder(self, capture_id: str) -> Path:
         """Return where a capture lives, whether or not it exists.
@@ -83,6 +85,18 @@ class Catalog:
         return path
 
     def save(self, record: CaptureRecord) -> None:
+        """Write the capture's manifest, and call who waits for its state.
+
+        Raises:
+            TorchperfdError: It cannot be written.
+        """
+        self.update(record)
+        if record.state is CaptureState.ARMED and self.on_armed is not None:
+            self.on_armed(record)
+        if record.state.ended and self.on_ended is not None:
+            self.on_ended(record)
+
+    def update(self, record: CaptureRecord) -> None:
         """Write the capture's manifest, whole or not at all.
 
         Raises:
@@ -94,8 +108,6 @@ class Catalog:
             folder.opened(path) as held,
         ):
             folder.write(held, manifest.FILE_NAME, record.encode())
-        if record.state.ended and self.on_ended is not None:
-            self.on_ended(record)
 
     def enforce_cap(self, record: CaptureRecord) -> None:
         """Delete the traces that exceed a capture's limit, and mark their ranks as failed.

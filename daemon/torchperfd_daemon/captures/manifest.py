@@ -84,6 +84,7 @@ class RankTrace:
 
     ``steps_made`` are the steps of those agreed on that the rank made while its profiler was on.
     ``pause_seconds`` is how long training pauses when the capture ends: estimated, then measured; 0: unknown.
+    ``step_change`` is by what part steps after the capture take longer than before; None if not known.
     """
 
     rank: _Count
@@ -102,6 +103,7 @@ class RankTrace:
     uid: _Count | None = None
     pause_seconds: float = 0.0
     coordinates: str = ""
+    step_change: float | None = None
 
     @classmethod
     def of(cls, rank: int, facts: RankFacts) -> "RankTrace":

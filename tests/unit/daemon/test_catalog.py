@@ -136,6 +136,8 @@ def test_what_is_saved_is_read_back_whole(catalog: Catalog) -> None:
         "client_version": "",
         "uid": None,
         "pause_seconds": 0.0,
+        "coordinates": "",
+        "step_change": None,
     }
     assert [path.name for path in folder.iterdir()] == ["manifest.json"], "no part is left"
 
