@@ -2,6 +2,7 @@
 
     python -m benchmarks.faults [--only NAME] [--seeds 1-3] [--models mlp-ddp,…] [--quick] [--full]
     python -m benchmarks.faults --held-out [--peers]
+    python -m benchmarks.faults --device simulated [--held-out]
 
 Each job is real training of several gloo ranks under `torchperfd run`, on a daemon of its own, well for some
 140 to 180 steps, then with one fault, and, where the fault makes steps longer, without it again. The daemon
@@ -131,6 +132,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", metavar="NAME", help="faults whose name has this in it")
     parser.add_argument("--seeds", type=numbers, help="such as 1-3,7; by default those of development")
     parser.add_argument("--models", type=known_models, help="with commas")
+    parser.add_argument("--device", choices=(catalog.CPU, catalog.SIMULATED), default=catalog.CPU)
     parser.add_argument(
         "--held-out", action="store_true", help="the seeds and models that nothing was chosen on"
     )
@@ -143,7 +145,12 @@ def main() -> int:
     models = options.models or [
         *(catalog.HELD_OUT_MODELS if options.held_out else catalog.DEVELOPMENT_MODELS)
     ]
-    faults = [fault for fault in FAULTS if not options.quick or fault.in_quick]
+    if options.device == catalog.SIMULATED:
+        # Collectives of FSDP pass through Python there, where hooks do not look for them.
+        models = [model for model in models if model.endswith("-ddp")]
+    faults = [
+        fault for fault in FAULTS if options.device in fault.devices and (fault.in_quick or not options.quick)
+    ]
     if options.only:
         faults = [fault for fault in faults if any(part in fault.name for part in options.only)]
     if not faults:
@@ -152,7 +159,11 @@ def main() -> int:
     faults = [fault for fault in faults if fault.name not in not_run]
     named = {fault.name: fault for fault in faults}
     chosen = catalog.plans(
-        faults, seeds[:1] if options.quick else seeds, models, FULL_RANKS if options.full else catalog.RANKS
+        faults,
+        seeds[:1] if options.quick else seeds,
+        models,
+        FULL_RANKS if options.full else catalog.RANKS,
+        options.device,
     )
     print(f"development: seeds {catalog.DEVELOPMENT_SEEDS}, models {', '.join(catalog.DEVELOPMENT_MODELS)}")
     print(f"held out:    seeds {catalog.HELD_OUT_SEEDS}, models {', '.join(catalog.HELD_OUT_MODELS)}")

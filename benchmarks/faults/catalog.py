@@ -16,6 +16,10 @@ DEVELOPMENT_SEEDS: Final = (1, 2, 3)
 DEVELOPMENT_MODELS: Final = ("mlp-ddp", "transformer-ddp", "transformer-fsdp2")
 HELD_OUT_SEEDS: Final = (301, 302, 303)
 HELD_OUT_MODELS: Final = ("convnet-ddp", "mlp-fsdp2", "convnet-fsdp2")
+CPU: Final = "cpu"
+"""Jobs on gloo, whose hosts wait for each other."""
+SIMULATED: Final = "simulated"
+"""Jobs on :mod:`benchmarks.simulated_device`, whose devices do."""
 MODELS: Final = (*DEVELOPMENT_MODELS, *HELD_OUT_MODELS)
 
 RANKS: Final = 4
@@ -63,6 +67,7 @@ class Fault:
         least_ranks: How many the job has at least: among four, two that are slow are no minority.
         work_seconds: Processor time that every rank uses in each step, for faults that take it away.
         in_quick: Whether ``--quick`` has it.
+        devices: What its jobs run on.
         removed: What ``torchperfd whatif`` takes out of the steps to be without it; None where it cannot.
     """
 
@@ -76,6 +81,7 @@ class Fault:
     least_ranks: int = 2
     work_seconds: float = 0.0
     in_quick: bool = False
+    devices: frozenset[str] = frozenset({CPU})
     removed: Removed | None = None
 
     @property
@@ -99,13 +105,53 @@ class Fault:
         return self.costs and self.culprits > 0
 
 
+_BOTH: Final = frozenset({CPU, SIMULATED})
+_SIMULATED: Final = frozenset({SIMULATED})
+
 FAULTS: Final = (
-    Fault("healthy", Cause.NONE.value, in_quick=True),
-    Fault("healthy, validation", Cause.NONE.value),
+    Fault("healthy", Cause.NONE.value, in_quick=True, devices=_BOTH),
+    Fault("healthy, validation", Cause.NONE.value, devices=_BOTH),
     Fault(
-        "slow loader, one rank", Cause.INPUT_BOUND.value, 1, 0.04, in_quick=True, removed=Removed.RANK_EXCESS
+        "slow loader, one rank",
+        Cause.INPUT_BOUND.value,
+        1,
+        0.04,
+        in_quick=True,
+        devices=_BOTH,
+        removed=Removed.RANK_EXCESS,
     ),
-    Fault("slow loader, all ranks", Cause.INPUT_BOUND.value, 0, 0.04, removed=Removed.PHASE),
+    Fault("slow loader, all ranks", Cause.INPUT_BOUND.value, 0, 0.04, devices=_BOTH, removed=Removed.PHASE),
+    Fault(
+        "slow kernels, one rank",
+        Cause.SLOW_RANK.value,
+        1,
+        0.03,
+        in_quick=True,
+        devices=_SIMULATED,
+        removed=Removed.RANK_EXCESS,
+    ),
+    Fault(
+        "slow kernels, two ranks",
+        Cause.SLOW_RANK.value,
+        2,
+        0.03,
+        least_ranks=6,
+        devices=_SIMULATED,
+        removed=Removed.SLOW_RANKS,
+    ),
+    Fault(
+        "slow kernels, all ranks", Cause.UNKNOWN.value, 0, 0.03, devices=_SIMULATED, removed=Removed.GROWTH
+    ),
+    Fault(
+        "collections at different steps",
+        Cause.GARBAGE_COLLECTION.value,
+        0,
+        0.01,
+        in_quick=True,
+        devices=_SIMULATED,
+        removed=Removed.GARBAGE_COLLECTION,
+    ),
+    Fault("slow exchange", Cause.COLLECTIVE.value, 0, 0.03, in_quick=True, devices=_SIMULATED),
     Fault(
         "slow compute, one rank", Cause.SLOW_RANK.value, 1, 0.03, in_quick=True, removed=Removed.RANK_EXCESS
     ),
@@ -119,6 +165,7 @@ FAULTS: Final = (
         1,
         0.04,
         in_quick=True,
+        devices=_BOTH,
         removed=Removed.RANK_EXCESS,
     ),
     Fault(
@@ -155,17 +202,18 @@ FAULTS: Final = (
         0.04,
         last_culprit=0,
         in_quick=True,
+        devices=_BOTH,
         removed=Removed.PHASE,
     ),
     Fault("one long checkpoint", Cause.CHECKPOINT.value, 1, last_culprit=0),
     Fault("recompiles", Cause.RECOMPILATION.value, 1, 0.02, removed=Removed.RANK_EXCESS),
     Fault("all slower", Cause.UNKNOWN.value, 0, 0.024, removed=Removed.GROWTH),
-    Fault("stopped rank", HANG, 1, in_quick=True),
-    Fault("skipped collective", HANG, 1, in_quick=True),
+    Fault("stopped rank", HANG, 1, in_quick=True, devices=_BOTH),
+    Fault("skipped collective", HANG, 1, in_quick=True, devices=_BOTH),
     Fault("mismatched collective", HANG, 1),
     Fault("dead worker", HANG, 1),
 )
-"""All that a processor can show. What only a GPU shows (throttled, shared, host-bound) has no fault here."""
+"""What a processor and a simulated device can show. GPUs that are throttled or shared have no fault here."""
 
 SAVES_A_LOT: Final = Fault("saves a lot", Cause.NONE.value)
 """A control for a long run: checkpoints of all lengths, and validation that takes a minute."""
@@ -193,6 +241,7 @@ class Plan:
     pace_seconds: float
     work_seconds: float
     hang_line: int
+    device: str = CPU
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -208,7 +257,7 @@ class Plan:
         return not self.culprits or rank in self.culprits
 
 
-def plan(fault: Fault, model: str, seed: int, ranks: int = RANKS) -> Plan:
+def plan(fault: Fault, model: str, seed: int, ranks: int = RANKS, device: str = CPU) -> Plan:
     """Return the job of a seed; deterministic."""
     ranks = max(ranks, fault.least_ranks)
     chance = random.Random(f"{fault.name}/{model}/{seed}/{ranks}")
@@ -226,17 +275,20 @@ def plan(fault: Fault, model: str, seed: int, ranks: int = RANKS) -> Plan:
         pace_seconds=PACE_SECONDS,
         work_seconds=fault.work_seconds,
         hang_line=hang_line(fault.name),
+        device=device,
     )
 
 
-def plans(faults: list[Fault], seeds: list[int], models: list[str], ranks: int = RANKS) -> list[Plan]:
+def plans(
+    faults: list[Fault], seeds: list[int], models: list[str], ranks: int = RANKS, device: str = CPU
+) -> list[Plan]:
     """Return each fault once with each seed, cycling through the models."""
     chosen = []
     for place, seed in enumerate(seeds):
         for number, fault in enumerate(faults):
             able = [model for model in models if not fault.replicated_only or model.endswith("-ddp")]
             if able:
-                chosen.append(plan(fault, able[(number + place) % len(able)], seed, ranks))
+                chosen.append(plan(fault, able[(number + place) % len(able)], seed, ranks, device))
     return chosen
 
 

@@ -29,6 +29,7 @@ from benchmarks.faults.catalog import (
     Plan,
 )
 from benchmarks.faults.quota import Quota
+from benchmarks.simulated_device import installed
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
@@ -44,6 +45,8 @@ DEGREE: Final = 80
 LEAK_FILLS_SECONDS: Final = 600.0
 """So soon a leak would fill the memory that the machine has left."""
 HOGS: Final = 4
+STAGGER_STEPS: Final = 20
+"""A rank of a job whose ranks collect at different steps does so once in as many."""
 QUOTA: Final = 0.1
 """Of one processor."""
 
@@ -152,6 +155,11 @@ class Injection:
         with self._lock:
             self._spent_ns += time.perf_counter_ns() - began
 
+    def spend(self, seconds: float) -> None:
+        """Count time on the device as injected."""
+        with self._lock:
+            self._spent_ns += int(seconds * 1e9)
+
     def pause(self, seconds: float) -> None:
         """Sleep, timed."""
         with self.timed():
@@ -221,6 +229,32 @@ class _GarbageCollection(Injection):
         if self.strikes:
             with self.timed():
                 until = time.perf_counter() + self.seconds
+                while time.perf_counter() < until:
+                    gc.collect()
+
+
+class _SlowKernels(Injection):
+    def compute(self) -> None:
+        if self.strikes:
+            installed().compute.compute(self.seconds)
+            self.spend(self.seconds)
+
+
+class _SlowExchange(Injection):
+    def compute(self) -> None:
+        # Of the gradients: the next collective is theirs.
+        if self.strikes:
+            installed().extra_exchange_seconds = self.seconds
+            self.spend(self.seconds)
+
+
+class _StaggeredCollections(_GarbageCollection):
+    """Each rank collects in one of every so many steps, none in the same as another."""
+
+    def compute(self) -> None:
+        if self.strikes and self._step % STAGGER_STEPS == self.rank * STAGGER_STEPS // self.plan.ranks:
+            until = time.perf_counter() + self.seconds * STAGGER_STEPS / self.plan.ranks
+            with self.timed():
                 while time.perf_counter() < until:
                     gc.collect()
 
@@ -402,6 +436,11 @@ _INJECTIONS: Final[dict[str, type[Injection]]] = {
     "slow compute, two ranks": _SlowCompute,
     "slow matmuls, one rank": _SlowMatmuls,
     "garbage collection": _GarbageCollection,
+    "slow kernels, one rank": _SlowKernels,
+    "slow kernels, two ranks": _SlowKernels,
+    "slow kernels, all ranks": _SlowKernels,
+    "collections at different steps": _StaggeredCollections,
+    "slow exchange": _SlowExchange,
     "CPU hog": _CpuHog,
     "CPU quota": _CpuQuota,
     "slow disk": _SlowDisk,

@@ -21,12 +21,14 @@ import torch
 import torch.distributed as dist
 from benchmarks.faults.catalog import (
     CHECKPOINT_STEPS,
+    SIMULATED,
     STEPS_TO_TELL,
     Plan,
 )
 from benchmarks.faults.injections import Injection, injection_of
 from benchmarks.faults.journal import Journal
-from benchmarks.faults.models import CLASSES, FEATURES, Pace, build
+from benchmarks.faults.models import CLASSES, FEATURES, Kernels, Pace, build
+from benchmarks.simulated_device import BACKEND, install
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -96,12 +98,18 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
         traceml.init(mode="auto")
         traced, last = traceml.trace_step, plan.onset + STEPS_TO_TELL
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=600))
+    device = install() if plan.device == SIMULATED else None
+    dist.init_process_group(BACKEND if device else "gloo", timeout=timedelta(seconds=600))
     rank = dist.get_rank()
     metrics = dist.new_group()
     injection = injection_of(plan, rank, directory)
     seed = plan.seed * 1000 + rank
-    model = build(plan.model, Pace(plan.pace_seconds, plan.work_seconds, seed, injection.compute))
+    pace: Pace | Kernels
+    if device:
+        pace = Kernels(device, plan.pace_seconds, seed, injection.compute)
+    else:
+        pace = Pace(plan.pace_seconds, plan.work_seconds, seed, injection.compute)
+    model = build(plan.model, pace)
     injection.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     criterion = nn.CrossEntropyLoss()
@@ -122,6 +130,8 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
                 average(loss.detach(), injection, step, metrics)
                 if step % CHECKPOINT_STEPS == CHECKPOINT_STEPS - 1 and rank == 0:
                     injection.save({"step": step, "weights": torch.zeros(1024)})
+                if device:
+                    device.compute.synchronize()  # as loss.item() does
                 injection.finish()
             injection.learn(journal.end(step, injection.take_spent_ns()))
             if count := injection.validation_batches(step):

@@ -3,10 +3,11 @@
 import random
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from benchmarks.simulated_device import Device
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -45,6 +46,47 @@ class Pace(nn.Module):
         return inputs
 
 
+class Kernels(nn.Module):
+    """Launches kernels on a simulated device in the forward and in the backward, and what a fault adds.
+
+    Args:
+        seconds: What they take in the mean; single steps scatter by 3 %. Three fifths are the backward's.
+        seed: Of the scatter.
+        extra: Called in every forward.
+    """
+
+    def __init__(self, device: Device, seconds: float, seed: int, extra: Callable[[], None]) -> None:
+        super().__init__()
+        self._device = device
+        self._seconds = seconds
+        self._chance = random.Random(seed)
+        self._extra = extra
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return the outputs at once."""
+        seconds = max(0.0, self._seconds * self._chance.gauss(1.0, _JITTER))
+        self._device.compute.compute(0.4 * seconds)
+        self._extra()
+        launched: Tensor = _Launch.apply(  # type: ignore[no-untyped-call]
+            outputs, self._device, 0.6 * seconds
+        )
+        return launched
+
+
+class _Launch(torch.autograd.Function):
+    """Nothing in the forward; in the backward a kernel."""
+
+    @staticmethod
+    def forward(context: Any, outputs: Tensor, device: Device, seconds: float) -> Tensor:
+        context.device, context.seconds = device, seconds
+        return outputs.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> Any:
+        context.device.compute.compute(context.seconds)
+        return gradients[0], None, None
+
+
 def _mlp() -> list[nn.Module]:
     return [
         nn.Sequential(nn.Linear(FEATURES, 128), nn.ReLU()),
@@ -73,11 +115,15 @@ def _transformer() -> list[nn.Module]:
 _BLOCKS: Final = {"mlp": _mlp, "convnet": _convnet, "transformer": _transformer}
 
 
-def build(name: str, pace: Pace) -> nn.Module:
-    """Return a model of (batch, 64) to (batch, 10) floats, by a name such as ``convnet-fsdp2``."""
+def build(name: str, pace: Pace | Kernels) -> nn.Module:
+    """Return a model of (batch, 64) to (batch, 10) floats, by a name such as ``convnet-fsdp2``.
+
+    Kernels come last, so that the backward launches them before any gradient is there.
+    """
     kind, _, parallel = name.partition("-")
     torch.manual_seed(0)
-    model = nn.Sequential(pace, *_BLOCKS[kind]())
+    blocks = _BLOCKS[kind]()
+    model = nn.Sequential(*blocks, pace) if isinstance(pace, Kernels) else nn.Sequential(pace, *blocks)
     if parallel == "ddp":
         return DistributedDataParallel(model)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

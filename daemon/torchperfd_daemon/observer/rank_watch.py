@@ -190,6 +190,7 @@ class RankWatch:
                 for name in self._names
             },
             self._stage,
+            are_means=True,
         )
 
     @property

@@ -172,7 +172,9 @@ def rank_work(message: control_pb2.RankSteps) -> RankWork:
 def device_work(message: control_pb2.RankSteps) -> RankWork | None:
     """Unpack a rank's phases on its device: mean seconds per step of each sample; None without any."""
     columns = {column.phase: np.frombuffer(column.ns, "<i8") / 1e9 for column in message.device_phases}
-    return RankWork(message.status.identity.rank, columns, _stage(message)) if columns else None
+    if not columns:
+        return None
+    return RankWork(message.status.identity.rank, columns, _stage(message), are_means=True)
 
 
 def _stage(message: control_pb2.RankSteps) -> int | None:

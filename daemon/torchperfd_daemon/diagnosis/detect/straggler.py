@@ -19,6 +19,8 @@ Float64 = npt.NDArray[np.float64]
 WAITING: Final = frozenset({"collective_wait"})
 """The phases in which a rank waits for others."""
 LEAST_STEPS: Final = 12
+LEAST_SAMPLES: Final = 5
+"""The same for columns that are means of many steps each."""
 LEAST_SHARE: Final = 0.05
 """Lateness is reported from this share of the peers' own work on."""
 
@@ -44,6 +46,7 @@ class RankWork:
     Attributes:
         phase_seconds: Exclusive time by phase; each array has shape (steps,). Ranks may have different steps
             and phases.
+        are_means: Whether each column is the mean of many steps, as times on devices are.
         stage: Its pipeline stage; None without pipeline parallelism. Stages do different work, so a rank's
             peers are those of its own stage.
     """
@@ -51,6 +54,13 @@ class RankWork:
     rank: int
     phase_seconds: dict[str, Float64]
     stage: int | None = None
+    are_means: bool = False
+
+    @property
+    def is_long_enough(self) -> bool:
+        """Whether there are enough columns to compare."""
+        own = [len(column) for name, column in self.phase_seconds.items() if name not in WAITING]
+        return min(own, default=0) >= (LEAST_SAMPLES if self.are_means else LEAST_STEPS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ def find_stragglers(
     - and is at least :data:`LEAST_SHARE` of their work.
 
     Ranks are compared with those of their own pipeline stage. The result is empty if fewer than two of a
-    stage have :data:`LEAST_STEPS` steps.
+    stage have :data:`LEAST_STEPS` steps, or :data:`LEAST_SAMPLES` means of steps.
 
     Args:
         ranks: All ranks, or the slowest with some of the others.
@@ -109,7 +119,7 @@ def find_stragglers(
 def _in_stage(
     ranks: Sequence[RankWork], among: int, suspects: Collection[int], period: int
 ) -> list[Straggler]:
-    seen = [_Summary(rank, period) for rank in ranks if _steps(rank) >= LEAST_STEPS]
+    seen = [_Summary(rank, period) for rank in ranks if rank.is_long_enough]
     if len(seen) < 2:
         return []
     means = np.array([each.mean for each in seen])
@@ -170,12 +180,8 @@ def _blocks(steps: int, period: int) -> tuple[int, int]:
     length = math.ceil(steps / _BLOCKS / period) * period
     if period > 1 and steps // length >= _FEWEST_BLOCKS:
         return steps // length, length
-    return _BLOCKS, steps // _BLOCKS
-
-
-def _steps(work: RankWork) -> int:
-    own = [len(column) for name, column in work.phase_seconds.items() if name not in WAITING]
-    return min(own, default=0)
+    blocks = min(_BLOCKS, steps)
+    return blocks, steps // blocks
 
 
 def _phase(index: int, seen: Sequence[_Summary]) -> tuple[str, float]:

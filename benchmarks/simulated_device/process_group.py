@@ -1,0 +1,117 @@
+"""A process group with NCCL's kind of collectives: the host only launches them, and streams wait.
+
+A collective begins when the last rank's stream has come to it, which the ranks find out over gloo. No values
+are exchanged: each rank goes on with its own. Calls that only set a job up (broadcasts, barriers, gathers of
+objects) go to gloo as they are.
+"""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.simulated_device.device import Device
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
+
+
+def register(name: str, device: Device) -> None:
+    """Make ``init_process_group(name)`` possible, on this device."""
+
+    def create(store: Any, rank: int, size: int, timeout: timedelta) -> SimulatedGroup:
+        gloo, arrivals = (
+            dist.ProcessGroupGloo(PrefixStore(purpose, store), rank, size, timeout)
+            for purpose in ("gloo", "arrivals")
+        )
+        return SimulatedGroup(name, device, gloo, arrivals, rank, size)
+
+    dist.Backend.register_backend(name, create, devices=["cpu"])
+
+
+class SimulatedWork(dist.Work):
+    """A collective that was launched."""
+
+    def __init__(self, device: Device, result: Any) -> None:
+        super().__init__()
+        self._device = device
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
+        # What a stream has yet to do, callers may go on with.
+        self._future.set_result(result)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Have the current stream wait; the host goes on."""
+        self._device.compute.wait_stream(self._device.communication)
+        return True
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        """Return a future that has its value."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Return whether the host may go on: always."""
+        return True
+
+
+class SimulatedGroup(dist.ProcessGroup):
+    """The ranks of a group.
+
+    Args:
+        name: The backend's.
+        gloo: A group of the same ranks, for what really has to be exchanged.
+        arrivals: Another one, for the collectives' stream alone.
+    """
+
+    def __init__(self, name: str, device: Device, gloo: Any, arrivals: Any, rank: int, size: int) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._name = name
+        self._device = device
+        self._gloo = gloo
+        self._arrivals = arrivals
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return what ``dist.get_backend()`` shows."""
+        return self._name
+
+    def allreduce(self, tensors: Any, *options: Any) -> SimulatedWork:
+        """Launch a reduction behind the current stream's work."""
+        return self._launch(tensors)
+
+    def allgather(self, outputs: Any, own: Any, options: Any = None) -> SimulatedWork:
+        """Gather for real: only the set-up of a job does so."""
+        self._gloo.allgather(outputs, own, options or AllgatherOptions()).wait()
+        return SimulatedWork(self._device, outputs)
+
+    def broadcast(self, tensors: Any, options: Any) -> SimulatedWork:  # type: ignore[override]
+        """Broadcast for real: only the set-up of a job does so."""
+        self._gloo.broadcast(tensors, options).wait()
+        return SimulatedWork(self._device, tensors)
+
+    def barrier(self, options: Any = None) -> SimulatedWork:
+        """Wait for all ranks, on the host."""
+        self._device.compute.synchronize()
+        self._gloo.barrier(dist.BarrierOptions()).wait()
+        return SimulatedWork(self._device, [])
+
+    def _launch(self, result: Any) -> SimulatedWork:
+        device = self._device
+        device.communication.wait_stream(device.compute)
+        device.communication.launch(self._exchange)
+        if threading.current_thread() is threading.main_thread() and _is_in_backward():
+            # DDP's reducer takes the future's value, and asks for no wait: the stream's own is queued here.
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait)
+        return SimulatedWork(device, result)
+
+    def _wait(self) -> None:
+        self._device.compute.wait_stream(self._device.communication)
+
+    def _exchange(self, arrived: float) -> float:
+        """Find out when the last rank has arrived; all clocks are one node's."""
+        latest = torch.tensor([arrived], dtype=torch.float64)
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+        self._arrivals.allreduce([latest], options).wait()
+        return float(latest) + self._device.take_exchange_seconds()
+
+
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
