@@ -175,6 +175,11 @@ class RankWatch:
             self._stage,
         )
 
+    def collected_in_regime(self) -> float:
+        """Return the garbage collections of all this regime's samples, in seconds per step."""
+        change = self._row(0) - self._row(self._regime)
+        return float(max(0.0, change[_GC_NS]) / change[_STEPS] / 1e9) if change[_STEPS] > 0 else 0.0
+
     def device_work(self, usual: Mapping[str, float]) -> RankWork:
         """Return mean steps on the device, of each of this regime's newest samples; else as :meth:`work`."""
         rows = self._rows[self._count - 1 - self._regime : self._count]

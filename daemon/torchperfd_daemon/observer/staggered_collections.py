@@ -31,11 +31,11 @@ def with_staggered(ranks: Seen) -> list[RankEvidence]:
     at the same steps.
 
     The cost is what the newest steps lose without all ranks' pauses
-    (:func:`~torchperfd_daemon.diagnosis.whatif.without_pauses`); how often ranks collect is taken from the
-    whole run, since a window may contain a collection of some ranks only.
+    (:func:`~torchperfd_daemon.diagnosis.whatif.without_pauses`); how often ranks collect is taken from
+    all samples of this regime, or from the whole run if some rank has not collected in them.
     """
     evidence = [each for _, each in ranks]
-    pauses = [_pauses(watch) for watch, _ in ranks]
+    pauses = _pauses([watch for watch, _ in ranks])
     collected = [sum(each.per_step * each.seconds for each in rank) for rank in pauses]
     longest, step_seconds = max(collected), statistics.median(each.step_seconds for each in evidence)
     exchange = len(ranks) > 1 and any(each.wait_seconds for each in evidence)
@@ -58,15 +58,23 @@ def with_staggered(ranks: Seen) -> list[RankEvidence]:
     ]
 
 
-def _pauses(watch: RankWatch) -> list[Pauses]:
-    """Return a rank's collections by generation, from its first step on."""
-    totals = watch.rank.totals
-    return [
-        Pauses(each.calls / totals.train.steps, each.ns / each.calls / 1e9)
-        if each.calls
-        else Pauses(0.0, 0.0)
-        for each in totals.gc
-    ]
+def _pauses(watches: Sequence[RankWatch]) -> list[list[Pauses]]:
+    """Return each rank's collections by generation."""
+    lately = [watch.collected_in_regime() for watch in watches]
+    found = []
+    for watch, seconds in zip(watches, lately, strict=True):
+        totals = watch.rank.totals
+        whole = sum(each.ns for each in totals.gc) / 1e9 / max(1, totals.train.steps)
+        more = seconds / whole if min(lately) > 0 and whole > 0 else 1.0
+        found.append(
+            [
+                Pauses(more * each.calls / totals.train.steps, each.ns / each.calls / 1e9)
+                if each.calls
+                else Pauses(0.0, 0.0)
+                for each in totals.gc
+            ]
+        )
+    return found
 
 
 def _of_all(pauses: Sequence[Sequence[Pauses]]) -> list[Pauses]:

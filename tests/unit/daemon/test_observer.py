@@ -527,6 +527,18 @@ def test_collections_at_different_steps_cost_their_sum(seed: int, on_device: boo
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_collections_that_begin_late_are_counted_from_then_on(seed: int) -> None:
+    watched = Watched(4, seed=seed)
+    watched.train(60)
+    began = watched.job.step
+    storm = collecting(0.05, every=20, apart=5)
+    reported = watched.train(20, lambda rank, step: storm(rank, step) if step >= began else {})
+    assert {each.cause for each in reported[12:] if each} == {Cause.GARBAGE_COLLECTION}
+    assert watched.verdict.rank is None
+    assert watched.verdict.cost_seconds_per_step == pytest.approx(0.01, rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_collections_at_the_same_steps_cost_one_ranks(seed: int) -> None:
     watched = Watched(seed=seed)
     reported = watched.train(40, collecting(0.25, every=100, apart=0))
