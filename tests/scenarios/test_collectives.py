@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import threading
+import time
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -206,6 +207,45 @@ def test_work_that_is_derived_in_python_goes_to_its_base(client: torchperfd.Clie
     with pytest.raises(RuntimeError, match="timed out"):
         _Derived().wait(timedelta(milliseconds=1))
     assert client.report().totals.train.steps == 0
+
+
+class _Waited(Work):
+    """Work that waits by itself, as that of a process group in Python does."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        time.sleep(0.002)
+        return True
+
+
+class _Group(ProcessGroup):
+    """A process group of one rank, all of whose reductions take 3 ms."""
+
+    def allreduce(self, tensors: Any, *options: Any) -> Work:
+        time.sleep(0.003)
+        return _Waited()
+
+
+class _GroupAround(_Group):
+    """One that does as another does."""
+
+
+@pytest.mark.parametrize("kind", [_Group, _GroupAround])
+def test_process_groups_in_python_are_timed_too(client: torchperfd.Client, kind: type[ProcessGroup]) -> None:
+    before = {each: dict(vars(each)) for each in (_Group, _GroupAround, _Waited)}
+    groups = [kind(0, 1), kind(0, 1)]  # type: ignore[call-arg]
+    model = tiny_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, _ in loader(3):
+        model(inputs).sum().backward()
+        for each in groups:
+            assert each.allreduce([torch.ones(2)]).wait()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert calls(client) == per_step(3, collective_wait=3 * 2 * 2)
+    waited = client.report().to_dict()["train"]["phases"]["collective_wait"]
+    assert waited["seconds_total"] >= 3 * 2 * 0.005
+    client.detach()
+    assert {each: dict(vars(each)) for each in before} == before
 
 
 @pytest.mark.parametrize("whole_step", [False, True])

@@ -6,7 +6,9 @@ Whatever Python calls is seen at torch's own narrow place, the methods of ``Proc
 """
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any, Final
 
 import torch.distributed
@@ -35,6 +37,35 @@ def install(context: HookContext) -> None:
         if name in vars(group):
             _time(context, group, name)
     _time(context, work, "wait")
+    _time_derived(context, group, _ISSUES)
+    _time_derived(context, work, ("wait",))
+
+
+def _time_derived(context: HookContext, base: Any, names: Iterable[str]) -> None:
+    """Time the methods of classes that a script derives in Python, once it makes an object of one.
+
+    What such a class overrides never comes to the methods of the base.
+    """
+    original = own_attribute(base, "__init__")
+    seen: weakref.WeakSet[type] = weakref.WeakSet({base})
+
+    def follow(kind: type) -> None:
+        fresh = [each for each in kind.__mro__[: kind.__mro__.index(base)] if each not in seen]
+        seen.update(fresh)
+        for each in fresh:
+            for name in names:
+                if isinstance(vars(each).get(name), FunctionType):
+                    _time(context, each, name)
+
+    follow_safely = context.guard(follow, None)
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if type(self) not in seen:
+            follow_safely(type(self))
+
+    context.patches.replace(base, "__init__", keep_out_of_graphs(init))
 
 
 def _time(context: HookContext, owner: Any, name: str) -> None:
