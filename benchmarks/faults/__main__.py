@@ -145,9 +145,6 @@ def main() -> int:
     models = options.models or [
         *(catalog.HELD_OUT_MODELS if options.held_out else catalog.DEVELOPMENT_MODELS)
     ]
-    if options.device == catalog.SIMULATED:
-        # Collectives of FSDP pass through Python there, where hooks do not look for them.
-        models = [model for model in models if model.endswith("-ddp")]
     faults = [
         fault for fault in FAULTS if options.device in fault.devices and (fault.in_quick or not options.quick)
     ]

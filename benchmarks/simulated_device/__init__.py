@@ -2,7 +2,7 @@
 
 Nothing is computed on it. Work on it takes a given time, on threads that sleep, while the host goes on: so
 the waits of a job lie where they lie on GPUs, on the device and in whatever call synchronises. What is real:
-torch's own code above it (``DistributedDataParallel``), the client's hooks and marks, and the ranks' waiting
+torch's own code above it (DDP, FSDP2), the client's hooks and marks, and the ranks' waiting
 for each other.
 """
 

@@ -64,9 +64,18 @@ class SimulatedGroup(dist.ProcessGroup):
     def __init__(self, name: str, device: Device, gloo: Any, arrivals: Any, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._name = name
+        self._group_name = ""
         self._device = device
         self._gloo = gloo
         self._arrivals = arrivals
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        """What torch calls the group."""
+        return self._group_name
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return what ``dist.get_backend()`` shows."""
@@ -75,6 +84,20 @@ class SimulatedGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Any, *options: Any) -> SimulatedWork:
         """Launch a reduction behind the current stream's work."""
         return self._launch(tensors)
+
+    def all_gather_single(self, output: Any, own: Any, *options: Any) -> SimulatedWork:
+        """Launch a gathering; every part is the rank's own."""
+        output.view(self.size(), -1).copy_(own.clone().view(1, -1))
+        return self._launch(output)
+
+    def reduce_scatter_single(self, output: Any, everything: Any, *options: Any) -> SimulatedWork:
+        """Launch a scattering of the rank's own values."""
+        output.view(-1).copy_(everything.view(self.size(), -1)[self.rank()].clone())
+        return self._launch(output)
+
+    # As releases of torch before 2.13 call them.
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
     def allgather(self, outputs: Any, own: Any, options: Any = None) -> SimulatedWork:
         """Gather for real: only the set-up of a job does so."""
@@ -86,7 +109,7 @@ class SimulatedGroup(dist.ProcessGroup):
         self._gloo.broadcast(tensors, options).wait()
         return SimulatedWork(self._device, tensors)
 
-    def barrier(self, options: Any = None) -> SimulatedWork:
+    def barrier(self, opts: Any = None) -> SimulatedWork:
         """Wait for all ranks, on the host."""
         self._device.compute.synchronize()
         self._gloo.barrier(dist.BarrierOptions()).wait()
