@@ -32,7 +32,7 @@ def command(rank: int, run: str, last: int, socket: str | None, as_json: bool) -
     if as_json:
         click.echo(json.dumps(_document(steps)))
     elif steps.count:
-        click.echo("\n".join(_lines(steps, time.time())))
+        click.echo("\n".join(lines(steps, time.time())))
     else:
         click.echo(f"rank {rank} has made no training step yet", err=True)
 
@@ -51,7 +51,14 @@ def _document(steps: control_pb2.RankSteps) -> dict[str, Any]:
     }
 
 
-def _lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
+def lines(steps: control_pb2.RankSteps, now: float) -> list[str]:
+    """Return a rank's steps as a table, times in milliseconds on the host.
+
+    Args:
+        now: Unix seconds.
+    """
+    # Times on the device are means of many steps.
+    del steps.device_phases[:]
     [view] = _view.runs([steps])
     work = _view.work(steps)
     columns = work.phase_seconds

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.daemon.test_observer import RUN, Watched
 
 from torchperfd.v1 import control_pb2, fleet_pb2
-from torchperfd_daemon.commands import _view, ranks, whatif
+from torchperfd_daemon.commands import _view, ranks, steps, whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.waits import compare
@@ -86,6 +86,17 @@ def test_healthy_ranks_whose_devices_wait_are_not_slow() -> None:
     watched = trained(late_s=0.0)
     [view] = _view.runs(steps_of(watched, watched.observer.device_work))
     assert (view.on_device, [each for each in view.ranks if each.slow]) == (True, [])
+
+
+def test_single_steps_are_those_of_the_host() -> None:
+    watched = trained()
+    [message] = [
+        each for each in steps_of(watched, watched.observer.device_work) if each.status.identity.rank == SLOW
+    ]
+    assert message.device_phases
+    head, *lines = steps.lines(message, watched.job.wall)
+    waits = [float(line.split()[head.split().index("WAIT") - len(head.split())]) for line in lines]
+    assert max(waits) < 1, "milliseconds: the host only launches collectives"
 
 
 def test_whatif_predicts_the_gain_without_the_late_rank() -> None:

@@ -1,0 +1,68 @@
+"""Pipeline and tensor parallelism on gloo: each rank's place is known, and stages are compared as such."""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.integration.conftest import node
+from tests.scenarios import parallel_ranks
+from tests.support.node import Node, eventually, free_port
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["node"]
+
+LONGER_S = 0.01
+"""What the second stage waits in each micro-batch."""
+STEPS = 2000
+WATCHED_S = 15.0
+PLACES = {0: "pp=0 tp=0", 1: "pp=0 tp=1", 2: "pp=1 tp=0", 3: "pp=1 tp=1"}
+
+
+@pytest.fixture
+def job(node: Node) -> Iterator[Node]:
+    """Four ranks that train under a daemon."""
+    node.start_daemon()
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"),
+        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *("-m", "torchperfd", "run", parallel_ranks.__file__, str(LONGER_S), str(STEPS)),
+    ]
+    with node.running(
+        *command, PYTHONPATH=os.environ.get("PYTHONPATH", ""), TORCHPERFD_RUN="split"
+    ) as process:
+        yield node
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def ranks(job: Node) -> dict[int, dict[str, Any]]:
+    runs = job.json("ranks")["runs"]
+    return {rank["rank"]: rank for run in runs for rank in run["ranks"]}
+
+
+def test_stages_are_compared_as_stages(job: Node) -> None:
+    eventually(
+        lambda: len(ranks(job)) == 4 and all(r["steps"] > 60 for r in ranks(job).values()), 120, job.log
+    )
+    time.sleep(WATCHED_S)
+    reported = ranks(job)
+    assert {rank: each["coordinates"] for rank, each in reported.items()} == PLACES
+    assert [rank for rank, each in reported.items() if each["slow"]] == []
+    page = job.get("/metrics")[1]
+    info = {
+        int(labels["rank"]): (labels["pipeline_rank"], labels["tensor_rank"], labels["data_rank"])
+        for line in page.splitlines()
+        if line.startswith("torchperfd_train_rank_info{")
+        for labels in [dict(re.findall(r'(\w+)="([^"]*)"', line))]
+    }
+    assert info == {0: ("0", "0", ""), 1: ("0", "1", ""), 2: ("1", "0", ""), 3: ("1", "1", "")}
+    [verdict] = job.json("diagnose")["verdicts"]
+    assert (verdict["cause"], verdict["rank"]) == ("pipeline imbalance", None), verdict
+    # Four micro-batches a step, of which a stage that is as long as the mean would save half.
+    longer = parallel_ranks.MICRO_BATCHES * LONGER_S
+    assert verdict["cost_seconds_per_step"] == pytest.approx(longer / 2, rel=0.3)
