@@ -110,22 +110,19 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
 
 
 def _hides_waits(ranks: Sequence[RankEvidence]) -> bool:
-    """Return whether ranks exchange on a device, so that the host's wait does not show who is late."""
-    exchange = any(rank.wait_seconds for rank in ranks)
-    return (
-        len(ranks) > 1
-        and exchange
-        and all(rank.on_device for rank in ranks)
-        and not wait_for_each_other(ranks)
-    )
+    """Return whether ranks are on devices, and their waits for each other do not show who is late.
+
+    Also where no wait is seen at all: those within compiled graphs and of tensor parallelism never are.
+    """
+    return len(ranks) > 1 and all(rank.on_device for rank in ranks) and not wait_for_each_other(ranks)
 
 
 def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float) -> Verdict:
     longest = max(rank.wait_seconds for rank in ranks)
+    waits = f"ranks wait for {duration(longest)} of" if longest else "no wait for another rank is seen in"
     words = (
-        "cannot determine which rank is slow: collectives wait on the device, the host for"
-        f" {duration(longest)} of each {duration(step_seconds)} step at most; no other cause takes"
-        f" {LEAST_SHARE:.0%} of it"
+        f"cannot determine which rank is slow: {waits} each {duration(step_seconds)} step, as far as"
+        f" devices show it; no other cause takes {LEAST_SHARE:.0%} of it"
     )
     return Verdict(
         Cause.UNKNOWN, run, "", None, "collective_wait", words, 0.0, next_command(Cause.UNKNOWN, run)

@@ -21,7 +21,7 @@ class Comparison:
     Attributes:
         works: Each rank's phases, on the host or on its device.
         on_device: Whether they are times on the devices, because ranks wait for each other there.
-        hidden: Whether ranks exchange on their devices in a way that does not show who is late.
+        hidden: Whether ranks are on devices, and their waits for each other do not show who is late.
     """
 
     works: list[RankWork]
@@ -60,9 +60,8 @@ def compare(host: Sequence[RankWork], device: Sequence[RankWork | None]) -> Comp
     waits = [mean_wait(each) for each in host], [None if each is None else mean_wait(each) for each in device]
     on_device = are_on_devices(*waits)
     works = timed if on_device else [*host]
-    exchange = any(mean_wait(each) for each in (*host, *timed))
     material = are_material([(mean_wait(each), mean_step(each)) for each in works])
-    hidden = len(host) > 1 and len(timed) == len(host) and exchange and not material
+    hidden = len(host) > 1 and len(timed) == len(host) and not material
     return Comparison(works, on_device, hidden)
 
 

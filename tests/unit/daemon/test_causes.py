@@ -107,11 +107,19 @@ def test_waits_on_device_without_cause_are_unknown() -> None:
     assert verdict.evidence.startswith("cannot determine which rank is slow")
 
 
-@pytest.mark.parametrize("on_device", [True, False])
-def test_short_waits_are_healthy_if_the_host_sees_them(on_device: bool) -> None:
-    ranks = [changed(rank(number), collective_wait=0.0 if on_device else 0.0005) for number in range(8)]
-    (verdict,) = rank_causes("bert-17", [replace(each, on_device=on_device) for each in ranks])
+def test_short_waits_are_healthy_if_the_host_sees_them() -> None:
+    ranks = [changed(rank(number), collective_wait=0.0005) for number in range(8)]
+    (verdict,) = rank_causes("bert-17", ranks)
     assert verdict.cause is Cause.NONE
+
+
+def test_no_waits_on_devices_are_unknown_too() -> None:
+    ranks = [replace(changed(rank(number), collective_wait=0.0), on_device=True) for number in range(8)]
+    (verdict,) = rank_causes("bert-17", ranks)
+    assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, None)
+    assert "no wait for another rank is seen in each 98 ms step" in verdict.evidence
+    (alone,) = rank_causes("bert-17", ranks[:1])
+    assert alone.cause is Cause.NONE
 
 
 @pytest.mark.parametrize(

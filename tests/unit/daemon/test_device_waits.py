@@ -156,10 +156,11 @@ def test_one_rank_without_device_times_is_enough_for_the_host() -> None:
     assert (times.works, times.on_device, times.hidden) == (host, False, False)
 
 
-def test_ranks_without_any_exchange_hide_nothing() -> None:
-    alone = [work(0, 0.1, 0.0), work(1, 0.2, 0.0)]
-    assert not compare(alone, [*alone]).hidden
-    assert not compare(alone[:1], [work(0, 0.1, 0.0001)]).hidden
+def test_ranks_on_devices_that_show_no_wait_may_hide_it() -> None:
+    silent = [work(0, 0.1, 0.0), work(1, 0.2, 0.0)]
+    assert compare(silent, [*silent]).hidden
+    assert not compare(silent, [None, None]).hidden, "on the host they would be seen"
+    assert not compare(silent[:1], silent[:1]).hidden, "a rank by itself waits for none"
 
 
 def test_a_run_without_ranks_is_compared_as_nothing() -> None:
