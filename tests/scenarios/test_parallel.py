@@ -63,6 +63,8 @@ def test_stages_are_compared_as_stages(job: Node) -> None:
     assert info == {0: ("0", "0", ""), 1: ("0", "1", ""), 2: ("1", "0", ""), 3: ("1", "1", "")}
     [verdict] = job.json("diagnose")["verdicts"]
     assert (verdict["cause"], verdict["rank"]) == ("pipeline imbalance", None), verdict
-    # Four micro-batches a step, of which a stage that is as long as the mean would save half.
-    longer = parallel_ranks.MICRO_BATCHES * LONGER_S
-    assert verdict["cost_seconds_per_step"] == pytest.approx(longer / 2, rel=0.3)
+    # Beside what it waits, the second stage has the loss, and more of the backward. Of what it works longer,
+    # two stages of the same length would save half.
+    longer = reported[2]["own_seconds"] - reported[0]["own_seconds"]
+    assert longer > parallel_ranks.MICRO_BATCHES * LONGER_S
+    assert verdict["cost_seconds_per_step"] == pytest.approx(longer / 2, rel=0.2)
