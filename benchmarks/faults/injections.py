@@ -227,16 +227,19 @@ class _GarbageCollection(Injection):
     def compute(self) -> None:
         # A script that makes many cycles has full collections at every step; so this one, without the cycles.
         if self.strikes:
-            with self.timed():
-                until = time.perf_counter() + self.seconds
-                while time.perf_counter() < until:
-                    gc.collect()
+            self._collect(self.seconds)
+
+    def _collect(self, seconds: float) -> None:
+        with self.timed():
+            until = time.perf_counter() + seconds
+            while time.perf_counter() < until:
+                gc.collect()
 
 
 class _SlowKernels(Injection):
     def compute(self) -> None:
         if self.strikes:
-            installed().compute.compute(self.seconds)
+            installed().compute.launch_kernel(self.seconds)
             self.spend(self.seconds)
 
 
@@ -253,10 +256,7 @@ class _StaggeredCollections(_GarbageCollection):
 
     def compute(self) -> None:
         if self.strikes and self._step % STAGGER_STEPS == self.rank * STAGGER_STEPS // self.plan.ranks:
-            until = time.perf_counter() + self.seconds * STAGGER_STEPS / self.plan.ranks
-            with self.timed():
-                while time.perf_counter() < until:
-                    gc.collect()
+            self._collect(self.seconds * STAGGER_STEPS / self.plan.ranks)
 
 
 class _CpuHog(Injection):

@@ -19,6 +19,10 @@ _WIDTH: Final = 32
 _JITTER: Final = 0.03
 
 
+def _scattered(seconds: float, chance: random.Random) -> float:
+    return max(0.0, seconds * chance.gauss(1.0, _JITTER))
+
+
 class Pace(nn.Module):
     """Waits in the forward, as for a device, and does what a fault adds there.
 
@@ -38,7 +42,7 @@ class Pace(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the inputs, later."""
-        time.sleep(max(0.0, self._seconds * self._chance.gauss(1.0, _JITTER)))
+        time.sleep(_scattered(self._seconds, self._chance))
         until = time.thread_time() + self._work_seconds
         while time.thread_time() < until:
             inputs.square().sum()
@@ -64,8 +68,8 @@ class Kernels(nn.Module):
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Return the outputs at once."""
-        seconds = max(0.0, self._seconds * self._chance.gauss(1.0, _JITTER))
-        self._device.compute.compute(0.4 * seconds)
+        seconds = _scattered(self._seconds, self._chance)
+        self._device.compute.launch_kernel(0.4 * seconds)
         self._extra()
         launched: Tensor = _Launch.apply(  # type: ignore[no-untyped-call]
             outputs, self._device, 0.6 * seconds
@@ -83,7 +87,7 @@ class _Launch(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> Any:
-        context.device.compute.compute(context.seconds)
+        context.device.compute.launch_kernel(context.seconds)
         return gradients[0], None, None
 
 

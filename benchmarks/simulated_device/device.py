@@ -66,7 +66,7 @@ class Stream:
         """Put work behind what there is; waits only while the queue is full."""
         self._queue.put((work, time.monotonic()))
 
-    def compute(self, seconds: float) -> None:
+    def launch_kernel(self, seconds: float) -> None:
         """Launch a kernel that takes so long."""
         self.launch(lambda now: now + seconds)
 
@@ -101,7 +101,7 @@ class Stream:
             work, launched = launch
             # An idle stream begins at the launch, a busy one where the work before has ended.
             self._now = work(max(self._now, launched))
-            # Whoever waits for what follows is not to go on before its time.
+            # What waits for this work must not continue before it has ended.
             if (left := self._now - time.monotonic()) > 0:
                 time.sleep(left)
 

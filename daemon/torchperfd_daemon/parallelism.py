@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final
 
 from torchperfd.coordinates import Coordinate
@@ -22,6 +23,7 @@ _KIND_OF: Final = {name: kind for kind, names in _NAMES.items() for name in name
 _SUFFIX: Final = re.compile(r"[_-]group$")
 
 
+@lru_cache(maxsize=256)
 def kind_of(dimension: str) -> str:
     """Return the kind of a dimension's parallelism; empty if its name says none."""
     return _KIND_OF.get(_SUFFIX.sub("", dimension.lower()).replace("-", "_"), "")

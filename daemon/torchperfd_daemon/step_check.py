@@ -172,7 +172,7 @@ class StepCheck:
         slower = []
         for each in due:
             made = max(0, each.rank.totals.train.steps - each.first)
-            after = each.rank.history.newest(min(made, len(each.rank.history))).duration_ns
+            after = each.rank.history.newest(made).duration_ns
             change = compare(each.before, after[:STEPS])
             if change is not None:
                 each.trace.step_change = round(change.ratio, 4)

@@ -25,10 +25,10 @@ def recorded(device: Device) -> Event:
 
 
 def test_kernels_take_exactly_their_times(device: Device) -> None:
-    device.compute.compute(AHEAD_S)
+    device.compute.launch_kernel(AHEAD_S)
     begin = recorded(device)
     for seconds in (0.001, 0.002, 0.0005):
-        device.compute.compute(seconds)
+        device.compute.launch_kernel(seconds)
     end = recorded(device)
     assert not end.query(), "the host goes on"
     device.compute.synchronize()
@@ -46,10 +46,10 @@ def test_an_idle_stream_begins_at_the_launch(device: Device) -> None:
 
 
 def test_a_stream_waits_for_another_and_the_host_does_not(device: Device) -> None:
-    device.compute.compute(AHEAD_S)
+    device.compute.launch_kernel(AHEAD_S)
     device.communication.wait_stream(device.compute)
-    device.communication.compute(0.002)
-    device.compute.compute(0.001)
+    device.communication.launch_kernel(0.002)
+    device.compute.launch_kernel(0.001)
     device.compute.wait_stream(device.communication)
     end = recorded(device)
     begin = device.event()
@@ -63,7 +63,7 @@ def test_a_stream_waits_for_another_and_the_host_does_not(device: Device) -> Non
 def test_an_event_that_is_recorded_again_is_passed_again(device: Device) -> None:
     event = recorded(device)
     event.synchronize()
-    device.compute.compute(AHEAD_S)
+    device.compute.launch_kernel(AHEAD_S)
     event.record()
     assert not event.query()
     event.synchronize()
@@ -83,7 +83,7 @@ def test_the_host_waits_while_the_queue_is_full(device: Device) -> None:
     def launch_all() -> None:
         nonlocal launched
         for _ in range(2 * QUEUE_LENGTH):
-            device.compute.compute(0.0)
+            device.compute.launch_kernel(0.0)
             launched += 1
 
     host = threading.Thread(target=launch_all)

@@ -9,8 +9,8 @@ import numpy as np
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon import parallelism
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork, Straggler, find_stragglers
-from torchperfd_daemon.diagnosis.waits import compare, mean_own
-from torchperfd_daemon.service.translate import device_work, rank_work
+from torchperfd_daemon.diagnosis.waits import mean_own
+from torchperfd_daemon.service.translate import comparison, device_work, rank_work
 from torchperfd_daemon.service.translate_account import coordinates
 
 WAIT: Final = "collective_wait"
@@ -158,7 +158,7 @@ def run_dict(view: RunView) -> dict[str, Any]:
 def _run(run: str, messages: Sequence[control_pb2.RankSteps]) -> RunView:
     # A rank that has left does nothing that others could wait for.
     there = [message for message in present(messages) if message.count]
-    times = compare([work(message) for message in there], [device_work(message) for message in there])
+    times = comparison(there)
     waits = len(times.works) > 1 and any(spent(each, WAIT) for each in times.works)
     slow = find_stragglers(times.works) if waits and not times.hidden else []
     own = {} if times.hidden else {each.rank: (each.stage, mean_own(each)) for each in times.works}

@@ -16,14 +16,12 @@ from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
-from torchperfd_daemon.diagnosis.waits import compare
 from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, replay
 from torchperfd_daemon.errors import PartialResultError
-from torchperfd_daemon.observer.rank_watch import WARM_STEPS
-from torchperfd_daemon.service.translate import device_work
+from torchperfd_daemon.observer.rank_watch import LEAST_SAMPLES, WARM_STEPS
+from torchperfd_daemon.service.translate import comparison
 
 _TIMEOUT_S: Final = 10.0
-_LEAST_SAMPLES: Final = 3
 
 
 @click.command("whatif")
@@ -151,13 +149,11 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Repl
     Returns:
         None where there are too few steps.
     """
-    times = compare(
-        [_view.work(message) for message in messages], [device_work(message) for message in messages]
-    )
+    times = comparison(messages)
     if not times.on_device:
         return _replay_common_steps(messages, since, hidden=times.hidden)
     count = min(len(column) for work in times.works for column in work.phase_seconds.values())
-    if count < _LEAST_SAMPLES:
+    if count < LEAST_SAMPLES:
         return None
     pauses = {message.status.identity.rank: _pauses(message) for message in messages}
     return replace(replay([_part(work, -count, None) for work in times.works], pauses), on_device=True)
@@ -191,9 +187,7 @@ def _part(work: RankWork, first: int, end: int | None) -> RankWork:
 
 def _pauses(message: control_pb2.RankSteps) -> list[Pauses]:
     steps = message.status.steps
-    return [
-        Pauses(each.calls / steps, each.ns / each.calls / 1e9) for each in message.gc if each.calls and steps
-    ]
+    return [Pauses.of(each.calls, each.ns, steps) for each in message.gc if each.calls and steps]
 
 
 def _dict(run: str, world_size: int, predictions: Replay) -> dict[str, Any]:

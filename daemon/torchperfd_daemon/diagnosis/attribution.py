@@ -227,8 +227,9 @@ class CauseAttribution:
         if found and self._together and found.cost_seconds >= LEAST_SHARE * self.step_seconds:
             rank = next(each for each in self._seen if each.stage == found.stage)
             text = found.words(rank.step_seconds)
-            cost = found.cost_seconds
-            self._add_verdict(Cause.PIPELINE_IMBALANCE, rank, None, "", text, cost, ever_since=True)
+            self._add_verdict(
+                Cause.PIPELINE_IMBALANCE, rank, None, "", text, found.cost_seconds, ever_since=True
+            )
 
     def _claimed(self, rank: RankEvidence) -> float:
         """Return how much of a rank's lateness causes have claimed."""

@@ -15,7 +15,7 @@ from torchperfd_daemon.diagnosis.attribution import (
     next_command,
 )
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
-from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
+from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, unmeasured
 from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
 
@@ -98,7 +98,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
     unknown = _unknown(run, seen, attribution.step_seconds, verdicts)
     if unknown is not None:
         verdicts.insert(0, unknown)
-    if not verdicts and _hides_waits(seen):
+    if not verdicts and hide_waits(seen):
         verdicts = [_cannot_compare(run, seen, attribution.step_seconds)]
     if not verdicts:
         words = f"nothing takes {LEAST_SHARE:.0%} of a {duration(attribution.step_seconds)} step without need"
@@ -107,14 +107,6 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
             words = f"nothing stands out of a {duration(attribution.step_seconds)} step: {usual}"
         verdicts = [Verdict(Cause.NONE, run, "", None, "", words, 0.0, next_command(Cause.NONE, run))]
     return verdicts
-
-
-def _hides_waits(ranks: Sequence[RankEvidence]) -> bool:
-    """Return whether ranks are on devices, and their waits for each other do not show who is late.
-
-    Also where no wait is seen at all: those within compiled graphs and of tensor parallelism never are.
-    """
-    return len(ranks) > 1 and all(rank.on_device for rank in ranks) and not wait_for_each_other(ranks)
 
 
 def _cannot_compare(run: str, ranks: Sequence[RankEvidence], step_seconds: float) -> Verdict:

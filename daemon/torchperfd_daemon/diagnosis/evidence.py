@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from torchperfd_daemon.diagnosis.waits import are_material, are_on_devices
+from torchperfd_daemon.diagnosis.waits import are_hidden, are_material, are_on_devices
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 _WAIT: Final = "collective_wait"
@@ -88,6 +88,12 @@ class RankEvidence:
 def wait_for_each_other(ranks: Sequence[RankEvidence]) -> bool:
     """Return whether waits show who is late."""
     return are_material([(rank.wait_seconds, rank.step_seconds) for rank in ranks])
+
+
+def hide_waits(ranks: Sequence[RankEvidence]) -> bool:
+    """Return whether ranks are on devices, and their waits for each other do not show who is late."""
+    waits = [(rank.wait_seconds, rank.step_seconds) for rank in ranks]
+    return are_hidden(waits, on_devices=all(rank.on_device for rank in ranks))
 
 
 def do_devices_wait(ranks: Sequence[RankEvidence]) -> bool:

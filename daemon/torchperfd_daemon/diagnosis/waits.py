@@ -49,6 +49,18 @@ def are_on_devices(host: Sequence[float], device: Sequence[float | None]) -> boo
     return len(known) == len(host) and max(known, default=0.0) > max(host, default=0.0)
 
 
+def are_hidden(waits: Sequence[tuple[float, float]], *, on_devices: bool) -> bool:
+    """Return whether ranks are on devices, and their waits for each other do not show who is late.
+
+    Also where no wait is seen at all: those within compiled graphs and of tensor parallelism never are.
+
+    Args:
+        waits: Of each rank, the wait and the step, in seconds.
+        on_devices: Whether all ranks are on devices.
+    """
+    return len(waits) > 1 and on_devices and not are_material(waits)
+
+
 def compare(host: Sequence[RankWork], device: Sequence[RankWork | None]) -> Comparison:
     """Return the times by which ranks are to be compared.
 
@@ -60,9 +72,8 @@ def compare(host: Sequence[RankWork], device: Sequence[RankWork | None]) -> Comp
     waits = [mean_wait(each) for each in host], [None if each is None else mean_wait(each) for each in device]
     on_device = are_on_devices(*waits)
     works = timed if on_device else [*host]
-    material = are_material([(mean_wait(each), mean_step(each)) for each in works])
-    hidden = len(host) > 1 and len(timed) == len(host) and not material
-    return Comparison(works, on_device, hidden)
+    steps = [(mean_wait(each), mean_step(each)) for each in works]
+    return Comparison(works, on_device, are_hidden(steps, on_devices=len(timed) == len(host)))
 
 
 def mean_wait(work: RankWork) -> float:

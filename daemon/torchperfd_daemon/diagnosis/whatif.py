@@ -57,6 +57,11 @@ class Pauses:
     per_step: float
     seconds: float
 
+    @classmethod
+    def of(cls, calls: int, ns: int, steps: int) -> "Pauses":
+        """Return the pauses of so many steps; ``calls`` may be 0, ``steps`` may not."""
+        return cls(calls / steps, ns / calls / 1e9 if calls else 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.diagnosis import Verdict
-from torchperfd_daemon.diagnosis.waits import compare
 from torchperfd_daemon.fleet import translate as fleet_translate
 from torchperfd_daemon.fleet.verdict import NodePart, judge
 from torchperfd_daemon.service import translate
@@ -41,10 +40,7 @@ def judge_all(surveys: Sequence[fleet_pb2.NodeSurvey]) -> list[Verdict]:
         training = {number for number, ranks in nodes.items() if any(each.status.connected for each in ranks)}
         numbers = [number for number in sorted(training or nodes) if run in verdicts[number]]
         messages = [each for number in numbers for each in nodes[number] if _is_training(each)]
-        times = compare(
-            [translate.rank_work(each) for each in messages],
-            [translate.device_work(each) for each in messages],
-        )
+        times = translate.comparison(messages)
         works = {work.rank: work for work in times.works}
         parts = [
             NodePart(

@@ -35,12 +35,13 @@ def with_staggered(ranks: Seen) -> list[RankEvidence]:
     all samples of this regime, or from the whole run if some rank has not collected in them.
     """
     evidence = [each for _, each in ranks]
+    if len(ranks) < 2 or not any(each.wait_seconds for each in evidence):
+        return evidence
     pauses = _pauses([watch for watch, _ in ranks])
     collected = [sum(each.per_step * each.seconds for each in rank) for rank in pauses]
     longest, step_seconds = max(collected), statistics.median(each.step_seconds for each in evidence)
-    exchange = len(ranks) > 1 and any(each.wait_seconds for each in evidence)
     alike = statistics.median(collected) >= _ALIKE * longest
-    if not exchange or not alike or sum(collected) < LEAST_SHARE * step_seconds:
+    if not alike or sum(collected) < LEAST_SHARE * step_seconds:
         return evidence
     steps = np.sum([*ranks[0][0].work({}).phase_seconds.values()], axis=0)
     lost = float(np.mean(steps - without_pauses(steps, _of_all(pauses))))
@@ -64,16 +65,11 @@ def _pauses(watches: Sequence[RankWatch]) -> list[list[Pauses]]:
     found = []
     for watch, seconds in zip(watches, lately, strict=True):
         totals = watch.rank.totals
-        whole = sum(each.ns for each in totals.gc) / 1e9 / max(1, totals.train.steps)
+        steps = max(1, totals.train.steps)
+        whole = sum(each.ns for each in totals.gc) / 1e9 / steps
         more = seconds / whole if min(lately) > 0 and whole > 0 else 1.0
-        found.append(
-            [
-                Pauses(more * each.calls / totals.train.steps, each.ns / each.calls / 1e9)
-                if each.calls
-                else Pauses(0.0, 0.0)
-                for each in totals.gc
-            ]
-        )
+        pauses = [Pauses.of(each.calls, each.ns, steps) for each in totals.gc]
+        found.append([replace(each, per_step=more * each.per_step) for each in pauses])
     return found
 
 

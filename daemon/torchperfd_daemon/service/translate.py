@@ -17,6 +17,7 @@ from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.captures.schedule import MOST_STEPS
 from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.waits import Comparison, compare
 from torchperfd_daemon.errors import UsageError
 from torchperfd_daemon.service import translate_account
 from torchperfd_daemon.service.fields import pack, unpack
@@ -175,6 +176,11 @@ def device_work(message: control_pb2.RankSteps) -> RankWork | None:
     if not columns:
         return None
     return RankWork(message.status.identity.rank, columns, _stage(message), are_means=True)
+
+
+def comparison(messages: Sequence[control_pb2.RankSteps]) -> Comparison:
+    """Return the times by which a run's ranks are to be compared."""
+    return compare([rank_work(each) for each in messages], [device_work(each) for each in messages])
 
 
 def _stage(message: control_pb2.RankSteps) -> int | None:
