@@ -13,6 +13,7 @@ from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.attribution import MOST_OF
 from torchperfd_daemon.diagnosis.detect import find_stragglers
 from torchperfd_daemon.diagnosis.detect.straggler import (
+    LEAST_SAMPLES,
     LEAST_SHARE,
     LEAST_STEPS,
     WAITING,
@@ -130,11 +131,7 @@ def _late(
     work = RankWatch.device_work if on_device else RankWatch.work
     suspects = known | losses.keys()
     works = [work(watch, usual.get(evidence.rank, {})) for watch, evidence in chosen]
-    stragglers = (
-        find_stragglers(works, len(ranks), suspects)
-        if on_device
-        else _stragglers(works, len(ranks), suspects, period)
-    )
+    stragglers = _stragglers(works, len(ranks), suspects, 1 if on_device else period)
     late = {each.rank: float(seconds) - middle for (_, each), seconds in zip(ranks, own, strict=True)}
     phases = {rank: "" for rank, lost in losses.items() if MOST_OF * lost <= late[rank]}
     phases |= {each.rank: each.phase for each in stragglers}
@@ -143,22 +140,26 @@ def _late(
 
 
 def _stragglers(works: list[RankWork], among: int, suspects: Collection[int], period: int) -> list[Straggler]:
-    """Return the ranks that are late beyond chance in the whole window, or else in its newest half.
+    """Return the ranks that are late beyond chance in the whole window, or else in its newest part.
 
-    If only every n-th step is slow, the onset is detected late, and the window contains steps from before it.
-    Until most of its steps are slow, they differ from each other by more than the rank does from its peers.
+    If only every n-th step is slow, or steps vary much, the onset is detected late or not at all, and the
+    window contains steps from before it. Until most of its steps are slow, they differ from each other by
+    more than the rank does from its peers.
     """
     found = find_stragglers(works, among, suspects, period)
     if found:
         return found
     # Two tests share the permitted chance of a false positive.
-    return find_stragglers([_newest_half(each) for each in works], 2 * among, suspects, period)
+    return find_stragglers([_newest(each) for each in works], 2 * among, suspects, period)
 
 
-def _newest_half(work: RankWork) -> RankWork:
-    """Return the steps in the newest half of a window's time; if these are slow, they are the fewer ones."""
-    steps = LEAST_STEPS
-    if work.phase_seconds:
+def _newest(work: RankWork) -> RankWork:
+    """Return the steps in the newest half of a window's time; if these are slow, they are the fewer ones.
+
+    Of means of many steps, return as many as are needed to compare ranks.
+    """
+    steps = LEAST_SAMPLES if work.are_means else LEAST_STEPS
+    if work.phase_seconds and not work.are_means:
         spent = np.cumsum(np.sum([*work.phase_seconds.values()], axis=0)[::-1])
         steps = max(steps, int(np.count_nonzero(spent <= spent[-1:] / 2)) + 1)
     return replace(work, phase_seconds={name: column[-steps:] for name, column in work.phase_seconds.items()})

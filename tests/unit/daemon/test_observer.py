@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import re
 from collections.abc import AsyncIterator, Iterable
 
@@ -144,6 +145,19 @@ def test_slow_rank_is_named_where_only_devices_wait(seed: int, phase: str, cause
     assert all(named[12:])
     assert watched.verdict.phase == phase
     assert watched.verdict.cost_seconds_per_step == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_slow_rank_on_a_device_is_named_although_steps_vary(seed: int) -> None:
+    """Other users of the machine make all steps longer now and then, which hides the onset."""
+    watched = Watched(seed=seed, on_device=True)
+    chance = random.Random(seed)
+    busy = [chance.random() * 0.12 if step // 40 % 2 else 0.0 for step in range(1000)]
+    watched.train(30, lambda _rank, step: {"forward": busy[step]})
+    reported = watched.train(20, lambda rank, _step: {"data": 0.03} if rank == seed else {})
+    named = [each is not None and (each.cause, each.rank) == (Cause.INPUT_BOUND, seed) for each in reported]
+    assert any(named[:9]), [each and each.summary for each in reported[:12]]
+    assert all(named[9:])
 
 
 @pytest.mark.parametrize("seed", range(5))
