@@ -55,6 +55,9 @@ class Job:
         stages: The pipeline stages that the ranks are split into, neighbouring ranks in one.
         on_device: Whether the work and the wait for other ranks are on devices, as with NCCL: the host
             launches work, and waits in ``other`` for what its step has come to.
+
+    Attributes:
+        saving: The ranks that save a checkpoint in the background now.
     """
 
     def __init__(
@@ -87,6 +90,8 @@ class Job:
         self._device_sums = [dict.fromkeys([*PHASES, "collective_wait"], 0) for _ in self.ranks]
         self._collected = [0] * ranks
         self._collections = [0] * ranks
+        self.saving: set[int] = set()
+        self._saved = [0] * ranks
         self._recording = None if recording is None else recording / np.median(recording)
         self._places = None if recording is None else rng.integers(len(recording), size=ranks)
 
@@ -146,6 +151,7 @@ class Job:
             collected = change(index, first + offset).get("gc", 0.0)
             self._collected[index] += int(collected * 1e9)
             self._collections[index] += collected > 0
+            self._saved[index] += sum(phases.values()) if index in self.saving else 0
         end = array("q", [int(each * 1e9) for each in ends])
         steps = array("q", range(first, self.step))
         self._store.add_steps(
@@ -175,6 +181,7 @@ class Job:
             if self._stages > 1
             else (),
             gc=(GcTotal(self._collections[index], self._collected[index]),),
+            background_saves=PhaseTotal(1, self._saved[index]),
         )
 
 

@@ -20,6 +20,8 @@ CPU: Final = "cpu"
 """Jobs on gloo, whose hosts wait for each other."""
 SIMULATED: Final = "simulated"
 """Jobs on :mod:`benchmarks.simulated_device`, whose devices do."""
+THROTTLED_GPU: Final = "throttled GPU"
+"""The fault of whose jobs NVML shows the GPUs."""
 MODELS: Final = (*DEVELOPMENT_MODELS, *HELD_OUT_MODELS)
 
 RANKS: Final = 4
@@ -143,6 +145,18 @@ FAULTS: Final = (
         "slow kernels, all ranks", Cause.UNKNOWN.value, 0, 0.03, devices=_SIMULATED, removed=Removed.GROWTH
     ),
     Fault(
+        THROTTLED_GPU, Cause.GPU_THROTTLING.value, 1, 0.03, devices=_SIMULATED, removed=Removed.RANK_EXCESS
+    ),
+    Fault(
+        "background checkpoint",
+        Cause.CHECKPOINT.value,
+        1,
+        last_culprit=0,
+        times_itself=False,
+        devices=_SIMULATED,
+        removed=Removed.GROWTH,
+    ),
+    Fault(
         "collections at different steps",
         Cause.GARBAGE_COLLECTION.value,
         0,
@@ -213,7 +227,7 @@ FAULTS: Final = (
     Fault("mismatched collective", HANG, 1),
     Fault("dead worker", HANG, 1),
 )
-"""What a processor and a simulated device can show. GPUs that are throttled or shared have no fault here."""
+"""What a processor and a simulated device can show. GPUs that are shared have no fault here."""
 
 SAVES_A_LOT: Final = Fault("saves a lot", Cause.NONE.value)
 """A control for a long run: checkpoints of all lengths, and validation that takes a minute."""

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from benchmarks.faults.catalog import (
     CHECKPOINT_STEPS,
     RECOMPILE_STEPS,
+    THROTTLED_GPU,
     USUAL_STEP_SECONDS,
     VALIDATION_BATCHES,
     VALIDATION_STEPS,
@@ -47,6 +48,9 @@ LEAK_FILLS_SECONDS: Final = 600.0
 HOGS: Final = 4
 STAGGER_STEPS: Final = 20
 """A rank of a job whose ranks collect at different steps does so once in as many."""
+SERIALIZE_SECONDS: Final = 0.015
+WRITE_SECONDS: Final = 0.005
+"""A save in the background does one and the other in turns."""
 QUOTA: Final = 0.1
 """Of one processor."""
 
@@ -241,6 +245,29 @@ class _SlowKernels(Injection):
         if self.strikes:
             installed().compute.launch_kernel(self.seconds)
             self.spend(self.seconds)
+
+
+class _BackgroundCheckpoint(Injection):
+    """A thread that saves one checkpoint for as long as there is the fault, mostly with Python's lock."""
+
+    def prepare(self, model: nn.Module) -> None:
+        self._is_over = threading.Event()
+
+    def finish(self) -> None:
+        if self.begins:
+            threading.Thread(target=self._save_slowly, daemon=True).start()
+
+    def end(self) -> None:
+        self._is_over.set()
+
+    def _save_slowly(self) -> None:
+        torch.save({"weights": torch.zeros(1024)}, _SlowFile(self._serialize))
+
+    def _serialize(self) -> None:
+        while not self._is_over.wait(WRITE_SECONDS):
+            until = time.perf_counter() + SERIALIZE_SECONDS
+            while time.perf_counter() < until:
+                pass
 
 
 class _SlowExchange(Injection):
@@ -439,6 +466,8 @@ _INJECTIONS: Final[dict[str, type[Injection]]] = {
     "slow kernels, one rank": _SlowKernels,
     "slow kernels, two ranks": _SlowKernels,
     "slow kernels, all ranks": _SlowKernels,
+    THROTTLED_GPU: _SlowKernels,
+    "background checkpoint": _BackgroundCheckpoint,
     "collections at different steps": _StaggeredCollections,
     "slow exchange": _SlowExchange,
     "CPU hog": _CpuHog,

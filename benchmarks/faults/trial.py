@@ -14,7 +14,8 @@ from typing import Any, Final
 import grpc
 import psutil
 from benchmarks.faults import journal
-from benchmarks.faults.catalog import HANG, PERIOD_STEPS, Plan
+from benchmarks.faults.catalog import HANG, PERIOD_STEPS, THROTTLED_GPU, Plan
+from benchmarks.faults.gpus import Gpus
 from benchmarks.faults.injections import END_FILE
 from benchmarks.faults.journal import Measured, Step
 from benchmarks.faults.neighbours import Neighbours
@@ -133,12 +134,16 @@ def run(plan: Plan, watch_seconds: float, *, heal: bool) -> Trial:
     node = Node()
     neighbours = Neighbours()
     try:
+        gpus = Gpus(node.directory, plan.ranks, plan.pace_seconds) if plan.fault == THROTTLED_GPU else None
+        if gpus:
+            node.env.update(gpus.env)
         node.start_daemon()
         with (
             running(plan, node) as job,
             grpc.insecure_channel(f"unix:{node.socket}") as channel,
         ):
-            trial = _watch(plan, node, job, control_pb2_grpc.ControlStub(channel), watch_seconds, heal=heal)
+            control = control_pb2_grpc.ControlStub(channel)
+            trial = _watch(plan, node, job, control, watch_seconds, heal=heal, gpus=gpus)
             return replace(trial, others=neighbours.share())
     finally:
         node.close()
@@ -187,6 +192,7 @@ def _watch(
     seconds: float,
     *,
     heal: bool,
+    gpus: Gpus | None,
 ) -> Trial:
     """Ask for the verdict until the time is up, and measure what follows the fault."""
     said: list[tuple[float, Answer]] = []
@@ -197,6 +203,8 @@ def _watch(
             break
         with contextlib.suppress(grpc.RpcError):
             said.append((time.time(), ask(control)))
+            if gpus:
+                gpus.follow(_processes(control), journals(plan, node))
         onset = onset or journal.onset_unix(journals(plan, node), plan.onset)
         time.sleep(POLL_SECONDS)
     struck = onset is not None and job.poll() is None
@@ -246,6 +254,12 @@ def ask(control: control_pb2_grpc.ControlStub) -> Answer:
         cost=verdict.cost_seconds_per_step,
         evidence=verdict.evidence,
     )
+
+
+def _processes(control: control_pb2_grpc.ControlStub) -> dict[int, int]:
+    """Return the process id of each rank that the daemon knows."""
+    known = control.GetRun(control_pb2.GetRunRequest(run=_RUN), timeout=5).ranks
+    return {each.identity.rank: each.identity.pid for each in known}
 
 
 def _predictions(node: Node) -> tuple[Prediction, ...]:

@@ -56,6 +56,13 @@ CHECKPOINT_SECONDS: Final = Field(
     "Time of saves between steps; that of saves within a step is its phase checkpoint.",
     "checkpoint.seconds_total",
 )
+BACKGROUND_SAVE_SECONDS: Final = Field(
+    "train_background_save_seconds",
+    "counter",
+    "seconds",
+    "Time for which a checkpoint was being saved in the background, beside the steps.",
+    "background_saves.seconds_total",
+)
 GC_SECONDS: Final = Field(
     "train_gc_seconds",
     "counter",
@@ -116,6 +123,7 @@ STEP_FIELDS: Final = (STEPS, STEP_SECONDS, SAMPLES, TOKENS, MICRO_BATCHES, SKIPP
 """Counted with every step."""
 OTHER_FIELDS: Final = (
     CHECKPOINT_SECONDS,
+    BACKGROUND_SAVE_SECONDS,
     GC_SECONDS,
     READY_BATCHES,
     CUDA_ALLOCATED,

@@ -9,6 +9,7 @@ from torchperfd.events import OUTDATED, EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
 from torchperfd.hooks import Hooks
+from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.frames import keep_classes_out_of_graphs
@@ -45,6 +46,7 @@ class Instruments:
         replay: Reads it.
         pauses: Pauses of the garbage collector.
         compilations: What torch.compile takes.
+        background_saves: Checkpoints that are saved beside the steps.
         loader: Samples how the loader is used.
         accelerator: Times the device.
         hooks: Where torch is touched.
@@ -62,11 +64,18 @@ class Instruments:
         self.replay = Replay(self.buffer, 16 if inert else _RING_STEPS, self.faults, overhead)
         self.pauses = GcPauses()
         self.compilations = Compilations()
+        self.background_saves = BackgroundSaves()
         self.loader = LoaderSampler()
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
         self._iterators = Iterators(self.buffer)
         self.hooks = Hooks(
-            self.buffer, self.replay, self.faults, self.loader, self._iterators, self.compilations
+            self.buffer,
+            self.replay,
+            self.faults,
+            self.loader,
+            self._iterators,
+            self.compilations,
+            self.background_saves,
         )
         self._pending_torch: ModuleImport | None = None
 

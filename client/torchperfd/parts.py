@@ -65,6 +65,7 @@ class Parts:
             replay,
             instruments.pauses,
             instruments.compilations,
+            instruments.background_saves,
             instruments.accelerator,
             instruments.loader,
             hooks=instruments.hook_states,

@@ -3,7 +3,9 @@
 import gc
 import io
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,70 @@ def test_distributed_checkpoints_are_timed_after_their_import(
     assert client.report().totals.checkpoint.calls == 1
     client.detach()
     assert vars(distributed)["save"] is original
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_another_thread_saves_is_beside_the_steps(client: torchperfd.Client) -> None:
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(2))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.save, Slow(), io.BytesIO()).result()
+    account = client.report().totals
+    assert (account.background_saves.calls, account.checkpoint.calls) == (1, 0)
+    assert account.background_saves.seconds >= Slow.seconds
+    assert "checkpoints in the background: 1" in str(client.report())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_async_save_is_beside_the_steps_until_done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as distributed
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    held, go_on = threading.Event(), threading.Event()
+
+    class Writer(FileSystemWriter):
+        def finish(self, *args: Any, **kwargs: Any) -> None:
+            held.set()
+            assert go_on.wait(30)
+            super().finish(*args, **kwargs)
+
+    original = vars(distributed)["async_save"]
+    client = torchperfd.attach()
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(1))
+    future = vars(distributed)["async_save"](
+        {"model": model.state_dict()}, storage_writer=Writer(tmp_path / "sharded"), no_dist=True
+    )
+    assert held.wait(30)
+    time.sleep(Slow.seconds)
+    under_way = client.report().totals
+    go_on.set()
+    future.result()
+    over = client.report().totals
+    time.sleep(Slow.seconds)
+    later = client.report().totals
+    # Staging is what the training thread waits for.
+    assert (under_way.checkpoint.calls, under_way.background_saves.calls) == (1, 1)
+    assert Slow.seconds <= under_way.background_saves.seconds <= over.background_saves.seconds
+    assert later.background_saves.ns == over.background_saves.ns
+    client.detach()
+    assert vars(distributed)["async_save"] is original
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_threads_that_write_for_a_waiting_loop_are_not_beside_it(
+    client: torchperfd.Client, tmp_path: Path
+) -> None:
+    import torch.distributed.checkpoint as distributed
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    model = tiny_model()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(1))
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(1))
+    writer = FileSystemWriter(tmp_path / "sharded", single_file_per_rank=False, thread_count=2)
+    vars(distributed)["save"]({"model": model.state_dict()}, storage_writer=writer)
+    account = client.report().totals
+    assert (account.checkpoint.calls, account.background_saves.calls) == (1, 0)
 
 
 def test_the_run_is_checkpointing_while_it_saves(client: torchperfd.Client) -> None:

@@ -2,7 +2,10 @@
 
 import functools
 import sys
+from collections.abc import Callable
+from threading import get_ident
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.serialization
@@ -14,9 +17,10 @@ _DISTRIBUTED = "torch.distributed.checkpoint"
 
 
 def install(context: HookContext) -> None:
-    """Time ``torch.save``, and ``torch.distributed.checkpoint.save`` once the script has imported it.
+    """Time ``torch.save``, and torch's distributed checkpoints once the script has imported them.
 
-    It is never imported for this: that takes longer than most checkpoints.
+    They are never imported for this: that takes longer than most checkpoints. What another thread saves, and
+    what ``async_save`` leaves to one, is counted as saved in the background.
     """
     found: list[ModuleType] = []
 
@@ -24,18 +28,74 @@ def install(context: HookContext) -> None:
         module = sys.modules.get(_DISTRIBUTED)
         if not found and module is not None and "save" in vars(module):
             found.append(module)
-            _time(context, module, sys.modules[module.save.__module__])
+            _time(context, _counted(context, own_attribute(module, "save")), "save", module)
+            if "async_save" in vars(module):
+                _time(context, _followed(context, own_attribute(module, "async_save")), "async_save", module)
 
-    _time(context, torch, torch.serialization)
+    _time(context, _counted(context, own_attribute(torch, "save")), "save", torch)
     look_for_distributed()
     context.links.after_loader.append(context.guard(look_for_distributed, None))
 
 
-def _time(context: HookContext, *owners: ModuleType) -> None:
-    """Time ``save`` in every module that has it by name: where it is defined, pickle looks for it."""
-    original = own_attribute(owners[0], "save")
-    save = Timed(context.buffer, original, codes.SAVE, codes.SAVE_END)
-    functools.update_wrapper(save, original)
-    for owner in owners:
-        if vars(owner).get("save") is original:
-            context.patches.replace(owner, "save", save)
+def _time(context: HookContext, function: Callable[..., Any], name: str, module: ModuleType) -> None:
+    """Time a function in the module that exports it and in its own one, where pickle looks for it."""
+    original = own_attribute(module, name)
+    timed = Timed(context.buffer, function, codes.SAVE, codes.SAVE_END)
+    functools.update_wrapper(timed, original)
+    for owner in {id(each): each for each in (module, sys.modules[original.__module__])}.values():
+        if vars(owner).get(name) is original:
+            context.patches.replace(owner, name, timed)
+
+
+def _counted(context: HookContext, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that saves, and counts the saves of other threads than the one that trains.
+
+    Threads that write while the training thread waits for its own save are part of that one.
+    """
+    saves = context.links.background_saves
+
+    @functools.wraps(original)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        if not context.active:
+            return original(*args, **kwargs)
+        if get_ident() == context.buffer.thread:
+            outer, saves.training_waits = saves.training_waits, True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                saves.training_waits = outer
+        number = 0 if saves.training_waits else saves.begin()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            saves.end(number)
+
+    return save
+
+
+def _followed(context: HookContext, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that starts a save, which is counted until its future is done."""
+    saves = context.links.background_saves
+
+    def follow(response: Any) -> None:
+        # Where staging goes on in the background as well, there is a future for each of the two.
+        future = getattr(response, "upload_completion", response)
+        if not hasattr(future, "add_done_callback"):
+            return
+        number = saves.begin()
+        try:
+            future.add_done_callback(lambda _: saves.end(number))
+        except BaseException:
+            saves.end(number)
+            raise
+
+    follow_safely = context.guard(follow, None)
+
+    @functools.wraps(original)
+    def async_save(*args: Any, **kwargs: Any) -> Any:
+        response = original(*args, **kwargs)
+        if context.active:
+            follow_safely(response)
+        return response
+
+    return async_save

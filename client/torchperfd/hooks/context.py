@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from torchperfd.hooks.background_saves import BackgroundSaves
     from torchperfd.hooks.compilations import Compilations
     from torchperfd.hooks.loader_use import LoaderSampler
 
@@ -82,6 +83,7 @@ class HookLinks:
         iterators: The iterators that the loop draws from.
         loader_sampler: Samples how the loader is used.
         compilations: Counts compilations.
+        background_saves: Counts saves beside the steps.
 
     Attributes:
         models: The models of the loop.
@@ -94,11 +96,16 @@ class HookLinks:
     """
 
     def __init__(
-        self, iterators: Iterators, loader_sampler: "LoaderSampler", compilations: "Compilations"
+        self,
+        iterators: Iterators,
+        loader_sampler: "LoaderSampler",
+        compilations: "Compilations",
+        background_saves: "BackgroundSaves",
     ) -> None:
         self.iterators = iterators
         self.loader_sampler = loader_sampler
         self.compilations = compilations
+        self.background_saves = background_saves
         self.models = Models()
         self.time_forward: Callable[[nn.Module], None] | None = None
         self.before_draw: list[Callable[[Any], bool]] = []

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 from torchperfd.events import EventBuffer
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
+from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks, Models, describe
 from torchperfd.hooks.loader_use import LoaderSampler
@@ -40,10 +41,14 @@ class Hooks:
         sampler: LoaderSampler | None = None,
         iterators: Iterators | None = None,
         compilations: Compilations | None = None,
+        background_saves: BackgroundSaves | None = None,
     ) -> None:
         self._buffer = buffer
         self._links = HookLinks(
-            iterators or Iterators(buffer), sampler or LoaderSampler(), compilations or Compilations()
+            iterators or Iterators(buffer),
+            sampler or LoaderSampler(),
+            compilations or Compilations(),
+            background_saves or BackgroundSaves(),
         )
         self._contexts = [HookContext(name, buffer, replay, faults, self._links) for name in HOOKS]
         self._is_installed = False

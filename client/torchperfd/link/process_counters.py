@@ -6,6 +6,7 @@ from dataclasses import replace
 from torchperfd.coordinates import Coordinate
 from torchperfd.device.accelerator import Accelerator
 from torchperfd.hook_state import HookState
+from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.fit_pauses import FitPauses
 from torchperfd.hooks.loader_use import LoaderSampler
@@ -22,6 +23,7 @@ class ProcessCounters:
         replay: Whose loop, passes and overhead to read.
         pauses: The garbage collector's.
         compilations: The compiler's.
+        background_saves: Those of checkpoints beside the steps.
         accelerator: Device memory, times and FLOPs.
         loader: Samples how the loader is used.
         hooks: Returns which hooks are on.
@@ -33,6 +35,7 @@ class ProcessCounters:
         replay: Replay,
         pauses: GcPauses,
         compilations: Compilations,
+        background_saves: BackgroundSaves,
         accelerator: Accelerator,
         loader: LoaderSampler,
         hooks: Callable[[], tuple[HookState, ...]] = tuple,
@@ -43,6 +46,7 @@ class ProcessCounters:
         self._pauses = FitPauses(pauses)
         self._began_ns = 0
         self._compilations = compilations
+        self._background_saves = background_saves
         self._accelerator = accelerator
         self._loader = loader
         self._hooks = hooks
@@ -62,6 +66,7 @@ class ProcessCounters:
         self._count_pauses(totals)
         self._compilations.follow()
         totals.compiled = PhaseTotals(self._compilations.calls, self._compilations.ns)
+        totals.background_saves = PhaseTotals(self._background_saves.calls, self._background_saves.ns())
         totals.ready = loop.ready if loop.ready >= 0 else None
         totals.train.tokens, totals.warmup.tokens = loop.tokens, loop.warmup_tokens
         epochs = self._replay.epochs

@@ -113,6 +113,7 @@ def totals_message(
         (message.train_pass, totals.train_pass),
         (message.validate_pass, totals.validate_pass),
         (message.compiled, totals.compiled),
+        (message.background_saves, totals.background_saves),
     ):
         if times.calls:
             _pack_phase(packed, times)
@@ -139,6 +140,7 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         checkpoint=_read_phase(message.checkpoint),
         gc=tuple(GcTotals(pauses.calls, pauses.ns) for pauses in message.gc),
         compiled=_read_phase(message.compiled),
+        background_saves=_read_phase(message.background_saves),
         ready=message.loader_ready if message.HasField("loader_ready") else None,
         epoch=_read_phase(message.epoch),
         train_pass=_read_phase(message.train_pass),

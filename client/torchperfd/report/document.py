@@ -29,6 +29,7 @@ def rank_document(rank: int, totals: Totals, names: PhaseNames) -> dict[str, Any
             "validate": _times(totals.validate_pass),
         },
         "checkpoint": _times(totals.checkpoint),
+        "background_saves": _times(totals.background_saves),
         "gc": [
             {"generation": generation, "calls": pauses.calls, "seconds_total": pauses.ns / 1e9}
             for generation, pauses in enumerate(totals.gc)

@@ -57,6 +57,8 @@ class Table:
         cuda: Memory of the device.
         saves: Checkpoints written between steps.
         save_seconds: Their time.
+        background_saves: Checkpoints saved beside the steps.
+        background_save_seconds: The time for which one was being saved.
         skipped: Optimizer steps that were called off.
         gc_seconds: Pauses of the garbage collector; None where they are not worth telling.
         overhead: What the client costs, as a part of the time of training.
@@ -76,6 +78,8 @@ class Table:
     cuda: CudaMemory | None
     saves: int
     save_seconds: float
+    background_saves: int
+    background_save_seconds: float
     skipped: int
     gc_seconds: float | None
     overhead: float | None
@@ -109,6 +113,8 @@ def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> T
         cuda=totals.cuda,
         saves=totals.checkpoint.calls,
         save_seconds=totals.checkpoint.seconds,
+        background_saves=totals.background_saves.calls,
+        background_save_seconds=totals.background_saves.seconds,
         skipped=totals.train.skipped,
         gc_seconds=gc_ns / 1e9 if _share(gc_ns, fit_ns(totals)) >= _WORTH_TELLING else None,
         overhead=totals.overhead,

@@ -67,6 +67,9 @@ def _facts(table: Table) -> Iterator[str]:
         )
     if table.saves:
         yield f"checkpoints between steps: {table.saves:,} · {duration(table.save_seconds)}"
+    if table.background_saves:
+        spent = duration(table.background_save_seconds)
+        yield f"checkpoints in the background: {table.background_saves:,} · {spent} beside the steps"
     if table.skipped:
         yield f"skipped optimizer steps: {table.skipped:,}"
     if table.gc_seconds is not None:

@@ -166,6 +166,7 @@ class Totals:
         gc: Pauses of the garbage collector from the first step's start to the newest one's end, by
             generation; empty where unknown.
         compiled: Compilations by torch.compile, wherever they fell.
+        background_saves: Saves that another thread has begun, and the time for which one was under way.
         ready: Batches that waited in the loader's workers at the newest draw; None without workers.
         epoch: Training passes, each with what belongs to it, that have ended.
         train_pass: Passes over a loader in training that have ended.
@@ -188,6 +189,7 @@ class Totals:
     checkpoint: PhaseTotals = field(default_factory=PhaseTotals)
     gc: tuple[GcTotals, ...] = field(default_factory=lambda: tuple(GcTotals() for _ in range(3)))
     compiled: PhaseTotals = field(default_factory=PhaseTotals)
+    background_saves: PhaseTotals = field(default_factory=PhaseTotals)
     ready: int | None = None
     epoch: PhaseTotals = field(default_factory=PhaseTotals)
     train_pass: PhaseTotals = field(default_factory=PhaseTotals)
@@ -220,6 +222,7 @@ class Totals:
             checkpoint=replace(self.checkpoint),
             gc=tuple(replace(generation) for generation in self.gc),
             compiled=replace(self.compiled),
+            background_saves=replace(self.background_saves),
             epoch=replace(self.epoch),
             train_pass=replace(self.train_pass),
             validate_pass=replace(self.validate_pass),

@@ -41,8 +41,9 @@ _ALL_THREADS: Final = frozenset({Cause.CGROUP_THROTTLING, Cause.CPU_CONTENTION})
 # half. Ranks that use more processors leave fewer to the others, which then wait as well.
 _ALIKE: Final[Mapping[Cause, float]] = {Cause.CPU_CONTENTION: 0.7}
 
-# These come with work that is not measured: checking guards, running graphs for the first time.
-_TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION})
+# These come with work that is not measured: checking guards, running graphs for the first time. Or they are
+# known from single moments: a device's clock is read once a second.
+_TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION, Cause.GPU_THROTTLING})
 
 # A cause that explains this share of a rank's lateness gets all of it.
 MOST_OF: Final = 0.75

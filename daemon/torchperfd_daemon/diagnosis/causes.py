@@ -30,7 +30,12 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
     ),
     (Cause.GARBAGE_COLLECTION, "", "in Python's garbage collector", lambda each: each.collected_seconds),
     (Cause.RECOMPILATION, "", "compiling graphs again", lambda each: each.compiled_seconds),
-    (Cause.CHECKPOINT, "checkpoint", "writing checkpoints", lambda each: each.checkpoint_seconds),
+    (
+        Cause.CHECKPOINT,
+        "checkpoint",
+        "writing checkpoints",
+        lambda each: each.checkpoint_seconds + each.background_save_seconds,
+    ),
     (Cause.SLOW_IO, "data", "stalled for disk or network storage", lambda each: _stored(each)),
     (Cause.MEMORY_PRESSURE, "", "stalled for memory", lambda each: each.reclaim_seconds),
     (
@@ -52,6 +57,8 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
         lambda each: device_work(each) * each.device_shared,
     ),
 )
+
+_BESIDE: Final = "lost beside checkpoints that are saved in the background"
 
 _APART: Final = (
     ", because ranks collect at different steps and wait for each other; collect on all of them at once:"
@@ -82,8 +89,11 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
         return [Verdict(Cause.UNKNOWN, run, "", None, "", "no training step was seen", 0.0, "torchperfd ps")]
     attribution = CauseAttribution(run, seen, cost)
     for cause, phase, words, measure in _MEASURED:
-        apart = cause is Cause.GARBAGE_COLLECTION and seen[0].collects_apart
-        attribution.attribute(cause, phase, f"{words}{_APART if apart else ''}", measure)
+        if cause is Cause.GARBAGE_COLLECTION and seen[0].collects_apart:
+            words += _APART
+        elif cause is Cause.CHECKPOINT and any(map(_mostly_in_background, seen)):
+            phase, words = "", _BESIDE
+        attribution.attribute(cause, phase, words, measure)
     attribution.attribute(
         Cause.INPUT_BOUND, "data", "waiting for data", lambda each: attribution.left(each, "data")
     )
@@ -135,6 +145,10 @@ def _unserved(rank: RankEvidence) -> float:
     more = max(1.0, does / did) if did > 0 else 1.0
     grown = rank.exchange_queued_seconds - more * past.exchange_queued_seconds
     return queued - (more - 1) * past.queued_seconds + max(0.0, grown)
+
+
+def _mostly_in_background(rank: RankEvidence) -> bool:
+    return rank.background_save_seconds > rank.checkpoint_seconds
 
 
 def _stored(rank: RankEvidence) -> float:

@@ -28,6 +28,7 @@ class RankEvidence:
         reclaim_seconds: Stalled for memory: reclaim, swapping, allocator retries.
         compiled_seconds: Compilations of graphs by torch.compile after the first steps.
         checkpoint_seconds: Checkpoints within and between steps, spread over steps.
+        background_save_seconds: What steps lose beside checkpoints that are saved in the background.
         on_device: Whether its phases are timed on a device as well as on the host.
         device_busy: The share of the step, 0 to 1, in which the device worked; None without a device.
         device_throttled: The share of the step in which power or heat slowed the device's clock.
@@ -58,6 +59,7 @@ class RankEvidence:
     reclaim_seconds: float = 0.0
     compiled_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
+    background_save_seconds: float = 0.0
     on_device: bool = False
     device_busy: float | None = None
     device_throttled: float = 0.0

@@ -137,6 +137,9 @@ _VALUES: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
     fields.SKIPPED: lambda _, totals: totals.train.skipped if totals.train.micro_batches else None,
     fields.VALIDATE_STEPS: lambda _, totals: totals.validate.steps,
     fields.CHECKPOINT_SECONDS: lambda _, totals: totals.checkpoint.ns / 1e9 if totals.checkpoint else None,
+    fields.BACKGROUND_SAVE_SECONDS: lambda _, totals: (
+        totals.background_saves.ns / 1e9 if totals.background_saves else None
+    ),
     fields.GC_SECONDS: _gc_seconds,
     fields.READY_BATCHES: lambda _, totals: totals.loader_ready,
     fields.CUDA_ALLOCATED: lambda _, totals: totals.cuda.allocated if totals.cuda else None,

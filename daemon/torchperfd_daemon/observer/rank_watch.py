@@ -19,6 +19,7 @@ from torchperfd_daemon.diagnosis.detect import (
 )
 from torchperfd_daemon.diagnosis.detect.growth import LEAST_SHARE, theil_sen
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
+from torchperfd_daemon.observer.background_saves import StepsBesideSaves
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
@@ -43,7 +44,7 @@ _LEAST_PAST: Final = 0.5
 _ALIKE: Final = 1.02
 _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
-_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _FIXED = range(10, 16)
+_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _BESIDE_NS, _FIXED = range(10, 17)
 
 _DOING: Final = {
     State.STARTING: Doing.IDLE,
@@ -84,6 +85,7 @@ class RankWatch:
         self._measured = 0
         self._grows_by = self._grows_for = 0.0
         self._free_bytes: float | None = None
+        self._beside_saves = StepsBesideSaves()
 
     def sample(
         self, now: float, wall: float, context: NodeContext, gpu: GpuState, ours: frozenset[int]
@@ -268,6 +270,7 @@ class RankWatch:
             context.resident.get(key, 0.0),
             context.exchange_queued.get(key, 0.0),
             self._ended,
+            totals.background_saves.ns if totals.background_saves else 0,
         )
         row[_FIXED:] = 0.0
         for number, name in enumerate(self._names):
@@ -277,6 +280,9 @@ class RankWatch:
         self._count = min(self._count + 1, _KEPT)
         if self._first is None:
             self._first = row.copy()
+        else:
+            change = np.maximum(row - self._row(1), 0.0)
+            self._beside_saves.add(_saving(change), int(change[_STEPS]), float(change[_NS] / 1e9))
 
     def _shift_rows(self) -> Float64:
         """Move all rows back by one, and return the last row for the new sample."""
@@ -340,6 +346,7 @@ class RankWatch:
             reclaim_seconds=per_step(_MEMORY_S),
             compiled_seconds=change[_COMPILED_NS] / steps / 1e9,
             checkpoint_seconds=self._saved_per_step(first, last),
+            background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
             on_device=any(phase.device_calls for phase in self.rank.totals.train.phases.values()),
             device_busy=self._gpu.utilization,
             device_throttled=min(1.0, change[_GPU_S] / span),
@@ -411,6 +418,11 @@ def _healthy_until(first: Float64, rows: Sequence[Float64]) -> Float64:
     ]
     least = min(means)
     return next(row for row, mean in zip(rows, means, strict=True) if mean <= least * _ALIKE)
+
+
+def _saving(change: Float64) -> float:
+    """Return for which part of the time between two samples a checkpoint was saved in the background."""
+    return float(min(1.0, change[_BESIDE_NS] / 1e9 / max(1e-9, change[_AT])))
 
 
 def _saves(totals: Totals) -> int:

@@ -38,6 +38,7 @@ def totals(message: session_pb2.Account) -> Totals:
             GcTotal(count(pauses.calls), nanoseconds(pauses.ns)) for pauses in message.gc[:_MOST_GENERATIONS]
         ),
         compiled=_phase(message.compiled) if message.HasField("compiled") else None,
+        background_saves=_phase(message.background_saves) if message.HasField("background_saves") else None,
         loader_ready=message.loader_ready if message.HasField("loader_ready") else None,
         cuda=CudaMemory(count(cuda.allocated_bytes), count(cuda.reserved_bytes), count(cuda.peak_bytes))
         if message.HasField("cuda")
@@ -100,6 +101,9 @@ def account_message(own: Totals) -> session_pb2.Account:
         checkpoint=_phase_message("", own.checkpoint) if own.checkpoint is not None else None,
         gc=[pack(session_pb2.GcAccount, pauses) for pauses in own.gc],
         compiled=_phase_message("", own.compiled) if own.compiled is not None else None,
+        background_saves=_phase_message("", own.background_saves)
+        if own.background_saves is not None
+        else None,
         cuda=session_pb2.CudaMemory(
             allocated_bytes=own.cuda.allocated, reserved_bytes=own.cuda.reserved, peak_bytes=own.cuda.peak
         )

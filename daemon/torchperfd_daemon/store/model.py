@@ -155,6 +155,7 @@ class Totals:
     checkpoint: PhaseTotal | None = None
     gc: tuple[GcTotal, ...] = ()
     compiled: PhaseTotal | None = None
+    background_saves: PhaseTotal | None = None
     loader_ready: int | None = None
     cuda: CudaMemory | None = None
     flops_per_step: float | None = None

@@ -17,6 +17,7 @@ import torchperfd
 from torchperfd.events import EventBuffer, Forward
 from torchperfd.faults import Faults
 from torchperfd.hooks import forward, models
+from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.batches import samples_in
 from torchperfd.hooks.compilations import Compilations
 from torchperfd.hooks.context import HookContext, HookLinks
@@ -394,7 +395,7 @@ def test_roots_are_the_parentless_modules_of_an_optimizer() -> None:
 
 def make_roots() -> RootModels:
     buffer, faults = EventBuffer(16), Faults()
-    links = HookLinks(Iterators(buffer), LoaderSampler(), Compilations())
+    links = HookLinks(Iterators(buffer), LoaderSampler(), Compilations(), BackgroundSaves())
     replay = Replay(buffer, 4, faults)
     forward.install(HookContext("forward", buffer, replay, faults, links))
     return RootModels(HookContext("models", buffer, replay, faults, links))
