@@ -7,6 +7,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from torchperfd.coordinates import Coordinate
 from torchperfd.events import EventBuffer, Timed, codes
 from torchperfd.faults import Faults
 from torchperfd.hooks.frames import keep_out_of_graphs
@@ -87,6 +88,7 @@ class HookLinks:
 
     Attributes:
         models: The models of the loop.
+        mesh_places: The rank's place in each named dimension of the device meshes that were made.
         time_forward: Times the forward of a model.
         before_draw: Called with the iterator ahead of a draw; each returns whether the next draw is to be
             announced as well.
@@ -107,6 +109,7 @@ class HookLinks:
         self.compilations = compilations
         self.background_saves = background_saves
         self.models = Models()
+        self.mesh_places: dict[str, Coordinate] = {}
         self.time_forward: Callable[[nn.Module], None] | None = None
         self.before_draw: list[Callable[[Any], bool]] = []
         self.after_loader: list[Callable[[], None]] = []
@@ -206,7 +209,7 @@ class HookContext:
             except BaseException as error:
                 if not self.absorb(error, costs_step=False):
                     raise
-                if isinstance(error, AttributeError):
+                if isinstance(error, AttributeError | HookUnavailableError):
                     self.turn_off(describe(error))  # what this torch lacks will not come
                 return otherwise
 

@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Final
 
+from torchperfd.coordinates import Coordinate
 from torchperfd.events import EventBuffer
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
@@ -22,7 +23,8 @@ HOOKS: Final = (
     *("compiler", "closures", "models", "forward", "compiled_models", "replicas"),
     *("new_optimizers", "loaded_models", "loader", "iterators", "worker_queue", "loader_use"),
     *("backward", "zero_grad", "optimizers", "grad_scaler", "checkpoints"),
-    *("collectives", "ddp_buffers", "reductions", "compilations"),
+    *("collectives", "functional_collectives", "ddp_buffers", "reductions", "compilations"),
+    "device_meshes",
 )
 """Every hook by name: a module of this package with ``install(context)``."""
 
@@ -65,6 +67,11 @@ class Hooks:
         if not self._is_installed:
             return ()
         return tuple(HookState(context.name, context.reason) for context in self._contexts)
+
+    @property
+    def mesh_places(self) -> dict[str, Coordinate]:
+        """The rank's place in each named dimension of the device meshes that were made."""
+        return self._links.mesh_places
 
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""

@@ -1,6 +1,7 @@
 """The process groups that a rank takes part in, as far as their makers have named them."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torchperfd.coordinates import Coordinate
@@ -12,18 +13,22 @@ _UNNAMED: Final = frozenset(("", "undefined", "default_pg"))
 _MOST: Final = 16
 
 
-def read_coordinates() -> tuple[Coordinate, ...]:
+def read_coordinates(mesh_places: Mapping[str, Coordinate]) -> tuple[Coordinate, ...]:
     """Return the rank's place in each named group of more than one rank, in the order of their making.
 
-    Of two groups of one name, the newest counts. Empty before the script has made any, and where torch keeps
-    no list of them.
+    Of two groups of one name, the newest counts. A dimension of a device mesh has no group of its name if it
+    is the only one, since it uses the group of all ranks, and before torch 2.5. Empty before the script has
+    made any, and where torch keeps no list of them.
+
+    Args:
+        mesh_places: The rank's place in each named dimension of its device meshes.
     """
     if not job_store.is_there():
         return ()
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     # Copied in one call: the script may make another group meanwhile.
     groups = list(getattr(getattr(c10d, "_world", None), "pg_map", ()))
-    found: dict[str, Coordinate] = {}
+    found = {name: place for name, place in mesh_places.items() if place.size > 1}
     for group in groups:
         name = getattr(group, "group_desc", "")
         if name in _UNNAMED:

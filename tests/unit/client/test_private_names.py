@@ -54,6 +54,8 @@ NAMES: dict[str, tuple[set[str], set[str]]] = {
     "_allgather_base": (set(), set()),
     "_reduce_scatter_base": (set(), set()),
     "torch.distributed:ProcessGroup._allgather_base": (set(), set()),
+    "_functional_collectives": (set(), set()),
+    "torch.distributed._functional_collectives.wait_tensor": ({"functional_collectives"}, set()),
     "_broadcast_coalesced": ({"ddp_buffers"}, {"train collective_wait"}),
     "prepare_for_backward": ({"reductions"}, {"train collective_wait"}),
     "_execution_engine": (set(), set()),

@@ -13,8 +13,11 @@ import dataclasses, json, sys
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torchperfd.hooks.process_groups import read_coordinates
+import torchperfd
+from torchperfd.hooks import process_groups
 
+client = torchperfd.attach()
+read_coordinates = lambda: process_groups.read_coordinates(client.parts.instruments.hooks.mesh_places)
 found = [read_coordinates()]
 dist.init_process_group("fake", rank=6, world_size=8, store=FakeStore())
 found.append(read_coordinates())
@@ -27,6 +30,11 @@ print(json.dumps([[dataclasses.astuple(place) for place in places] for places in
 _MESH = """
 from torch.distributed.device_mesh import init_device_mesh
 init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+"""
+_WORLD = """
+from torch.distributed.device_mesh import init_device_mesh
+init_device_mesh("cpu", (8,), mesh_dim_names=("tp",))
+init_device_mesh("cpu", (8, 1), mesh_dim_names=("tp", "dp"))
 """
 _GROUPS = """
 for ranks in ([0, 1, 2, 3], [4, 5, 6, 7]):
@@ -55,14 +63,15 @@ def found_with(make: str) -> list[list[tuple[str, int, int]]]:
     ("make", "places"),
     [
         (_MESH, [("pp", 1, 2), ("dp", 1, 2), ("tp", 0, 2)]),
+        (_WORLD, [("tp", 6, 8)]),
         (_GROUPS, [("DATA_PARALLEL_GROUP", 2, 4)]),
         (_AGAIN, [("tp", 2, 4)]),
     ],
-    ids=["mesh", "groups", "same name"],
+    ids=["mesh", "mesh of all ranks", "groups", "same name"],
 )
 def test_named_groups_are_coordinates(make: str, places: list[tuple[str, int, int]]) -> None:
     assert found_with(make) == [[], [], places, []]
 
 
 def test_a_process_without_groups_has_no_coordinates() -> None:
-    assert read_coordinates() == ()
+    assert read_coordinates({}) == ()
