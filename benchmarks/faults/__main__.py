@@ -142,9 +142,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the results, one line per job")
     options = parser.parse_args()
     seeds = options.seeds or [*(catalog.HELD_OUT_SEEDS if options.held_out else catalog.DEVELOPMENT_SEEDS)]
-    models = options.models or [
-        *(catalog.HELD_OUT_MODELS if options.held_out else catalog.DEVELOPMENT_MODELS)
-    ]
+    models = options.models or [*catalog.models_of(options.device, held_out=options.held_out)]
     faults = [
         fault for fault in FAULTS if options.device in fault.devices and (fault.in_quick or not options.quick)
     ]
@@ -162,8 +160,11 @@ def main() -> int:
         FULL_RANKS if options.full else catalog.RANKS,
         options.device,
     )
-    print(f"development: seeds {catalog.DEVELOPMENT_SEEDS}, models {', '.join(catalog.DEVELOPMENT_MODELS)}")
-    print(f"held out:    seeds {catalog.HELD_OUT_SEEDS}, models {', '.join(catalog.HELD_OUT_MODELS)}")
+    for part, held_out in (("development", False), ("held out", True)):
+        known = catalog.HELD_OUT_SEEDS if held_out else catalog.DEVELOPMENT_SEEDS
+        print(
+            f"{part}: seeds {known}, models {', '.join(catalog.models_of(options.device, held_out=held_out))}"
+        )
     for name, why in not_run.items():
         print(f"not run: {name}: {why}")
     print(f"{len(chosen)} jobs, load {_load()} before the start")

@@ -22,7 +22,10 @@ SIMULATED: Final = "simulated"
 """Jobs on :mod:`benchmarks.simulated_device`, whose devices do."""
 THROTTLED_GPU: Final = "throttled GPU"
 """The fault of whose jobs NVML shows the GPUs."""
-MODELS: Final = (*DEVELOPMENT_MODELS, *HELD_OUT_MODELS)
+DEVELOPMENT_SPLIT_MODEL: Final = "mlp-tp"
+HELD_OUT_SPLIT_MODEL: Final = "convnet-tp"
+"""Tensor-parallel models, for jobs on the simulated device."""
+MODELS: Final = (*DEVELOPMENT_MODELS, DEVELOPMENT_SPLIT_MODEL, *HELD_OUT_MODELS, HELD_OUT_SPLIT_MODEL)
 
 RANKS: Final = 4
 PACE_SECONDS: Final = 0.05
@@ -306,6 +309,13 @@ def plans(
     return chosen
 
 
+def models_of(device: str, *, held_out: bool) -> tuple[str, ...]:
+    """Return the models of a part of the suite."""
+    models = HELD_OUT_MODELS if held_out else DEVELOPMENT_MODELS
+    split_model = HELD_OUT_SPLIT_MODEL if held_out else DEVELOPMENT_SPLIT_MODEL
+    return (*models, split_model) if device == SIMULATED else models
+
+
 def hang_line(name: str) -> int:
     """Return the line of the job at which this fault's culprit hangs, 0 when there is none."""
     mark = f"# hangs: {name}"
@@ -315,8 +325,8 @@ def hang_line(name: str) -> int:
 
 def split(seed: int, model: str) -> str:
     """Return which part of the suite a job belongs to: thresholds may be chosen on development jobs only."""
-    if seed in HELD_OUT_SEEDS and model in HELD_OUT_MODELS:
+    if seed in HELD_OUT_SEEDS and model in (*HELD_OUT_MODELS, HELD_OUT_SPLIT_MODEL):
         return "held out"
-    if seed in DEVELOPMENT_SEEDS and model in DEVELOPMENT_MODELS:
+    if seed in DEVELOPMENT_SEEDS and model in (*DEVELOPMENT_MODELS, DEVELOPMENT_SPLIT_MODEL):
         return "development"
     return "mixed"

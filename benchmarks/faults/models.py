@@ -1,4 +1,4 @@
-"""Small models of three kinds, replicated or sharded."""
+"""Small models of three kinds: replicated, sharded, or with layers that are split."""
 
 import random
 import time
@@ -11,6 +11,13 @@ from benchmarks.simulated_device import Device
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 FEATURES: Final = 64
@@ -118,6 +125,12 @@ def _transformer() -> list[nn.Module]:
 
 _BLOCKS: Final = {"mlp": _mlp, "convnet": _convnet, "transformer": _transformer}
 
+_TENSOR_PARALLEL: Final[dict[str, dict[str, ParallelStyle]]] = {
+    "mlp": {"0.0": ColwiseParallel(), "1.0": RowwiseParallel()},
+    "convnet": {"2": RowwiseParallel(input_layouts=Replicate())},
+}
+"""Which layers tensor parallelism splits; an all-reduce follows each that is split by rows."""
+
 
 def build(name: str, pace: Pace | Kernels) -> nn.Module:
     """Return a model of (batch, 64) to (batch, 10) floats, by a name such as ``convnet-fsdp2``.
@@ -130,6 +143,9 @@ def build(name: str, pace: Pace | Kernels) -> nn.Module:
     model = nn.Sequential(*blocks, pace) if isinstance(pace, Kernels) else nn.Sequential(pace, *blocks)
     if parallel == "ddp":
         return DistributedDataParallel(model)
+    if parallel == "tp":
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+        return parallelize_module(model, mesh, _TENSOR_PARALLEL[kind])
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for block in list(model)[1:]:
         fully_shard(block, mesh=mesh)

@@ -104,6 +104,11 @@ class SimulatedGroup(dist.ProcessGroup):
         self._gloo.allgather(outputs, own, options or AllgatherOptions()).wait()
         return SimulatedWork(self._device, outputs)
 
+    def scatter(self, outputs: Any, inputs: Any, options: Any) -> SimulatedWork:  # type: ignore[override]
+        """Scatter for real: only the set-up of a job does so."""
+        self._gloo.scatter(outputs, inputs, options).wait()
+        return SimulatedWork(self._device, outputs)
+
     def broadcast(self, tensors: Any, options: Any) -> SimulatedWork:  # type: ignore[override]
         """Broadcast for real: only the set-up of a job does so."""
         self._gloo.broadcast(tensors, options).wait()
