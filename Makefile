@@ -7,7 +7,8 @@ TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos dashboards \
-	bench-import bench-step bench-templates bench-overhead gpu-proof bench-daemon bench-advice bench-analysis bench-memory bench-exit bench-capture \
+	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice \
+	bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-trials build clean
 
 help:  ## Show this list.
@@ -74,6 +75,9 @@ dashboards: setup  ## Regenerate grafana/dashboards.
 
 bench-step: setup  ## What a step costs the training thread.
 	$(BIN)/python -m benchmarks.step_cost
+
+bench-device: setup  ## What a step costs where the device runs behind the host, on a simulated one; three minutes.
+	$(BIN)/python -m benchmarks.device_cost
 
 bench-templates: setup  ## What step templates save on millisecond steps; a minute.
 	$(BIN)/python -m benchmarks.step_templates

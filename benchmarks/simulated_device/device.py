@@ -3,6 +3,7 @@
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -12,8 +13,44 @@ QUEUE_LENGTH: Final = 1024
 EXCHANGE_S: Final = 0.001
 """What a collective takes once the last rank is there."""
 
+_FULL_S: Final = 0.0002
+"""How long the host sleeps before it looks again whether a full queue has room."""
+
 _Work = Callable[[float], float]
 """From the time at which a stream comes to it to the time at which it has ended, in monotonic seconds."""
+
+
+class Recording:
+    """One point in the work of a stream.
+
+    Attributes:
+        seconds: When the stream passed it; 0 before.
+        has_passed: Whether it has.
+    """
+
+    __slots__ = ("_waiters", "has_passed", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.has_passed = False
+        self._waiters: deque[threading.Event] = deque()
+
+    def __call__(self, now: float) -> float:
+        """Let it pass: the work of which it is the end."""
+        self.seconds, self.has_passed = now, True
+        while self._waiters:
+            self._waiters.popleft().set()
+        return now
+
+    def wait(self) -> None:
+        """Wait until the stream has passed it."""
+        if self.has_passed:
+            return
+        waiter = threading.Event()
+        self._waiters.append(waiter)
+        # In this order: it may pass meanwhile.
+        if not self.has_passed:
+            waiter.wait()
 
 
 class Event:
@@ -21,23 +58,21 @@ class Event:
 
     def __init__(self, device: "Device") -> None:
         self._device = device
-        self._passed = threading.Event()
-        self.seconds = 0.0
+        self.recording = Recording()
+
+    @property
+    def seconds(self) -> float:
+        """When the stream passed it."""
+        return self.recording.seconds
 
     def record(self, stream: "Stream | None" = None) -> None:
         """Put the event behind all work of a stream; of the device's own if None."""
-        self._passed = passed = threading.Event()
-
-        def note(now: float) -> float:
-            self.seconds = now
-            passed.set()
-            return now
-
-        (stream or self._device.compute).launch(note)
+        self.recording = Recording()
+        (stream or self._device.compute).launch(self.recording)
 
     def query(self) -> bool:
         """Return whether the stream has passed it."""
-        return self._passed.is_set()
+        return self.recording.has_passed
 
     def elapsed_time(self, end_event: "Event") -> float:
         """Return the milliseconds from this event to another; the streams have passed both."""
@@ -45,7 +80,7 @@ class Event:
 
     def synchronize(self) -> None:
         """Wait until the stream has passed it."""
-        self._passed.wait()
+        self.recording.wait()
 
 
 class Stream:
@@ -57,13 +92,16 @@ class Stream:
 
     def __init__(self, device: "Device", name: str) -> None:
         self._device = device
-        self._queue: queue.Queue[tuple[_Work, float] | None] = queue.Queue(QUEUE_LENGTH)
+        # As cheap as a launch should be; one that is bounded takes ten times as long.
+        self._queue: queue.SimpleQueue[tuple[_Work, float] | None] = queue.SimpleQueue()
         self._now = 0.0
         self._thread = threading.Thread(target=self._execute, name=name, daemon=True)
         self._thread.start()
 
     def launch(self, work: _Work) -> None:
         """Put work behind what there is; waits only while the queue is full."""
+        while self._queue.qsize() >= QUEUE_LENGTH:
+            time.sleep(_FULL_S)
         self._queue.put((work, time.monotonic()))
 
     def launch_kernel(self, seconds: float) -> None:
@@ -72,10 +110,11 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Have the work that follows wait for an event of another stream; the host does not wait."""
+        recording = event.recording
 
         def wait(now: float) -> float:
-            event.synchronize()
-            return max(now, event.seconds)
+            recording.wait()
+            return max(now, recording.seconds)
 
         self.launch(wait)
 
