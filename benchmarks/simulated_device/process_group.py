@@ -95,7 +95,21 @@ class SimulatedGroup(dist.ProcessGroup):
         output.view(-1).copy_(everything.view(self.size(), -1)[self.rank()].clone())
         return self._launch(output)
 
+    def all_gather_single_coalesced(self, outputs: Any, own: Any, *options: Any) -> SimulatedWork:
+        """Launch a gathering; C++ asks for this one."""
+        for output, part in zip(outputs, own, strict=True):
+            output.view(self.size(), -1).copy_(part.clone().view(1, -1))
+        return self._launch(outputs)
+
+    def reduce_scatter_single_coalesced(self, outputs: Any, everything: Any, *options: Any) -> SimulatedWork:
+        """Launch a scattering; C++ asks for this one."""
+        for output, parts in zip(outputs, everything, strict=True):
+            output.view(-1).copy_(parts.view(self.size(), -1)[self.rank()].clone())
+        return self._launch(outputs)
+
     # As releases of torch before 2.13 call them.
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
     _allgather_base = all_gather_single  # type: ignore[assignment]
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 

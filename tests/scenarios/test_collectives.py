@@ -229,9 +229,11 @@ class _GroupAround(_Group):
     """One that does as another does."""
 
 
+_UNTOUCHED = {each: dict(vars(each)) for each in (_Group, _GroupAround, _Waited)}
+
+
 @pytest.mark.parametrize("kind", [_Group, _GroupAround])
 def test_process_groups_in_python_are_timed_too(client: torchperfd.Client, kind: type[ProcessGroup]) -> None:
-    before = {each: dict(vars(each)) for each in (_Group, _GroupAround, _Waited)}
     groups = [kind(0, 1), kind(0, 1)]  # type: ignore[call-arg]
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -245,7 +247,7 @@ def test_process_groups_in_python_are_timed_too(client: torchperfd.Client, kind:
     waited = client.report().to_dict()["train"]["phases"]["collective_wait"]
     assert waited["seconds_total"] >= 3 * 2 * 0.005
     client.detach()
-    assert {each: dict(vars(each)) for each in before} == before
+    assert {each: dict(vars(each)) for each in _UNTOUCHED} == _UNTOUCHED
 
 
 @pytest.mark.parametrize("whole_step", [False, True])

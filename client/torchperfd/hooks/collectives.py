@@ -33,30 +33,42 @@ def install(context: HookContext) -> None:
     if not torch.distributed.is_available():
         return
     group, work = torch.distributed.ProcessGroup, torch.distributed.Work
-    for name in _ISSUES:
-        if name in vars(group):
-            _time(context, group, name)
-    _time(context, work, "wait")
-    _time_derived(context, group, _ISSUES)
-    _time_derived(context, work, ("wait",))
+    _time_all(context, group, [name for name in _ISSUES if name in vars(group)])
+    _time_all(context, work, ["wait"])
 
 
-def _time_derived(context: HookContext, base: Any, names: Iterable[str]) -> None:
-    """Time the methods of classes that a script derives in Python, once it makes an object of one.
+def _time_all(context: HookContext, base: Any, names: Iterable[str]) -> None:
+    """Time methods of a class in C++, and of the classes that a script derives from it in Python.
 
-    What such a class overrides never comes to the methods of the base.
+    What such a class overrides never comes to the methods of the base. What it does not, C++ must find as it
+    is without us: it takes a method in Python for the script's own and calls that, under either of its names.
     """
+    originals = {name: own_attribute(base, name) for name in names}
+    for name in names:
+        _time(context, base, name)
     original = own_attribute(base, "__init__")
     seen: weakref.WeakSet[type] = weakref.WeakSet({base})
 
     def follow(kind: type) -> None:
-        fresh = [each for each in kind.__mro__[: kind.__mro__.index(base)] if each not in seen]
-        seen.update(fresh)
-        for each in fresh:
-            for name in names:
+        for each in reversed(_before(kind, base)):
+            if each in seen:
+                continue
+            seen.add(each)
+            order = _before(each, base) if issubclass(each, base) else ()
+            for name, method in originals.items():
                 if isinstance(vars(each).get(name), FunctionType):
                     _time(context, each, name)
+                elif order and not any(name in vars(known) for known in order):
+                    context.patches.add(each, name, method)
 
+    def follow_all(kind: type) -> None:
+        subclasses: list[type] = type.__subclasses__(kind)
+        for each in subclasses:
+            follow(each)
+            follow_all(each)
+
+    # Objects of these may exist already.
+    follow_all(base)
     follow_safely = context.guard(follow, None)
 
     @functools.wraps(original)
@@ -66,6 +78,11 @@ def _time_derived(context: HookContext, base: Any, names: Iterable[str]) -> None
             follow_safely(type(self))
 
     context.patches.replace(base, "__init__", keep_out_of_graphs(init))
+
+
+def _before(kind: type, base: type) -> tuple[type, ...]:
+    """Return the classes in which Python looks for a method of one before its base."""
+    return kind.__mro__[: kind.__mro__.index(base)]
 
 
 def _time(context: HookContext, owner: Any, name: str) -> None:

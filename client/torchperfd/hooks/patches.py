@@ -32,6 +32,16 @@ class Patches:
 
         self._undo.append(undo)
 
+    def add(self, owner: type, name: str, value: Any) -> None:
+        """Set an attribute of a class that has none of its own; undoing takes it away again."""
+        setattr(owner, name, value)
+
+        def undo() -> None:
+            if vars(owner).get(name) is value:
+                delattr(owner, name)
+
+        self._undo.append(undo)
+
     def replace_own(self, instance: Any, name: str, replacement: Any) -> None:
         """Set an attribute in the instance's own dict, where there may be none so far.
 
