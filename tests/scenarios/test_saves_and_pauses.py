@@ -2,6 +2,8 @@
 
 import gc
 import io
+import json
+import subprocess
 import sys
 import threading
 import time
@@ -76,24 +78,45 @@ def test_a_save_that_fails_has_ended(client: torchperfd.Client, tmp_path: Path) 
     assert client.report().totals.checkpoint.calls == 2
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_distributed_checkpoints_are_timed_after_their_import(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    import torch.distributed.checkpoint as distributed
+_IMPORTED_LATE = """
+import json, sys
+import torch
+import torchperfd
+from tests.unit.client.training import loader, tiny_model
 
-    original = vars(distributed)["save"]
-    monkeypatch.delitem(sys.modules, distributed.__name__)
-    client = torchperfd.attach()
-    assert vars(distributed)["save"] is original
-    monkeypatch.setitem(sys.modules, distributed.__name__, distributed)
-    model = tiny_model()
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), loader(1))
-    vars(distributed)["save"]({"model": model.state_dict()}, checkpoint_id=tmp_path / "sharded")
+client = torchperfd.attach()
+name = "torch.distributed.checkpoint"
+assert name not in sys.modules
+model = tiny_model()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number, (inputs, targets) in enumerate(loader(3)):
+    optimizer.zero_grad()
+    model(inputs).sum().backward()
+    optimizer.step()
+    if number == 1:
+        from torch.distributed.checkpoint import async_save, save
+
+        save({"model": model.state_dict()}, checkpoint_id=sys.argv[1] + "/one", no_dist=True)
+        async_save({"model": model.state_dict()}, checkpoint_id=sys.argv[1] + "/two", no_dist=True).result()
+totals = client.report().totals
+saves = totals.train.phases[client.parts.instruments.names.slot("checkpoint")].calls
+client.detach()
+from torch.distributed.checkpoint import state_dict_saver as saver
+restored = sys.modules[name].save is saver.save is save.__wrapped__
+print(json.dumps([saves, totals.background_saves.calls, restored]))
+"""
+
+
+def test_checkpoints_imported_in_the_loop_are_timed(tmp_path: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _IMPORTED_LATE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
     # It writes with torch.save inside: one save all the same.
-    assert client.report().totals.checkpoint.calls == 1
-    client.detach()
-    assert vars(distributed)["save"] is original
+    assert json.loads(run.stdout) == [2, 1, True]
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -50,7 +50,6 @@ class Draws:
         plain: type,
         tensor: type,
         ahead: Callable[[Any], bool],
-        exhausted: Callable[[], object],
         samples_in: Callable[[Any], int],
         grad_enabled: Callable[[], bool],
         models: list[weakref.ref[Any]],

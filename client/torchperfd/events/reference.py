@@ -208,7 +208,6 @@ class Draws(_Function):
         tensor: The class of plain tensors, of which C has a shorter way to the length.
         ahead: Called instead of writing the first event, where that may be another one; returns
             whether the draw is to be timed.
-        exhausted: Called after there was no batch.
         samples_in: Counts the samples of unusual batches.
         grad_enabled: Returns whether gradients are computed.
         models: Weak references to the models that are trained; may change.
@@ -227,7 +226,6 @@ class Draws(_Function):
         plain: type,
         tensor: type,
         ahead: Callable[[Any], bool],
-        exhausted: Callable[[], object],
         samples_in: Callable[[Any], int],
         grad_enabled: Callable[[], bool],
         models: "list[weakref.ref[Any]]",
@@ -240,7 +238,6 @@ class Draws(_Function):
         self._failed = failed
         self._plain = plain
         self._ahead = ahead
-        self._exhausted = exhausted
         self._samples_in = samples_in
         self._grad_enabled = grad_enabled
         self._models = models
@@ -264,7 +261,6 @@ class Draws(_Function):
             except BaseException:
                 buffer.write(self._failed, id(iterator))
                 has_ended = True
-                _call_back(self._exhausted)
                 raise
             samples = _call_back(self._samples_in, batch)
             buffer.write(self._end, samples if isinstance(samples, int) else 0)

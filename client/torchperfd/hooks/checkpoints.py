@@ -19,22 +19,19 @@ _DISTRIBUTED = "torch.distributed.checkpoint"
 def install(context: HookContext) -> None:
     """Time ``torch.save``, and torch's distributed checkpoints once the script has imported them.
 
-    They are never imported for this: that takes longer than most checkpoints. What another thread saves, and
-    what ``async_save`` leaves to one, is counted as saved in the background.
+    What another thread saves, and what ``async_save`` leaves to one, is counted as saved in the background.
     """
-    found: list[ModuleType] = []
 
-    def look_for_distributed() -> None:
-        module = sys.modules.get(_DISTRIBUTED)
-        if not found and module is not None and "save" in vars(module):
-            found.append(module)
+    def time_distributed() -> None:
+        module = sys.modules[_DISTRIBUTED]
+        # Early releases have another way to save, or none in the background.
+        if "save" in vars(module):
             _time(context, _counted(context, own_attribute(module, "save")), "save", module)
-            if "async_save" in vars(module):
-                _time(context, _followed(context, own_attribute(module, "async_save")), "async_save", module)
+        if "async_save" in vars(module):
+            _time(context, _followed(context, own_attribute(module, "async_save")), "async_save", module)
 
     _time(context, _counted(context, own_attribute(torch, "save")), "save", torch)
-    look_for_distributed()
-    context.links.after_loader.append(context.guard(look_for_distributed, None))
+    context.when_imported(_DISTRIBUTED, time_distributed)
 
 
 def _time(context: HookContext, function: Callable[..., Any], name: str, module: ModuleType) -> None:

@@ -1,10 +1,12 @@
 """What every hook gets: the ring buffer, the patches to undo, and what other hooks offer it."""
 
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from torchperfd.coordinates import Coordinate
@@ -12,6 +14,7 @@ from torchperfd.events import EventBuffer, Timed, codes
 from torchperfd.faults import Faults
 from torchperfd.hooks.frames import keep_out_of_graphs
 from torchperfd.hooks.patches import Patches
+from torchperfd.hooks.torch_import import ModuleImport
 from torchperfd.safety.interrupts import is_from_script
 from torchperfd.safety.logs import log
 from torchperfd.steps.iterators import Iterators
@@ -92,7 +95,6 @@ class HookLinks:
         time_forward: Times the forward of a model.
         before_draw: Called with the iterator ahead of a draw; each returns whether the next draw is to be
             announced as well.
-        after_loader: Called when a loader is exhausted.
         watch_draws: Has the next draw announced; None where draws are not timed.
         backward: The replacement of ``torch.autograd.backward``.
     """
@@ -112,7 +114,6 @@ class HookLinks:
         self.mesh_places: dict[str, Coordinate] = {}
         self.time_forward: Callable[[nn.Module], None] | None = None
         self.before_draw: list[Callable[[Any], bool]] = []
-        self.after_loader: list[Callable[[], None]] = []
         self.watch_draws: Callable[[], None] | None = None
         self.backward: Timed | None = None
 
@@ -214,6 +215,19 @@ class HookContext:
                 return otherwise
 
         return keep_out_of_graphs(guarded)
+
+    def when_imported(self, module: str, action: Callable[[], None]) -> None:
+        """Call ``action`` once the script has imported a module, now or later.
+
+        It is never imported for this. A part that the module lacks turns the hook off.
+        """
+        safe_action = self.guard(action, None)
+        if module in sys.modules:
+            safe_action()
+            return
+        pending = ModuleImport(module, safe_action)
+        pending.wait()
+        self.handles.append(SimpleNamespace(remove=pending.cancel))
 
     def turn_off(self, reason: str) -> None:
         """Remove the hook for the rest of the run, and log the reason."""

@@ -2,7 +2,6 @@
 
 import functools
 import sys
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -11,7 +10,6 @@ import torch.distributed
 from torchperfd.coordinates import Coordinate
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.hooks.torch_import import ModuleImport
 
 _MODULE: Final = "torch.distributed.device_mesh"
 
@@ -20,13 +18,7 @@ def install(context: HookContext) -> None:
     """Look at every ``DeviceMesh`` that is made, from now on or once the script has imported it."""
     if not torch.distributed.is_available():
         return
-    follow = context.guard(lambda: _follow(context), None)
-    if _MODULE in sys.modules:
-        follow()
-        return
-    pending = ModuleImport(_MODULE, follow)
-    pending.wait()
-    context.handles.append(SimpleNamespace(remove=pending.cancel))
+    context.when_imported(_MODULE, lambda: _follow(context))
 
 
 def _follow(context: HookContext) -> None:

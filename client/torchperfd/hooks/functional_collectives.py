@@ -5,7 +5,6 @@ Their waits are operators in C++, which never come to the methods of ``Work``.
 
 import functools
 import sys
-from types import SimpleNamespace
 from typing import Final
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor
 from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
-from torchperfd.hooks.torch_import import ModuleImport
 
 MODULE: Final = "torch.distributed._functional_collectives"
 
@@ -24,13 +22,7 @@ def install(context: HookContext) -> None:
     """Time ``wait_tensor``, now or once the script has imported its module, which takes long by itself."""
     if not torch.distributed.is_available():
         return
-    time_waits = context.guard(lambda: _time_waits(context), None)
-    if MODULE in sys.modules:
-        time_waits()
-        return
-    pending = ModuleImport(MODULE, time_waits)
-    pending.wait()
-    context.handles.append(SimpleNamespace(remove=pending.cancel))
+    context.when_imported(MODULE, lambda: _time_waits(context))
 
 
 def _time_waits(context: HookContext) -> None:

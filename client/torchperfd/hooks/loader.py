@@ -40,14 +40,10 @@ def install(context: HookContext) -> None:
             return False
         return True
 
-    def exhausted() -> None:
-        for after_loader in links.after_loader:
-            after_loader()
-
     def watch() -> None:
         draws.watching = True
 
-    for function in (ahead, exhausted, samples_in, evaluation_flags):
+    for function in (ahead, samples_in, evaluation_flags):
         keep_out_of_graphs(function)
     iterator = getattr(dataloader, "_BaseDataLoaderIter", None)
     if iterator is None:
@@ -62,7 +58,6 @@ def install(context: HookContext) -> None:
         getattr(dataloader, "_SingleProcessDataLoaderIter", _Never),
         torch.Tensor,
         ahead,
-        exhausted,
         samples_in,
         torch.is_grad_enabled,
         models,

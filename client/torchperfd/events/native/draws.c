@@ -6,7 +6,7 @@
 #define DRAW_WITHOUT_GRADIENTS 1
 #define DRAW_IN_EVALUATION 2
 
-enum { ORIGINAL, PLAIN, TENSOR, AHEAD, EXHAUSTED, SAMPLES_IN, GRAD_ENABLED, MODELS, COUNT };
+enum { ORIGINAL, PLAIN, TENSOR, AHEAD, SAMPLES_IN, GRAD_ENABLED, MODELS, COUNT };
 
 typedef struct {
     Hook hook;
@@ -134,8 +134,7 @@ draws_call(Draws *self, PyObject *args, PyObject *kwargs)
     }
     PyObject *batch = PyObject_Call(hook->held[ORIGINAL], args, kwargs);
     if (batch == NULL) {
-        if (put(buffer, hook->failed, own) == 0)
-            notify(hook->held[EXHAUSTED]);
+        put(buffer, hook->failed, own);
         return NULL;
     }
     int64_t samples = count_samples(self, batch);
@@ -150,13 +149,12 @@ static PyObject *
 draws_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"buffer",  "original",  "begin",      "end",          "failed", "plain", "tensor",
-                            "ahead", "exhausted", "samples_in", "grad_enabled", "models", NULL};
+                            "ahead", "samples_in", "grad_enabled", "models", NULL};
     PyObject *buffer, *held[COUNT];
     int begin, end, failed;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOO!OOOOO!", names, buffer_type, &buffer, &held[ORIGINAL], &begin,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OiiiOO!OOOO!", names, buffer_type, &buffer, &held[ORIGINAL], &begin,
                                      &end, &failed, &held[PLAIN], &PyType_Type, &held[TENSOR], &held[AHEAD],
-                                     &held[EXHAUSTED], &held[SAMPLES_IN], &held[GRAD_ENABLED], &PyList_Type,
-                                     &held[MODELS]))
+                                     &held[SAMPLES_IN], &held[GRAD_ENABLED], &PyList_Type, &held[MODELS]))
         return NULL;
     Draws *self = (Draws *)new_hook(type, buffer, held, COUNT);
     if (self == NULL)
