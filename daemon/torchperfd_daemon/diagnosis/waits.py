@@ -52,7 +52,7 @@ def are_on_devices(host: Sequence[float], device: Sequence[float | None]) -> boo
 def are_hidden(waits: Sequence[tuple[float, float]], *, on_devices: bool) -> bool:
     """Return whether ranks are on devices, and their waits for each other do not show who is late.
 
-    Also where no wait is seen at all: those within compiled graphs and of tensor parallelism never are.
+    Also where no wait is seen at all: those within compiled graphs never are.
 
     Args:
         waits: Of each rank, the wait and the step, in seconds.
