@@ -325,8 +325,8 @@ def hang_line(name: str) -> int:
 
 def split(seed: int, model: str) -> str:
     """Return which part of the suite a job belongs to: thresholds may be chosen on development jobs only."""
-    if seed in HELD_OUT_SEEDS and model in (*HELD_OUT_MODELS, HELD_OUT_SPLIT_MODEL):
+    if seed in HELD_OUT_SEEDS and model in models_of(SIMULATED, held_out=True):
         return "held out"
-    if seed in DEVELOPMENT_SEEDS and model in (*DEVELOPMENT_MODELS, DEVELOPMENT_SPLIT_MODEL):
+    if seed in DEVELOPMENT_SEEDS and model in models_of(SIMULATED, held_out=False):
         return "development"
     return "mixed"

@@ -203,9 +203,11 @@ def _watch(
             break
         with contextlib.suppress(grpc.RpcError):
             said.append((time.time(), ask(control)))
-            if gpus:
-                gpus.follow(_processes(control), journals(plan, node))
-        onset = onset or journal.onset_unix(journals(plan, node), plan.onset)
+        ranks = journals(plan, node)
+        if gpus:
+            with contextlib.suppress(grpc.RpcError):
+                gpus.follow(_processes(control), ranks)
+        onset = onset or journal.onset_unix(ranks, plan.onset)
         time.sleep(POLL_SECONDS)
     struck = onset is not None and job.poll() is None
     predictions = _predictions(node) if struck and plan.cause != HANG else ()

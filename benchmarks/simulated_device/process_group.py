@@ -87,24 +87,24 @@ class SimulatedGroup(dist.ProcessGroup):
 
     def all_gather_single(self, output: Any, own: Any, *options: Any) -> SimulatedWork:
         """Launch a gathering; every part is the rank's own."""
-        output.view(self.size(), -1).copy_(own.clone().view(1, -1))
+        self._repeat(output, own)
         return self._launch(output)
 
     def reduce_scatter_single(self, output: Any, everything: Any, *options: Any) -> SimulatedWork:
         """Launch a scattering of the rank's own values."""
-        output.view(-1).copy_(everything.view(self.size(), -1)[self.rank()].clone())
+        self._take_part(output, everything)
         return self._launch(output)
 
     def all_gather_single_coalesced(self, outputs: Any, own: Any, *options: Any) -> SimulatedWork:
         """Launch a gathering; C++ asks for this one."""
         for output, part in zip(outputs, own, strict=True):
-            output.view(self.size(), -1).copy_(part.clone().view(1, -1))
+            self._repeat(output, part)
         return self._launch(outputs)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, everything: Any, *options: Any) -> SimulatedWork:
         """Launch a scattering; C++ asks for this one."""
         for output, parts in zip(outputs, everything, strict=True):
-            output.view(-1).copy_(parts.view(self.size(), -1)[self.rank()].clone())
+            self._take_part(output, parts)
         return self._launch(outputs)
 
     # As releases of torch before 2.13 call them.
@@ -133,6 +133,12 @@ class SimulatedGroup(dist.ProcessGroup):
         self._device.compute.synchronize()
         self._gloo.barrier(dist.BarrierOptions()).wait()
         return SimulatedWork(self._device, [])
+
+    def _repeat(self, output: Any, own: Any) -> None:
+        output.view(self.size(), -1).copy_(own.clone().view(1, -1))
+
+    def _take_part(self, output: Any, everything: Any) -> None:
+        output.view(-1).copy_(everything.view(self.size(), -1)[self.rank()].clone())
 
     def _launch(self, result: Any) -> SimulatedWork:
         device = self._device

@@ -15,6 +15,8 @@ from torchperfd.hooks.context import HookContext, own_attribute
 
 _DISTRIBUTED = "torch.distributed.checkpoint"
 
+_Wrap = Callable[[HookContext, Callable[..., Any]], Callable[..., Any]]
+
 
 def install(context: HookContext) -> None:
     """Time ``torch.save``, and torch's distributed checkpoints once the script has imported them.
@@ -25,19 +27,18 @@ def install(context: HookContext) -> None:
     def time_distributed() -> None:
         module = sys.modules[_DISTRIBUTED]
         # Early releases have another way to save, or none in the background.
-        if "save" in vars(module):
-            _time(context, _counted(context, own_attribute(module, "save")), "save", module)
-        if "async_save" in vars(module):
-            _time(context, _followed(context, own_attribute(module, "async_save")), "async_save", module)
+        for name, wrap in (("save", _counted), ("async_save", _followed)):
+            if name in vars(module):
+                _time(context, module, name, wrap)
 
-    _time(context, _counted(context, own_attribute(torch, "save")), "save", torch)
+    _time(context, torch, "save", _counted)
     context.when_imported(_DISTRIBUTED, time_distributed)
 
 
-def _time(context: HookContext, function: Callable[..., Any], name: str, module: ModuleType) -> None:
-    """Time a function in the module that exports it and in its own one, where pickle looks for it."""
+def _time(context: HookContext, module: ModuleType, name: str, wrap: _Wrap) -> None:
+    """Time a wrapped function in the module that exports it and in its own one, where pickle looks for it."""
     original = own_attribute(module, name)
-    timed = Timed(context.buffer, function, codes.SAVE, codes.SAVE_END)
+    timed = Timed(context.buffer, wrap(context, original), codes.SAVE, codes.SAVE_END)
     functools.update_wrapper(timed, original)
     for owner in {id(each): each for each in (module, sys.modules[original.__module__])}.values():
         if vars(owner).get(name) is original:

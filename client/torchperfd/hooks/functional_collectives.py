@@ -15,18 +15,18 @@ from torchperfd.events import Timed, codes
 from torchperfd.hooks.context import HookContext, own_attribute
 from torchperfd.hooks.frames import keep_out_of_graphs
 
-MODULE: Final = "torch.distributed._functional_collectives"
+_MODULE: Final = "torch.distributed._functional_collectives"
 
 
 def install(context: HookContext) -> None:
     """Time ``wait_tensor``, now or once the script has imported its module, which takes long by itself."""
     if not torch.distributed.is_available():
         return
-    context.when_imported(MODULE, lambda: _time_waits(context))
+    context.when_imported(_MODULE, lambda: _time_waits(context))
 
 
 def _time_waits(context: HookContext) -> None:
-    module = sys.modules[MODULE]
+    module = sys.modules[_MODULE]
     original = own_attribute(module, "wait_tensor")
     timed = Timed(context.buffer, original, codes.COLLECTIVE, codes.COLLECTIVE_END)
 

@@ -26,9 +26,9 @@ def read_coordinates(mesh_places: Mapping[str, Coordinate]) -> tuple[Coordinate,
     if not job_store.is_there():
         return ()
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
-    # Copied in one call: the script may make another group meanwhile.
+    # Copied in one call each: the script may make another meanwhile.
     groups = list(getattr(getattr(c10d, "_world", None), "pg_map", ()))
-    found = {name: place for name, place in mesh_places.items() if place.size > 1}
+    found = {place.dimension: place for place in list(mesh_places.values()) if place.size > 1}
     for group in groups:
         name = getattr(group, "group_desc", "")
         if name in _UNNAMED:
