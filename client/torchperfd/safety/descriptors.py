@@ -10,6 +10,7 @@ import os
 import posix
 import resource
 import socket
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ _DIRECTORY: Final = "/proc/self/fd"
 _LEFT_TO_SCRIPT: Final = 16
 _POLLED: Final = ("anon_inode:[eventpoll]", "anon_inode:[eventfd]")
 """Targets of the descriptors that gRPC opens besides sockets."""
+_CONNECT_BUDGET_S: Final = 0.05
+"""How long gRPC may take from opening a socket to connecting it."""
+_CONNECT_POLL_S: Final = 0.001
 
 
 def open_descriptors() -> dict[int, str]:
@@ -129,10 +133,21 @@ class DescriptorGuard:
             return True
         if self._before is None or self._before.get(descriptor) == target:
             return False
+        if target.startswith(_POLLED):
+            return True
         # The script's own sockets, such as those of a pipe between processes, have other peers.
-        return target.startswith(_POLLED) or (
-            target.startswith("socket:") and _peer_name(descriptor) in self._listeners
+        return (
+            target.startswith("socket:") and self._peer_when_connected(descriptor, target) in self._listeners
         )
+
+    def _peer_when_connected(self, descriptor: int, target: str) -> object:
+        """Return the name of a socket's other end; of one that gRPC may be about to connect, wait for it."""
+        deadline = time.monotonic() + _CONNECT_BUDGET_S
+        while True:
+            peer, may_connect = _ends(descriptor)
+            if not may_connect or time.monotonic() > deadline or target_of(descriptor) != target:
+                return peer
+            time.sleep(_CONNECT_POLL_S)
 
     def _prepare(self, descriptors: Mapping[int, str]) -> list[int]:
         """Give up what is ours of descriptors that the script closes; return those that must stay open."""
@@ -148,8 +163,14 @@ class DescriptorGuard:
 
     def _watched_close(self, original: Callable[[int], None]) -> Callable[[int], None]:
         def close(fd: int) -> None:
-            may_be_ours = fd in self._guarded or fd in self._of_grpc or self._before is not None
-            if not (may_be_ours and self._prepare({fd: target_of(fd)})):
+            if not (fd in self._guarded or fd in self._of_grpc or self._before is not None):
+                original(fd)
+                return
+            target = target_of(fd)
+            if not target and self._before:
+                # Closed: by the time that it is closed again, gRPC may have got the number.
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            if not self._prepare({fd: target}):
                 original(fd)
 
         return close
@@ -157,21 +178,34 @@ class DescriptorGuard:
     def _watched_closerange(self, original: Callable[[int, int], None]) -> Callable[[int, int], None]:
         def closerange(fd_low: int, fd_high: int, /) -> None:
             found = open_descriptors()
+            if not found:
+                original(fd_low, fd_high)
+                return
             within = {number: target for number, target in found.items() if fd_low <= number < fd_high}
-            for kept in sorted(self._prepare(within)):
-                original(fd_low, kept)
-                fd_low = kept + 1
-            original(fd_low, fd_high)
+            kept = self._prepare(within)
+            # One by one, for gRPC may open others meanwhile, on threads of its own.
+            for number, target in within.items():
+                now = target_of(number)
+                if number not in kept and (now == target or not self._is_of_grpc(number, now)):
+                    original(number, number + 1)
 
         return closerange
 
 
-def _peer_name(descriptor: int) -> object:
-    """Return the name of a socket's other end; None where it has none, or this is no socket."""
+def _ends(descriptor: int) -> tuple[object, bool]:
+    """Return the name of a socket's other end, and whether this is a unix socket that may get one soon.
+
+    The name is None where it has none, or this is no socket.
+    """
     try:
         with socket.socket(fileno=os.dup(descriptor)) as connection:
-            return connection.getpeername() or None
+            try:
+                return connection.getpeername() or None, False
+            except OSError as error:
+                if is_from_script(error):
+                    raise
+                return None, connection.family == socket.AF_UNIX and not connection.getsockname()
     except OSError as error:
         if is_from_script(error):
             raise
-        return None
+        return None, False

@@ -1,0 +1,137 @@
+"""What gRPC opens while the script closes descriptors, on threads of its own, stays open."""
+
+import errno
+import fcntl
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torchperfd.safety.descriptors import DescriptorGuard, target_of
+
+_Guarding = Callable[[Callable[[], None]], DescriptorGuard]
+
+_close = os.close
+_RANGE = (700, 764)
+"""Numbers that nothing else of the test's process has."""
+
+
+def _open(descriptor: int) -> int:
+    """Move a descriptor into the range."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _RANGE[0])
+    _close(descriptor)
+    return moved
+
+
+def _open_of_script() -> int:
+    return _open(os.open(os.devnull, os.O_RDONLY))
+
+
+class _Grpc:
+    """Opens what gRPC opens, when it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self.listener = socket.socket(socket.AF_UNIX)
+        self.listener.bind(self.path)
+        self.listener.listen(8)
+        self.opened: list[int] = []
+        self._thread: threading.Thread | None = None
+
+    def open_event(self) -> None:
+        self.opened.append(_open(os.eventfd(0)))
+
+    def open_socket(self) -> None:
+        """Open one now; it is connected a little later."""
+        connection = socket.socket(socket.AF_UNIX)
+        self.opened.append(connection.detach())
+        self._thread = threading.Thread(target=self._connect, args=(self.opened[-1],))
+        self._thread.start()
+
+    def _connect(self, descriptor: int) -> None:
+        time.sleep(0.01)
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            connection.connect(self.path)
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self.listener.close()
+        for descriptor in self.opened:
+            if target_of(descriptor):
+                os.close(descriptor)
+
+
+@pytest.fixture
+def grpc(tmp_path: Path) -> Iterator[_Grpc]:
+    made = _Grpc(tmp_path / "socket")
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def guarding(grpc: _Grpc) -> Iterator[_Guarding]:
+    guards: list[DescriptorGuard] = []
+
+    def begin(give_up: Callable[[], None]) -> DescriptorGuard:
+        guard = DescriptorGuard(give_up)
+        guard.install()
+        guards.append(guard)
+        guard.begin_connecting(grpc.path)
+        return guard
+
+    yield begin
+    for guard in guards:
+        guard.uninstall()
+
+
+def test_what_grpc_opens_during_a_close_stays_open(grpc: _Grpc, guarding: _Guarding) -> None:
+    guarding(grpc.open_event)
+    grpc.open_event()
+    scripts = _open_of_script()
+    os.closerange(*_RANGE)
+    assert len(grpc.opened) == 2
+    assert [target_of(each) for each in grpc.opened] == ["anon_inode:[eventfd]"] * 2
+    assert not target_of(scripts)
+
+
+def test_number_that_grpc_has_got_meanwhile_stays_open(grpc: _Grpc, guarding: _Guarding) -> None:
+    """The script's other threads close one in between, and gRPC opens one of the same number."""
+    scripts = _open_of_script()
+    grpcs = _open(os.eventfd(0))
+
+    def give_up() -> None:
+        os.dup2(grpcs, scripts)
+
+    guarding(give_up)
+    grpc.open_event()
+    grpc.opened += [grpcs, scripts]
+    os.closerange(*_RANGE)
+    assert target_of(scripts) == "anon_inode:[eventfd]"
+
+
+def test_socket_that_grpc_is_about_to_connect_stays_open(grpc: _Grpc, guarding: _Guarding) -> None:
+    guarding(lambda: None)
+    grpc.open_socket()
+    os.close(grpc.opened[0])
+    assert target_of(grpc.opened[0]).startswith("socket:")
+
+
+def test_scripts_own_unconnected_socket_is_closed(guarding: _Guarding) -> None:
+    guarding(lambda: None)
+    scripts = socket.socket(socket.AF_UNIX).detach()
+    os.close(scripts)
+    assert not target_of(scripts)
+
+
+def test_close_of_a_closed_descriptor_fails_as_ever(guarding: _Guarding) -> None:
+    guarding(lambda: None)
+    scripts = _open_of_script()
+    os.close(scripts)
+    with pytest.raises(OSError, match="Bad file descriptor") as raised:
+        os.close(scripts)
+    assert raised.value.errno == errno.EBADF
