@@ -22,10 +22,10 @@ SIMULATED: Final = "simulated"
 """Jobs on :mod:`benchmarks.simulated_device`, whose devices do."""
 THROTTLED_GPU: Final = "throttled GPU"
 """The fault of whose jobs NVML shows the GPUs."""
-DEVELOPMENT_SPLIT_MODEL: Final = "mlp-tp"
-HELD_OUT_SPLIT_MODEL: Final = "convnet-tp"
-"""Tensor-parallel models, for jobs on the simulated device."""
-MODELS: Final = (*DEVELOPMENT_MODELS, DEVELOPMENT_SPLIT_MODEL, *HELD_OUT_MODELS, HELD_OUT_SPLIT_MODEL)
+DEVELOPMENT_SPLIT_MODELS: Final = ("mlp-tp", "mlp-pp")
+HELD_OUT_SPLIT_MODELS: Final = ("convnet-tp", "convnet-pp")
+"""With tensor parallelism and in pipeline stages, for jobs on the simulated device."""
+MODELS: Final = (*DEVELOPMENT_MODELS, *DEVELOPMENT_SPLIT_MODELS, *HELD_OUT_MODELS, *HELD_OUT_SPLIT_MODELS)
 
 RANKS: Final = 4
 PACE_SECONDS: Final = 0.05
@@ -69,6 +69,8 @@ class Fault:
         last_culprit: The highest one; None: the last of the job.
         times_itself: Whether the job can time its injection; else the cost is the growth of the mean step.
         replicated_only: Whether it needs ``DistributedDataParallel``.
+        pipelines_only: Whether it needs pipeline stages.
+        whole_only: Whether each rank must be able to run its model by itself.
         least_ranks: How many the job has at least: among four, two that are slow are no minority.
         work_seconds: Processor time that every rank uses in each step, for faults that take it away.
         in_quick: Whether ``--quick`` has it.
@@ -83,11 +85,19 @@ class Fault:
     last_culprit: int | None = None
     times_itself: bool = True
     replicated_only: bool = False
+    pipelines_only: bool = False
+    whole_only: bool = False
     least_ranks: int = 2
     work_seconds: float = 0.0
     in_quick: bool = False
     devices: frozenset[str] = frozenset({CPU})
     removed: Removed | None = None
+
+    def fits(self, model: str) -> bool:
+        """Return whether jobs with this model can have it."""
+        if is_pipeline(model):
+            return not (self.replicated_only or self.whole_only)
+        return not self.pipelines_only and (not self.replicated_only or model.endswith("-ddp"))
 
     @property
     def is_control(self) -> bool:
@@ -115,7 +125,8 @@ _SIMULATED: Final = frozenset({SIMULATED})
 
 FAULTS: Final = (
     Fault("healthy", Cause.NONE.value, in_quick=True, devices=_BOTH),
-    Fault("healthy, validation", Cause.NONE.value, devices=_BOTH),
+    Fault("healthy, validation", Cause.NONE.value, devices=_BOTH, whole_only=True),
+    Fault("unbalanced pipeline", Cause.PIPELINE_IMBALANCE.value, devices=_SIMULATED, pipelines_only=True),
     Fault(
         "slow loader, one rank",
         Cause.INPUT_BOUND.value,
@@ -303,7 +314,7 @@ def plans(
     chosen = []
     for place, seed in enumerate(seeds):
         for number, fault in enumerate(faults):
-            able = [model for model in models if not fault.replicated_only or model.endswith("-ddp")]
+            able = [model for model in models if fault.fits(model)]
             if able:
                 chosen.append(plan(fault, able[(number + place) % len(able)], seed, ranks, device))
     return chosen
@@ -312,8 +323,13 @@ def plans(
 def models_of(device: str, *, held_out: bool) -> tuple[str, ...]:
     """Return the models of a part of the suite."""
     models = HELD_OUT_MODELS if held_out else DEVELOPMENT_MODELS
-    split_model = HELD_OUT_SPLIT_MODEL if held_out else DEVELOPMENT_SPLIT_MODEL
-    return (*models, split_model) if device == SIMULATED else models
+    split_models = HELD_OUT_SPLIT_MODELS if held_out else DEVELOPMENT_SPLIT_MODELS
+    return (*models, *split_models) if device == SIMULATED else models
+
+
+def is_pipeline(model: str) -> bool:
+    """Return whether a model of this name is in pipeline stages."""
+    return model.endswith("-pp")
 
 
 def hang_line(name: str) -> int:

@@ -51,6 +51,8 @@ STAGGER_STEPS: Final = 20
 SERIALIZE_SECONDS: Final = 0.015
 WRITE_SECONDS: Final = 0.005
 """A save in the background does one and the other in turns."""
+IMBALANCE_SECONDS: Final = 0.02
+"""By so much the kernels of an unbalanced pipeline's last stage are longer in a step."""
 QUOTA: Final = 0.1
 """Of one processor."""
 
@@ -270,6 +272,14 @@ class _BackgroundCheckpoint(Injection):
                 pass
 
 
+class _LongerStage(Injection):
+    """No fault of a rank, and there from the start: the last stage has more to do."""
+
+    def compute(self) -> None:
+        if self.rank >= self.plan.ranks // 2:
+            installed().compute.launch_kernel(IMBALANCE_SECONDS)
+
+
 class _SlowExchange(Injection):
     def compute(self) -> None:
         # Of the gradients: the next collective is theirs.
@@ -457,6 +467,7 @@ _INJECTIONS: Final[dict[str, type[Injection]]] = {
     "healthy": Injection,
     "healthy, validation": _Validation,
     "saves a lot": _SavesALot,
+    "unbalanced pipeline": _LongerStage,
     "slow loader, one rank": _SlowLoader,
     "slow loader, all ranks": _SlowLoader,
     "slow compute, one rank": _SlowCompute,

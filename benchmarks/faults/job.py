@@ -24,11 +24,13 @@ from benchmarks.faults.catalog import (
     SIMULATED,
     STEPS_TO_TELL,
     Plan,
+    is_pipeline,
 )
 from benchmarks.faults.injections import Injection, injection_of
 from benchmarks.faults.journal import Journal
 from benchmarks.faults.models import CLASSES, FEATURES, Kernels, Pace, build
-from benchmarks.simulated_device import BACKEND, install
+from benchmarks.faults.pipeline import Pipeline
+from benchmarks.simulated_device import BACKEND, Device, install
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -80,6 +82,30 @@ def average(metric: Tensor, injection: Injection, step: int, metrics: dist.Proce
             dist.all_gather(everyones, metric, group=metrics)  # hangs: mismatched collective
 
 
+def trainee(
+    plan: Plan, device: Device | None, seed: int, injection: Injection
+) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+    """Return the model, or this rank's part, and what runs forward and backward and returns the loss."""
+    if device and is_pipeline(plan.model):
+        kind = plan.model.partition("-")[0]
+        pipeline = Pipeline(kind, device, plan.pace_seconds, seed, injection.compute)
+        return pipeline.model, pipeline.train
+    pace: Pace | Kernels
+    if device:
+        pace = Kernels(device, plan.pace_seconds, seed, injection.compute)
+    else:
+        pace = Pace(plan.pace_seconds, plan.work_seconds, seed, injection.compute)
+    model = build(plan.model, pace)
+    criterion = nn.CrossEntropyLoss()
+
+    def train(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = criterion(model(inputs), targets)
+        torch.autograd.backward(loss)
+        return loss.detach()
+
+    return model, train
+
+
 def validate(model: nn.Module, batches: Iterator[Batch], count: int) -> None:
     """Run the model on some batches without training."""
     model.eval()
@@ -104,15 +130,9 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
     metrics = dist.new_group()
     injection = injection_of(plan, rank, directory)
     seed = plan.seed * 1000 + rank
-    pace: Pace | Kernels
-    if device:
-        pace = Kernels(device, plan.pace_seconds, seed, injection.compute)
-    else:
-        pace = Pace(plan.pace_seconds, plan.work_seconds, seed, injection.compute)
-    model = build(plan.model, pace)
+    model, train = trainee(plan, device, seed, injection)
     injection.prepare(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    criterion = nn.CrossEntropyLoss()
     loader = DataLoader(
         Samples(seed, injection), batch_size=None, num_workers=1 if injection.wants_worker else 0
     )
@@ -124,10 +144,9 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
             with traced(model):
                 inputs, targets = next(batches)
                 optimizer.zero_grad()
-                loss = criterion(model(inputs), targets)
-                loss.backward()
+                loss = train(inputs, targets)
                 optimizer.step()
-                average(loss.detach(), injection, step, metrics)
+                average(loss, injection, step, metrics)
                 if step % CHECKPOINT_STEPS == CHECKPOINT_STEPS - 1 and rank == 0:
                     injection.save({"step": step, "weights": torch.zeros(1024)})
                 if device:

@@ -123,13 +123,18 @@ def _transformer() -> list[nn.Module]:
     ]
 
 
-_BLOCKS: Final = {"mlp": _mlp, "convnet": _convnet, "transformer": _transformer}
+_KINDS: Final = {"mlp": _mlp, "convnet": _convnet, "transformer": _transformer}
 
 _TENSOR_PARALLEL: Final[dict[str, dict[str, ParallelStyle]]] = {
     "mlp": {"0.0": ColwiseParallel(), "1.0": RowwiseParallel()},
     "convnet": {"2": RowwiseParallel(input_layouts=Replicate())},
 }
 """Which layers tensor parallelism splits; an all-reduce follows each that is split by rows."""
+
+
+def blocks_of(kind: str) -> list[nn.Module]:
+    """Return the layers of a model of (batch, 64) to (batch, 10) floats."""
+    return _KINDS[kind]()
 
 
 def build(name: str, pace: Pace | Kernels) -> nn.Module:
@@ -139,7 +144,7 @@ def build(name: str, pace: Pace | Kernels) -> nn.Module:
     """
     kind, _, parallel = name.partition("-")
     torch.manual_seed(0)
-    blocks = _BLOCKS[kind]()
+    blocks = blocks_of(kind)
     model = nn.Sequential(*blocks, pace) if isinstance(pace, Kernels) else nn.Sequential(pace, *blocks)
     if parallel == "ddp":
         return DistributedDataParallel(model)

@@ -13,6 +13,9 @@ QUEUE_LENGTH: Final = 1024
 EXCHANGE_S: Final = 0.001
 """What a collective takes once the last rank is there."""
 
+MESSAGE_S: Final = 0.0005
+"""What a message takes once both ranks are there."""
+
 _FULL_S: Final = 0.0002
 """How long the host sleeps before it looks again whether a full queue has room."""
 
@@ -158,6 +161,13 @@ class Device:
         self.compute = Stream(self, "simulated-compute")
         self.communication = Stream(self, "simulated-communication")
         self.extra_exchange_seconds = 0.0
+        self._streams: dict[str, Stream] = {}
+
+    def stream(self, name: str) -> Stream:
+        """Return the stream of this name, which is made the first time."""
+        if name not in self._streams:
+            self._streams[name] = Stream(self, f"simulated-{name}")
+        return self._streams[name]
 
     def event(self) -> Event:
         """Return a new event."""
@@ -167,6 +177,8 @@ class Device:
         """End its threads, once all work is done."""
         self.compute.close()
         self.communication.close()
+        for stream in self._streams.values():
+            stream.close()
 
     def take_exchange_seconds(self) -> float:
         """Return what a collective takes once the last rank is there."""

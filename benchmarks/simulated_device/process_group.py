@@ -1,17 +1,19 @@
 """A process group with NCCL's kind of collectives: the host only launches them, and streams wait.
 
 A collective begins when the last rank's stream has come to it, which the ranks find out over gloo. No values
-are exchanged: each rank goes on with its own. Calls that only set a job up (broadcasts, barriers, gathers of
-objects) go to gloo as they are.
+are exchanged: each rank goes on with its own. A message between two ranks begins when both have come to it,
+and arrives as zeros. Calls that only set a job up (broadcasts, barriers, objects that are gathered or sent)
+go to gloo as they are.
 """
 
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from benchmarks.simulated_device.device import Device
+from benchmarks.simulated_device.device import MESSAGE_S, Device, Stream
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
 
@@ -28,19 +30,30 @@ def register(name: str, device: Device) -> None:
     dist.Backend.register_backend(name, create, devices=["cpu"])
 
 
-class SimulatedWork(dist.Work):
-    """A collective that was launched."""
+_SENDS, _RECEIVES = 1, 2
+"""Tags of gloo's messages: that a rank has come to send, or to receive."""
 
-    def __init__(self, device: Device, result: Any) -> None:
+
+class SimulatedWork(dist.Work):
+    """A collective that was launched.
+
+    Args:
+        device: On whose current stream the result is awaited.
+        result: What the collective leaves behind.
+        stream: On which it runs; the device's for collectives if None.
+    """
+
+    def __init__(self, device: Device, result: Any, stream: Stream | None = None) -> None:
         super().__init__()
         self._device = device
+        self._stream = stream or device.communication
         self._future: torch.futures.Future[Any] = torch.futures.Future()
         # What a stream has yet to do, callers may go on with.
         self._future.set_result(result)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Have the current stream wait; the host goes on."""
-        self._device.compute.wait_stream(self._device.communication)
+        self._device.compute.wait_stream(self._stream)
         return True
 
     def get_future(self) -> "torch.futures.Future[Any]":
@@ -113,6 +126,23 @@ class SimulatedGroup(dist.ProcessGroup):
     _allgather_base = all_gather_single  # type: ignore[assignment]
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> SimulatedWork:
+        """Launch a message to a rank of the group; what is not of floats is sent for real."""
+        if not tensors[0].is_floating_point():
+            self._gloo.send(tensors, peer, tag).wait()
+            return SimulatedWork(self._device, tensors)
+        return self._launch_message(tensors, f"to {peer}", lambda now: self._meet(peer, now, _SENDS))
+
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> SimulatedWork:
+        """Launch the other half of a message from a rank of the group."""
+        if not tensors[0].is_floating_point():
+            self._gloo.recv(tensors, peer, tag).wait()
+            return SimulatedWork(self._device, tensors)
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.zero_()
+        return self._launch_message(tensors, f"from {peer}", lambda now: self._meet(peer, now, _RECEIVES))
+
     def allgather(self, outputs: Any, own: Any, options: Any = None) -> SimulatedWork:
         """Gather for real: only the set-up of a job does so."""
         self._gloo.allgather(outputs, own, options or AllgatherOptions()).wait()
@@ -148,6 +178,21 @@ class SimulatedGroup(dist.ProcessGroup):
             # DDP's reducer takes the future's value, and asks for no wait: the stream's own is queued here.
             torch.autograd.Variable._execution_engine.queue_callback(self._wait)
         return SimulatedWork(device, result)
+
+    def _launch_message(self, result: Any, direction: str, meet: Callable[[float], float]) -> SimulatedWork:
+        # A stream for each peer and direction: one message does not wait for another.
+        stream = self._device.stream(f"{self._group_name} {direction}")
+        stream.wait_stream(self._device.compute)
+        stream.launch(meet)
+        return SimulatedWork(self._device, result, stream)
+
+    def _meet(self, peer: int, arrived: float, purpose: int) -> float:
+        """Find out when the other rank has come to a message, too."""
+        other = torch.zeros(1, dtype=torch.float64)
+        sent = self._arrivals.send([torch.tensor([arrived], dtype=torch.float64)], peer, purpose)
+        self._arrivals.recv([other], peer, _SENDS + _RECEIVES - purpose).wait()
+        sent.wait()
+        return max(arrived, float(other)) + MESSAGE_S
 
     def _wait(self) -> None:
         self._device.compute.wait_stream(self._device.communication)

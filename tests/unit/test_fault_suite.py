@@ -85,13 +85,16 @@ def test_a_seed_fixes_a_job_and_its_label_is_possible(fault: catalog.Fault, tmp_
 
 
 def test_each_fault_has_each_seed_once_on_possible_models() -> None:
-    chosen = catalog.plans(list(FAULTS), [1, 2], ["mlp-ddp", "transformer-fsdp2"])
+    chosen = catalog.plans(list(FAULTS), [1, 2], ["mlp-ddp", "transformer-fsdp2", "mlp-pp"])
     assert Counter((plan.fault, plan.seed) for plan in chosen) == {
         (fault.name, seed): 1 for fault in FAULTS for seed in (1, 2)
     }
-    assert {plan.model for plan in chosen} == {"mlp-ddp", "transformer-fsdp2"}
+    assert {plan.model for plan in chosen} == {"mlp-ddp", "transformer-fsdp2", "mlp-pp"}
     assert all(plan.model == "mlp-ddp" for plan in chosen if NAMED[plan.fault].replicated_only)
-    assert not catalog.plans([NAMED["slow collective"]], [1], ["mlp-fsdp2"])
+    assert all(plan.model == "mlp-pp" for plan in chosen if NAMED[plan.fault].pipelines_only)
+    assert all(plan.model != "mlp-pp" for plan in chosen if NAMED[plan.fault].whole_only)
+    assert not catalog.plans([NAMED["slow collective"]], [1], ["mlp-fsdp2", "mlp-pp"])
+    assert not catalog.plans([NAMED["unbalanced pipeline"]], [1], ["mlp-ddp"])
 
 
 def test_hang_has_the_line_of_its_culprit() -> None:

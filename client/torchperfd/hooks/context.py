@@ -91,7 +91,7 @@ class HookLinks:
 
     Attributes:
         models: The models of the loop.
-        mesh_places: The rank's place in each named dimension of the device meshes that were made.
+        mesh_places: The rank's place in each named dimension of its device meshes, and in torch's pipelines.
         time_forward: Times the forward of a model.
         before_draw: Called with the iterator ahead of a draw; each returns whether the next draw is to be
             announced as well.

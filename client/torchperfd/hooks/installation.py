@@ -24,7 +24,7 @@ HOOKS: Final = (
     *("new_optimizers", "loaded_models", "loader", "iterators", "worker_queue", "loader_use"),
     *("backward", "zero_grad", "optimizers", "grad_scaler", "checkpoints"),
     *("collectives", "functional_collectives", "ddp_buffers", "reductions", "compilations"),
-    "device_meshes",
+    *("device_meshes", "pipeline_stages", "tensor_parallel"),
 )
 """Every hook by name: a module of this package with ``install(context)``."""
 
@@ -70,7 +70,7 @@ class Hooks:
 
     @property
     def mesh_places(self) -> dict[str, Coordinate]:
-        """The rank's place in each named dimension of the device meshes that were made."""
+        """The rank's place in each named dimension of its device meshes, and in torch's pipelines."""
         return self._links.mesh_places
 
     def install(self) -> None:

@@ -9,7 +9,8 @@ from torchperfd.hooks import job_store
 
 _MESH: Final = "mesh_"
 """A ``DeviceMesh`` calls the group of its dimension ``tp`` ``mesh_tp``, from torch 2.5 on."""
-_UNNAMED: Final = frozenset(("", "undefined", "default_pg"))
+UNNAMED: Final = frozenset(("", "undefined", "default_pg"))
+"""Descriptions of groups to which their makers have given none."""
 _MOST: Final = 16
 
 
@@ -21,7 +22,7 @@ def read_coordinates(mesh_places: Mapping[str, Coordinate]) -> tuple[Coordinate,
     made any, and where torch keeps no list of them.
 
     Args:
-        mesh_places: The rank's place in each named dimension of its device meshes.
+        mesh_places: The rank's place in each named dimension of its device meshes, and in torch's pipelines.
     """
     if not job_store.is_there():
         return ()
@@ -31,7 +32,7 @@ def read_coordinates(mesh_places: Mapping[str, Coordinate]) -> tuple[Coordinate,
     found = {place.dimension: place for place in list(mesh_places.values()) if place.size > 1}
     for group in groups:
         name = getattr(group, "group_desc", "")
-        if name in _UNNAMED:
+        if name in UNNAMED:
             continue
         dimension = name.removeprefix(_MESH)
         try:

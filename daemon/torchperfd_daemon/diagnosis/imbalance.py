@@ -16,7 +16,7 @@ class Imbalance:
 
     Attributes:
         stages: How many stages were seen.
-        own_seconds: The own work of the longest stage per step: the median of its ranks.
+        own_seconds: The own work of the longest stage per step: the median of its ranks; of two, the faster.
         mean_seconds: The mean of all stages.
         wait_seconds: The median wait of all ranks per step.
     """
@@ -50,7 +50,9 @@ def find_imbalance(ranks: Iterable[tuple[int | None, float, float]]) -> Imbalanc
     """
     placed = [(stage, own, wait) for stage, own, wait in ranks if stage is not None]
     stages = {
-        stage: statistics.median(own for there, own, _ in placed if there == stage) for stage, _, _ in placed
+        # Of an even number the lower one: a slow rank makes its stage no longer, not even of two.
+        stage: statistics.median_low(own for there, own, _ in placed if there == stage)
+        for stage, _, _ in placed
     }
     if len(stages) < 2:
         return None

@@ -32,7 +32,7 @@ def _open_of_script() -> int:
 
 
 class _Grpc:
-    """Opens what gRPC opens, when it is told to."""
+    """Opens what gRPC opens, when a test calls for it."""
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)

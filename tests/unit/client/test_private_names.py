@@ -59,6 +59,8 @@ NAMES: dict[str, tuple[set[str], set[str]]] = {
     "_broadcast_coalesced": ({"ddp_buffers"}, {"train collective_wait"}),
     "prepare_for_backward": ({"reductions"}, {"train collective_wait"}),
     "_execution_engine": (set(), set()),
+    "_PipelineStageBase": (set(), set()),
+    "_apply": ({"tensor_parallel"}, set()),
     # Operations.
     "_subclasses": ({"flops"}, {"flops"}),
     "_python_dispatch": ({"flops"}, {"flops"}),

@@ -43,6 +43,39 @@ for ranks in ([[each] for each in range(8)]):
     dist.new_group(ranks, group_desc="EXPERT_MODEL_PARALLEL_GROUP")
 dist.new_group([5, 6])
 """
+_STAGES = """
+from torch.distributed.pipelining import PipelineStage
+group = dist.new_group([4, 5, 6])
+PipelineStage(torch.nn.Linear(2, 2), 2, 6, torch.device("cpu"), group=group)
+PipelineStage(torch.nn.Linear(2, 2), 5, 6, torch.device("cpu"), group=group)
+"""
+_STAGES_OF_ALL = """
+from torch.distributed.pipelining import PipelineStage
+PipelineStage(torch.nn.Linear(2, 2), 6, 8, torch.device("cpu"))
+"""
+_STAGES_OF_A_MESH = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage
+mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("pipe",))
+PipelineStage(torch.nn.Linear(2, 2), 6, 8, torch.device("cpu"), group=mesh.get_group())
+"""
+_STAGES_OF_A_DIMENSION = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage
+mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("stage", "dp"))
+PipelineStage(torch.nn.Linear(2, 2), 3, 4, torch.device("cpu"), group=mesh["stage"].get_group())
+"""
+_LAYERS = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+parallelize_module(torch.nn.Linear(8, 8), init_device_mesh("cpu", (8,)), ColwiseParallel())
+"""
+_LAYERS_OF_A_DIMENSION = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("data", "model"))
+parallelize_module(torch.nn.Linear(8, 8), mesh["model"], ColwiseParallel())
+"""
 _AGAIN = """
 for size in (2, 4):
     for first in range(0, 8, size):
@@ -66,8 +99,18 @@ def found_with(make: str) -> list[list[tuple[str, int, int]]]:
         (_WORLD, [("tp", 6, 8)]),
         (_GROUPS, [("DATA_PARALLEL_GROUP", 2, 4)]),
         (_AGAIN, [("tp", 2, 4)]),
+        (_STAGES, [("pp", 2, 3)]),
+        (_STAGES_OF_ALL, [("pp", 6, 8)]),
+        (_STAGES_OF_A_MESH, [("pipe", 6, 8)]),
+        (_STAGES_OF_A_DIMENSION, [("stage", 3, 4), ("dp", 0, 2)]),
+        (_LAYERS, [("tp", 6, 8)]),
+        (_LAYERS_OF_A_DIMENSION, [("data", 3, 4), ("model", 0, 2)]),
     ],
-    ids=["mesh", "mesh of all ranks", "groups", "same name"],
+    ids=[
+        *("mesh", "mesh of all ranks", "groups", "same name"),
+        *("stages", "stages of all ranks", "stages of a mesh", "stages of a dimension"),
+        *("layers", "layers of a dimension"),
+    ],
 )
 def test_named_groups_are_coordinates(make: str, places: list[tuple[str, int, int]]) -> None:
     assert found_with(make) == [[], [], places, []]

@@ -65,6 +65,12 @@ def test_one_stage_or_none_is_no_pipeline() -> None:
     assert find_imbalance([(0, 0.1, 0.0), (0, 0.5, 0.0), (None, 1.0, 0.0)]) is None
 
 
+def test_slow_rank_of_two_makes_its_stage_no_longer() -> None:
+    found = find_imbalance([(0, 0.10, 0.0), (0, 0.10, 0.0), (1, 0.10, 0.03), (1, 0.13, 0.0)])
+    assert found is not None
+    assert found.cost_seconds == pytest.approx(0.0)
+
+
 def test_the_longest_stage_is_its_ranks_median() -> None:
     found = find_imbalance([(0, 0.10, 0.02), (0, 0.10, 0.02), (1, 0.12, 0.0), (1, 0.50, 0.0), (1, 0.12, 0.0)])
     assert found is not None
