@@ -42,13 +42,13 @@ class Lateness:
         seconds: Per rank, its own work per step above the peers' median.
         phases: Per rank, the phase that contains most of that.
         peer_seconds: The peers' median own work per step.
-        ever_since: Whether the ranks were as late before the run became slower.
+        ever_since: Those of the ranks that were as late before the run became slower.
     """
 
     seconds: dict[int, float] = field(default_factory=dict)
     phases: dict[int, str] = field(default_factory=dict)
     peer_seconds: float = 0.0
-    ever_since: bool = False
+    ever_since: frozenset[int] = frozenset()
 
 
 def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness:
@@ -70,7 +70,7 @@ def find_lateness(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness
         {rank: late for each in found for rank, late in each.seconds.items()},
         {rank: phase for each in found for rank, phase in each.phases.items()},
         statistics.median(each.peer_seconds for each in found) if found else 0.0,
-        any(each.ever_since for each in found),
+        frozenset(rank for each in found for rank in each.ever_since),
     )
 
 
@@ -84,7 +84,7 @@ def _in_stage(ranks: Seen, known: AbstractSet[int], period: int) -> Lateness:
         return late
     # A rank that was always slow is late as well, but does not cause the slowdown.
     late = _late(ranks, {}, known, losses, period, on_device=on_device)
-    return Lateness(late.seconds, late.phases, late.peer_seconds, ever_since=bool(usual))
+    return replace(late, ever_since=frozenset(late.seconds if usual else ()))
 
 
 def _losses(ranks: Collection[RankEvidence]) -> dict[int, float]:

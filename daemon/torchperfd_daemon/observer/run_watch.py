@@ -207,7 +207,7 @@ class RunWatch:
                     evidence,
                     late_seconds=late.seconds[evidence.rank],
                     late_phase=late.phases[evidence.rank],
-                    late_ever_since=late.ever_since,
+                    late_ever_since=evidence.rank in late.ever_since,
                 )
             )
             if evidence.rank in late.seconds

@@ -46,6 +46,26 @@ def test_the_slow_rank_of_a_stage_is_slow() -> None:
     assert view.ranks[SLOW].behind_seconds == pytest.approx(0.03, rel=0.1)
 
 
+@pytest.mark.parametrize("always_late", [None, 3], ids=["alone", "beside one that was always slow"])
+def test_rank_that_becomes_slow_in_one_stage_has_caused_it(always_late: int | None) -> None:
+    watched = Watched(16, stages=2)
+
+    def usual(rank: int, _step: int) -> dict[str, float]:
+        return {"forward": 0.02 * (rank == always_late)}
+
+    def slower(rank: int, step: int) -> dict[str, float]:
+        return {"forward": usual(rank, step)["forward"] + 0.05 * (rank == SLOW)}
+
+    watched.train(30, usual)
+    began = watched.job.step
+    watched.train(20, slower)
+    verdict = watched.verdict
+    assert (verdict.cause, verdict.rank, verdict.phase) == (Cause.SLOW_RANK, SLOW, "forward")
+    assert verdict.has_grown
+    assert verdict.onset_step is not None
+    assert abs(verdict.onset_step - began) <= 5
+
+
 @pytest.mark.parametrize(
     ("late_s", "cause", "rank", "cost"),
     [(0.0, Cause.PIPELINE_IMBALANCE, None, 0.01), (0.03, Cause.SLOW_RANK, SLOW, 0.03)],
