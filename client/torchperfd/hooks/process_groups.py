@@ -19,17 +19,17 @@ def read_coordinates(mesh_places: Mapping[str, Coordinate]) -> tuple[Coordinate,
 
     Of two groups of one name, the newest counts. A dimension of a device mesh has no group of its name if it
     is the only one, since it uses the group of all ranks, and before torch 2.5. Empty before the script has
-    made any, and where torch keeps no list of them.
+    made any, and where torch keeps no list of them. Places in meshes stay known when the groups have ended.
 
     Args:
         mesh_places: The rank's place in each named dimension of its device meshes, and in torch's pipelines.
     """
+    found = {place.dimension: place for place in list(mesh_places.values()) if place.size > 1}
     if not job_store.is_there():
-        return ()
+        return tuple(found.values())
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
     # Copied in one call each: the script may make another meanwhile.
     groups = list(getattr(getattr(c10d, "_world", None), "pg_map", ()))
-    found = {place.dimension: place for place in list(mesh_places.values()) if place.size > 1}
     for group in groups:
         name = getattr(group, "group_desc", "")
         if name in UNNAMED:

@@ -78,7 +78,8 @@ class ProcessCounters:
         totals.cuda = self._accelerator.memory()
         totals.flops_per_step, totals.peak_flops = self._accelerator.flops()
         totals.hooks = self._hooks()
-        totals.coordinates = self._coordinates()
+        # Once the script has ended its process groups, nothing shows the place any more.
+        totals.coordinates = self._coordinates() or totals.coordinates
         self.fill_loader(totals)
         self._loader.arm()
         for spent in self._accelerator.times():

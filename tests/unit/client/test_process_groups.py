@@ -23,8 +23,11 @@ dist.init_process_group("fake", rank=6, world_size=8, store=FakeStore())
 found.append(read_coordinates())
 {make}
 found.append(read_coordinates())
+client.parts.flusher.refresh()
 dist.destroy_process_group()
 found.append(read_coordinates())
+client.parts.flusher.refresh()
+found.append(client.parts.flusher.totals.coordinates)
 print(json.dumps([[dataclasses.astuple(place) for place in places] for places in found]))
 """
 _MESH = """
@@ -84,7 +87,10 @@ for size in (2, 4):
 
 
 def found_with(make: str) -> list[list[tuple[str, int, int]]]:
-    """Return what is read before the groups exist, with the default one, with all, and after their end."""
+    """Return what is read before the groups exist, with the default one, with all, and after their end.
+
+    The last is what the totals have then.
+    """
     run = subprocess.run(
         [sys.executable, "-c", _SCRIPT.replace("{make}", make)], capture_output=True, text=True, timeout=120
     )
@@ -113,7 +119,10 @@ def found_with(make: str) -> list[list[tuple[str, int, int]]]:
     ],
 )
 def test_named_groups_are_coordinates(make: str, places: list[tuple[str, int, int]]) -> None:
-    assert found_with(make) == [[], [], places, []]
+    *found, afterwards, reported = found_with(make)
+    assert found == [[], [], places]
+    assert afterwards == ([] if make in (_GROUPS, _AGAIN) else places)
+    assert reported == places
 
 
 def test_a_process_without_groups_has_no_coordinates() -> None:
