@@ -27,6 +27,9 @@ HELD_OUT_SPLIT_MODELS: Final = ("convnet-tp", "convnet-pp")
 """With tensor parallelism and in pipeline stages, for jobs on the simulated device."""
 MODELS: Final = (*DEVELOPMENT_MODELS, *DEVELOPMENT_SPLIT_MODELS, *HELD_OUT_MODELS, *HELD_OUT_SPLIT_MODELS)
 
+STAGES: Final = 2
+"""Of a pipeline; each has as many ranks, the first stage the lowest."""
+
 RANKS: Final = 4
 PACE_SECONDS: Final = 0.05
 """What a forward waits for, as it would for a device: many ranks then fit on few processors."""

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from benchmarks.faults.catalog import (
     CHECKPOINT_STEPS,
     RECOMPILE_STEPS,
+    STAGES,
     THROTTLED_GPU,
     USUAL_STEP_SECONDS,
     VALIDATION_BATCHES,
@@ -276,7 +277,7 @@ class _LongerStage(Injection):
     """No fault of a rank, and there from the start: the last stage has more to do."""
 
     def compute(self) -> None:
-        if self.rank >= self.plan.ranks // 2:
+        if self.rank >= self.plan.ranks - self.plan.ranks // STAGES:
             installed().compute.launch_kernel(IMBALANCE_SECONDS)
 
 

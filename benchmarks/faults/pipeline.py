@@ -5,13 +5,13 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from benchmarks.faults.catalog import STAGES
 from benchmarks.faults.models import Kernels, blocks_of
 from benchmarks.simulated_device import Device
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-STAGES: Final = 2
 MICRO_BATCHES: Final = 4
 _BLOCKS_OF_FIRST: Final = 2
 

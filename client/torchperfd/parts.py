@@ -69,7 +69,7 @@ class Parts:
             instruments.accelerator,
             instruments.loader,
             hooks=instruments.hook_states,
-            coordinates=lambda: read_coordinates(instruments.hooks.mesh_places),
+            coordinates=lambda: read_coordinates(instruments.hooks.places),
         )
         self.flusher = Flusher(replay, names, self.outbox, faults, counters)
         buffer.on_low = self.flusher.wake

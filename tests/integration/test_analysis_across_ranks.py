@@ -5,12 +5,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.node import free_port
+from tests.support.node import torchrun
 
 from torchperfd_daemon import analysis, cli
 
@@ -64,8 +63,7 @@ def train(folder: Path, *arguments: str) -> Path:
     """Run the script on all ranks; return the folder with their traces and what they measured."""
     script = folder / "slow.py"
     script.write_text(SCRIPT)
-    command = [*(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS))]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script)]
+    command = [*torchrun(RANKS), str(script)]
     command += [str(folder), str(SLOW), str(STEPS), *arguments]
     env = os.environ | {"PYTHONFAULTHANDLER": "1"}  # a rank that dies says where
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)

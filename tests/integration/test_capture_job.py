@@ -2,11 +2,10 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Final
 
-from tests.support.node import Node, free_port
+from tests.support.node import Node, torchrun
 
 SCRIPT: Final = """
 import json, threading, time, torch, torch.distributed as dist
@@ -50,8 +49,8 @@ def test_rank_0_captures_the_whole_job_at_the_same_steps(node: Node, tmp_path: P
     script.write_text(SCRIPT)
     node.start_daemon()
     job = (
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port()), str(script)),
+        *torchrun(2),
+        str(script),
     )
     with node.running(*job, TORCHPERFD_RUN="ordered") as process:
         output, errors = process.communicate(timeout=200)

@@ -3,14 +3,13 @@
 import json
 import random
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import pytest
-from tests.support.node import Node, eventually, free_port
+from tests.support.node import Node, eventually, torchrun
 
 from torchperfd.v1 import control_pb2, control_pb2_grpc, session_pb2
 
@@ -47,8 +46,7 @@ def test_fifty_captures_of_eight_ranks_lose_none_in_silence(node: Node, tmp_path
     script.write_text(SCRIPT)
     node.start_daemon()
     job = (
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *torchrun(RANKS),
         *("-m", "torchperfd", "run", "--quiet", str(script), str(stop)),
     )
     rng = random.Random(5)

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.support.node import Node, eventually, free_port, new_node
+from tests.support.node import Node, eventually, new_node, torchrun
 from tests.unit.daemon.processes import process
 
 from torchperfd_daemon.service.stack_signal import request_stacks_by_signal
@@ -199,8 +199,7 @@ def skipping(node: Node, tmp_path: Path) -> Iterator[tuple[Node, str]]:
     script.write_text(SKIP)
     node.start_daemon()
     with node.running(
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *torchrun(4),
         *("-m", "torchperfd", "run", "--quiet", str(script)),
         TORCHPERFD_RUN="skipping",
     ) as process:

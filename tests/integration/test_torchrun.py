@@ -1,11 +1,10 @@
 """Several ranks, with the real torchrun and gloo."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from tests.support.node import Node, eventually, free_port
+from tests.support.node import Node, eventually, torchrun
 
 SCRIPT = """
 import sys, torch, torch.distributed as dist
@@ -34,8 +33,7 @@ def script(tmp_path: Path) -> Path:
 
 def _torchrun(*arguments: str) -> list[str]:
     return [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *torchrun(2),
         *("-m", "torchperfd", "run", *arguments),
     ]
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -14,7 +13,7 @@ import torch
 import torch.distributed as dist
 from tests.scenarios import collective_ranks
 from tests.scenarios.collective_ranks import CULPRIT, KINDS, LATE_S, STEPS
-from tests.support.node import Node, free_port
+from tests.support.node import Node, torchrun
 from tests.unit.client.training import calls, loader, per_step, tiny_model, train
 from torch import nn
 from torch._C._distributed_c10d import ProcessGroup, Reducer, Work
@@ -40,8 +39,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Reported]:
     """The report of each rank."""
     directory = tmp_path_factory.mktemp("ranks")
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(_RANKS)),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *torchrun(_RANKS),
         *(collective_ranks.__file__, str(directory)),
     ]
     node = Node()

@@ -2,13 +2,12 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.conftest import node
-from tests.support.node import Node, free_port
+from tests.support.node import Node, torchrun
 from tests.unit.client.training import per_step
 
 pytestmark = pytest.mark.slow
@@ -76,8 +75,7 @@ def test_two_ranks(kind: str, node: Node, tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(COMMON + {"ddp": DDP, "fsdp2": FSDP2}[kind])
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *torchrun(2),
         *(str(script), str(tmp_path)),
     ]
     with node.running(*command, PYTHONPATH=os.environ.get("PYTHONPATH", "")) as process:

@@ -1,9 +1,7 @@
 """Pipeline and tensor parallelism on gloo: each rank's place is known, and stages are compared as such."""
 
 import contextlib
-import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 from tests.integration.conftest import node
 from tests.scenarios import parallel_ranks, tensor_parallel_ranks
-from tests.support.node import ROOT, Node, eventually, free_port
+from tests.support.node import Node, eventually, import_path, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -32,13 +30,12 @@ def four_ranks(node: Node, script: ModuleType, longer_s: float) -> Iterator[None
     """Train four ranks under a daemon, until each has made some steps and for a while on."""
     node.start_daemon()
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4"),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *torchrun(4),
         *("-m", "torchperfd", "run", str(script.__file__), str(longer_s), str(STEPS)),
     ]
     with node.running(
         *command,
-        PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+        PYTHONPATH=import_path(),
         TORCHPERFD_RUN="split",
     ) as process:
         eventually(

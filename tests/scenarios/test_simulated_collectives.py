@@ -5,15 +5,13 @@ public trace, whose lateness the simulated ranks then have.
 """
 
 import json
-import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from benchmarks.simulated_device.device import EXCHANGE_S, MESSAGE_S
 from tests.scenarios import simulated_collective_ranks
-from tests.support.node import ROOT, Node, free_port
+from tests.support.node import Node, import_path, torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -68,15 +66,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     directory = tmp_path_factory.mktemp("ranks")
     lateness = ",".join(str(second.began - first.began) for first, second in PUBLIC)
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *torchrun(2),
         *(simulated_collective_ranks.__file__, str(directory), lateness),
     ]
     node = Node()
     try:
-        with node.running(
-            *command, PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        ) as process:
+        with node.running(*command, PYTHONPATH=import_path()) as process:
             _, errors = process.communicate(timeout=300)
     finally:
         node.close()

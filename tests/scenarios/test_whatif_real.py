@@ -1,7 +1,6 @@
 """What-if on real ranks: what is predicted without a rank's lateness is what is measured without it."""
 
 import os
-import sys
 from statistics import fmean
 from typing import Any
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from tests.scenarios import whatif_ranks
 from tests.scenarios.whatif_ranks import CULPRIT, LATE_S, STEPS, is_late
-from tests.support.node import Node, free_port
+from tests.support.node import Node, torchrun
 
 from torchperfd_daemon.diagnosis.detect.straggler import RankWork
 from torchperfd_daemon.diagnosis.whatif import Removed, replay
@@ -24,8 +23,7 @@ _WITHIN = 0.05
 def recorded() -> list[dict[str, Any]]:
     """The output of ``torchperfd steps`` for each rank, and of ``torchperfd whatif`` for both."""
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(_RANKS)),
-        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+        *torchrun(_RANKS),
         whatif_ranks.__file__,
     ]
     node = Node()

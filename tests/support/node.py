@@ -155,6 +155,19 @@ def free_port() -> int:
         return port
 
 
+def torchrun(ranks: int) -> tuple[str, ...]:
+    """Return the beginning of a command that starts so many ranks on this machine."""
+    return (
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
+        *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+    )
+
+
+def import_path() -> str:
+    """Return the PYTHONPATH of processes that import the tests and the benchmarks."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 def eventually(condition: Callable[[], object], seconds: float, explain: Callable[[], str] = str) -> None:
     """Wait for something that another process will make true.
 

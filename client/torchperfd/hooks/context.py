@@ -91,7 +91,7 @@ class HookLinks:
 
     Attributes:
         models: The models of the loop.
-        mesh_places: The rank's place in each named dimension of its device meshes, and in torch's pipelines.
+        places: The rank's place in each dimension that its device meshes, pipelines or split layers show.
         time_forward: Times the forward of a model.
         before_draw: Called with the iterator ahead of a draw; each returns whether the next draw is to be
             announced as well.
@@ -111,7 +111,7 @@ class HookLinks:
         self.compilations = compilations
         self.background_saves = background_saves
         self.models = Models()
-        self.mesh_places: dict[str, Coordinate] = {}
+        self.places: dict[str, Coordinate] = {}
         self.time_forward: Callable[[nn.Module], None] | None = None
         self.before_draw: list[Callable[[Any], bool]] = []
         self.watch_draws: Callable[[], None] | None = None

@@ -16,7 +16,7 @@ def install(context: HookContext) -> None:
     """Look at every ``DeviceMesh`` that is made, from now on or once the script has imported it."""
     if not torch.distributed.is_available():
         return
-    places = context.links.mesh_places
+    places = context.links.places
 
     def note(mesh: Any) -> None:
         names, coordinate = mesh.mesh_dim_names, mesh.get_coordinate()

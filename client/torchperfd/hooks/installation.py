@@ -69,9 +69,9 @@ class Hooks:
         return tuple(HookState(context.name, context.reason) for context in self._contexts)
 
     @property
-    def mesh_places(self) -> dict[str, Coordinate]:
-        """The rank's place in each named dimension of its device meshes, and in torch's pipelines."""
-        return self._links.mesh_places
+    def places(self) -> dict[str, Coordinate]:
+        """The rank's place in each dimension that its device meshes, pipelines or split layers show."""
+        return self._links.places
 
     def install(self) -> None:
         """Put every hook on; one that this torch does not offer is logged and left out."""

@@ -18,7 +18,7 @@ def install(context: HookContext) -> None:
     """Look at every stage that is made, from now on or once the script has imported the pipelines."""
     if not torch.distributed.is_available():
         return
-    places = context.links.mesh_places
+    places = context.links.places
 
     def note(stage: Any) -> None:
         place = Coordinate(_DIMENSION, stage.group_rank, stage.group_size)

@@ -14,7 +14,7 @@ UNNAMED: Final = frozenset(("", "undefined", "default_pg"))
 _MOST: Final = 16
 
 
-def read_coordinates(mesh_places: Mapping[str, Coordinate]) -> tuple[Coordinate, ...]:
+def read_coordinates(places: Mapping[str, Coordinate]) -> tuple[Coordinate, ...]:
     """Return the rank's place in each named group of more than one rank, in the order of their making.
 
     Of two groups of one name, the newest counts. A dimension of a device mesh has no group of its name if it
@@ -22,9 +22,9 @@ def read_coordinates(mesh_places: Mapping[str, Coordinate]) -> tuple[Coordinate,
     made any, and where torch keeps no list of them. Places in meshes stay known when the groups have ended.
 
     Args:
-        mesh_places: The rank's place in each named dimension of its device meshes, and in torch's pipelines.
+        places: The rank's place in each dimension that its device meshes, pipelines or split layers show.
     """
-    found = {place.dimension: place for place in list(mesh_places.values()) if place.size > 1}
+    found = {place.dimension: place for place in list(places.values()) if place.size > 1}
     if not job_store.is_there():
         return tuple(found.values())
     c10d: Any = sys.modules["torch.distributed.distributed_c10d"]

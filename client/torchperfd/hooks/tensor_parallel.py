@@ -22,7 +22,7 @@ def install(context: HookContext) -> None:
 
 
 def _follow(context: HookContext) -> None:
-    places = context.links.mesh_places
+    places = context.links.places
 
     def note(mesh: Any) -> None:
         # Of a mesh with names, the dimensions are known by them.

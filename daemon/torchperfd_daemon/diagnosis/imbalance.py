@@ -52,7 +52,7 @@ def find_imbalance(ranks: Iterable[tuple[int | None, float, float]]) -> Imbalanc
     stages = {
         # Of an even number the lower one: a slow rank makes its stage no longer, not even of two.
         stage: statistics.median_low(own for there, own, _ in placed if there == stage)
-        for stage, _, _ in placed
+        for stage in dict.fromkeys(stage for stage, _, _ in placed)
     }
     if len(stages) < 2:
         return None

@@ -17,7 +17,7 @@ import torchperfd
 from torchperfd.hooks import process_groups
 
 client = torchperfd.attach()
-read_coordinates = lambda: process_groups.read_coordinates(client.parts.instruments.hooks.mesh_places)
+read_coordinates = lambda: process_groups.read_coordinates(client.parts.instruments.hooks.places)
 found = [read_coordinates()]
 dist.init_process_group("fake", rank=6, world_size=8, store=FakeStore())
 found.append(read_coordinates())
