@@ -20,6 +20,7 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_train_validate_steps_total": _RANK,
     "torchperfd_train_checkpoint_seconds_total": _RANK,
     "torchperfd_train_background_save_seconds_total": _RANK,
+    "torchperfd_train_sync_wait_seconds_total": _RANK,
     "torchperfd_train_gc_seconds_total": _RANK,
     "torchperfd_train_dataloader_ready_batches": _RANK,
     "torchperfd_train_cuda_allocated_bytes": _RANK,

@@ -21,7 +21,9 @@ CPU: Final = "cpu"
 SIMULATED: Final = "simulated"
 """Jobs on :mod:`benchmarks.simulated_device`, whose devices do."""
 THROTTLED_GPU: Final = "throttled GPU"
-"""The fault of whose jobs NVML shows the GPUs."""
+NEEDLESS_SYNCHRONISATION: Final = "needless synchronisation"
+WITH_NVML: Final = frozenset({THROTTLED_GPU, NEEDLESS_SYNCHRONISATION})
+"""The faults of whose jobs NVML shows the GPUs."""
 DEVELOPMENT_SPLIT_MODELS: Final = ("mlp-tp", "mlp-pp")
 HELD_OUT_SPLIT_MODELS: Final = ("convnet-tp", "convnet-pp")
 """With tensor parallelism and in pipeline stages, for jobs on the simulated device."""
@@ -163,6 +165,13 @@ FAULTS: Final = (
     ),
     Fault(
         THROTTLED_GPU, Cause.GPU_THROTTLING.value, 1, 0.03, devices=_SIMULATED, removed=Removed.RANK_EXCESS
+    ),
+    Fault(
+        NEEDLESS_SYNCHRONISATION,
+        Cause.SYNCHRONISATION.value,
+        times_itself=False,
+        devices=_SIMULATED,
+        removed=Removed.GROWTH,
     ),
     Fault(
         "background checkpoint",

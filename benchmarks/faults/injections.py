@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from benchmarks.faults.catalog import (
     CHECKPOINT_STEPS,
+    NEEDLESS_SYNCHRONISATION,
     RECOMPILE_STEPS,
     STAGES,
     THROTTLED_GPU,
@@ -31,7 +32,7 @@ from benchmarks.faults.catalog import (
     Plan,
 )
 from benchmarks.faults.quota import Quota
-from benchmarks.simulated_device import installed
+from benchmarks.simulated_device import Device, installed
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
@@ -54,6 +55,8 @@ WRITE_SECONDS: Final = 0.005
 """A save in the background does one and the other in turns."""
 IMBALANCE_SECONDS: Final = 0.02
 """By so much the kernels of an unbalanced pipeline's last stage are longer in a step."""
+LOGGING_SECONDS: Final = 0.03
+"""The host's work after a step, which the device hides unless the host has waited for it."""
 QUOTA: Final = 0.1
 """Of one processor."""
 
@@ -116,6 +119,10 @@ class Injection:
     def validation_batches(self, step: int) -> int:
         """Return how many batches to validate on after a step; 0 for none."""
         return VALIDATION_BATCHES if self.validates and step % VALIDATION_STEPS == VALIDATION_STEPS - 1 else 0
+
+    def wait_for(self, device: Device) -> None:
+        """Wait until the device is at the end of the step, as ``loss.item()`` does."""
+        device.compute.synchronize()
 
     def finish(self) -> None:
         """The step is nearly over."""
@@ -248,6 +255,26 @@ class _SlowKernels(Injection):
         if self.strikes:
             installed().compute.launch_kernel(self.seconds)
             self.spend(self.seconds)
+
+
+class _NeedlessSynchronisation(Injection):
+    """Reads the loss of the step before; with the fault that of the step itself, and logs it afterwards."""
+
+    def prepare(self, model: nn.Module) -> None:
+        self._step_before = installed().event()
+        self._step_before.record()
+
+    def wait_for(self, device: Device) -> None:
+        ended, before = device.event(), self._step_before
+        ended.record()
+        self._step_before = ended
+        if self.strikes:
+            device.compute.synchronize()
+        else:
+            before.synchronize()
+
+    def finish(self) -> None:
+        time.sleep(LOGGING_SECONDS)
 
 
 class _BackgroundCheckpoint(Injection):
@@ -479,6 +506,7 @@ _INJECTIONS: Final[dict[str, type[Injection]]] = {
     "slow kernels, two ranks": _SlowKernels,
     "slow kernels, all ranks": _SlowKernels,
     THROTTLED_GPU: _SlowKernels,
+    NEEDLESS_SYNCHRONISATION: _NeedlessSynchronisation,
     "background checkpoint": _BackgroundCheckpoint,
     "collections at different steps": _StaggeredCollections,
     "slow exchange": _SlowExchange,

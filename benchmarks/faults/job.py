@@ -150,7 +150,7 @@ def main(plan: Plan, directory: Path, tool: str = "") -> None:
                 if step % CHECKPOINT_STEPS == CHECKPOINT_STEPS - 1 and rank == 0:
                     injection.save({"step": step, "weights": torch.zeros(1024)})
                 if device:
-                    device.compute.synchronize()  # as loss.item() does
+                    injection.wait_for(device)
                 injection.finish()
             injection.learn(journal.end(step, injection.take_spent_ns()))
             if count := injection.validation_batches(step):

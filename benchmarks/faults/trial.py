@@ -14,7 +14,7 @@ from typing import Any, Final
 import grpc
 import psutil
 from benchmarks.faults import journal
-from benchmarks.faults.catalog import HANG, PERIOD_STEPS, THROTTLED_GPU, Plan
+from benchmarks.faults.catalog import HANG, PERIOD_STEPS, WITH_NVML, Plan
 from benchmarks.faults.gpus import Gpus
 from benchmarks.faults.injections import END_FILE
 from benchmarks.faults.journal import Measured, Step
@@ -134,7 +134,7 @@ def run(plan: Plan, watch_seconds: float, *, heal: bool) -> Trial:
     node = Node()
     neighbours = Neighbours()
     try:
-        gpus = Gpus(node.directory, plan.ranks, plan.pace_seconds) if plan.fault == THROTTLED_GPU else None
+        gpus = Gpus(node.directory, plan.ranks, plan.pace_seconds) if plan.fault in WITH_NVML else None
         if gpus:
             node.env.update(gpus.env)
         node.start_daemon()

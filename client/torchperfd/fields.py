@@ -63,6 +63,13 @@ BACKGROUND_SAVE_SECONDS: Final = Field(
     "Time for which a checkpoint was being saved in the background, beside the steps.",
     "background_saves.seconds_total",
 )
+SYNC_WAIT_SECONDS: Final = Field(
+    "train_sync_wait_seconds",
+    "counter",
+    "seconds",
+    "Time in training steps for which the host waited for the device in calls such as item(), by samples.",
+    "sync_waits",
+)
 GC_SECONDS: Final = Field(
     "train_gc_seconds",
     "counter",
@@ -124,6 +131,7 @@ STEP_FIELDS: Final = (STEPS, STEP_SECONDS, SAMPLES, TOKENS, MICRO_BATCHES, SKIPP
 OTHER_FIELDS: Final = (
     CHECKPOINT_SECONDS,
     BACKGROUND_SAVE_SECONDS,
+    SYNC_WAIT_SECONDS,
     GC_SECONDS,
     READY_BATCHES,
     CUDA_ALLOCATED,

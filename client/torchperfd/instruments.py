@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 from torchperfd.device.accelerator import Accelerator
+from torchperfd.device.sync_waits import SyncWaits
 from torchperfd.events import OUTDATED, EventBuffer, codes
 from torchperfd.faults import Faults
 from torchperfd.hook_state import HookState
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 _BUFFER_EVENTS: Final = 131_072
 _RING_STEPS: Final = 4096
+_SAMPLER_STOP_S: Final = 0.1
 
 
 class Instruments:
@@ -49,6 +51,7 @@ class Instruments:
         background_saves: Checkpoints that are saved beside the steps.
         loader: Samples how the loader is used.
         accelerator: Times the device.
+        sync_waits: Samples where the training thread waits for the device.
         hooks: Where torch is touched.
     """
 
@@ -67,6 +70,7 @@ class Instruments:
         self.background_saves = BackgroundSaves()
         self.loader = LoaderSampler()
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
+        self.sync_waits = SyncWaits(self.faults)
         self._iterators = Iterators(self.buffer)
         self.hooks = Hooks(
             self.buffer,
@@ -121,6 +125,7 @@ class Instruments:
         self.pauses.uninstall()
         self.compilations.uninstall()
         self.accelerator.end("training ended before a step was counted")
+        self.sync_waits.stop(_SAMPLER_STOP_S)
         self.buffer.thread = 0
 
     def wrap(self, iterable: Iterable[T]) -> Iterator[T]:

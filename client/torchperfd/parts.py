@@ -68,6 +68,7 @@ class Parts:
             instruments.background_saves,
             instruments.accelerator,
             instruments.loader,
+            instruments.sync_waits,
             hooks=instruments.hook_states,
             coordinates=lambda: read_coordinates(instruments.hooks.places),
         )

@@ -79,6 +79,11 @@ class Accelerator:
             self._flops.abandon(reason)
             self._replay.unwatch(self._flops)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether steps run on a device."""
+        return self._times is not None
+
     def memory(self) -> "CudaMemory | None":
         """Return what the allocators hold, None without CUDA."""
         return read_cuda_memory()

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torchperfd.coordinates import Coordinate
 from torchperfd.device.accelerator import Accelerator
+from torchperfd.device.sync_waits import SyncWaits
 from torchperfd.hook_state import HookState
 from torchperfd.hooks.background_saves import BackgroundSaves
 from torchperfd.hooks.compilations import Compilations
@@ -26,6 +27,7 @@ class ProcessCounters:
         background_saves: Those of checkpoints beside the steps.
         accelerator: Device memory, times and FLOPs.
         loader: Samples how the loader is used.
+        sync_waits: Samples where the training thread waits for the device.
         hooks: Returns which hooks are on.
         coordinates: Returns the rank's place in each dimension of its job.
     """
@@ -38,6 +40,7 @@ class ProcessCounters:
         background_saves: BackgroundSaves,
         accelerator: Accelerator,
         loader: LoaderSampler,
+        sync_waits: SyncWaits,
         hooks: Callable[[], tuple[HookState, ...]] = tuple,
         coordinates: Callable[[], tuple[Coordinate, ...]] = tuple,
     ) -> None:
@@ -49,6 +52,7 @@ class ProcessCounters:
         self._background_saves = background_saves
         self._accelerator = accelerator
         self._loader = loader
+        self._sync_waits = sync_waits
         self._hooks = hooks
         self._coordinates = coordinates
 
@@ -80,6 +84,9 @@ class ProcessCounters:
         totals.hooks = self._hooks()
         # Once the script has ended its process groups, nothing shows the place any more.
         totals.coordinates = self._coordinates() or totals.coordinates
+        if self._accelerator.is_timed:
+            self._sync_waits.start(self._replay.thread)
+            totals.sync_waits = self._sync_waits.waits(totals.train, totals.validate)
         self.fill_loader(totals)
         self._loader.arm()
         for spent in self._accelerator.times():

@@ -15,7 +15,7 @@ from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, SyncWait, Totals
 from torchperfd.v1 import contract, session_pb2
 
 
@@ -123,6 +123,8 @@ def totals_message(
         message.hooks.add(name=hook.name, reason=hook.reason)
     for place in totals.coordinates:
         message.coordinates.add(dimension=place.dimension, rank=place.rank, size=place.size)
+    for wait in totals.sync_waits:
+        message.sync_waits.add(**asdict(wait))
     if totals.loader is not None:
         message.loader.CopyFrom(session_pb2.LoaderUse(**asdict(totals.loader)))
     if totals.cuda is not None:
@@ -151,6 +153,7 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
         degradation_level=message.shed_tiers,
         hooks=tuple(HookState(hook.name, hook.reason) for hook in message.hooks),
         coordinates=tuple(Coordinate(each.dimension, each.rank, each.size) for each in message.coordinates),
+        sync_waits=tuple(SyncWait(each.file, each.line, each.call, each.ns) for each in message.sync_waits),
     )
     if message.HasField("cuda"):
         cuda = message.cuda

@@ -30,6 +30,10 @@ def rank_document(rank: int, totals: Totals, names: PhaseNames) -> dict[str, Any
         },
         "checkpoint": _times(totals.checkpoint),
         "background_saves": _times(totals.background_saves),
+        "sync_waits": [
+            {"file": wait.file, "line": wait.line, "call": wait.call, "seconds_total": wait.ns / 1e9}
+            for wait in totals.sync_waits
+        ],
         "gc": [
             {"generation": generation, "calls": pauses.calls, "seconds_total": pauses.ns / 1e9}
             for generation, pauses in enumerate(totals.gc)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
@@ -59,6 +60,8 @@ class Table:
         save_seconds: Their time.
         background_saves: Checkpoints saved beside the steps.
         background_save_seconds: The time for which one was being saved.
+        sync_wait_seconds: Per training step, the wait for the device in calls such as ``item``.
+        sync_line: The line where most of that is, such as ``item() at train.py:57``; empty without a wait.
         skipped: Optimizer steps that were called off.
         gc_seconds: Pauses of the garbage collector; None where they are not worth telling.
         overhead: What the client costs, as a part of the time of training.
@@ -80,6 +83,8 @@ class Table:
     save_seconds: float
     background_saves: int
     background_save_seconds: float
+    sync_wait_seconds: float
+    sync_line: str
     skipped: int
     gc_seconds: float | None
     overhead: float | None
@@ -115,6 +120,8 @@ def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> T
         save_seconds=totals.checkpoint.seconds,
         background_saves=totals.background_saves.calls,
         background_save_seconds=totals.background_saves.seconds,
+        sync_wait_seconds=totals.sync_wait_ns / totals.train.steps / 1e9 if totals.train.steps else 0.0,
+        sync_line=_sync_line(totals),
         skipped=totals.train.skipped,
         gc_seconds=gc_ns / 1e9 if _share(gc_ns, fit_ns(totals)) >= _WORTH_TELLING else None,
         overhead=totals.overhead,
@@ -122,6 +129,11 @@ def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> T
         rows=tuple(_rows(totals, train, names, apart=apart)),
         notes=tuple(_notes(totals, dropped=dropped, apart=apart)),
     )
+
+
+def _sync_line(totals: Totals) -> str:
+    longest = next(iter(totals.sync_waits), None)
+    return f"{longest.call}() at {PurePath(longest.file).name}:{longest.line}" if longest else ""
 
 
 def steady_steps(totals: Totals) -> KindTotals:

@@ -70,6 +70,9 @@ def _facts(table: Table) -> Iterator[str]:
     if table.background_saves:
         spent = duration(table.background_save_seconds)
         yield f"checkpoints in the background: {table.background_saves:,} · {spent} beside the steps"
+    if table.sync_line:
+        waited = duration(table.sync_wait_seconds)
+        yield f"sync_wait: {waited} a step wait for the device, most of it in {table.sync_line}"
     if table.skipped:
         yield f"skipped optimizer steps: {table.skipped:,}"
     if table.gc_seconds is not None:

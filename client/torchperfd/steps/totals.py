@@ -152,6 +152,23 @@ class CudaMemory:
     peak: int
 
 
+@dataclass(frozen=True, slots=True)
+class SyncWait:
+    """A line of the script that waits for the device.
+
+    Attributes:
+        file: Of the line.
+        line: Its number.
+        call: The name of what waits, such as ``item``.
+        ns: The time for which it did in training steps, by samples.
+    """
+
+    file: str
+    line: int
+    call: str
+    ns: int
+
+
 @dataclass(slots=True)
 class Totals:
     """Everything since attach.
@@ -179,6 +196,7 @@ class Totals:
         degradation_level: Tiers of detail that were given up to keep within the overhead allowed.
         hooks: Which hooks are on; empty where that is not known.
         coordinates: The rank's place in each dimension of its job; empty without named process groups.
+        sync_waits: The lines that wait longest for the device, the longest first; empty without a device.
     """
 
     train: KindTotals = field(default_factory=KindTotals)
@@ -202,6 +220,7 @@ class Totals:
     loader: LoaderUse | None = None
     hooks: tuple[HookState, ...] = ()
     coordinates: tuple[Coordinate, ...] = ()
+    sync_waits: tuple[SyncWait, ...] = ()
 
     def add(self, drained: Iterable[StepBatch]) -> None:
         """Add drained steps, in the order of time."""
@@ -227,6 +246,11 @@ class Totals:
             train_pass=replace(self.train_pass),
             validate_pass=replace(self.validate_pass),
         )
+
+    @property
+    def sync_wait_ns(self) -> int:
+        """The time for which training steps have waited for the device in these lines."""
+        return sum(wait.ns for wait in self.sync_waits)
 
     def steady(self) -> KindTotals:
         """Return the training steps after the first."""

@@ -509,6 +509,7 @@ class Account(google.protobuf.message.Message):
     HOOKS_FIELD_NUMBER: builtins.int
     COORDINATES_FIELD_NUMBER: builtins.int
     BACKGROUND_SAVES_FIELD_NUMBER: builtins.int
+    SYNC_WAITS_FIELD_NUMBER: builtins.int
     recorded_steps: builtins.int
     loader_ready: builtins.int
     """batches that waited at the newest draw; absent without workers"""
@@ -572,6 +573,10 @@ class Account(google.protobuf.message.Message):
     def background_saves(self) -> global___PhaseAccount:
         """Saves beside the steps, and the time for which one was under way; absent where there were none."""
 
+    @property
+    def sync_waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SyncWait]:
+        """the longest ones; empty without a device"""
+
     def __init__(
         self,
         *,
@@ -597,9 +602,10 @@ class Account(google.protobuf.message.Message):
         hooks: collections.abc.Iterable[global___HookState] | None = ...,
         coordinates: collections.abc.Iterable[global___Coordinate] | None = ...,
         background_saves: global___PhaseAccount | None = ...,
+        sync_waits: collections.abc.Iterable[global___SyncWait] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "background_saves", b"background_saves", "checkpoint", b"checkpoint", "compiled", b"compiled", "cuda", b"cuda", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "background_saves", b"background_saves", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_flops_per_step", b"_flops_per_step", "_loader_ready", b"_loader_ready", "_overhead_ratio", b"_overhead_ratio", "_peak_flops", b"_peak_flops", "background_saves", b"background_saves", "began_ns", b"began_ns", "checkpoint", b"checkpoint", "compiled", b"compiled", "coordinates", b"coordinates", "cuda", b"cuda", "dropped_steps", b"dropped_steps", "ended_ns", b"ended_ns", "epoch", b"epoch", "flops_per_step", b"flops_per_step", "gc", b"gc", "hooks", b"hooks", "kinds", b"kinds", "loader", b"loader", "loader_ready", b"loader_ready", "overhead_ratio", b"overhead_ratio", "peak_flops", b"peak_flops", "recorded_steps", b"recorded_steps", "shed_tiers", b"shed_tiers", "sync_waits", b"sync_waits", "train_pass", b"train_pass", "validate_pass", b"validate_pass", "warmup", b"warmup"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flops_per_step", b"_flops_per_step"]) -> typing.Literal["flops_per_step"] | None: ...
     @typing.overload
@@ -610,6 +616,33 @@ class Account(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_peak_flops", b"_peak_flops"]) -> typing.Literal["peak_flops"] | None: ...
 
 global___Account = Account
+
+@typing.final
+class SyncWait(google.protobuf.message.Message):
+    """A line of the script that waits for the device in training steps, from samples of the training thread."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    CALL_FIELD_NUMBER: builtins.int
+    NS_FIELD_NUMBER: builtins.int
+    file: builtins.str
+    line: builtins.int
+    call: builtins.str
+    """such as item"""
+    ns: builtins.int
+    def __init__(
+        self,
+        *,
+        file: builtins.str = ...,
+        line: builtins.int = ...,
+        call: builtins.str = ...,
+        ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["call", b"call", "file", b"file", "line", b"line", "ns", b"ns"]) -> None: ...
+
+global___SyncWait = SyncWait
 
 @typing.final
 class Coordinate(google.protobuf.message.Message):

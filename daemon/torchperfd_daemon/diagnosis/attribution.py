@@ -26,6 +26,7 @@ EVER_SINCE: Final[Mapping[Cause, float]] = {
     Cause.SLOW_IO: INPUT_BOUND_SHARE,
     Cause.CPU_CONTENTION: 0.3,
     Cause.HOST_BOUND: 0.3,
+    Cause.SYNCHRONISATION: 0.1,
 }
 """Least shares of the step for causes that affect all ranks since the start. Every run has smaller ones."""
 _IDLE_DEVICE: Final = 0.5
@@ -43,7 +44,7 @@ _ALIKE: Final[Mapping[Cause, float]] = {Cause.CPU_CONTENTION: 0.7}
 
 # These come with work that is not measured: checking guards, running graphs for the first time. Or they are
 # known from single moments: a device's clock is read once a second.
-_TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION, Cause.GPU_THROTTLING})
+_TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION, Cause.GPU_THROTTLING, Cause.SYNCHRONISATION})
 
 # A cause that explains this share of a rank's lateness gets all of it.
 MOST_OF: Final = 0.75
@@ -105,6 +106,28 @@ class CauseAttribution:
         working = sum(seconds for name, seconds in phases.items() if name not in _NOT_HOST)
         return working - device_work(rank)
 
+    def attribute_synchronisation(self) -> None:
+        """Add a verdict on devices that idle after the host has waited for them.
+
+        Without that wait the host would have launched the next work meanwhile. A device that idles anyway,
+        for the causes so far, does not idle longer for this one.
+        """
+        claimed = sum(verdict.cost_seconds_per_step for verdict in self.verdicts)
+
+        def idle_after_waits(rank: RankEvidence) -> float:
+            if rank.device_busy is None:
+                return 0.0
+            idle = rank.step_seconds * (1 - rank.device_busy)
+            return min(rank.sync_seconds, idle - (claimed if id(rank) in self._left else 0.0))
+
+        longest = max(self._seen, key=idle_after_waits)
+        where = f", most of it in {longest.sync_line}" if longest.sync_line else ""
+        words = (
+            f"with the device idle after the host has waited for it{where}; do that every 50 steps, or keep"
+            " the values on the device"
+        )
+        self.attribute(Cause.SYNCHRONISATION, "", words, idle_after_waits)
+
     def attribute(self, cause: Cause, phase: str, words: str, measure: Measure) -> None:
         """Determine the cost of a cause, add a verdict if it is large enough, and claim its time."""
         seen = self._seen
@@ -132,6 +155,9 @@ class CauseAttribution:
                 cost = min(cost, late + (self._exchange if cause in _ALL_THREADS else 0.0))
         if cause is Cause.CPU_CONTENTION:
             cost = self._starved(beyond[culprit], cost)
+        elif cause is Cause.SYNCHRONISATION and alike and not self._since_start:
+            growth = self._growth()
+            cost = growth if cost >= MOST_OF * growth else cost
         least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
         if cost < least * self.step_seconds:
             if cost >= LEAST_SHARE * self.step_seconds:
@@ -168,11 +194,16 @@ class CauseAttribution:
             waited: The largest growth of any rank's measured wait.
             cost: The cost of that wait alone.
         """
+        growth = self._growth()
+        return growth if growth > 0 and waited >= EXPLAINED * growth else cost
+
+    def _growth(self) -> float:
+        """Return the growth of the steps that no cause has explained so far, at least 0."""
         growth = max(
             (each.step_seconds - each.before.step_seconds for each in self._seen if each.before), default=0.0
         )
-        growth -= sum(verdict.cost_seconds_per_step for verdict in self.verdicts if verdict.has_grown)
-        return growth if growth > 0 and waited >= EXPLAINED * growth else cost
+        explained = sum(verdict.cost_seconds_per_step for verdict in self.verdicts if verdict.has_grown)
+        return max(0.0, growth - explained)
 
     def _lateness(self, rank: RankEvidence) -> float:
         """Return a rank's unclaimed lateness, or the growth of its own work if that explains the lateness.

@@ -98,6 +98,7 @@ def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = 
         Cause.INPUT_BOUND, "data", "waiting for data", lambda each: attribution.left(each, "data")
     )
     attribution.attribute_growth()
+    attribution.attribute_synchronisation()
     attribution.attribute_lateness()
     attribution.attribute_imbalance()
     attribution.attribute_exchange()

@@ -30,6 +30,8 @@ class RankEvidence:
         checkpoint_seconds: Checkpoints within and between steps, spread over steps.
         background_save_seconds: What steps lose beside checkpoints that are saved in the background.
         on_device: Whether its phases are timed on a device as well as on the host.
+        sync_seconds: The host waits for its device in calls such as ``item``, by samples of its stack.
+        sync_line: The line where most of that is, in words; empty if unknown.
         device_busy: The share of the step, 0 to 1, in which the device worked; None without a device.
         device_throttled: The share of the step in which power or heat slowed the device's clock.
         device_slowdown: The part of its clock that the device lost while throttled, 0 to 1.
@@ -61,6 +63,8 @@ class RankEvidence:
     checkpoint_seconds: float = 0.0
     background_save_seconds: float = 0.0
     on_device: bool = False
+    sync_seconds: float = 0.0
+    sync_line: str = ""
     device_busy: float | None = None
     device_throttled: float = 0.0
     device_slowdown: float = 0.0

@@ -19,6 +19,7 @@ class Cause(Enum):
 
     INPUT_BOUND = "input-bound"
     HOST_BOUND = "host-bound"
+    SYNCHRONISATION = "needless synchronisation"
     SLOW_RANK = "slow rank"
     GARBAGE_COLLECTION = "garbage collection"
     CPU_CONTENTION = "CPU contention"

@@ -140,6 +140,7 @@ _VALUES: Final[Mapping[Field, Callable[[Rank, Totals], float | None]]] = {
     fields.BACKGROUND_SAVE_SECONDS: lambda _, totals: (
         totals.background_saves.ns / 1e9 if totals.background_saves else None
     ),
+    fields.SYNC_WAIT_SECONDS: lambda _, totals: totals.sync_wait_ns / 1e9 if totals.sync_waits else None,
     fields.GC_SECONDS: _gc_seconds,
     fields.READY_BATCHES: lambda _, totals: totals.loader_ready,
     fields.CUDA_ALLOCATED: lambda _, totals: totals.cuda.allocated if totals.cuda else None,

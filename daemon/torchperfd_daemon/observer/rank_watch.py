@@ -1,7 +1,9 @@
 """The newest samples of one rank's counters, and the evidence that follows from them."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Final
 
 import numpy as np
@@ -44,7 +46,7 @@ _LEAST_PAST: Final = 0.5
 _ALIKE: Final = 1.02
 _PHASES: Final = 32
 _AT, _STEPS, _NS, _GC_NS, _SAVED_NS, _QUEUED_S, _THROTTLED_S, _DISK_S, _MEMORY_S, _GPU_S = range(10)
-_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _BESIDE_NS, _FIXED = range(10, 17)
+_COMPILED_NS, _SAVES, _RESIDENT, _EXCHANGE_S, _ENDED, _BESIDE_NS, _SYNC_NS, _BUSY_S, _FIXED = range(10, 19)
 
 _DOING: Final = {
     State.STARTING: Doing.IDLE,
@@ -78,6 +80,9 @@ class RankWatch:
         self._past_end: Float64 | None = None
         self._before: RankEvidence | None = None
         self._gpu = GpuState()
+        self._gpu_busy_seconds = 0.0
+        self._sampled_at = now
+        self._sync_lines: deque[dict[str, int]] = deque(maxlen=_KEPT)
         self._top_clock = 0.0
         self._foreign = 0
         self._window = self._regime = 0
@@ -100,6 +105,8 @@ class RankWatch:
         """
         self._follow(now, wall)
         self._gpu = gpu
+        self._gpu_busy_seconds += (gpu.utilization or 0.0) * (now - self._sampled_at)
+        self._sampled_at = now
         self._top_clock = max(self._top_clock, gpu.clock_hertz)
         # In its own container a rank has another id than the driver sees, and all processes seem foreign.
         known = self.rank.identity.pid in gpu.processes
@@ -140,7 +147,8 @@ class RankWatch:
         self._window = max(1, self._samples_since(since, _ENDED))
         self._regime = max(1, self._samples_since(since, _ENDED, most=_KEPT))
         first, last = self._row(self._window), self._row(0)
-        return self._between(first, last, before=self._before, growth=self._growth())
+        evidence = self._between(first, last, before=self._before, growth=self._growth())
+        return evidence and replace(evidence, sync_line=self._sync_line())
 
     def remember(self, until: float) -> None:
         """Use the steps so far as the rank's past for comparisons.
@@ -271,6 +279,14 @@ class RankWatch:
             context.exchange_queued.get(key, 0.0),
             self._ended,
             totals.background_saves.ns if totals.background_saves else 0,
+            totals.sync_wait_ns,
+            self._gpu_busy_seconds,
+        )
+        self._sync_lines.append(
+            {
+                f"{wait.call}() at {PurePath(wait.file).name}:{wait.line}": wait.ns
+                for wait in totals.sync_waits
+            }
         )
         row[_FIXED:] = 0.0
         for number, name in enumerate(self._names):
@@ -283,6 +299,11 @@ class RankWatch:
         else:
             change = np.maximum(row - self._row(1), 0.0)
             self._beside_saves.add(_saving(change), int(change[_STEPS]), float(change[_NS] / 1e9))
+
+    def _sync_line(self) -> str:
+        """Return the line in which the host has waited longest for its device in the newest window."""
+        first, last = self._sync_lines[-1 - self._window], self._sync_lines[-1]
+        return max(last, key=lambda line: last[line] - first.get(line, 0), default="")
 
     def _shift_rows(self) -> Float64:
         """Move all rows back by one, and return the last row for the new sample."""
@@ -348,7 +369,8 @@ class RankWatch:
             checkpoint_seconds=self._saved_per_step(first, last),
             background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
             on_device=any(phase.device_calls for phase in self.rank.totals.train.phases.values()),
-            device_busy=self._gpu.utilization,
+            sync_seconds=change[_SYNC_NS] / steps / 1e9,
+            device_busy=None if self._gpu.utilization is None else min(1.0, change[_BUSY_S] / span),
             device_throttled=min(1.0, change[_GPU_S] / span),
             device_slowdown=max(0.0, slowdown),
             grows_by=grows_by,

@@ -9,7 +9,7 @@ from torchperfd.v1 import session_pb2
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.numbers import count, moment, nanoseconds, quantity
-from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, Totals
+from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, SyncWait, Totals
 from torchperfd_daemon.text import one_line
 
 MOST_PHASES: Final = 32
@@ -19,6 +19,8 @@ _MOST_GENERATIONS: Final = 4
 _MOST_HOOKS: Final = 64
 _MOST_DIMENSIONS: Final = 16
 _MOST_REASON_CHARACTERS: Final = 256
+_MOST_SYNC_WAITS: Final = 8
+_MOST_FILE_CHARACTERS: Final = 1000
 _WHERE: Final = frozenset(("ring", "outbox"))
 _ELSEWHERE: Final = "other"
 
@@ -58,6 +60,15 @@ def totals(message: session_pb2.Account) -> Totals:
             for hook in message.hooks[:_MOST_HOOKS]
         },
         coordinates=coordinates(message.coordinates),
+        sync_waits=tuple(
+            SyncWait(
+                one_line(wait.file, _MOST_FILE_CHARACTERS),
+                wait.line,
+                one_line(wait.call, MOST_PHASE_CHARACTERS),
+                nanoseconds(wait.ns),
+            )
+            for wait in message.sync_waits[:_MOST_SYNC_WAITS]
+        ),
     )
 
 
@@ -117,6 +128,7 @@ def account_message(own: Totals) -> session_pb2.Account:
         loader=loader_message(own.loader) if own.loader is not None else None,
         hooks=[session_pb2.HookState(name=name, reason=reason) for name, reason in own.hooks.items()],
         coordinates=coordinate_messages(own.coordinates),
+        sync_waits=[pack(session_pb2.SyncWait, wait) for wait in own.sync_waits],
     )
 
 

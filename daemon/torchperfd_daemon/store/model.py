@@ -141,6 +141,16 @@ class CudaMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncWait:
+    """A line of the script that waits for the device in training steps; ``call`` is what waits there."""
+
+    file: str
+    line: int
+    call: str
+    ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Totals:
     """A rank's cumulative totals; see the message ``Account``.
 
@@ -172,6 +182,13 @@ class Totals:
     """Why each of the client's hooks is off, by name; empty for one that is on."""
     coordinates: tuple[Coordinate, ...] = ()
     """The rank's place in each dimension of its job."""
+    sync_waits: tuple[SyncWait, ...] = ()
+    """The lines that wait longest for the device, the longest first."""
+
+    @property
+    def sync_wait_ns(self) -> int:
+        """The time for which training steps have waited for the device in these lines."""
+        return sum(wait.ns for wait in self.sync_waits)
 
     def steady_means(self) -> tuple[int, float, dict[str, float]]:
         """Return the number of training steps for means, the mean step and each phase's mean in seconds.

@@ -44,9 +44,16 @@ def since(before: RankEvidence, now: RankEvidence) -> RankEvidence:
     return replace(now, before=before)
 
 
+def synchronised(of: RankEvidence, seconds: float, busy: float) -> RankEvidence:
+    """Return the rank with its host waiting for the device, which is busy for this part of the step."""
+    line = f"item() at train.py:{50 + of.rank}"
+    return replace(of, sync_seconds=seconds, sync_line=line, device_busy=busy)
+
+
 CASES: dict[Cause, list[RankEvidence]] = {
     Cause.INPUT_BOUND: eight(late(rank(5), "data", 0.04)),
     Cause.HOST_BOUND: [replace(rank(number), device_busy=0.3) for number in range(8)],
+    Cause.SYNCHRONISATION: [synchronised(rank(number), 0.06, busy=0.65) for number in range(8)],
     Cause.SLOW_RANK: eight(late(rank(3), "forward", 0.03)),
     Cause.GARBAGE_COLLECTION: eight(replace(late(rank(2), "backward", 0.04), collected_seconds=0.04)),
     Cause.CPU_CONTENTION: eight(replace(late(rank(1), "forward", 0.04), queued_seconds=0.04)),
@@ -157,8 +164,43 @@ def test_the_odd_rank_is_named_with_its_cost(cause: Cause, number: int, cost: fl
 
 
 def test_no_rank_is_named_when_all_are_alike() -> None:
-    for cause in (Cause.HOST_BOUND, Cause.COLLECTIVE, Cause.CHECKPOINT, Cause.MEMORY_PRESSURE):
+    for cause in (Cause.HOST_BOUND, Cause.SYNCHRONISATION, Cause.COLLECTIVE, Cause.CHECKPOINT, Cause.MEMORY_PRESSURE):
         assert rank_causes("r", CASES[cause])[0].rank is None
+
+
+def test_synchronisation_costs_what_the_device_idles_after_it() -> None:
+    [verdict] = rank_causes("r", CASES[Cause.SYNCHRONISATION])
+    assert verdict.cost_seconds_per_step == pytest.approx(0.035)
+    assert "most of it in item() at train.py:50" in verdict.evidence
+    [verdict] = rank_causes("r", [synchronised(rank(0), 0.02, busy=0.65)])
+    assert verdict.cost_seconds_per_step == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("busy", [None, 0.95])
+def test_synchronisation_with_a_busy_or_unseen_device_is_no_cause(busy: float | None) -> None:
+    ranks = [replace(synchronised(rank(number), 0.06, 0.0), device_busy=busy) for number in range(4)]
+    assert [verdict.cause for verdict in rank_causes("r", ranks)] == [Cause.NONE]
+
+
+def test_synchronisation_costs_no_time_for_which_the_loader_has_it_idle() -> None:
+    ranks = [synchronised(changed(rank(number), data=0.052), 0.06, busy=0.6) for number in range(4)]
+    [verdict] = rank_causes("r", ranks)
+    assert (verdict.cause, verdict.cost_seconds_per_step) == (Cause.INPUT_BOUND, pytest.approx(0.052))
+
+
+def test_synchronisation_that_is_new_costs_the_growth_of_the_steps() -> None:
+    past = [synchronised(rank(number), 0.01, busy=0.97) for number in range(4)]
+    now = [since(each, synchronised(changed(each, other=0.03), 0.06, busy=0.74)) for each in past]
+    [verdict] = rank_causes("r", now)
+    assert (verdict.cause, verdict.has_grown) == (Cause.SYNCHRONISATION, True)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.03)
+
+
+def test_synchronisation_of_one_rank_costs_its_lateness() -> None:
+    odd = synchronised(late(rank(3), "optimizer", 0.04), 0.06, busy=0.7)
+    [verdict] = rank_causes("r", eight(odd))
+    assert (verdict.cause, verdict.rank) == (Cause.SYNCHRONISATION, 3)
+    assert verdict.cost_seconds_per_step == pytest.approx(0.04)
 
 
 def test_two_causes_are_ordered_by_cost() -> None:

@@ -66,6 +66,7 @@ from torchperfd_daemon.store import (
     State,
     StepColumns,
     Store,
+    SyncWait,
     Totals,
 )
 from torchperfd_daemon.triggers.quota import Result
@@ -173,6 +174,7 @@ def on_a_gpu(totals: Totals) -> Totals:
         ),
         checkpoint=PhaseTotal(1, 250_000_000),
         background_saves=PhaseTotal(2, 3_500_000_000),
+        sync_waits=(SyncWait("/home/a/train.py", 57, "item", 1_250_000_000),),
         gc=(GcTotal(3, 1_000_000), GcTotal(0, 0), GcTotal(1, 9_000_000)),
         loader_ready=0,
         cuda=CudaMemory(2**30, 2**31, 2**30 + 4096),
@@ -413,6 +415,7 @@ def test_what_a_rank_does_not_know_has_no_series(text: str) -> None:
         "torchperfd_train_phase_device_seconds_total",
         "torchperfd_train_checkpoint_seconds_total",
         "torchperfd_train_background_save_seconds_total",
+        "torchperfd_train_sync_wait_seconds_total",
         "torchperfd_train_gc_seconds_total",
         "torchperfd_train_dataloader_ready_batches",
         "torchperfd_train_cuda_allocated_bytes",
