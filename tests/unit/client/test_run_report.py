@@ -17,7 +17,7 @@ from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate
 from torchperfd.sizes import size
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, SyncWait, Totals
 
 MS = 10**6
 
@@ -64,6 +64,10 @@ def full(report: RankReport) -> RankReport:
     totals.gc = (GcTotals(40, 5 * MS), GcTotals(4, 10 * MS), GcTotals(1, 100 * MS))
     totals.ready = 2
     totals.cuda = CudaMemory(allocated=5 * 2**30, reserved=6 * 2**30, peak=5_888_802_816)
+    totals.sync_waits = (
+        SyncWait("/home/a/train.py", 57, "item", 180 * MS),
+        SyncWait("/home/a/log.py", 7, "cpu", 20 * MS),
+    )
     totals.flops_per_step, totals.peak_flops = 2e12, 989e12
     totals.overhead, totals.degradation_level = 0.00312, 1
     return RankReport(3, totals, report.names)

@@ -20,7 +20,7 @@ from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import DATA, PHASE_SLOTS, PhaseNames
 from torchperfd.steps.recorder import Recorder
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, SyncWait, Totals
 from torchperfd.v1 import contract, session_pb2
 from torchperfd_daemon.service import translate, translate_account
 
@@ -186,6 +186,8 @@ _KIND = st.builds(_kind, st.integers(1, 2**40), _PHASE, st.tuples(_COUNT, _COUNT
         hooks=st.just((HookState("loader"), HookState("forward", "this torch has no Module._call_impl")))
         | st.just(()),
         coordinates=st.just((Coordinate("pp", 1, 2), Coordinate("dp_shard", 0, 4))) | st.just(()),
+        sync_waits=st.just((SyncWait("/home/a/train.py", 57, "item", 9), SyncWait("b.py", 1, "cpu", 8)))
+        | st.just(()),
     )
 )
 def test_all_that_is_known_beside_the_steps_arrives_too(totals: Totals) -> None:

@@ -21,6 +21,7 @@ from torchperfd_daemon.store import (
     State,
     StepColumns,
     Store,
+    SyncWait,
     Totals,
 )
 
@@ -51,6 +52,7 @@ class Looked:
         checkpoint: PhaseTotal | None = None,
         compiled: PhaseTotal | None = None,
         late: float | None = None,
+        sync_waits: tuple[SyncWait, ...] = (),
     ) -> None:
         """Add steps, and sample; the last step ended ``late`` seconds before, if that is known."""
         for phases in steps:
@@ -73,6 +75,7 @@ class Looked:
             gc=(GcTotal(0, self.gc_ns),),
             checkpoint=checkpoint,
             compiled=compiled,
+            sync_waits=sync_waits,
         )
         self.now += 1
         self.watch.sample(self.now, self.now, around, gpu, frozenset({500}))
@@ -113,6 +116,28 @@ def test_means_are_of_the_newest_ten_samples_with_a_step(
         mean = sum(phases.get(name, 0) for phases in all_steps) / count / 1e9
         assert evidence.phase_seconds[name] == pytest.approx(mean, abs=1e-12)
     assert evidence.collected_seconds == pytest.approx(sum(ns for _, ns in newest) / count / 1e9, abs=1e-12)
+
+
+def test_waits_of_the_host_are_those_of_the_newest_samples() -> None:
+    sampled = Looked()
+    waited = {"a.py": 10**12, "/home/b.py": 0}
+    for second in range(30):
+        waited["/home/b.py" if second >= 15 else "a.py"] += 2 * 10**7
+        waits = tuple(SyncWait(file, 7, "item", ns) for file, ns in waited.items())
+        busy = GpuState(utilization=0.9 if second < 15 else 0.6)
+        sampled.sample([{"forward": 5 * 10**8}] * 2, gpu=busy, sync_waits=waits)
+    evidence = sampled.evidence()
+    assert evidence.sync_seconds == pytest.approx(0.01)
+    assert evidence.sync_line == "item() at b.py:7"
+    assert evidence.device_busy == pytest.approx(0.6)
+
+
+def test_without_waits_of_the_host_there_is_no_line() -> None:
+    sampled = Looked()
+    for _ in range(5):
+        sampled.sample([{"forward": 10**9}])
+    evidence = sampled.evidence()
+    assert (evidence.sync_seconds, evidence.sync_line, evidence.device_busy) == (0.0, "", None)
 
 
 def test_phases_on_the_device_share_the_step_as_its_times_do() -> None:
@@ -177,7 +202,7 @@ def test_a_gpu_that_heat_slows_down_and_one_that_is_shared() -> None:
     evidence = sampled.evidence()
     assert evidence.device_throttled == pytest.approx(0.5)
     assert evidence.device_slowdown == pytest.approx(0.5)
-    assert evidence.device_busy == 0.8
+    assert evidence.device_busy == pytest.approx(0.8)
     late = RankEvidence(0, "node-a", 0.5, device_busy=0.8, late_seconds=0.2)
     assert sampled.watch.with_sharing(late).device_shared == pytest.approx(0.5)
     sampled.sample(full, gpu=GpuState(processes=frozenset({900})))

@@ -27,6 +27,7 @@ from torchperfd_daemon.store import (
     Rank,
     RankIdentity,
     State,
+    SyncWait,
     Totals,
 )
 
@@ -152,6 +153,8 @@ TOTALS = st.builds(
     loader=st.none() | LOADERS,
     hooks=st.dictionaries(st.sampled_from(["loader", "forward"]), st.sampled_from(["", "no such name"])),
     coordinates=st.just((Coordinate("pp", 1, 2), Coordinate("dp_shard", 0, 4))) | st.just(()),
+    sync_waits=st.just((SyncWait("/home/a/train.py", 57, "item", 9), SyncWait("b.py", 1, "cpu", 8)))
+    | st.just(()),
 )
 
 
@@ -243,6 +246,7 @@ def test_totals_take_bounded_memory() -> None:
         gc=[session_pb2.GcAccount(calls=1)] * 100,
         hooks=[session_pb2.HookState(name=f"{n}" * 100, reason=f"{n}" * 1000) for n in range(500)],
         coordinates=[session_pb2.Coordinate(dimension="d" * 100, rank=1, size=n) for n in range(500)],
+        sync_waits=[session_pb2.SyncWait(file="f\n" * 999, call="c\x1b" * 99, ns=2**64 - 1)] * 99,
     )
     totals = translate_account.totals(message)
     for total in (totals.train, totals.warmup):
@@ -254,6 +258,10 @@ def test_totals_take_bounded_memory() -> None:
     assert [(len(each.dimension), each.size) for each in totals.coordinates] == [
         (64, n) for n in range(2, 16)
     ]
+    assert len(totals.sync_waits) == 8
+    assert {(len(wait.file), len(wait.call)) for wait in totals.sync_waits} == {(1000, 64)}
+    assert all(wait.call.isprintable() and wait.file.isprintable() for wait in totals.sync_waits)
+    assert totals.sync_wait_ns < 2**63
     assert len(totals.dropped) <= 8
     assert max(map(len, totals.dropped)) <= 32
 
