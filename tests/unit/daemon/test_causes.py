@@ -191,7 +191,8 @@ def test_synchronisation_with_a_busy_device_is_no_cause(busy: float | None) -> N
 def test_synchronisation_costs_no_time_of_the_loader() -> None:
     ranks = [synchronised(changed(rank(number), data=0.052), 0.06, busy=0.6) for number in range(4)]
     [verdict] = rank_causes("r", ranks)
-    assert (verdict.cause, verdict.cost_seconds_per_step) == (Cause.INPUT_BOUND, pytest.approx(0.052))
+    assert verdict.cause is Cause.INPUT_BOUND
+    assert verdict.cost_seconds_per_step == pytest.approx(0.052)
 
 
 def test_synchronisation_that_is_new_costs_the_growth() -> None:
