@@ -14,7 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final
 
-from torchperfd.captures import tracer
+from torchperfd.captures import launches, tracer
 from torchperfd.captures.driver import CaptureDriver, unusable
 from torchperfd.captures.options import KINDS, MEMORY, TRACE, CaptureOptions
 from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
@@ -136,6 +136,11 @@ class RankCapture:
     def pause_seconds(self) -> float:
         """How long training pauses when the capture ends: estimated, afterwards measured; 0 if unknown."""
         return self._state.pause_seconds
+
+    @property
+    def kernel_counts(self) -> tuple[int, int]:
+        """How many launches of kernels the trace has, and how many kernels."""
+        return self._state.launches, self._state.kernels
 
     @property
     def ending(self) -> bool:
@@ -336,6 +341,10 @@ class RankCapture:
             return
         self._state.pause_seconds = stopping_seconds + written.export_seconds
         self._pauses.learn_pause(self.pause_seconds, self.options)
+        self._state.launches, self._state.kernels = written.launches, written.kernels
+        text = launches.warning(written.launches, written.kernels)
+        if text:
+            log.warning("capture %s: %s", self.capture_id, text)
         self._end(
             CaptureOutcome(
                 ok=True,

@@ -55,6 +55,7 @@ def result_message(
     from torchperfd.v1 import session_pb2
 
     options = capture.options
+    launches, kernels = capture.kernel_counts
     result = session_pb2.CaptureResult(
         capture_id=capture.capture_id,
         ok=outcome.ok,
@@ -69,5 +70,7 @@ def result_message(
         self_started=self_started,
         options=options_message(options),
         pause_seconds=capture.pause_seconds,
+        launches=launches,
+        kernels=kernels,
     )
     return session_pb2.ClientMessage(capture_result=result)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Final
 
 from torchperfd._version import __version__
 from torchperfd.captures.files import CaptureFolder
+from torchperfd.captures.launches import LaunchCounter
 from torchperfd.captures.options import MEMORY, TRACE
 from torchperfd.captures.state import CaptureState
 from torchperfd.captures.tracer import LostTraceError, Tracer
@@ -36,11 +37,15 @@ class WrittenTrace:
         bytes: Its size.
         sha256: Its hash, in hexadecimal.
         export_seconds: How long torch wrote it and freed its memory.
+        launches: Launches of kernels in it.
+        kernels: Kernels in it.
     """
 
     bytes: int
     sha256: str
     export_seconds: float
+    launches: int = 0
+    kernels: int = 0
 
 
 class RankFiles:
@@ -101,7 +106,7 @@ class RankFiles:
                     reason = refusal() or self._unkept(file)
                     if reason:
                         raise NotWrittenError(reason)
-                    size, digest = _measure(file)
+                    written = _measure(file, export_seconds)
                 reason = refusal()
                 if reason:
                     raise NotWrittenError(reason)
@@ -115,7 +120,7 @@ class RankFiles:
             # Not the path that torch was given: it means something in this process only.
             reason = _BELOW_DESCRIPTOR.sub(f"{self._directory}/", str(error))
             raise NotWrittenError(f"cannot write the trace: {reason}") from error
-        return WrittenTrace(size, digest, export_seconds)
+        return written
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Write the rank's manifest.
@@ -181,6 +186,8 @@ def rank_manifest(capture_id: str, trigger: str, identity: Identity, state: Capt
         "bytes": outcome.bytes,
         "sha256": outcome.sha256,
         "pause_seconds": round(state.pause_seconds, 3),
+        "launches": state.launches,
+        "kernels": state.kernels,
         "options": asdict(state.options),
         "torchperfd_version": __version__,
         "python_version": identity.python_version,
@@ -198,11 +205,13 @@ def _is_whole(file: BinaryIO) -> bool:
     return bool(named) and rest.endswith(b"}") and rest.count(b"}") == rest.count(b"{") + 1
 
 
-def _measure(file: BinaryIO) -> tuple[int, str]:
-    digest = hashlib.sha256()
+def _measure(file: BinaryIO, export_seconds: float) -> WrittenTrace:
+    digest, counter = hashlib.sha256(), LaunchCounter()
     size = 0
     file.seek(0)
     while chunk := file.read(1 << 20):
         digest.update(chunk)
+        counter.add(chunk)
         size += len(chunk)
-    return size, digest.hexdigest()
+    counter.end()
+    return WrittenTrace(size, digest.hexdigest(), export_seconds, counter.launches, counter.kernels)

@@ -78,6 +78,8 @@ class CaptureState:
         is_recording: The profiler is on.
         cancel_reason: Why it is to be given up; empty when it is not.
         pause_seconds: How long training pauses when it ends: estimated, afterwards measured; 0 if unknown.
+        launches: Launches of kernels in the trace; 0 without a trace or a device.
+        kernels: Kernels in the trace.
         outcome: How it ended; None before that.
     """
 
@@ -89,6 +91,7 @@ class CaptureState:
         self.is_recording = False
         self.cancel_reason = ""
         self.pause_seconds = 0.0
+        self.launches = self.kernels = 0
         self.outcome: CaptureOutcome | None = None
         self._starts_anywhere = False
         self._foreign_steps = 0

@@ -7,6 +7,7 @@ of the run (docs/gpu-results.md). Kineto takes it out where a variable of the en
 
 import os
 import re
+import time
 from typing import Final
 
 VARIABLE: Final = "TEARDOWN_CUPTI"
@@ -15,6 +16,22 @@ VARIABLE: Final = "TEARDOWN_CUPTI"
 _SAFE_FROM: Final = 13
 """Release of CUDA since which it was seen to work: five captures in a row, also with CUDA graphs, which older
 releases crash with."""
+
+_REST_S: Final = 1.0
+"""Kineto removes CUPTI on a thread of its own, which races with a profiler that starts meanwhile."""
+
+_ended_at = -_REST_S
+
+
+def note_end() -> None:
+    """A profiler of this process that has recorded a CUDA device ends now."""
+    global _ended_at
+    _ended_at = time.monotonic()
+
+
+def rest() -> None:
+    """Sleep until CUPTI may be used again; at most a second after the capture before."""
+    time.sleep(max(0.0, _ended_at + _REST_S - time.monotonic()))
 
 
 def have_cupti_removed(cuda: str | None) -> None:

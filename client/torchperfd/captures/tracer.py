@@ -20,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from torchperfd.captures.teardown import have_cupti_removed
+from torchperfd.captures import teardown
 from torchperfd.hooks.context import HookUnavailableError
 from torchperfd.hooks.profiler import (
     ARBITER,
@@ -79,8 +79,9 @@ def unusable() -> str:
 def prepare() -> str:
     """Watch which profilers start, from now until :func:`end`; return why no trace can be started, or ''.
 
-    Torch must have been imported.
+    Torch must have been imported. Waits up to a second after a capture of a CUDA device.
     """
+    teardown.rest()
     try:
         ARBITER.watch()
     except HookUnavailableError as error:
@@ -140,9 +141,9 @@ class KinetoTracer:
         self._own_facts = {"unrecorded_step_ns": unrecorded_step_ns, **(own_facts or {})}
         self._thread = 0
         self._compiled = is_inductor_imported()
-        cuda = torch.cuda.is_available()
+        self._cuda = cuda = torch.cuda.is_available()
         if cuda:
-            have_cupti_removed(torch.version.cuda)
+            teardown.have_cupti_removed(torch.version.cuda)
         arguments = recorded.arguments()
         if not arguments["with_stack"]:
             arguments["experimental_config"] = trace_only()
@@ -186,6 +187,8 @@ class KinetoTracer:
             return
         _running = None
         ARBITER.end()
+        if self._cuda:
+            teardown.note_end()
         if self._compiled:
             self._profiler.stop()
         else:

@@ -56,6 +56,9 @@ PHASES: Final = (
 
 MAX_USER_PHASES: Final = 16
 
+LEAST_KERNELS_PER_LAUNCH: Final = 0.9
+"""Below this a trace lacks kernels; the last ones of a capture always may be missing."""
+
 LONG_PAUSE_S: Final = 1.0
 """A capture whose end pauses training for longer is worth a warning."""
 

@@ -800,6 +800,8 @@ class CaptureRank(google.protobuf.message.Message):
     SHA256_FIELD_NUMBER: builtins.int
     NEXT_STEP_FIELD_NUMBER: builtins.int
     PAUSE_SECONDS_FIELD_NUMBER: builtins.int
+    LAUNCHES_FIELD_NUMBER: builtins.int
+    KERNELS_FIELD_NUMBER: builtins.int
     NODE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     state: global___CaptureState.ValueType
@@ -811,6 +813,10 @@ class CaptureRank(google.protobuf.message.Message):
     """index of the training step in progress, as last reported"""
     pause_seconds: builtins.float
     """training pauses so long when the capture ends: estimate, then measured; 0 if unknown"""
+    launches: builtins.int
+    """of kernels, in the trace"""
+    kernels: builtins.int
+    """in the trace"""
     node: builtins.str
     """that has the file; empty when it is the asked daemon's own"""
     def __init__(
@@ -824,9 +830,11 @@ class CaptureRank(google.protobuf.message.Message):
         sha256: builtins.str = ...,
         next_step: builtins.int = ...,
         pause_seconds: builtins.float = ...,
+        launches: builtins.int = ...,
+        kernels: builtins.int = ...,
         node: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "file", b"file", "next_step", b"next_step", "node", b"node", "pause_seconds", b"pause_seconds", "rank", b"rank", "reason", b"reason", "sha256", b"sha256", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "file", b"file", "kernels", b"kernels", "launches", b"launches", "next_step", b"next_step", "node", b"node", "pause_seconds", b"pause_seconds", "rank", b"rank", "reason", b"reason", "sha256", b"sha256", "state", b"state"]) -> None: ...
 
 global___CaptureRank = CaptureRank
 

@@ -1076,6 +1076,8 @@ class CaptureResult(google.protobuf.message.Message):
     RETRY_FIELD_NUMBER: builtins.int
     STEPS_MADE_FIELD_NUMBER: builtins.int
     PAUSE_SECONDS_FIELD_NUMBER: builtins.int
+    LAUNCHES_FIELD_NUMBER: builtins.int
+    KERNELS_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
     ok: builtins.bool
     reason: builtins.str
@@ -1093,6 +1095,10 @@ class CaptureResult(google.protobuf.message.Message):
     """of those agreed on"""
     pause_seconds: builtins.float
     """training paused so long when the capture ended"""
+    launches: builtins.int
+    """of kernels, in the trace"""
+    kernels: builtins.int
+    """in the trace; fewer than launches where CUPTI did not record all"""
     @property
     def options(self) -> global___CaptureOptions: ...
     def __init__(
@@ -1111,9 +1117,11 @@ class CaptureResult(google.protobuf.message.Message):
         retry: builtins.bool = ...,
         steps_made: builtins.int = ...,
         pause_seconds: builtins.float = ...,
+        launches: builtins.int = ...,
+        kernels: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["options", b"options"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "ok", b"ok", "options", b"options", "pause_seconds", b"pause_seconds", "reason", b"reason", "retry", b"retry", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps", "steps_made", b"steps_made"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "capture_id", b"capture_id", "file", b"file", "kernels", b"kernels", "launches", b"launches", "ok", b"ok", "options", b"options", "pause_seconds", b"pause_seconds", "reason", b"reason", "retry", b"retry", "self_started", b"self_started", "sha256", b"sha256", "start_step", b"start_step", "steps", b"steps", "steps_made", b"steps_made"]) -> None: ...
 
 global___CaptureResult = CaptureResult
 

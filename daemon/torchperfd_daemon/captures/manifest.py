@@ -84,6 +84,7 @@ class RankTrace:
 
     ``steps_made`` are the steps of those agreed on that the rank made while its profiler was on.
     ``pause_seconds`` is how long training pauses when the capture ends: estimated, then measured; 0: unknown.
+    ``launches`` and ``kernels`` are counts in the trace, of launches of single kernels and of all kernels.
     ``step_change`` is by what part steps after the capture take longer than before; None if not known.
     """
 
@@ -104,6 +105,8 @@ class RankTrace:
     pause_seconds: float = 0.0
     coordinates: str = ""
     step_change: float | None = None
+    launches: _Count = 0
+    kernels: _Count = 0
 
     @classmethod
     def of(cls, rank: int, facts: RankFacts) -> "RankTrace":
@@ -134,6 +137,8 @@ class RankManifest:
     python_version: str = ""
     torchperfd_version: str = ""
     pause_seconds: float = 0.0
+    launches: _Count = 0
+    kernels: _Count = 0
 
     def trace(self) -> RankTrace:
         """Return the rank's part of the capture."""

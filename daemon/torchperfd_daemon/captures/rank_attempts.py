@@ -39,6 +39,8 @@ class Result:
     steps: int = 0
     steps_made: int = 0
     pause_seconds: float = 0.0
+    launches: int = 0
+    kernels: int = 0
 
 
 class Participant(Protocol):
@@ -162,4 +164,5 @@ def apply(trace: RankTrace, result: Result) -> None:
     trace.reason = result.reason
     trace.file, trace.bytes, trace.sha256 = result.file, result.bytes, result.sha256
     trace.pause_seconds = result.pause_seconds
+    trace.launches, trace.kernels = result.launches, result.kernels
     trace.steps_made = result.steps_made or (result.steps if result.ok else 0)

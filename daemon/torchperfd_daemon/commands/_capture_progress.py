@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from torchperfd.v1 import control_pb2
-from torchperfd.v1.contract import LONG_PAUSE_S
+from torchperfd.v1.contract import LEAST_KERNELS_PER_LAUNCH, LONG_PAUSE_S
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -55,7 +55,7 @@ def conclude(message: control_pb2.CaptureProgress) -> None:
     for node, traces in elsewhere.items():
         command = f"torchperfd captures get {message.capture_id}"
         click.echo(f"{traces} trace(s) on node {node}: `{command}` there", err=True)
-    for line in pause_warning(message):
+    for line in (*pause_warning(message), *_kernel_warning(message)):
         click.echo(line, err=True)
     if message.state == control_pb2.CAPTURE_STATE_COMPLETE:
         click.echo(f"complete: {steps_of(message)}; next: {_next_step(message)}", err=True)
@@ -73,6 +73,17 @@ def pause_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
         f" (rank {slowest.rank});"
         " fewer steps, or no shapes, stacks and memory, make that shorter"
     )
+
+
+def _kernel_warning(message: control_pb2.CaptureProgress) -> Iterator[str]:
+    """Yield a warning if a trace has fewer kernels than launches."""
+    worst = max(message.ranks, key=lambda rank: rank.launches - rank.kernels, default=None)
+    if worst is not None and worst.kernels < LEAST_KERNELS_PER_LAUNCH * worst.launches:
+        yield (
+            f"warning: the trace of rank {worst.rank} has {worst.launches:,} launches and only"
+            f" {worst.kernels:,} kernels: does another profiler (nsys, ncu, DCGM) use CUPTI, or was a CUDA"
+            " graph captured meanwhile?"
+        )
 
 
 def _next_step(message: control_pb2.CaptureProgress) -> str:

@@ -248,6 +248,8 @@ def _document(progress: control_pb2.CaptureProgress) -> dict[str, Any]:
                 "bytes": rank.bytes,
                 "sha256": rank.sha256,
                 "pause_seconds": round(rank.pause_seconds, 3),
+                "launches": rank.launches,
+                "kernels": rank.kernels,
             }
             for rank in progress.ranks
         ],

@@ -296,6 +296,8 @@ def result(message: session_pb2.CaptureResult) -> Result:
         steps=message.steps,
         steps_made=message.steps_made,
         pause_seconds=_pause(message.pause_seconds),
+        launches=count(message.launches),
+        kernels=count(message.kernels),
     )
 
 

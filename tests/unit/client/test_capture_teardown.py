@@ -1,11 +1,12 @@
 """Whether CUPTI is removed after a capture: where that is known to be safe, unless the script decides."""
 
 import os
+import time
 
 import pytest
 import torch
 
-from torchperfd.captures import tracer
+from torchperfd.captures import teardown, tracer
 from torchperfd.captures.teardown import VARIABLE, have_cupti_removed
 
 
@@ -39,3 +40,17 @@ def test_environment_changes_with_the_first_capture_on_cuda_only(
     tracer.KinetoTracer(tracer.Recorded())
     assert os.environ.get(VARIABLE) == expected
     monkeypatch.delenv(VARIABLE, raising=False)
+
+
+def test_captures_of_cuda_are_a_second_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, slept = [100.0], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", slept.append)
+    monkeypatch.setattr(teardown, "_ended_at", 0.0)
+    teardown.rest()
+    teardown.note_end()
+    now[0] = 100.25
+    teardown.rest()
+    now[0] = 200.0
+    teardown.rest()
+    assert slept == [0.0, 0.75, 0.0]

@@ -138,6 +138,8 @@ def test_what_is_saved_is_read_back_whole(catalog: Catalog) -> None:
         "pause_seconds": 0.0,
         "coordinates": "",
         "step_change": None,
+        "launches": 0,
+        "kernels": 0,
     }
     assert [path.name for path in folder.iterdir()] == ["manifest.json"], "no part is left"
 

@@ -52,8 +52,10 @@ class Trained(Session):
         reason: str,
         asked: list[CaptureOptions],
         pause_seconds: tuple[float, float] = (0.0, 0.0),
+        kernels: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__(rank)
+        self._launches, self._kernels = kernels
         self._coordinator, self._reason, self._asked = coordinator, reason, asked
         self._pause_per_step, self._pause = pause_seconds
 
@@ -68,6 +70,8 @@ class Trained(Session):
         result = Result(
             *(not self._reason, self._reason, False, start_step, f"rank{self.rank}.json", 9, "ab" * 32),
             pause_seconds=self._pause,
+            launches=self._launches,
+            kernels=self._kernels,
         )
         if self._reason:
             result = Result(False, self._reason, False, start_step, "", 0, "")
@@ -85,10 +89,12 @@ def add_rank(
     world_size: int = 2,
     job_name: str = "",
     pause_seconds: tuple[float, float] = (0.0, 0.0),
+    kernels: tuple[int, int] = (0, 0),
 ) -> list[CaptureOptions]:
     """Connect a rank; return where it notes what it is asked for.
 
-    ``pause_seconds`` has what it estimates per step, and measures in all.
+    ``pause_seconds`` has what it estimates per step, and measures in all; ``kernels`` has the launches and
+    the kernels in its trace.
     """
     asked: list[CaptureOptions] = []
     identity = RankIdentity(
@@ -102,7 +108,7 @@ def add_rank(
         script="t.py",
     )
     record = served.store.join(identity)
-    served.sessions.add(Trained(record, served.coordinator, reason, asked, pause_seconds))
+    served.sessions.add(Trained(record, served.coordinator, reason, asked, pause_seconds, kernels))
     return asked
 
 
@@ -205,6 +211,8 @@ def test_a_capture_as_json(served: Served, command: Command) -> None:
                 "bytes": 9,
                 "sha256": "ab" * 32,
                 "pause_seconds": 0.0,
+                "launches": 0,
+                "kernels": 0,
             }
         ],
     }
@@ -224,6 +232,19 @@ def test_capture_with_long_pause_warns_twice(served: Served, command: Command) -
     ]
     [record] = [found.record for found in served.catalog.list().captures]
     assert [rank.pause_seconds for rank in record.ranks] == [0.0, 1.6]
+
+
+def test_capture_without_kernels_warns(served: Served, command: Command) -> None:
+    add_rank(served, 0, kernels=(12_000, 11_000))
+    add_rank(served, 1, kernels=(12_000, 0))
+    code, _, err = command("capture")
+    assert code == 0
+    assert [line for line in err.splitlines() if line.startswith("warning")] == [
+        "warning: the trace of rank 1 has 12,000 launches and only 0 kernels: does another profiler (nsys,"
+        " ncu, DCGM) use CUPTI, or was a CUDA graph captured meanwhile?"
+    ]
+    [record] = [found.record for found in served.catalog.list().captures]
+    assert [(rank.launches, rank.kernels) for rank in record.ranks] == [(12_000, 11_000), (12_000, 0)]
 
 
 def test_a_partial_capture_names_the_rank_and_keeps_the_rest(served: Served, command: Command) -> None:
