@@ -10,18 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from torchperfd_daemon.diagnosis import RankEvidence
-from torchperfd_daemon.diagnosis.attribution import FULL_SOON_S
 from torchperfd_daemon.diagnosis.detect import (
     Doing,
-    GrowthDetector,
     RankWork,
     Stall,
     StallDetector,
     StepTimes,
 )
-from torchperfd_daemon.diagnosis.detect.growth import LEAST_SHARE, theil_sen
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
 from torchperfd_daemon.observer.background_saves import StepsBesideSaves
+from torchperfd_daemon.observer.gpu_watch import GpuWatch
+from torchperfd_daemon.observer.memory_watch import MemoryWatch
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
@@ -36,8 +35,6 @@ WARM_STEPS: Final = 20
 
 _WARM_S: Final = 10.0
 _KEPT: Final = 18
-_READINGS: Final = 64
-_GROWTH_EVERY: Final = 10
 # Ranks with steps below 5 ms report every four seconds, and samples are a second apart.
 _LONGEST_REPORT_DELAY_S: Final = 5.0
 # The verdict on a hang is due at the limit: samples are a second apart, and reading stacks takes time.
@@ -79,17 +76,10 @@ class RankWatch:
         self._first: Float64 | None = None
         self._past_end: Float64 | None = None
         self._before: RankEvidence | None = None
-        self._gpu = GpuState()
-        self._gpu_busy_seconds = 0.0
-        self._sampled_at = now
+        self._gpu = GpuWatch(now)
         self._sync_lines: deque[dict[str, int]] = deque(maxlen=_KEPT)
-        self._top_clock = 0.0
-        self._foreign = 0
         self._window = self._regime = 0
-        self._memory = GrowthDetector(readings=_READINGS)
-        self._measured = 0
-        self._grows_by = self._grows_for = 0.0
-        self._free_bytes: float | None = None
+        self._memory = MemoryWatch()
         self._beside_saves = StepsBesideSaves()
 
     def sample(
@@ -104,14 +94,11 @@ class RankWatch:
             ours: The process ids of all ranks.
         """
         self._follow(now, wall)
-        self._gpu = gpu
-        self._gpu_busy_seconds += (gpu.utilization or 0.0) * (now - self._sampled_at)
-        self._sampled_at = now
-        self._top_clock = max(self._top_clock, gpu.clock_hertz)
-        # In its own container a rank has another id than the driver sees, and all processes seem foreign.
-        known = self.rank.identity.pid in gpu.processes
-        self._foreign = len(gpu.processes - ours) if known else 0
-        self._follow_memory(now, context)
+        self._gpu.follow(now, gpu, self.rank.identity.pid, ours)
+        key = self.rank.identity.run, self.rank.identity.rank
+        resident = context.resident.get(key)
+        if resident is not None:
+            self._memory.observe(now, resident, context.room(key))
         train = self.rank.totals.train
         warm = train.steps >= WARM_STEPS or (train.steps > 1 and now - self._created_at >= _WARM_S)
         if warm and (not self._count or train.steps > self._row(0)[_STEPS]):
@@ -147,7 +134,10 @@ class RankWatch:
         self._window = max(1, self._samples_since(since, _ENDED))
         self._regime = max(1, self._samples_since(since, _ENDED, most=_KEPT))
         first, last = self._row(self._window), self._row(0)
-        evidence = self._between(first, last, before=self._before, growth=self._growth())
+        # Memory grows whether steps are slow or not: all regimes count.
+        rows = self._rows[max(0, self._count - WINDOW_SAMPLES) : self._count]
+        growth = self._memory.growth(rows[:, _AT], rows[:, _RESIDENT])
+        evidence = self._between(first, last, before=self._before, growth=growth)
         return evidence and replace(evidence, sync_line=self._sync_line())
 
     def remember(self, until: float) -> None:
@@ -224,36 +214,6 @@ class RankWatch:
             self._stall.progress(now - min(_LONGEST_REPORT_DELAY_S, max(0.0, late)))
         self._stall.enter(_DOING[rank.state], now)
 
-    def _follow_memory(self, now: float, context: NodeContext) -> None:
-        key = self.rank.identity.run, self.rank.identity.rank
-        resident = context.resident.get(key)
-        if resident is None:
-            return
-        self._free_bytes = context.room(key)
-        self._memory.observe(now, resident)
-        self._measured += 1
-        if self._measured % _GROWTH_EVERY == 0:
-            growth = self._memory.find()
-            grows = growth is not None and growth.grows
-            self._grows_by = growth.slope.per_second if growth is not None and grows else 0.0
-            self._grows_for = growth.seconds if growth is not None and grows else 0.0
-
-    def _growth(self) -> tuple[float, float]:
-        """Return the growth of memory in bytes per second, and its observed time in seconds; 0 if none.
-
-        Slow growth shows over the whole run. Fast growth is found in the newest samples, without delay.
-        """
-        if self._grows_by or self._free_bytes is None:
-            return self._grows_by, self._grows_for
-        # Memory grows whether steps are slow or not: all regimes count.
-        rows = self._rows[max(0, self._count - WINDOW_SAMPLES) : self._count]
-        last, change = rows[-1], rows[-1] - rows[0]
-        gained, level, seconds = change[_RESIDENT], last[_RESIDENT], float(change[_AT])
-        if self._free_bytes * seconds > gained * FULL_SOON_S or gained < LEAST_SHARE * level:
-            return 0.0, 0.0
-        slope = theil_sen(rows[:, _AT], rows[:, _RESIDENT])
-        return (slope.per_second, seconds) if slope.low > 0 else (0.0, 0.0)
-
     def _record(self, now: float, context: NodeContext, gpu: GpuState) -> None:
         totals = self.rank.totals
         phases = totals.train.phases
@@ -280,7 +240,7 @@ class RankWatch:
             self._ended,
             totals.background_saves.ns if totals.background_saves else 0,
             totals.sync_wait_ns,
-            self._gpu_busy_seconds,
+            self._gpu.busy_seconds,
         )
         self._sync_lines.append(
             {
@@ -351,8 +311,8 @@ class RankWatch:
             return float(change[column] * inside / steps)
 
         identity = self.rank.identity
-        slowdown = 1 - self._gpu.clock_hertz / self._top_clock if self._top_clock else 0.0
         grows_by, grows_for = growth
+        free = self._memory.free_bytes
         return RankEvidence(
             rank=identity.rank,
             node=identity.node,
@@ -370,14 +330,12 @@ class RankWatch:
             background_save_seconds=_saving(changes) * self._beside_saves.extra_seconds,
             on_device=any(phase.device_calls for phase in self.rank.totals.train.phases.values()),
             sync_seconds=change[_SYNC_NS] / steps / 1e9,
-            device_busy=None if self._gpu.utilization is None else min(1.0, change[_BUSY_S] / span),
+            device_busy=min(1.0, change[_BUSY_S] / span) if self._gpu.is_known else None,
             device_throttled=min(1.0, change[_GPU_S] / span),
-            device_slowdown=max(0.0, slowdown),
+            device_slowdown=self._gpu.slowdown,
             grows_by=grows_by,
             grows_for_seconds=grows_for,
-            full_in_seconds=self._free_bytes / grows_by
-            if grows_by and self._free_bytes is not None
-            else None,
+            full_in_seconds=None if free is None or not grows_by else free / grows_by,
             before=before,
             window_seconds=span,
             loader=self.rank.totals.loader,
@@ -421,7 +379,7 @@ class RankWatch:
     def with_sharing(self, seen: RankEvidence) -> RankEvidence:
         """Return a late rank's evidence; other processes on its device, if any, account for the lateness."""
         work = seen.step_seconds * (seen.device_busy or 0.0)
-        if not self._foreign or work <= 0:
+        if not self._gpu.foreign or work <= 0:
             return seen
         return replace(seen, device_shared=min(1.0, seen.late_seconds / work))
 
