@@ -1,6 +1,7 @@
 """The instruments: all that measures this process, from the hooks into torch to the totals' sources."""
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
@@ -63,14 +64,18 @@ class Instruments:
         self.buffer = EventBuffer(16 if inert else _BUFFER_EVENTS, codes.CUDA_EVENT)
         if inert:
             self.buffer.thread = 0
-        overhead = Overhead(self.buffer, max_overhead)
+        self.sync_waits = SyncWaits(self.faults)
+        overhead = Overhead(
+            self.buffer,
+            max_overhead,
+            thread_clock=lambda: time.thread_time() + self.sync_waits.cpu_seconds,
+        )
         self.replay = Replay(self.buffer, 16 if inert else _RING_STEPS, self.faults, overhead)
         self.pauses = GcPauses()
         self.compilations = Compilations()
         self.background_saves = BackgroundSaves()
         self.loader = LoaderSampler()
         self.accelerator = Accelerator(self.replay, self.faults, count_flops=flops, peak_flops=peak_flops)
-        self.sync_waits = SyncWaits(self.faults)
         self._iterators = Iterators(self.buffer)
         self.hooks = Hooks(
             self.buffer,

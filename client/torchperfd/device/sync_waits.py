@@ -58,9 +58,13 @@ class SyncWaits:
 
     Args:
         faults: Where failures of ours are counted.
+
+    Attributes:
+        cpu_seconds: CPU time of the sampling thread.
     """
 
     def __init__(self, faults: Faults) -> None:
+        self.cpu_seconds = 0.0
         self._faults = faults
         self._thread: threading.Thread | None = None
         self._training = 0
@@ -143,6 +147,7 @@ class SyncWaits:
                 if self._faults.spent("sync waits"):
                     return
             last = now
+            self.cpu_seconds = time.thread_time()
 
     def _waiting_line(self, frame: FrameType | None) -> _Line | None:
         """Return the script's line that waits for the device; None where the thread does something else."""

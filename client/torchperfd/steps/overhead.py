@@ -1,8 +1,8 @@
 """The cost of torchperfd for training, and the detail that it gives up to stay within a limit.
 
 The cost of one event is calibrated when the client attaches, and again every ten minutes. The overhead is
-that cost times the number of events, the cost of device marks, and the CPU time of the flusher's thread,
-which needs the interpreter; all of it divided by the time of the steps.
+that cost times the number of events, the cost of device marks, and the CPU time of the flusher and of the
+sampler of waits, which need the interpreter; all of it divided by the time of the steps.
 """
 
 import statistics
@@ -60,7 +60,7 @@ class Overhead:
         buffer: What the hooks write on.
         limit: The part of training time that may be spent on us; None for any.
         clock: Monotonic seconds.
-        thread_clock: CPU seconds of the thread that calls :meth:`on_flush`.
+        thread_clock: CPU seconds of the thread that calls :meth:`on_flush`, and of others that sample.
         calibrate: Measures what one event takes, in seconds.
 
     Attributes:

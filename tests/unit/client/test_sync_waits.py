@@ -237,6 +237,7 @@ def test_waits_for_a_device_are_sampled(waits: SyncWaits) -> None:
         (__file__, line_of("the device"), "synchronize")
     }
     assert random.getstate() == seed
+    assert waits.cpu_seconds > 0
 
 
 def test_waits_end_with_their_thread(waits: SyncWaits) -> None:
