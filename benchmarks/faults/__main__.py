@@ -145,6 +145,11 @@ def main() -> int:
     options = parser.parse_args()
     seeds = options.seeds or [*(catalog.HELD_OUT_SEEDS if options.held_out else catalog.DEVELOPMENT_SEEDS)]
     models = options.models or [*catalog.models_of(options.device, held_out=options.held_out)]
+    able = {
+        model for held_out in (False, True) for model in catalog.models_of(options.device, held_out=held_out)
+    }
+    if unable_models := [model for model in models if model not in able]:
+        parser.error(f"{', '.join(unable_models)}: only with --device {catalog.SIMULATED}")
     faults = [
         fault for fault in FAULTS if options.device in fault.devices and (fault.in_quick or not options.quick)
     ]
