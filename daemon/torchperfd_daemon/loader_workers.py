@@ -21,6 +21,8 @@ LEAST_GAIN: Final = 0.05
 # No figure of a loader is larger: bytes of a batch.
 _MOST_FIGURE: Final = float(1 << 50)
 # A loader computes, and does not wait, where this share of a draw is CPU time.
+_SPARE_CPUS: Final = 0.25
+"""So much of a worker's CPU may be in use by the training process, by a measurement that is not exact."""
 _COMPUTES: Final = 0.5
 # Lower limit for how often a thread gets a CPU.
 _MOST_QUEUED: Final = 0.99
@@ -228,7 +230,10 @@ class _Model:
         if not cpus:
             return MOST_WORKERS
         if share is None or share >= _COMPUTES:
-            return min(MOST_WORKERS, most_computing_workers(cpus))
+            # Threads of one operator wait for each other: where they have all CPUs, a worker that takes one
+            # of them holds up all.
+            beside = int(cpus - (self._facts.rest_cpus or 1.0) + _SPARE_CPUS)
+            return max(0, min(MOST_WORKERS, most_computing_workers(cpus), beside))
         return min(MOST_WORKERS, max(1, int(cpus / max(share, 1e-3))))
 
     def more_workers(self, *, on_device: bool) -> LoaderAdvice | None:

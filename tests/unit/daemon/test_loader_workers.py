@@ -67,6 +67,16 @@ def test_loader_workers_busy_cpus_give_no_advice() -> None:
     assert advised(replace(TENSORS, rest_cpus=2.0), 40, 10) is None
 
 
+@pytest.mark.parametrize(("cpus", "rest_cpus", "workers"), [(2, 1.2, 1), (2, 1.4, 0), (8, 6.9, 1), (8, 3, 3)])
+def test_loader_workers_computing_fit_beside_the_threads(cpus: int, rest_cpus: float, workers: int) -> None:
+    """Two threads had both CPUs for 8 ms of 18: with a worker a step took 29 to 36 % longer."""
+    facts = replace(TENSORS, cpus=float(cpus), rest_cpus=rest_cpus)
+    advice = advised(facts, 18, 10)
+    assert (advice.workers if advice else 0) == workers
+    waiting = advised(replace(facts, draw_cpu=0.04), 18, 10)
+    assert waiting is not None, "a loader that waits takes no CPU from the threads"
+
+
 def test_loader_workers_crowded_cpus_give_no_advice() -> None:
     """Other processes have the CPUs: the training thread stands in line for 80 % of the time it could run."""
     for data in (10, 20, 30):
