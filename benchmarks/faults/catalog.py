@@ -170,6 +170,8 @@ FAULTS: Final = (
         NEEDLESS_SYNCHRONISATION,
         Cause.SYNCHRONISATION.value,
         times_itself=False,
+        # The GPUs that NVML shows here idle in a pipeline's bubble, where real ones run NCCL's kernels.
+        whole_only=True,
         devices=_SIMULATED,
         removed=Removed.GROWTH,
     ),

@@ -110,14 +110,15 @@ class CauseAttribution:
         """Add a verdict on devices that idle after the host has waited for them.
 
         Without that wait the host would have launched the next work meanwhile. A device that idles anyway,
-        for the causes so far, does not idle longer for this one.
+        for the causes so far or because it waits for other ranks, as in the bubble of a pipeline, does not
+        idle longer for this one.
         """
         claimed = sum(verdict.cost_seconds_per_step for verdict in self.verdicts)
 
         def idle_after_waits(rank: RankEvidence) -> float:
             if rank.device_busy is None:
                 return 0.0
-            idle = rank.step_seconds * (1 - rank.device_busy)
+            idle = rank.step_seconds * (1 - rank.device_busy) - rank.wait_seconds
             return min(rank.sync_seconds, idle - (claimed if id(rank) in self._left else 0.0))
 
         longest = max(self._seen, key=idle_after_waits)
