@@ -173,7 +173,6 @@ FAULTS: Final = (
         # The GPUs that NVML shows here idle in a pipeline's bubble, where real ones run NCCL's kernels.
         whole_only=True,
         devices=_SIMULATED,
-        removed=Removed.GROWTH,
     ),
     Fault(
         "background checkpoint",
