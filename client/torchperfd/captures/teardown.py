@@ -24,7 +24,7 @@ _ended_at = -_REST_S
 
 
 def note_end() -> None:
-    """A profiler of this process that has recorded a CUDA device ends now."""
+    """A profiler of this process that has recorded a CUDA device has ended."""
     global _ended_at
     _ended_at = time.monotonic()
 

@@ -187,12 +187,13 @@ class KinetoTracer:
             return
         _running = None
         ARBITER.end()
-        if self._cuda:
-            teardown.note_end()
         if self._compiled:
             self._profiler.stop()
         else:
             self._profiler.__exit__(None, None, None)
+        if self._cuda:
+            # Not before: stopping takes seconds where there are many events.
+            teardown.note_end()
 
     def mute(self) -> None:
         """Record no further operators, without stopping; for a forked child, whose Kineto cannot be stopped.
