@@ -20,9 +20,9 @@ LEAST_GAIN: Final = 0.05
 
 # No figure of a loader is larger: bytes of a batch.
 _MOST_FIGURE: Final = float(1 << 50)
-# A loader computes, and does not wait, where this share of a draw is CPU time.
+# So much of a worker's CPU may be in use by the training process, by a measurement that is not exact.
 _SPARE_CPUS: Final = 0.25
-"""So much of a worker's CPU may be in use by the training process, by a measurement that is not exact."""
+# A loader computes, and does not wait, where this share of a draw is CPU time.
 _COMPUTES: Final = 0.5
 # Lower limit for how often a thread gets a CPU.
 _MOST_QUEUED: Final = 0.99
