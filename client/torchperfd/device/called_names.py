@@ -6,17 +6,19 @@ from types import CodeType
 from typing import Final
 
 _CALLS: Final = frozenset({"CALL", "PRECALL", "CALL_KW", "CALL_FUNCTION_EX"})
-_TRUTH_TESTS: Final = (
-    "TO_BOOL",
-    "POP_JUMP_IF_TRUE",
-    "POP_JUMP_IF_FALSE",
-    "POP_JUMP_FORWARD_IF_TRUE",
-    "POP_JUMP_FORWARD_IF_FALSE",
-    "POP_JUMP_BACKWARD_IF_TRUE",
-    "POP_JUMP_BACKWARD_IF_FALSE",
-    "JUMP_IF_TRUE_OR_POP",
-    "JUMP_IF_FALSE_OR_POP",
-    "UNARY_NOT",
+_TRUTH_TESTS: Final = frozenset(
+    {
+        "TO_BOOL",
+        "POP_JUMP_IF_TRUE",
+        "POP_JUMP_IF_FALSE",
+        "POP_JUMP_FORWARD_IF_TRUE",
+        "POP_JUMP_FORWARD_IF_FALSE",
+        "POP_JUMP_BACKWARD_IF_TRUE",
+        "POP_JUMP_BACKWARD_IF_FALSE",
+        "JUMP_IF_TRUE_OR_POP",
+        "JUMP_IF_FALSE_OR_POP",
+        "UNARY_NOT",
+    }
 )
 # By how many bits a name's number is shifted in the argument: the lowest may be a flag.
 _NAME_SHIFTS: Final = {

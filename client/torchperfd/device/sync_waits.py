@@ -11,7 +11,8 @@ from typing import Final
 
 from torchperfd.device.called_names import called_name
 from torchperfd.faults import Faults
-from torchperfd.steps.totals import KindTotals, SyncWait
+from torchperfd.steps.totals import KindTotals
+from torchperfd.sync_wait import SyncWait
 
 _SAMPLE_S: Final = (0.05, 0.15)
 """Between samples, at random: training steps have a period as well."""

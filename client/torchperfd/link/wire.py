@@ -15,7 +15,8 @@ from torchperfd.steps.arrivals import Arrivals
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, SyncWait, Totals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import contract, session_pb2
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
 
 from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import CudaMemory, KindTotals, Totals
@@ -121,7 +120,7 @@ def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> T
         background_saves=totals.background_saves.calls,
         background_save_seconds=totals.background_saves.seconds,
         sync_wait_seconds=totals.sync_wait_ns / totals.train.steps / 1e9 if totals.train.steps else 0.0,
-        sync_line=_sync_line(totals),
+        sync_line=totals.sync_waits[0].words if totals.sync_waits else "",
         skipped=totals.train.skipped,
         gc_seconds=gc_ns / 1e9 if _share(gc_ns, fit_ns(totals)) >= _WORTH_TELLING else None,
         overhead=totals.overhead,
@@ -129,11 +128,6 @@ def tabulate(rank: int, totals: Totals, names: PhaseNames, *, dropped: int) -> T
         rows=tuple(_rows(totals, train, names, apart=apart)),
         notes=tuple(_notes(totals, dropped=dropped, apart=apart)),
     )
-
-
-def _sync_line(totals: Totals) -> str:
-    longest = next(iter(totals.sync_waits), None)
-    return f"{longest.call}() at {PurePath(longest.file).name}:{longest.line}" if longest else ""
 
 
 def steady_steps(totals: Totals) -> KindTotals:

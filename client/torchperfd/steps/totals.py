@@ -9,6 +9,7 @@ from torchperfd.hook_state import HookState
 from torchperfd.steps.loader_use import LoaderUse
 from torchperfd.steps.phases import PHASE_SLOTS
 from torchperfd.steps.step_batch import TRAIN, VALIDATE, StepBatch
+from torchperfd.sync_wait import SyncWait
 
 
 @dataclass(slots=True)
@@ -150,23 +151,6 @@ class CudaMemory:
     allocated: int
     reserved: int
     peak: int
-
-
-@dataclass(frozen=True, slots=True)
-class SyncWait:
-    """A line of the script that waits for the device.
-
-    Attributes:
-        file: Of the line.
-        line: Its number.
-        call: The name of what waits, such as ``item``.
-        ns: The time for which it did in training steps, by samples.
-    """
-
-    file: str
-    line: int
-    call: str
-    ns: int
 
 
 @dataclass(slots=True)

@@ -3,12 +3,12 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.diagnosis import RankEvidence
 from torchperfd_daemon.diagnosis.detect import (
     Doing,
@@ -77,7 +77,7 @@ class RankWatch:
         self._past_end: Float64 | None = None
         self._before: RankEvidence | None = None
         self._gpu = GpuWatch(now)
-        self._sync_lines: deque[dict[str, int]] = deque(maxlen=_KEPT)
+        self._sync_waits: deque[tuple[SyncWait, ...]] = deque(maxlen=_KEPT)
         self._window = self._regime = 0
         self._memory = MemoryWatch()
         self._beside_saves = StepsBesideSaves()
@@ -242,12 +242,7 @@ class RankWatch:
             totals.sync_wait_ns,
             self._gpu.busy_seconds,
         )
-        self._sync_lines.append(
-            {
-                f"{wait.call}() at {PurePath(wait.file).name}:{wait.line}": wait.ns
-                for wait in totals.sync_waits
-            }
-        )
+        self._sync_waits.append(totals.sync_waits)
         row[_FIXED:] = 0.0
         for number, name in enumerate(self._names):
             if name in phases:
@@ -262,8 +257,10 @@ class RankWatch:
 
     def _sync_line(self) -> str:
         """Return the line in which the host has waited longest for its device in the newest window."""
-        first, last = self._sync_lines[-1 - self._window], self._sync_lines[-1]
-        return max(last, key=lambda line: last[line] - first.get(line, 0), default="")
+        before = {wait.place: wait.ns for wait in self._sync_waits[-1 - self._window]}
+        waits = self._sync_waits[-1]
+        longest = max(waits, key=lambda wait: wait.ns - before.get(wait.place, 0), default=None)
+        return longest.words if longest else ""
 
     def _shift_rows(self) -> Float64:
         """Move all rows back by one, and return the last row for the new sample."""

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import session_pb2
 from torchperfd_daemon.loader_workers import LoaderFacts
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.service.numbers import count, moment, nanoseconds, quantity
-from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, SyncWait, Totals
+from torchperfd_daemon.store import CudaMemory, GcTotal, KindTotal, PhaseTotal, Totals
 from torchperfd_daemon.text import one_line
 
 MOST_PHASES: Final = 32

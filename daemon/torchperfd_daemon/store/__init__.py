@@ -19,7 +19,6 @@ from torchperfd_daemon.store.model import ProcessKey as ProcessKey
 from torchperfd_daemon.store.model import RankIdentity as RankIdentity
 from torchperfd_daemon.store.model import State as State
 from torchperfd_daemon.store.model import StepColumns as StepColumns
-from torchperfd_daemon.store.model import SyncWait as SyncWait
 from torchperfd_daemon.store.model import Totals as Totals
 from torchperfd_daemon.store.rank import Rank as Rank
 from torchperfd_daemon.store.store import Store as Store

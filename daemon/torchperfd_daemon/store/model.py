@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.loader_workers import LoaderFacts
 
 
@@ -138,16 +139,6 @@ class CudaMemory:
     allocated: int
     reserved: int
     peak: int
-
-
-@dataclass(frozen=True, slots=True)
-class SyncWait:
-    """A line of the script that waits for the device in training steps; ``call`` is what waits there."""
-
-    file: str
-    line: int
-    call: str
-    ns: int
 
 
 @dataclass(frozen=True, slots=True)

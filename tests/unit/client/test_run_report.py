@@ -17,7 +17,8 @@ from torchperfd.report import RankReport, run_document
 from torchperfd.report.words import rate
 from torchperfd.sizes import size
 from torchperfd.steps.phases import DATA, FORWARD, OTHER, PhaseNames
-from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, SyncWait, Totals
+from torchperfd.steps.totals import CudaMemory, GcTotals, KindTotals, PhaseTotals, Totals
+from torchperfd.sync_wait import SyncWait
 
 MS = 10**6
 

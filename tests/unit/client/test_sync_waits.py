@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from torchperfd.device.called_names import called_name
 from torchperfd.device.sync_waits import SyncWaits
 from torchperfd.faults import Faults
-from torchperfd.steps.totals import KindTotals, SyncWait
+from torchperfd.steps.totals import KindTotals
+from torchperfd.sync_wait import SyncWait
 
 
 def caller_of_method() -> FrameType:

@@ -20,6 +20,7 @@ from tests.support.golden import check_golden
 from tests.unit.daemon.host_tree import busy_host
 
 from torchperfd._version import __version__
+from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.background import WorkerHealth
 from torchperfd_daemon.captures import (
     AnalysisCounts,
@@ -66,7 +67,6 @@ from torchperfd_daemon.store import (
     State,
     StepColumns,
     Store,
-    SyncWait,
     Totals,
 )
 from torchperfd_daemon.triggers.quota import Result

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import RankEvidence
@@ -21,7 +22,6 @@ from torchperfd_daemon.store import (
     State,
     StepColumns,
     Store,
-    SyncWait,
     Totals,
 )
 

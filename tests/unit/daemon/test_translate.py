@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.support.served import columns, steps_message
 
 from torchperfd.coordinates import Coordinate
+from torchperfd.sync_wait import SyncWait
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, RankTrace
 from torchperfd_daemon.captures.manifest import CaptureOptions
@@ -27,7 +28,6 @@ from torchperfd_daemon.store import (
     Rank,
     RankIdentity,
     State,
-    SyncWait,
     Totals,
 )
 
