@@ -4,12 +4,12 @@ Its images are indexed and transformed one by one, in the training process unles
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import torch
+from benchmarks.gpu_proof.loop_parts import endless
 from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.workloads import ResNet
 from torch import Tensor, nn
@@ -62,33 +62,27 @@ class Script:
     """
 
     def __init__(self, machine: Machine, configuration: Configuration, images: Images) -> None:
-        self._machine, self._configuration, self._images = machine, configuration, images
+        self._machine, self._configuration = machine, configuration
         self.model = ResNet((2, 2, 2, 2), 1, 10, machine.amount(64, 4), is_small=True).to(machine.device)
         self._format = torch.channels_last if configuration.is_bf16 else torch.contiguous_format
         # Of nn.Module.to, torch's type hints leave this argument out.
         self.model.to(memory_format=self._format)  # type: ignore[call-overload]
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self._loss = nn.CrossEntropyLoss()
-        self._batches = self._epochs()
-        self.progress = ""
-
-    def _epochs(self) -> Iterator[list[Tensor]]:
-        workers, batch = self._configuration.workers, self._configuration.batch
-        loader = DataLoader(
-            self._images,
-            batch_size=batch,
-            shuffle=True,
-            drop_last=True,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=self._is_pinned,
+        self._is_pinned = configuration.workers > 0 and not machine.is_rehearsal
+        # Not a method: a cycle would leave the workers to the collector, which makes each take 5 s to end.
+        self._batches = endless(
+            DataLoader(
+                images,
+                batch_size=configuration.batch,
+                shuffle=True,
+                drop_last=True,
+                num_workers=configuration.workers,
+                persistent_workers=configuration.workers > 0,
+                pin_memory=self._is_pinned,
+            )
         )
-        while True:
-            yield from loader
-
-    @property
-    def _is_pinned(self) -> bool:
-        return self._configuration.workers > 0 and not self._machine.is_rehearsal
+        self.progress = ""
 
     def step(self) -> None:
         """Train on one batch, and read its loss and accuracy for a progress bar."""

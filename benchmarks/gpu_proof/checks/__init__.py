@@ -10,5 +10,7 @@ CHECKS: Final = (
     "captures",
     "advice",
     "input_pipeline",
+    "diagnosis",
+    "out_of_memory",
 )
 """In the order in which they run."""

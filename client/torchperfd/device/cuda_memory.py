@@ -21,14 +21,24 @@ def read_cuda_memory() -> CudaMemory | None:
     is_initialized = getattr(cuda, "is_initialized", None)
     if is_initialized is None or not is_initialized():
         return None
-    allocated = reserved = peak = 0
+    allocated = reserved = peak = most = main = 0
     try:
         for device in range(cuda.device_count()):
             # The flat form of the same sorts a hundred names, each time.
             stats = cuda.memory_stats_as_nested_dict(device)
             allocated += stats["allocated_bytes"]["all"]["current"]
             peak += stats["allocated_bytes"]["all"]["peak"]
-            reserved += stats["reserved_bytes"]["all"]["current"]
+            held = stats["reserved_bytes"]["all"]["current"]
+            reserved += held
+            if held > most:
+                most, main = held, device
     except (KeyError, RuntimeError):
         return None
-    return CudaMemory(allocated=allocated, reserved=reserved, peak=peak)
+    return CudaMemory(
+        allocated=allocated, reserved=reserved, peak=peak, device_uuid=_uuid(cuda, main) if most else ""
+    )
+
+
+def _uuid(cuda: Any, device: int) -> str:
+    """Return the device's UUID, which torch reads once; empty where torch is too old to tell it."""
+    return str(getattr(cuda.get_device_properties(device), "uuid", ""))

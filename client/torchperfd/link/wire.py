@@ -132,6 +132,7 @@ def totals_message(
         message.cuda.allocated_bytes = totals.cuda.allocated
         message.cuda.reserved_bytes = totals.cuda.reserved
         message.cuda.peak_bytes = totals.cuda.peak
+        message.cuda.device_uuid = totals.cuda.device_uuid
     return session_pb2.ClientMessage(account=message)
 
 
@@ -158,7 +159,7 @@ def read_totals(message: session_pb2.Account, names: PhaseNames) -> Totals:
     )
     if message.HasField("cuda"):
         cuda = message.cuda
-        totals.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes)
+        totals.cuda = CudaMemory(cuda.allocated_bytes, cuda.reserved_bytes, cuda.peak_bytes, cuda.device_uuid)
     if message.HasField("loader"):
         totals.loader = _read_loader(message.loader)
     for packed in message.kinds:

@@ -146,11 +146,13 @@ class CudaMemory:
         allocated: By tensors.
         reserved: From the device, for tensors of now and later.
         peak: Most that tensors ever had.
+        device_uuid: Of the device with most of it, as torch writes it; empty if unknown.
     """
 
     allocated: int
     reserved: int
     peak: int
+    device_uuid: str = ""
 
 
 @dataclass(slots=True)

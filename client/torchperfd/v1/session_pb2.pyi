@@ -872,18 +872,22 @@ class CudaMemory(google.protobuf.message.Message):
     ALLOCATED_BYTES_FIELD_NUMBER: builtins.int
     RESERVED_BYTES_FIELD_NUMBER: builtins.int
     PEAK_BYTES_FIELD_NUMBER: builtins.int
+    DEVICE_UUID_FIELD_NUMBER: builtins.int
     allocated_bytes: builtins.int
     reserved_bytes: builtins.int
     peak_bytes: builtins.int
     """most ever allocated"""
+    device_uuid: builtins.str
+    """of the device with most of it, without `GPU-` or `MIG-`; empty if unknown"""
     def __init__(
         self,
         *,
         allocated_bytes: builtins.int = ...,
         reserved_bytes: builtins.int = ...,
         peak_bytes: builtins.int = ...,
+        device_uuid: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allocated_bytes", b"allocated_bytes", "peak_bytes", b"peak_bytes", "reserved_bytes", b"reserved_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allocated_bytes", b"allocated_bytes", "device_uuid", b"device_uuid", "peak_bytes", b"peak_bytes", "reserved_bytes", b"reserved_bytes"]) -> None: ...
 
 global___CudaMemory = CudaMemory
 

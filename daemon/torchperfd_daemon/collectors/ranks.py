@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchperfd_daemon.collectors.procfs import ProcessStat, parse_stat, read
@@ -16,6 +16,7 @@ class RankProcess:
         pid: Process id, as the rank sees itself.
         pid_namespace: Inode of the namespace that the id belongs to; 0 when the rank does not know it.
         start_ticks: When it started, in clock ticks since boot; 0 when the rank does not know it.
+        device_uuid: Of its GPU, without ``GPU-`` or ``MIG-``, as it says itself; empty if unknown.
     """
 
     run: str
@@ -23,6 +24,7 @@ class RankProcess:
     pid: int
     pid_namespace: int
     start_ticks: int
+    device_uuid: str = field(default="", compare=False)
 
     @property
     def labels(self) -> tuple[str, str]:

@@ -18,6 +18,7 @@ def process_of(rank: Rank) -> RankProcess:
         identity.pid if rank.is_process_known else 0,
         identity.pid_namespace,
         identity.process_start_ticks,
+        rank.totals.cuda.device_uuid if rank.totals.cuda is not None else "",
     )
 
 

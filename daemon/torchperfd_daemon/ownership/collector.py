@@ -103,6 +103,7 @@ class OwnershipCollector:
         """
         readings = self._gpus()
         holders = dict(self._holders(readings))
+        by_uuid = {reading.uuid.partition("-")[2]: reading.uuid for reading in readings if reading.uuid}
         facts, owners = {}, {}
         for rank in self._ranks():
             pid, gpu = holders.get((rank.pid, rank.start_ticks), (None, ""))
@@ -114,6 +115,8 @@ class OwnershipCollector:
                 facts[rank] = known
             key = (rank.run, rank.rank, rank.pid, rank.start_ticks)
             before = self._owners.get(key, Owner())
+            # A daemon in a container sees none of the processes that the driver names.
+            gpu = gpu or by_uuid.get(rank.device_uuid, "")
             owners[key] = replace(
                 known.owner if known is not None else Owner(), gpu_uuid=gpu or before.gpu_uuid
             )

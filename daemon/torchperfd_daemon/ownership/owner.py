@@ -14,7 +14,8 @@ class Owner:
         slurm_job_id: Slurm's number of the job.
         pod_uid: Kubernetes' uid of the pod.
         torchelastic_run_id: torchrun's run id.
-        gpu_uuid: The GPU, or MIG instance, that the rank's process holds most memory on.
+        gpu_uuid: The GPU, or MIG instance, that the rank's process holds most memory on, by the driver or,
+            where that shows none of its processes, by the rank itself.
     """
 
     slurm_job_id: str = ""

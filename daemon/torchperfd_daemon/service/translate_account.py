@@ -21,6 +21,7 @@ _MOST_HOOKS: Final = 64
 _MOST_DIMENSIONS: Final = 16
 _MOST_REASON_CHARACTERS: Final = 256
 _MOST_SYNC_WAITS: Final = 8
+_MOST_UUID_CHARACTERS: Final = 64
 _MOST_FILE_CHARACTERS: Final = 1000
 _WHERE: Final = frozenset(("ring", "outbox"))
 _ELSEWHERE: Final = "other"
@@ -43,7 +44,12 @@ def totals(message: session_pb2.Account) -> Totals:
         compiled=_phase(message.compiled) if message.HasField("compiled") else None,
         background_saves=_phase(message.background_saves) if message.HasField("background_saves") else None,
         loader_ready=message.loader_ready if message.HasField("loader_ready") else None,
-        cuda=CudaMemory(count(cuda.allocated_bytes), count(cuda.reserved_bytes), count(cuda.peak_bytes))
+        cuda=CudaMemory(
+            count(cuda.allocated_bytes),
+            count(cuda.reserved_bytes),
+            count(cuda.peak_bytes),
+            one_line(cuda.device_uuid, _MOST_UUID_CHARACTERS),
+        )
         if message.HasField("cuda")
         else None,
         flops_per_step=_quantity(message, "flops_per_step"),
@@ -117,7 +123,10 @@ def account_message(own: Totals) -> session_pb2.Account:
         if own.background_saves is not None
         else None,
         cuda=session_pb2.CudaMemory(
-            allocated_bytes=own.cuda.allocated, reserved_bytes=own.cuda.reserved, peak_bytes=own.cuda.peak
+            allocated_bytes=own.cuda.allocated,
+            reserved_bytes=own.cuda.reserved,
+            peak_bytes=own.cuda.peak,
+            device_uuid=own.cuda.device_uuid,
         )
         if own.cuda is not None
         else None,

@@ -134,11 +134,16 @@ class GcTotal:
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """Bytes that the caching allocator of a rank's device holds."""
+    """Bytes that the caching allocator of a rank's device holds.
+
+    Attributes:
+        device_uuid: Of that device, without ``GPU-`` or ``MIG-``; empty if unknown.
+    """
 
     allocated: int
     reserved: int
     peak: int
+    device_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from torchperfd.steps.totals import CudaMemory
 class Cuda:
     """``torch.cuda`` of a process with devices; everything else about it is missing."""
 
-    def __init__(self, *devices: dict[str, Any], initialized: bool = True) -> None:
+    def __init__(self, *devices: dict[str, Any], initialized: bool = True, tells_uuids: bool = True) -> None:
         self._devices = devices
+        self._tells_uuids = tells_uuids
         self._initialized = initialized
 
     def is_initialized(self) -> bool:
@@ -23,6 +24,10 @@ class Cuda:
     def device_count(self) -> int:
         assert self._initialized, "counting devices may load the driver"
         return len(self._devices)
+
+    def get_device_properties(self, device: int) -> SimpleNamespace:
+        assert self._initialized
+        return SimpleNamespace(**{"uuid": f"uuid-{device}"} if self._tells_uuids else {})
 
     def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
         assert self._initialized
@@ -42,12 +47,22 @@ def use(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
 
 def test_it_is_what_the_allocator_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(100, 4096, 900))))
-    assert read_cuda_memory() == CudaMemory(allocated=100, reserved=4096, peak=900)
+    assert read_cuda_memory() == CudaMemory(allocated=100, reserved=4096, peak=900, device_uuid="uuid-0")
 
 
 def test_a_rank_may_use_any_of_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(0, 0, 0), holds(100, 4096, 900), holds(1, 2, 3))))
-    assert read_cuda_memory() == CudaMemory(allocated=101, reserved=4098, peak=903)
+    assert read_cuda_memory() == CudaMemory(allocated=101, reserved=4098, peak=903, device_uuid="uuid-1")
+
+
+def test_device_of_an_older_torch_has_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(1, 2, 3), tells_uuids=False)))
+    assert read_cuda_memory() == CudaMemory(allocated=1, reserved=2, peak=3)
+
+
+def test_process_that_holds_no_memory_has_no_device_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, SimpleNamespace(cuda=Cuda(holds(0, 0, 0))))
+    assert read_cuda_memory() == CudaMemory(allocated=0, reserved=0, peak=0)
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_older_client_leaves_missing_values_unknown() -> None:
 
 def test_an_older_daemon_reads_what_it_knows() -> None:
     totals = Totals(train=_kind(4, PhaseTotals(4, 5, 25.0, 6, 4), (8, 1, 99)), warmup=KindTotals(steps=1))
-    totals.cuda, totals.overhead, totals.ready = CudaMemory(1, 2, 3), 0.01, 0
+    totals.cuda, totals.overhead, totals.ready = CudaMemory(1, 2, 3, "a1b2"), 0.01, 0
     new = wire.totals_message(totals, all_names(), 4, {"ring": 1})
     old = older_message().FromString(new.SerializeToString()).account
     assert (old.recorded_steps, dict(old.dropped_steps)) == (4, {"ring": 1})

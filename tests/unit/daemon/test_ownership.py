@@ -194,6 +194,31 @@ def test_torchrun_alone_gives_gpus_to_the_run(proc: Proc, elastic: str) -> None:
     assert seen.of(identity_of(rank)).torchelastic_run_id == ("" if elastic == "none" else "bert")
 
 
+def test_rank_names_its_gpu_where_the_driver_shows_no_process(proc: Proc) -> None:
+    """As in a container: there the driver names processes that are not seen, or none."""
+    rank = RankProcess("r", 0, 10, 0, START, device_uuid="1")
+    proc.add(10)
+    seen = collector(proc, [rank], reading(0, p999=7), reading(1))
+    seen.sample()
+    assert seen.of(identity_of(rank)).gpu_uuid == "GPU-1"
+
+
+@pytest.mark.parametrize(("uuid", "gpu"), [("2", "GPU-0"), ("1", "GPU-0"), ("", "GPU-0")])
+def test_gpu_that_the_driver_shows_precedes_what_the_rank_says(proc: Proc, uuid: str, gpu: str) -> None:
+    rank = RankProcess("r", 0, 10, 0, START, device_uuid=uuid)
+    proc.add(10)
+    seen = collector(proc, [rank], reading(0, p10=7), reading(1))
+    seen.sample()
+    assert seen.of(identity_of(rank)).gpu_uuid == gpu
+
+
+def test_gpu_that_is_not_on_the_node_is_not_the_ranks(proc: Proc) -> None:
+    rank = RankProcess("r", 0, 10, 0, START, device_uuid="elsewhere")
+    seen = collector(proc, [rank], reading(0))
+    seen.sample()
+    assert seen.of(identity_of(rank)).gpu_uuid == ""
+
+
 def test_script_without_a_launcher_was_given_no_gpus(proc: Proc) -> None:
     rank = rank_of(10)
     proc.add(10, PATH="/bin", SECRET="x")

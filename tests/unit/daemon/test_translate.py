@@ -188,7 +188,9 @@ def test_totals_out_of_range_are_limited() -> None:
         kinds=[kind],
         recorded_steps=most,
         dropped_steps={"ring": most, "outbox": most, "x": most, "y": most},
-        cuda=session_pb2.CudaMemory(allocated_bytes=most, reserved_bytes=most, peak_bytes=most),
+        cuda=session_pb2.CudaMemory(
+            allocated_bytes=most, reserved_bytes=most, peak_bytes=most, device_uuid="a\n" * 100
+        ),
         gc=[session_pb2.GcAccount(calls=most, ns=most)],
         peak_flops=math.inf,
         overhead_ratio=math.nan,
@@ -199,7 +201,10 @@ def test_totals_out_of_range_are_limited() -> None:
     assert totals.train.phases == {"?]0;x?data": PhaseTotal(2**53, 2**58, 1e300, 2**58, 2**53)}
     assert (totals.train.steps, totals.train.ns, totals.train.squares) == (2**53, 2**58, 0.0)
     assert totals.dropped == {"ring": 2**53, "outbox": 2**53, "other": 2**53}
-    assert (totals.gc, totals.cuda) == ((GcTotal(2**53, 2**58),), CudaMemory(2**53, 2**53, 2**53))
+    assert (totals.gc, totals.cuda) == (
+        (GcTotal(2**53, 2**58),),
+        CudaMemory(2**53, 2**53, 2**53, "a?" * 32),
+    )
     assert (totals.peak_flops, totals.overhead) == (None, None)
     assert (totals.recorded, totals.began_ns, totals.ended_ns) == (2**53, 2**62, 2**62)
     rank = Rank(RankIdentity("bert", 0), 0.0)
