@@ -1,5 +1,6 @@
 """Attributes a run's lost time to causes, one after the other, so that no time counts twice."""
 
+import math
 import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,8 @@ EVER_SINCE: Final[Mapping[Cause, float]] = {
 }
 """Least shares of the step for causes that affect all ranks since the start. Every run has smaller ones."""
 _IDLE_DEVICE: Final = 0.5
+# The time that a device's work hides is mentioned from this share of the cost on.
+_SHOWN_SHARE: Final = 0.25
 _NOT_HOST: Final = WAITING | {"data"}
 Measure = Callable[[RankEvidence], float]
 # Checkpoints do not make the rank that writes them late for a collective: the others wait at another place.
@@ -45,6 +48,9 @@ _ALIKE: Final[Mapping[Cause, float]] = {Cause.CPU_CONTENTION: 0.7}
 # These come with work that is not measured: checking guards, running graphs for the first time. Or they are
 # known from single moments: a device's clock is read once a second.
 _TIMED_IN_PART: Final = frozenset({Cause.RECOMPILATION, Cause.GPU_THROTTLING, Cause.SYNCHRONISATION})
+
+# These are work of the device itself; all other causes delay the host, which the device may not notice.
+_OF_DEVICE: Final = frozenset({Cause.GPU_THROTTLING, Cause.GPU_SHARED})
 
 # A cause that explains this share of a rank's lateness gets all of it.
 MOST_OF: Final = 0.75
@@ -159,12 +165,18 @@ class CauseAttribution:
         elif cause is Cause.SYNCHRONISATION and alike and not self._since_start:
             growth = self._growth()
             cost = growth if cost >= MOST_OF * growth else cost
+        hidden = 0.0
+        if alike and cause not in _OF_DEVICE:
+            hidden = max(0.0, cost - self._most(rank))
+            cost -= hidden
         least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
         if cost < least * self.step_seconds:
             if cost >= LEAST_SHARE * self.step_seconds:
                 self.usual.append(f"{duration(cost)} {words}, a cause from {least:.0%} on")
             return
         text = f"{duration(cost)} of each {duration(rank.step_seconds)} step {words}"
+        if hidden >= _SHOWN_SHARE * cost:
+            text += f", {duration(hidden)} more while the device works"
         if cause is Cause.INPUT_BOUND:
             text += self._loader_remedy(rank, cost)
         self._add_verdict(cause, rank, None if alike else rank.rank, phase, text, cost)
@@ -185,6 +197,20 @@ class CauseAttribution:
             most_seconds=cost,
             on_device=rank.device_busy is not None,
         )
+
+    def _most(self, rank: RankEvidence) -> float:
+        """Return the most that a delay of all hosts can cost: devices work through what is queued.
+
+        That is the growth of the steps, or the idle time of the device where nothing has grown.
+        """
+        if not rank.on_device:
+            return math.inf
+        if rank.before is not None:
+            return self._growth()
+        if rank.device_busy is None:
+            return math.inf
+        claimed = sum(verdict.cost_seconds_per_step for verdict in self.verdicts)
+        return max(0.0, rank.step_seconds * (1 - rank.device_busy) - claimed)
 
     def _starved(self, waited: float, cost: float) -> float:
         """Return the cost of CPU contention: the whole growth of the steps if the wait is half of it.

@@ -216,6 +216,32 @@ def test_synchronisation_of_one_rank_costs_its_lateness() -> None:
     assert verdict.cost_seconds_per_step == pytest.approx(0.04)
 
 
+def test_new_delay_of_the_host_costs_what_steps_have_grown_by() -> None:
+    """A device has work queued, and notices only what is left of a delay once that is done."""
+    past = replace(rank(0), on_device=True)
+    now = replace(changed(past, other=0.04), collected_seconds=0.045)
+    [verdict] = rank_causes("r", [since(past, now)])
+    assert (verdict.cause, verdict.cost_seconds_per_step) == (Cause.GARBAGE_COLLECTION, pytest.approx(0.04))
+    [verdict] = rank_causes("r", [since(replace(past, on_device=False), replace(now, on_device=False))])
+    assert verdict.cost_seconds_per_step == pytest.approx(0.045)
+
+
+@pytest.mark.parametrize(
+    ("busy", "cost", "hides"),
+    [(0.7, 0.03, True), (0.4, 0.05, False), (None, 0.05, False), (0.9, None, False)],
+)
+def test_wait_for_data_costs_what_the_device_idles(
+    busy: float | None, cost: float | None, hides: bool
+) -> None:
+    alone = replace(changed(rank(0), data=0.05, forward=0.0, optimizer=0.0), on_device=True)
+    alone = replace(changed(alone, backward=0.048), device_busy=busy)
+    assert alone.step_seconds == pytest.approx(0.1)
+    [verdict] = rank_causes("r", [alone])
+    assert verdict.cause is (Cause.NONE if cost is None else Cause.INPUT_BOUND)
+    assert verdict.cost_seconds_per_step == pytest.approx(cost or 0.0)
+    assert ("20 ms more while the device works" in verdict.evidence) == hides
+
+
 def test_two_causes_are_ordered_by_cost() -> None:
     ranks = [replace(changed(rank(n), data=0.05), collected_seconds=0.02) for n in range(4)]
     found = rank_causes("r", ranks)
