@@ -31,8 +31,8 @@ _EVER_SINCE: Final = frozenset({WELL, HOST_BOUND, HIDDEN_LOADER})
 """Faults that are there from the first step on."""
 _WARM_UP_SECONDS: Final = 11.0
 """The daemon leaves out the first ten seconds."""
-_WELL_SECONDS: Final = 9.0
-_FAULTY_SECONDS: Final = 13.0
+_WELL_SECONDS: Final = 6.0
+_FAULTY_SECONDS: Final = 10.0
 _SHORT_BATCH: Final = 8
 _LOAD_SECONDS: Final = {SLOW_LOADER: 0.04, HIDDEN_LOADER: 0.008}
 _OBJECTS: Final = 400_000

@@ -1,4 +1,4 @@
-"""What ``torchperfd run`` says of a training that becomes slow: the cause, and what it costs.
+"""The verdict of ``torchperfd run`` on a training that becomes slow: the cause, and what it costs.
 
 Each training is a process of its own, with the daemon that ``torchperfd run`` starts for it, which reads the
 GPU through NVML. The training measures its own steps before the fault and with it.

@@ -40,8 +40,17 @@ class LaunchCounter:
         self.kernels += lines.count(_KERNEL)
 
 
-def warning(launches: int, kernels: int) -> str:
-    """Return that kernels are missing, and why that may be, as one line; '' if they are all there."""
+def warning(launches: int, kernels: int, *, holds_device_memory: bool = False) -> str:
+    """Return that kernels are missing, and why that may be, as one line; '' if they are all there.
+
+    Args:
+        holds_device_memory: Whether the process has tensors on a device, which it then works with.
+    """
+    if holds_device_memory and not launches and not kernels:
+        return (
+            "the trace has nothing of the device, though the process has tensors there: did another profiler"
+            " use CUPTI before, in this process or beside it? Capture again"
+        )
     if kernels >= LEAST_KERNELS_PER_LAUNCH * launches:
         return ""
     return (

@@ -40,5 +40,6 @@ def read_cuda_memory() -> CudaMemory | None:
 
 
 def _uuid(cuda: Any, device: int) -> str:
-    """Return the device's UUID, which torch reads once; empty where torch is too old to tell it."""
-    return str(getattr(cuda.get_device_properties(device), "uuid", ""))
+    """Return the device's UUID, which torch reads once; empty where torch is too old for that."""
+    uuid = str(getattr(cuda.get_device_properties(device), "uuid", ""))
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")

@@ -102,9 +102,15 @@ class Distributed(msgspec.Struct):
 
 
 class Device(msgspec.Struct):
-    """One accelerator: its total memory in bytes, 0 if the trace does not contain it."""
+    """One accelerator; 0 for what the trace does not contain.
+
+    Attributes:
+        memory: In bytes.
+        generation: The first number of its CUDA compute capability.
+    """
 
     memory: int = msgspec.field(name="totalGlobalMem", default=0)
+    generation: int = msgspec.field(name="computeMajor", default=0)
 
 
 class Capture(msgspec.Struct):

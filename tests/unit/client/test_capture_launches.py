@@ -61,6 +61,13 @@ def test_warning_comes_where_kernels_are_missing(launches: int, kernels: int, is
     assert bool(warning(launches, kernels)) is is_missing
 
 
+@pytest.mark.parametrize(("launches", "kernels"), [(0, 0), (0, 9), (9, 9)])
+def test_warning_comes_where_a_device_in_use_is_not_shown(launches: int, kernels: int) -> None:
+    text = warning(launches, kernels, holds_device_memory=True)
+    assert bool(text) is (not launches and not kernels)
+    assert not text or "the trace has nothing of the device" in text
+
+
 class WrittenTrace(Tracer):
     """A trace that is there already."""
 

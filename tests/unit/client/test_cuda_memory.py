@@ -27,7 +27,7 @@ class Cuda:
 
     def get_device_properties(self, device: int) -> SimpleNamespace:
         assert self._initialized
-        return SimpleNamespace(**{"uuid": f"uuid-{device}"} if self._tells_uuids else {})
+        return SimpleNamespace(**{"uuid": f"GPU-uuid-{device}"} if self._tells_uuids else {})
 
     def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
         assert self._initialized

@@ -96,8 +96,9 @@ def _around(context: AdviceContext, repeated: Flags) -> Flags:
 def host_bound(context: AdviceContext) -> Iterator[Finding]:
     """The device idles because the host does not launch fast enough.
 
-    With kernels shorter than a launch, launching many at once saves all of that idle time. With longer ones,
-    and memory for a batch of twice the size, half of it is saved: each sample then has half the launches.
+    With kernels shorter than a launch, launching many at once saves that idle time as far as it is in the
+    model, which is what is compiled. With longer ones, and memory for a batch of twice the size, half of it
+    is saved: each sample then has half the launches.
     """
     idle = context.idle_for("launch")
     kernels = context.device_rows[context.trace.of_categories({KERNEL})[context.device_rows]]
@@ -115,7 +116,7 @@ def host_bound(context: AdviceContext) -> Iterator[Finding]:
         yield Finding(
             "tiny-kernels",
             evidence,
-            idle,
+            idle * context.model_share,
             "launch whole graphs of kernels at once",
             'model = torch.compile(model, mode="reduce-overhead")',
             of_idle=True,
@@ -133,7 +134,7 @@ def host_bound(context: AdviceContext) -> Iterator[Finding]:
         yield Finding(
             "host-bound",
             evidence,
-            idle,
+            idle * context.model_share,
             "take Python out of the step, so that the host runs ahead of the device",
             "model = torch.compile(model)",
             of_idle=True,
