@@ -19,13 +19,11 @@ from benchmarks.gpu_proof.slow_run import (
     COLLECTIONS,
     HIDDEN_LOADER,
     HOST_BOUND,
-    SLOW_LOADER,
     SYNCHRONISATION,
-    WELL,
 )
 
 TITLE: Final = "The verdict on a run that becomes slow"
-SECONDS: Final = 260
+SECONDS: Final = 170
 
 WITHIN: Final = 0.10
 """How far the cost of a cause may be from the measured one, as a part of that."""
@@ -49,10 +47,8 @@ class Slow:
 
 
 RUNS: Final = (
-    Slow(WELL, "none", _NONE),
     Slow(HIDDEN_LOADER, "the loader takes 8 ms of each step, while the device computes", _NONE),
     Slow(SYNCHRONISATION, "the norm of each gradient is read", "needless synchronisation"),
-    Slow(SLOW_LOADER, "the loader takes 40 ms of each step", "input-bound"),
     Slow(COLLECTIONS, "every fourth step collects 400,000 objects", "garbage collection"),
     Slow(HOST_BOUND, "ResNet-18 on 8 images of 32 x 32", "host-bound"),
 )

@@ -40,7 +40,9 @@ class GpuWatch:
             ours: The process ids of all ranks.
         """
         self._state = gpu
-        self.busy_seconds += (gpu.utilization or 0.0) * (now - self._sampled_at)
+        # Unknown for some seconds at first, and whenever the driver does not answer: not idle by that.
+        busy = 1.0 if gpu.utilization is None else gpu.utilization
+        self.busy_seconds += busy * (now - self._sampled_at)
         self._sampled_at = now
         self._top_clock = max(self._top_clock, gpu.clock_hertz)
         # In its own container a rank has another id than the driver sees, and all processes seem foreign.
