@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
-_HANGS_AFTER_S: Final = 10.0
+HANGS_AFTER_S: Final = 10.0
+"""A collector that takes longer hangs."""
 """A sample that takes longer than this, and longer than three intervals, counts as failed meanwhile."""
 
 log = logging.getLogger("torchperfd.collectors")
@@ -76,7 +77,7 @@ class Sampler:
         self._clock = clock
         self._wall = wall
         self._complained = False
-        self._patience = max(_HANGS_AFTER_S, 3 * interval)
+        self._patience = max(HANGS_AFTER_S, 3 * interval)
         self._began: float | None = None
         self._families: Sequence[Family] = ()
         self._success = False

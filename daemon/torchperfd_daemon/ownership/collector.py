@@ -1,11 +1,12 @@
 """Finds the owners of ranks and GPUs from the ranks' processes, the GPUs and the kubelet."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from torchperfd_daemon.collectors.base import Family
+from torchperfd_daemon.collectors.base import HANGS_AFTER_S, Family
 from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
 from torchperfd_daemon.collectors.procfs import parse_stat, parse_table, read
 from torchperfd_daemon.collectors.ranks import RankProcess, Ranks, is_here
@@ -26,17 +27,30 @@ class GpuWatch(GpuCollector):
 
     Args:
         ranks: Returns the ranks whose memory on GPUs is reported.
+        clock: Monotonic seconds.
     """
 
-    def __init__(self, gpus: GpuCollector, ranks: Ranks = tuple, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self,
+        gpus: GpuCollector,
+        ranks: Ranks = tuple,
+        proc: Path = Path("/proc"),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(ranks, proc)
         self._gpus = gpus
         self.name = gpus.name
+        self._clock = clock
         self._newest: Sequence[GpuReading] = ()
+        self._began: float | None = None
 
     def newest(self) -> Sequence[GpuReading]:
-        """Return the newest readings; empty if the last read failed."""
-        return self._newest
+        """Return the newest readings; empty if the last read failed, and while the driver hangs.
+
+        A read takes a good part of a second on some drivers. Meanwhile the readings before it are the newest.
+        """
+        began = self._began
+        return () if began is not None and self._clock() - began > HANGS_AFTER_S else self._newest
 
     def read(self) -> list[GpuReading]:
         """Return one reading per GPU and instance.
@@ -44,9 +58,12 @@ class GpuWatch(GpuCollector):
         Raises:
             CollectorUnavailableError: There is no GPU to be read.
         """
-        self._newest = ()
-        readings = self._gpus.read()
-        self._newest = readings
+        self._began = self._clock()
+        readings: list[GpuReading] = []
+        try:
+            readings = self._gpus.read()
+        finally:
+            self._newest, self._began = readings, None
         return readings
 
 

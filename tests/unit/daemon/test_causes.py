@@ -221,7 +221,8 @@ def test_new_delay_of_the_host_costs_what_steps_have_grown_by() -> None:
     past = replace(rank(0), on_device=True)
     now = replace(changed(past, other=0.04), collected_seconds=0.045)
     [verdict] = rank_causes("r", [since(past, now)])
-    assert (verdict.cause, verdict.cost_seconds_per_step) == (Cause.GARBAGE_COLLECTION, pytest.approx(0.04))
+    assert verdict.cause is Cause.GARBAGE_COLLECTION
+    assert verdict.cost_seconds_per_step == pytest.approx(0.04)
     [verdict] = rank_causes("r", [since(replace(past, on_device=False), replace(now, on_device=False))])
     assert verdict.cost_seconds_per_step == pytest.approx(0.045)
 

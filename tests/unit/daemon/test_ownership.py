@@ -1,7 +1,7 @@
 """The owners of ranks and GPUs, from environments, control groups, GPUs and a kubelet on a real socket."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -304,7 +304,39 @@ def test_ownership_watch_keeps_the_newest_reading() -> None:
     assert watch.newest() == [reading(0), reading(1)]
     with pytest.raises(CollectorUnavailableError):
         watch.sample()
-    assert watch.newest() == ()
+    assert list(watch.newest()) == []
+
+
+class SlowGpus(GpuCollector):
+    """One reading, during which others look."""
+
+    name = "nvml"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def read(self) -> list[GpuReading]:
+        self.meanwhile()
+        return [reading(0)]
+
+
+def test_last_reading_stays_while_the_driver_is_read() -> None:
+    """A driver takes a good part of a second, and the diagnosis looks once a second: it must not miss."""
+    gpus, now = SlowGpus(), [0.0]
+    watch = GpuWatch(gpus, clock=lambda: now[0])
+    watch.sample()
+    seen: list[int] = []
+
+    def look() -> None:
+        for passed in (0.5, 9.0, 10.1):
+            now[0] = 100 + passed
+            seen.append(len(watch.newest()))
+
+    now[0], gpus.meanwhile = 100.0, look
+    watch.sample()
+    assert seen == [1, 1, 0], "of a driver that hangs, nothing is known"
+    assert len(watch.newest()) == 1
 
 
 def _bytes(number: int, payload: bytes) -> bytes:
