@@ -121,7 +121,7 @@ bench-trials: setup  ## Whether torchperfd changes what a script does, in 500 ra
 bench-exit: setup  ## How much later a script exits.
 	$(BIN)/python -m benchmarks.exit_delay
 
-gpu-proof: setup  ## What is claimed about GPUs, on one: at most eight minutes; without a GPU a rehearsal.
+gpu-proof: setup  ## What is claimed about GPUs, on one: about ten minutes; without a GPU a rehearsal.
 	$(BIN)/python -m benchmarks.gpu_proof
 
 bench-import: setup  ## What `import torchperfd` costs.

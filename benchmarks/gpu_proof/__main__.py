@@ -1,4 +1,4 @@
-"""Prove on a GPU what torchperfd claims about GPUs: one command, at most eight minutes.
+"""Prove on a GPU what torchperfd claims about GPUs: one command, about ten minutes.
 
     make gpu-proof
     python -m benchmarks.gpu_proof [--only CHECK,CHECK] [--out FILE]

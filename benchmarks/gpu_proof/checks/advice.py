@@ -43,7 +43,7 @@ _MOST_STEPS: Final = 400
 _WARM_UP: Final = 8
 # After a pause the batches that workers had ready meanwhile come first.
 _AFTER_A_PAUSE: Final = 5
-_CAPTURES: Final = 2
+_CAPTURES: Final = 1
 _CAPTURED_STEPS: Final = 8
 # After each report the client samples a draw of the loader; the trace has the mean of the samples.
 _REPORTS: Final = 4
@@ -88,7 +88,7 @@ def run(machine: Machine) -> Outcome:
     for loop in LOOPS:
         _add(outcome, loop, timed[loop.name], found[loop.name], machine)
     outcome.notes += [
-        f"Each prediction is the mean of {_CAPTURES} captures of {_CAPTURED_STEPS} steps. The step of a"
+        f"Each prediction is of {_CAPTURES} capture of {_CAPTURED_STEPS} steps. The step of a"
         " larger batch is given for a batch of the slow loop's size.",
         "Not shown: host-bound (the same idle time as batch-size, saved by compiling), memory-near-full (a"
         " risk without a saving), and the rules on several GPUs. No rule advises channels_last.",
