@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.faults.catalog import FAULTS, HANG, Fault, Plan
+from benchmarks.faults.catalog import FAULTS, HANG, SIMULATED, Fault, Plan
 from benchmarks.faults.trial import Answer, Trial
 
 from torchperfd_daemon.diagnosis.verdict import Cause
@@ -86,10 +86,15 @@ def mark(trial: Trial) -> Mark:
 
 
 def true_cost(trial: Trial, fault: Fault) -> float | None:
-    """Return what a fault costs by the job's own measurement, seconds per step; None if not by the step."""
+    """Return what a fault costs by the job's own measurement, seconds per step; None if not by the step.
+
+    That is what was injected; on a device the growth of the steps, since it works through what is queued while
+    its host is delayed.
+    """
     if not fault.costs:
         return None
-    cost = trial.measured.injected if fault.times_itself else trial.measured.grown
+    is_injected = fault.times_itself and trial.plan.device != SIMULATED
+    cost = trial.measured.injected if is_injected else trial.measured.grown
     return cost if cost > 0 else None
 
 
