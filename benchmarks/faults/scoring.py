@@ -88,13 +88,14 @@ def mark(trial: Trial) -> Mark:
 def true_cost(trial: Trial, fault: Fault) -> float | None:
     """Return what a fault costs by the job's own measurement, seconds per step; None if not by the step.
 
-    That is what was injected; on a device the growth of the steps, since it works through what is queued while
-    its host is delayed.
+    That is what was injected. A device works through what is queued while its host is delayed: there it is at
+    most what steps have grown by.
     """
     if not fault.costs:
         return None
-    is_injected = fault.times_itself and trial.plan.device != SIMULATED
-    cost = trial.measured.injected if is_injected else trial.measured.grown
+    cost = trial.measured.injected if fault.times_itself else trial.measured.grown
+    if trial.plan.device == SIMULATED:
+        cost = min(cost, trial.measured.grown)
     return cost if cost > 0 else None
 
 

@@ -333,6 +333,14 @@ def test_cost_is_compared_with_the_job_if_the_cause_is_right() -> None:
     assert (leak.cost, leak.cost_error) == (None, None)
 
 
+@pytest.mark.parametrize(("device", "grown", "cost"), [("cpu", 0.008, 0.02), ("simulated", 0.008, 0.008)])
+def test_cost_beside_a_device_is_at_most_the_growth(device: str, grown: float, cost: float) -> None:
+    """A device works through what is queued while its host is delayed."""
+    rank = plan_of("garbage collection").culprits[0]
+    trial = trial_of("garbage collection", [answer(5, "garbage collection", rank, cost=0.02)], change=grown)
+    assert mark(replace(trial, plan=replace(trial.plan, device=device))).cost == cost
+
+
 def test_hang_line_counts_where_it_is_given() -> None:
     plan = plan_of("skipped collective")
     reported = f"rank 2 waits in barrier (job.py:{plan.hang_line} in average)"
