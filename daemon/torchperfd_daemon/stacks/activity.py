@@ -38,7 +38,8 @@ class Activity:
 
     Attributes:
         call: The collective's name; empty for other kinds.
-        place: The innermost frame of the script; the innermost of all if the script has none.
+        place: The innermost frame of the script, of a collective its caller; the innermost of all if there is
+            none of the script.
     """
 
     kind: Kind
@@ -52,10 +53,13 @@ def activity(frames: Sequence[Frame]) -> Activity:
     Args:
         frames: Innermost first; at least one.
     """
-    place = next((frame for frame in frames if not _is_library(frame.file)), frames[0])
-    collectives = [frame for frame in frames if frame.file.endswith(_COLLECTIVES)]
+    place = _place(frames) or frames[0]
+    collectives = [number for number, frame in enumerate(frames) if frame.file.endswith(_COLLECTIVES)]
     if collectives:
-        return Activity(Kind.COLLECTIVE, collectives[-1].function, place)
+        outermost = collectives[-1]
+        # Below it may be a backend that is written in Python, which is not the script.
+        caller = _place(frames[outermost + 1 :]) or place
+        return Activity(Kind.COLLECTIVE, frames[outermost].function, caller)
     innermost = next((frame for frame in frames if _HOOKS not in frame.file), frames[0])
     if innermost.file.endswith(_REPLICATION) and any(word in innermost.function for word in _REPLICATES):
         return Activity(Kind.COLLECTIVE, "DistributedDataParallel's broadcast", place)
@@ -64,6 +68,11 @@ def activity(frames: Sequence[Frame]) -> Activity:
     if any(frame.file.endswith(_LOADER) for frame in frames):
         return Activity(Kind.DATA, "", place)
     return Activity(Kind.CODE, "", place)
+
+
+def _place(frames: Sequence[Frame]) -> Frame | None:
+    """Return the innermost frame of the script; None if there is none."""
+    return next((frame for frame in frames if not _is_library(frame.file)), None)
 
 
 def _is_library(file: str) -> bool:

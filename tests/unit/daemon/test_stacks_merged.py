@@ -146,6 +146,14 @@ def test_collective_called_by_the_script_is_named_not_its_parts() -> None:
     assert activity((Frame("<string>", 1, "f"),)).place == Frame("<string>", 1, "f")
 
 
+def test_place_of_a_collective_is_its_caller_not_a_python_backend() -> None:
+    backend = (Frame("/job/my_backend.py", 7, "wait"), Frame("/job/my_backend.py", 20, "barrier"))
+    found = activity((*backend, *BARRIER))
+    assert (found.kind, found.call, found.place) == (Kind.COLLECTIVE, "barrier", TRAIN)
+    without_a_script = activity((*backend, BARRIER[0]))
+    assert without_a_script.place == backend[0]
+
+
 def test_training_continues_only_while_every_rank_steps() -> None:
     well = [rank(number, FORWARD, seconds_since_step=1.0, step_seconds=0.1) for number in range(2)]
     assert merge(well).goes_on
