@@ -156,7 +156,10 @@ def replay_newest(messages: Sequence[control_pb2.RankSteps], since: int) -> Repl
     if count < LEAST_SAMPLES:
         return None
     pauses = {message.status.identity.rank: _pauses(message) for message in messages}
-    return replace(replay([_part(work, -count, None) for work in times.works], pauses), on_device=True)
+    newest = replace(replay([_part(work, -count, None) for work in times.works], pauses), on_device=True)
+    # The past is known by steps, which are as long on the host as on the device.
+    by_steps = _replay_common_steps(messages, since, hidden=True)
+    return newest.with_growth_of(by_steps) if by_steps is not None else newest
 
 
 def _replay_common_steps(

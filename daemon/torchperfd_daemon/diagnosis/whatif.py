@@ -111,6 +111,15 @@ class Replay:
     answers: tuple[WhatIf, ...]
     on_device: bool = False
 
+    def with_growth_of(self, other: "Replay") -> "Replay":
+        """Return this with the growth that another replay of the same run removes, if it removes any."""
+        grown = next((each for each in other.answers if each.removed is Removed.GROWTH), None)
+        if grown is None:
+            return self
+        grown = replace(grown, step_seconds=max(0.0, self.step_seconds - grown.gain_seconds))
+        answers = [replace(each, is_part=False) for each in (*self.answers, grown)]
+        return replace(self, answers=_nested(sorted(answers, key=lambda each: -each.gain_seconds)))
+
 
 def replay(
     ranks: Sequence[RankWork],

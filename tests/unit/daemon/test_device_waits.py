@@ -111,6 +111,25 @@ def test_whatif_predicts_the_gain_without_the_late_rank() -> None:
     assert "means of a second on the devices replayed" in whatif.text(RUN, 16, predictions)
 
 
+def test_whatif_removes_what_has_grown_on_all_devices() -> None:
+    """The past of the devices is not kept; steps are as long on the host, where it is."""
+    watched = Watched(16, on_device=True)
+    watched.train(20)
+    began = watched.job.step
+    watched.train(15, lambda _rank, _step: {"backward": LATE_S})
+    steps = steps_of(watched, watched.observer.device_work)
+    predictions = whatif.replay_newest(steps, began)
+    assert predictions is not None
+    assert predictions.on_device
+    first = predictions.answers[0]
+    assert (first.removed, first.is_part) == (Removed.GROWTH, False)
+    assert first.gain_seconds == pytest.approx(LATE_S, rel=0.1)
+    assert first.step_seconds == pytest.approx(predictions.step_seconds - first.gain_seconds)
+    without_a_past = whatif.replay_newest(steps, 0)
+    assert without_a_past is not None
+    assert not [each for each in without_a_past.answers if each.removed is Removed.GROWTH]
+
+
 def test_the_fleet_names_a_rank_that_no_node_has_found() -> None:
     watched = trained()
     [verdict] = judge_all(surveys_of(watched, watched.observer.device_work))
