@@ -61,6 +61,7 @@ QUOTA: Final = 0.1
 """Of one processor."""
 
 _TANGLE: Final = 10_000
+_LARGE_TANGLE: Final = 400_000
 _DISK_BYTES: Final = 2**26
 _DISK_READ: Final = 2**22
 
@@ -317,9 +318,14 @@ class _SlowExchange(Injection):
 
 
 class _StaggeredCollections(_GarbageCollection):
-    """Each rank collects in one of every so many steps, none in the same as another."""
+    """Each rank collects in one of every so many steps, none in the same as another.
+
+    It walks through many objects once, as a script's rare full collections do, instead of through few often.
+    """
 
     def compute(self) -> None:
+        if self.begins:
+            self._tangle = [[number] for number in range(_LARGE_TANGLE)]
         if self.strikes and self._step % STAGGER_STEPS == self.rank * STAGGER_STEPS // self.plan.ranks:
             self._collect(self.seconds * STAGGER_STEPS / self.plan.ranks)
 

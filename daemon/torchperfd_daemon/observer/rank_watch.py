@@ -18,12 +18,13 @@ from torchperfd_daemon.diagnosis.detect import (
     StepTimes,
 )
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS
+from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.background_saves import StepsBesideSaves
 from torchperfd_daemon.observer.gpu_watch import GpuWatch
 from torchperfd_daemon.observer.memory_watch import MemoryWatch
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.parallelism import rank_in
-from torchperfd_daemon.store import HISTORY_STEPS, Rank, State, Totals
+from torchperfd_daemon.store import HISTORY_STEPS, GcTotal, Rank, State, Totals
 
 Float64 = npt.NDArray[np.float64]
 
@@ -78,6 +79,7 @@ class RankWatch:
         self._before: RankEvidence | None = None
         self._gpu = GpuWatch(now)
         self._sync_waits: deque[tuple[SyncWait, ...]] = deque(maxlen=_KEPT)
+        self._collections: deque[tuple[GcTotal, ...]] = deque(maxlen=_KEPT)
         self._window = self._regime = 0
         self._memory = MemoryWatch()
         self._beside_saves = StepsBesideSaves()
@@ -175,10 +177,16 @@ class RankWatch:
             self._stage,
         )
 
-    def collected_in_regime(self) -> float:
-        """Return the garbage collections of all this regime's samples, in seconds per step."""
-        change = self._row(0) - self._row(self._regime)
-        return float(max(0.0, change[_GC_NS]) / change[_STEPS] / 1e9) if change[_STEPS] > 0 else 0.0
+    def collections_in_regime(self) -> list[Pauses]:
+        """Return the garbage collections of all this regime's samples by generation; none without a step."""
+        steps = int(self._row(0)[_STEPS] - self._row(self._regime)[_STEPS])
+        now, before = self._collections[-1], self._collections[-1 - self._regime]
+        if steps <= 0 or len(now) != len(before):
+            return []
+        return [
+            Pauses.of(max(0, each.calls - past.calls), max(0, each.ns - past.ns), steps)
+            for each, past in zip(now, before, strict=True)
+        ]
 
     def device_work(self, usual: Mapping[str, float]) -> RankWork:
         """Return mean steps on the device, of each of this regime's newest samples; else as :meth:`work`."""
@@ -243,6 +251,7 @@ class RankWatch:
             self._gpu.busy_seconds,
         )
         self._sync_waits.append(totals.sync_waits)
+        self._collections.append(totals.gc)
         row[_FIXED:] = 0.0
         for number, name in enumerate(self._names):
             if name in phases:

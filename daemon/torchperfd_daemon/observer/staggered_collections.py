@@ -31,8 +31,9 @@ def with_staggered(ranks: Seen) -> list[RankEvidence]:
     at the same steps.
 
     The cost is what the newest steps lose without all ranks' pauses
-    (:func:`~torchperfd_daemon.diagnosis.whatif.without_pauses`); how often ranks collect is taken from
-    all samples of this regime, or from the whole run if some rank has not collected in them.
+    (:func:`~torchperfd_daemon.diagnosis.whatif.without_pauses`). How often and how long ranks collect is
+    taken from all samples of this regime, or from the whole run if some rank has not collected in them: short
+    collections of the start say nothing about long ones of now.
     """
     evidence = [each for _, each in ranks]
     if len(ranks) < 2 or not any(each.wait_seconds for each in evidence):
@@ -61,16 +62,16 @@ def with_staggered(ranks: Seen) -> list[RankEvidence]:
 
 def _pauses(watches: Sequence[RankWatch]) -> list[list[Pauses]]:
     """Return each rank's collections by generation."""
-    lately = [watch.collected_in_regime() for watch in watches]
-    found = []
-    for watch, seconds in zip(watches, lately, strict=True):
-        totals = watch.rank.totals
-        steps = max(1, totals.train.steps)
-        whole = sum(each.ns for each in totals.gc) / 1e9 / steps
-        more = seconds / whole if min(lately) > 0 and whole > 0 else 1.0
-        pauses = [Pauses.of(each.calls, each.ns, steps) for each in totals.gc]
-        found.append([replace(each, per_step=more * each.per_step) for each in pauses])
-    return found
+    lately = [watch.collections_in_regime() for watch in watches]
+    if all(any(each.per_step for each in rank) for rank in lately):
+        return lately
+    return [
+        [
+            Pauses.of(each.calls, each.ns, max(1, watch.rank.totals.train.steps))
+            for each in watch.rank.totals.gc
+        ]
+        for watch in watches
+    ]
 
 
 def _of_all(pauses: Sequence[Sequence[Pauses]]) -> list[Pauses]:

@@ -553,6 +553,17 @@ def test_collections_that_begin_late_are_counted_from_then_on(seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_earlier_short_collections_do_not_shorten_long_ones(seed: int) -> None:
+    """The mean of a whole run's collections is that of thousands of short ones."""
+    watched = Watched(4, seed=seed)
+    watched.train(60, lambda _rank, _step: {"gc": 0.0002})
+    storm = collecting(0.05, every=20, apart=5)
+    reported = watched.train(40, storm)
+    assert {each.cause for each in reported[30:] if each} == {Cause.GARBAGE_COLLECTION}
+    assert watched.verdict.cost_seconds_per_step == pytest.approx(0.01, rel=0.25)
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_collections_at_the_same_steps_cost_one_ranks(seed: int) -> None:
     watched = Watched(seed=seed)
     reported = watched.train(40, collecting(0.25, every=100, apart=0))

@@ -146,7 +146,7 @@ def test_collective_called_by_the_script_is_named_not_its_parts() -> None:
     assert activity((Frame("<string>", 1, "f"),)).place == Frame("<string>", 1, "f")
 
 
-def test_place_of_a_collective_is_its_caller_not_a_python_backend() -> None:
+def test_place_of_a_collective_is_its_caller_not_a_backend() -> None:
     backend = (Frame("/job/my_backend.py", 7, "wait"), Frame("/job/my_backend.py", 20, "barrier"))
     found = activity((*backend, *BARRIER))
     assert (found.kind, found.call, found.place) == (Kind.COLLECTIVE, "barrier", TRAIN)
