@@ -20,7 +20,6 @@ from torchperfd.captures.options import KINDS, MEMORY, TRACE, CaptureOptions
 from torchperfd.captures.pause import NodeCounter, PauseEstimate, warning
 from torchperfd.captures.rank_files import NotWrittenError, RankFiles, rank_manifest
 from torchperfd.captures.state import Action, CaptureOutcome, CaptureStage, CaptureState
-from torchperfd.device.cuda_memory import read_cuda_memory
 from torchperfd.hooks.autograd_nodes import node_reader
 from torchperfd.identity import Identity
 from torchperfd.safety.flag import Flag
@@ -343,11 +342,7 @@ class RankCapture:
         self._state.pause_seconds = stopping_seconds + written.export_seconds
         self._pauses.learn_pause(self.pause_seconds, self.options)
         self._state.launches, self._state.kernels = written.launches, written.kernels
-        memory = read_cuda_memory()
-        holds = memory is not None and memory.allocated > 0
-        text = launches.warning(written.launches, written.kernels, holds_device_memory=holds)
-        if text:
-            log.warning("capture %s: %s", self.capture_id, text)
+        launches.warn_of_missing(self.capture_id, written.launches, written.kernels)
         self._end(
             CaptureOutcome(
                 ok=True,

@@ -2,6 +2,8 @@
 
 from typing import Final
 
+from torchperfd.device.cuda_memory import read_cuda_memory
+from torchperfd.safety.logs import log
 from torchperfd.v1.contract import LEAST_KERNELS_PER_LAUNCH
 
 _LAUNCHES: Final = (b'"name": "cudaLaunchKernel', b'"name": "cuLaunchKernel', b'"name": "hipLaunchKernel')
@@ -38,6 +40,14 @@ class LaunchCounter:
     def _count(self, lines: bytes) -> None:
         self.launches += sum(map(lines.count, _LAUNCHES))
         self.kernels += lines.count(_KERNEL)
+
+
+def warn_of_missing(capture_id: str, launches: int, kernels: int) -> None:
+    """Write a warning to the log if a trace lacks kernels."""
+    memory = read_cuda_memory()
+    text = warning(launches, kernels, holds_device_memory=memory is not None and memory.allocated > 0)
+    if text:
+        log.warning("capture %s: %s", capture_id, text)
 
 
 def warning(launches: int, kernels: int, *, holds_device_memory: bool = False) -> str:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from torchperfd.sync_wait import SyncWait
 from torchperfd_daemon.diagnosis import RankEvidence
@@ -22,11 +21,10 @@ from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.background_saves import StepsBesideSaves
 from torchperfd_daemon.observer.gpu_watch import GpuWatch
 from torchperfd_daemon.observer.memory_watch import MemoryWatch
+from torchperfd_daemon.observer.newest_rows import Float64, NewestRows
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import HISTORY_STEPS, GcTotal, Rank, State, Totals
-
-Float64 = npt.NDArray[np.float64]
 
 WINDOW_SAMPLES: Final = 10
 """The length of the evidence window, in samples that contain a step."""
@@ -72,8 +70,7 @@ class RankWatch:
         self._ended = now
         self._created_at = now
         self._names: list[str] = []
-        self._rows: Float64 = np.zeros((_KEPT, _FIXED + 2 * _PHASES))
-        self._count = 0
+        self._rows = NewestRows(_KEPT, _FIXED + 2 * _PHASES)
         self._first: Float64 | None = None
         self._past_end: Float64 | None = None
         self._before: RankEvidence | None = None
@@ -103,7 +100,7 @@ class RankWatch:
             self._memory.observe(now, resident, context.room(key))
         train = self.rank.totals.train
         warm = train.steps >= WARM_STEPS or (train.steps > 1 and now - self._created_at >= _WARM_S)
-        if warm and (not self._count or train.steps > self._row(0)[_STEPS]):
+        if warm and (not self._rows or train.steps > self._rows[0][_STEPS]):
             self._record(now, context, gpu)
 
     @property
@@ -114,7 +111,7 @@ class RankWatch:
     @property
     def settled(self) -> bool:
         """Whether there are enough samples for evidence."""
-        return self._count > LEAST_SAMPLES
+        return len(self._rows) > LEAST_SAMPLES
 
     def excuse_wait(self, now: float) -> None:
         """Count the wait until now as progress: another rank validates or saves."""
@@ -130,14 +127,14 @@ class RankWatch:
         Args:
             since: When the present regime began, in monotonic seconds; earlier samples are left out.
         """
-        if self._samples_since(since, _AT) < LEAST_SAMPLES:
+        if self._rows.since(since, _AT, WINDOW_SAMPLES) < LEAST_SAMPLES:
             return None
         # Reports arrive some seconds late: a sample after ``since`` may contain only steps from before it.
-        self._window = max(1, self._samples_since(since, _ENDED))
-        self._regime = max(1, self._samples_since(since, _ENDED, most=_KEPT))
-        first, last = self._row(self._window), self._row(0)
+        self._window = max(1, self._rows.since(since, _ENDED, WINDOW_SAMPLES))
+        self._regime = max(1, self._rows.since(since, _ENDED, _KEPT))
+        first, last = self._rows[self._window], self._rows[0]
         # Memory grows whether steps are slow or not: all regimes count.
-        rows = self._rows[max(0, self._count - WINDOW_SAMPLES) : self._count]
+        rows = self._rows.newest(WINDOW_SAMPLES)
         growth = self._memory.growth(rows[:, _AT], rows[:, _RESIDENT])
         evidence = self._between(first, last, before=self._before, growth=growth)
         return evidence and replace(evidence, sync_line=self._sync_line())
@@ -148,7 +145,7 @@ class RankWatch:
         Args:
             until: The end of the past, in monotonic seconds.
         """
-        rows = [row for back in range(self._count) if (row := self._row(back))[_AT] <= until]
+        rows = [row for back in range(len(self._rows)) if (row := self._rows[back])[_AT] <= until]
         if self._first is not None and rows:
             end = _healthy_until(self._first, rows)
             self._before = self._between(self._first, end) or self._before
@@ -157,8 +154,8 @@ class RankWatch:
     def forget(self, since: float) -> None:
         """Drop the past, and begin a new one at ``since``, in monotonic seconds."""
         self._before = self._past_end = None
-        later = [back for back in range(self._count) if self._row(back)[_ENDED] >= since]
-        self._first = self._row(max(later, default=0)).copy() if self._count else None
+        later = [back for back in range(len(self._rows)) if self._rows[back][_ENDED] >= since]
+        self._first = self._rows[max(later, default=0)].copy() if self._rows else None
 
     def work(self, usual: Mapping[str, float]) -> RankWork:
         """Return the single steps of the newest evidence, as far as the store still has them.
@@ -166,7 +163,7 @@ class RankWatch:
         Args:
             usual: Seconds by which each phase was always longer than the other ranks'; subtracted.
         """
-        count = int(self._row(0)[_STEPS] - self._row(self._window)[_STEPS])
+        count = int(self._rows[0][_STEPS] - self._rows[self._window][_STEPS])
         columns = self.rank.history.newest(min(HISTORY_STEPS, max(LEAST_STEPS, count)))
         return RankWork(
             self.rank.identity.rank,
@@ -179,7 +176,7 @@ class RankWatch:
 
     def collections_in_regime(self) -> list[Pauses]:
         """Return the garbage collections of all this regime's samples by generation; none without a step."""
-        steps = int(self._row(0)[_STEPS] - self._row(self._regime)[_STEPS])
+        steps = int(self._rows[0][_STEPS] - self._rows[self._regime][_STEPS])
         now, before = self._collections[-1], self._collections[-1 - self._regime]
         if steps <= 0 or len(now) != len(before):
             return []
@@ -190,7 +187,7 @@ class RankWatch:
 
     def device_work(self, usual: Mapping[str, float]) -> RankWork:
         """Return mean steps on the device, of each of this regime's newest samples; else as :meth:`work`."""
-        rows = self._rows[self._count - 1 - self._regime : self._count]
+        rows = self._rows.newest(self._regime + 1)
         samples = []
         for change in np.maximum(np.diff(rows, axis=0), 0.0):
             if change[_STEPS] > 0:
@@ -229,7 +226,7 @@ class RankWatch:
             fresh = [name for name in phases if name not in self._names]
             self._names += fresh[: _PHASES - len(self._names)]
         key = self.rank.identity.run, self.rank.identity.rank
-        row = self._rows[self._count] if self._count < _KEPT else self._shift_rows()
+        row = self._rows.add()
         row[:_FIXED] = (
             now,
             totals.train.steps,
@@ -252,16 +249,14 @@ class RankWatch:
         )
         self._sync_waits.append(totals.sync_waits)
         self._collections.append(totals.gc)
-        row[_FIXED:] = 0.0
         for number, name in enumerate(self._names):
             if name in phases:
                 row[_FIXED + number] = phases[name].ns
                 row[_FIXED + _PHASES + number] = phases[name].device_ns
-        self._count = min(self._count + 1, _KEPT)
         if self._first is None:
             self._first = row.copy()
         else:
-            change = np.maximum(row - self._row(1), 0.0)
+            change = np.maximum(row - self._rows[1], 0.0)
             self._beside_saves.add(_saving(change), int(change[_STEPS]), float(change[_NS] / 1e9))
 
     def _sync_line(self) -> str:
@@ -270,23 +265,6 @@ class RankWatch:
         waits = self._sync_waits[-1]
         longest = max(waits, key=lambda wait: wait.ns - before.get(wait.place, 0), default=None)
         return longest.words if longest else ""
-
-    def _shift_rows(self) -> Float64:
-        """Move all rows back by one, and return the last row for the new sample."""
-        self._rows[:-1] = self._rows[1:]
-        last: Float64 = self._rows[-1]
-        return last
-
-    def _samples_since(self, since: float, column: int, most: int = WINDOW_SAMPLES) -> int:
-        """Return how many samples, at most ``most``, follow the first whose column is at least ``since``."""
-        most = min(most, self._count - 1)
-        while most > 0 and self._row(most)[column] < since:
-            most -= 1
-        return most
-
-    def _row(self, back: int) -> Float64:
-        row: Float64 = self._rows[self._count - 1 - back]
-        return row
 
     def _between(
         self,
