@@ -15,17 +15,15 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 
 from torchperfd.v1 import control_pb2, session_pb2
+from torchperfd_daemon.capture_uploads import mark_uploads, uploader_of
 from torchperfd_daemon.captures import (
     Analyst,
     CaptureRecord,
     Catalog,
     Coordinator,
-    Destination,
     Quota,
     RetentionWorker,
-    Uploader,
 )
-from torchperfd_daemon.captures.upload_marker import remove_upload_marker, write_upload_marker
 from torchperfd_daemon.config.settings import ServeSettings
 from torchperfd_daemon.fleet import (
     Address,
@@ -128,7 +126,7 @@ class Daemon:
             free_bytes=settings.captures_min_free_bytes,
         )
         self._catalog = Catalog(settings.captures_dir, quota)
-        self._uploader = _uploader(settings, self._catalog)
+        self._uploader = uploader_of(settings, self._catalog)
         self._retention = RetentionWorker(self._catalog, uploads=self._uploader is not None)
         self._analyst = Analyst(self._catalog) if _analyses(settings) else None
         self._step_check = StepCheck(self._store, self._catalog)
@@ -209,7 +207,7 @@ class Daemon:
 
     def _keep_captures(self, stack: contextlib.AsyncExitStack) -> None:
         """Start the workers that enforce the quota, and analyse and upload captures if configured."""
-        _mark_uploads(self._settings, self._uploader)
+        mark_uploads(self._settings, self._uploader)
         self._retention.start()
         stack.callback(self._retention.stop)
         if self._analyst is not None:
@@ -368,24 +366,6 @@ class Daemon:
 def _analyses(settings: ServeSettings) -> bool:
     # A run's own daemon shares its cores, and its user runs `torchperfd analyze` anyway.
     return settings.analyze_captures and not settings.embedded
-
-
-def _uploader(settings: ServeSettings, catalog: Catalog) -> Uploader | None:
-    """Return the uploader of captures, if configured."""
-    if settings.captures_upload is None:
-        return None
-    destination = Destination(settings.captures_upload)
-    destination.check_apart(settings.captures_dir)
-    return Uploader(catalog, destination)
-
-
-def _mark_uploads(settings: ServeSettings, uploader: Uploader | None) -> None:
-    """Write the upload marker beside the captures, for commands that do not connect to a daemon."""
-    if uploader is not None:
-        write_upload_marker(settings.captures_dir, uploader.url)
-    elif not settings.embedded:
-        # A run's own daemon leaves the marker of the user's other daemons alone.
-        remove_upload_marker(settings.captures_dir)
 
 
 def _metrics_url(listener: socket.socket, web_config: WebConfigFile | None) -> str:
