@@ -137,8 +137,10 @@ def _patches() -> set[str]:
         (dataloader._BaseDataLoaderIter, "__next__"),
         (dataloader.DataLoader, "__iter__"),
         (torch.optim.Optimizer, "__init__"),
+        (torch.autograd.profiler, "_prepare_profiler"),
+        (torch.autograd.profiler, "_enable_profiler"),
     ):
-        code = getattr(vars(owner)[name], "__code__", None)
+        code = getattr(vars(owner).get(name), "__code__", None)
         if code is not None and "torchperfd" in code.co_filename:
             found.add(f"{owner}.{name}")
     for hooks in (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks):
