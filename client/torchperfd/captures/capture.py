@@ -159,8 +159,9 @@ class RankCapture:
         if reason:
             return reason
         if self.options.kind == TRACE:
-            self._watches_profilers = True
             reason = tracer.prepare()
+            # Not before: an end meanwhile would find nothing to leave yet, and leave nothing later.
+            self._watches_profilers = True
             if reason:
                 self._leave_profilers()
                 return reason

@@ -213,6 +213,26 @@ def test_capture_during_users_profiler_warmup_is_refused(client: torchperfd.Clie
     assert theirs.events()
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_capture_cancelled_while_it_prepares_watches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    prepared, prepare = Prepared(tmp_path), tracer.prepare
+
+    def cancelled() -> str:
+        if when == "before":
+            prepared.capture.cancel("enough")
+        reason = prepare()
+        if when == "after":
+            prepared.capture.cancel("enough")
+        return reason
+
+    monkeypatch.setattr(tracer, "prepare", cancelled)
+    assert prepared.capture.prepare() == "enough"
+    assert prepared.capture.stage is CaptureStage.FAILED
+    assert not ARBITER.is_watching
+
+
 def test_a_cancelled_capture_leaves_the_profiler_free(client: torchperfd.Client) -> None:
     step()
     capture = client.capture(steps=1000)
