@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.daemon import traces
 
@@ -69,6 +69,7 @@ def rank_of(events: list[Device], launches: list[tuple[str, int]], *steps: tuple
     return analysis.to_dict(analysis.summarise(traces.trace_of(text)), None)
 
 
+LAUNCH = ("cuda_runtime", 0)
 LAUNCHES = ["cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "cpu_op"]
 NAMES = [
     "gemm",
@@ -105,6 +106,9 @@ def device_events(draw: st.DrawFn) -> list[Device]:
     ),
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), max_size=3),
 )
+@example(
+    [*[("kernel", "gemm", 1, 1, None, None)] * 13, ("kernel", "gemm", 1, 3, 0, None)], [LAUNCH], [(0, 1)]
+)
 def test_the_breakdown_is_that_of_a_sweep(
     events: list[Device], launches: list[tuple[str, int]], steps: list[tuple[int, int]]
 ) -> None:
@@ -120,7 +124,7 @@ def test_the_breakdown_is_that_of_a_sweep(
     for number, window in enumerate(windows):
         step = by_step[number]
         if rank["steps_from"]["timed_by"] == "device":  # its work outlasts what the host marks
-            window = round(step["start_us"]), round(step["start_us"] + step["duration_us"])
+            window = round(1000 * step["start_us"]), round(1000 * (step["start_us"] + step["duration_us"]))
         assert ours(step["breakdown"]) == sweep(events, window)
 
 
