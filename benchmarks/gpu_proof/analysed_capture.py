@@ -24,12 +24,16 @@ _ENDED: Final = frozenset({"complete", "failed"})
 
 
 @contextmanager
-def attached(model: nn.Module | None = None) -> Iterator[Client]:
-    """Attach a client that has no daemon, and whose captures are deleted at the end."""
+def attached(model: nn.Module | None = None, *, on_oom: bool = False) -> Iterator[Client]:
+    """Attach a client that has no daemon, and whose captures are deleted at the end.
+
+    Args:
+        on_oom: Whether it leaves a snapshot when there is no memory left.
+    """
     with tempfile.TemporaryDirectory() as folder:
         places = {"TORCHPERFD_SOCKET": f"{folder}/no-daemon.sock", "TORCHPERFD_CAPTURES_DIR": folder}
         with patch.dict(os.environ, places):
-            client = torchperfd.attach(model=model)
+            client = torchperfd.attach(model=model, on_oom=on_oom)
             try:
                 yield client
             finally:

@@ -16,9 +16,9 @@ from typing import Final
 
 import torch
 from benchmarks.gpu_proof.machine import Machine
-from benchmarks.gpu_proof.workloads import Training, Workload, gpt, resnet18
+from benchmarks.gpu_proof.workloads import Repeated, Training, gpt, resnet18
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 HOST_BOUND: Final = "too small a batch"
 SYNCHRONISATION: Final = "norms read one by one"
@@ -35,20 +35,15 @@ _OBJECTS: Final = 400_000
 _COLLECT_EVERY: Final = 4
 
 
-class Batches(Dataset[tuple[Tensor, Tensor]]):
+class Batches(Repeated):
     """The same batch, whose reading takes some time once :attr:`seconds` is set."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self.seconds = 0.0
-
-    def __len__(self) -> int:
-        return 1 << 30
+    seconds = 0.0
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         if self.seconds:
             time.sleep(self.seconds)
-        return self._workload.inputs, self._workload.targets
+        return super().__getitem__(index)
 
 
 class SlowRun:
@@ -57,11 +52,8 @@ class SlowRun:
     def __init__(self, fault: str, machine: Machine) -> None:
         make = resnet18 if fault == HOST_BOUND else gpt
         self._training = Training(make(machine, _SHORT_BATCH), machine)
-        self._batches = Batches(self._training.workload)
-        self._order = iter(range(1 << 30))
-        self._drawn: Iterator[tuple[Tensor, Tensor]] = iter(
-            DataLoader(self._batches, batch_size=None, sampler=self._order)
-        )
+        self._batches = Batches(self._training.workload, 1 << 30)
+        self._drawn: Iterator[tuple[Tensor, Tensor]] = iter(DataLoader(self._batches, batch_size=None))
         self._fault = fault
         self._is_faulty = False
         self._held: list[list[int]] = []

@@ -1,17 +1,14 @@
 """What is left when the GPU has no memory left: the snapshot, its summary, and the script's own exception."""
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Final
-from unittest.mock import patch
 
 import torch
+from benchmarks.gpu_proof.analysed_capture import attached
 from benchmarks.gpu_proof.machine import Machine
 from benchmarks.gpu_proof.outcome import Bound, Outcome
 
-import torchperfd
 from torchperfd_daemon.memory.snapshot import load
 from torchperfd_daemon.memory.summary import summarise
 from torchperfd_daemon.memory.words import place_text
@@ -29,27 +26,22 @@ def run(machine: Machine) -> Outcome:
     if machine.is_rehearsal:
         outcome.notes.append("Only a GPU can run out of its memory.")
         return outcome
-    with tempfile.TemporaryDirectory() as folder:
-        places = {"TORCHPERFD_SOCKET": f"{folder}/no-daemon.sock", "TORCHPERFD_CAPTURES_DIR": folder}
-        with patch.dict(os.environ, places):
-            client = torchperfd.attach(on_oom=True)
-            held: list[torch.Tensor] = []
-            raised: BaseException | None = None
-            try:
-                while True:
-                    held.append(torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cuda"))
-            except torch.OutOfMemoryError as error:
-                raised = error
-            finally:
-                allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-                blocks = len(held)
-                held.clear()
-                torch.cuda.empty_cache()
-                client.detach()
-        names = sorted(path.name for path in Path(folder).rglob("*") if path.is_file())
-        (pickled,) = Path(folder).rglob("*.memory.pickle")
+    with attached(on_oom=True) as client:
+        held: list[torch.Tensor] = []
+        raised: BaseException | None = None
+        try:
+            while True:
+                held.append(torch.empty(_BLOCK_BYTES, dtype=torch.uint8, device="cuda"))
+        except torch.OutOfMemoryError as error:
+            raised = error
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        blocks = len(held)
+        held.clear()
+        folder = Path(client.captures_dir)
+        names = sorted(path.name for path in folder.rglob("*") if path.is_file())
+        (pickled,) = folder.rglob("*.memory.pickle")
         found = summarise(load(pickled))
-        (manifest,) = Path(folder).rglob("*.manifest.json")
+        (manifest,) = folder.rglob("*.manifest.json")
         failed = json.loads(manifest.read_text())["failed_allocation"]
     holder = place_text(found.largest.stack) if found.largest else "nothing"
     rows = (("allocated", found.allocated, allocated), ("reserved", found.reserved, reserved))

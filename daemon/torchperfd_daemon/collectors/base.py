@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 HANGS_AFTER_S: Final = 10.0
-"""A collector that takes longer hangs."""
 """A sample that takes longer than this, and longer than three intervals, counts as failed meanwhile."""
 
 log = logging.getLogger("torchperfd.collectors")

@@ -119,12 +119,12 @@ class CauseAttribution:
         for the causes so far or because it waits for other ranks, as in the bubble of a pipeline, does not
         idle longer for this one.
         """
-        claimed = sum(verdict.cost_seconds_per_step for verdict in self.verdicts)
+        claimed = self._found_seconds
 
         def idle_after_waits(rank: RankEvidence) -> float:
             if rank.device_busy is None:
                 return 0.0
-            idle = rank.step_seconds * (1 - rank.device_busy) - rank.wait_seconds
+            idle = rank.step_seconds - device_work(rank) - rank.wait_seconds
             return min(rank.sync_seconds, idle - (claimed if id(rank) in self._left else 0.0))
 
         longest = max(self._seen, key=idle_after_waits)
@@ -209,8 +209,12 @@ class CauseAttribution:
             return self._growth()
         if rank.device_busy is None:
             return math.inf
-        claimed = sum(verdict.cost_seconds_per_step for verdict in self.verdicts)
-        return max(0.0, rank.step_seconds * (1 - rank.device_busy) - claimed)
+        return max(0.0, rank.step_seconds - device_work(rank) - self._found_seconds)
+
+    @property
+    def _found_seconds(self) -> float:
+        """The cost of all causes so far."""
+        return sum(verdict.cost_seconds_per_step for verdict in self.verdicts)
 
     def _starved(self, waited: float, cost: float) -> float:
         """Return the cost of CPU contention: the whole growth of the steps if the wait is half of it.

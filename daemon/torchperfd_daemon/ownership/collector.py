@@ -59,11 +59,14 @@ class GpuWatch(GpuCollector):
             CollectorUnavailableError: There is no GPU to be read.
         """
         self._began = self._clock()
-        readings: list[GpuReading] = []
         try:
             readings = self._gpus.read()
+        except Exception:
+            self._newest = ()
+            raise
         finally:
-            self._newest, self._began = readings, None
+            self._began = None
+        self._newest = readings
         return readings
 
 

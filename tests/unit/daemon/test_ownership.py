@@ -203,13 +203,13 @@ def test_rank_names_its_gpu_where_the_driver_shows_no_process(proc: Proc) -> Non
     assert seen.of(identity_of(rank)).gpu_uuid == "GPU-1"
 
 
-@pytest.mark.parametrize(("uuid", "gpu"), [("2", "GPU-0"), ("1", "GPU-0"), ("", "GPU-0")])
-def test_gpu_that_the_driver_shows_precedes_what_the_rank_says(proc: Proc, uuid: str, gpu: str) -> None:
+@pytest.mark.parametrize("uuid", ["2", "1", ""])
+def test_gpu_that_the_driver_shows_precedes_what_the_rank_says(proc: Proc, uuid: str) -> None:
     rank = RankProcess("r", 0, 10, 0, START, device_uuid=uuid)
     proc.add(10)
     seen = collector(proc, [rank], reading(0, p10=7), reading(1))
     seen.sample()
-    assert seen.of(identity_of(rank)).gpu_uuid == gpu
+    assert seen.of(identity_of(rank)).gpu_uuid == "GPU-0"
 
 
 def test_gpu_that_is_not_on_the_node_is_not_the_ranks(proc: Proc) -> None:
@@ -304,7 +304,7 @@ def test_ownership_watch_keeps_the_newest_reading() -> None:
     assert watch.newest() == [reading(0), reading(1)]
     with pytest.raises(CollectorUnavailableError):
         watch.sample()
-    assert list(watch.newest()) == []
+    assert watch.newest() == ()
 
 
 class SlowGpus(GpuCollector):
