@@ -102,6 +102,13 @@ def controlled(name: str, seconds: float) -> list[str]:
     return wrong
 
 
+def _failed(reasons: list[str]) -> list[str]:
+    """Print what is wrong with a loop below its row: a run is long, and may be ended early."""
+    for reason in reasons:
+        print(f"FAILED: {reason}", flush=True)
+    return reasons
+
+
 def main() -> int:
     """Measure, print, judge."""
     loops, names = [*SCRIPTS, *WELL_TUNED], [*SCRIPTS, *WELL_TUNED, *CONTROLS]
@@ -128,16 +135,14 @@ def main() -> int:
         print(ROW.format(*head))
     for name in chosen:
         if name in loops:
-            wrong += judge(name, options.seconds) if name in SCRIPTS else silent(name)
+            wrong += _failed(judge(name, options.seconds) if name in SCRIPTS else silent(name))
     if any(name in CONTROLS for name in chosen):
         print(f"\nnegative controls; slower is more than {NOISE:.0%}")
         print(CONTROL_ROW.format("rule", "control", "step ms", "predicted", "saved", "verdict", "setting"))
     for name in chosen:
         if name in CONTROLS:
-            wrong += controlled(name, options.seconds)
+            wrong += _failed(controlled(name, options.seconds))
     print(f"allocator: {ALLOCATOR}")
-    for line in wrong:
-        print(f"FAILED: {line}")
     return 1 if wrong else 0
 
 
