@@ -323,6 +323,7 @@ class Daemon:
             goodput=self._goodput.report,
             verdict=observer.verdict,
             device_work=observer.device_work,
+            collections=observer.collections,
             families=samplers.families,
             permissions=Permissions(clients.callers, self._admin_group),
         )

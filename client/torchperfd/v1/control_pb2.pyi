@@ -510,6 +510,7 @@ class RankSteps(google.protobuf.message.Message):
     DURATION_NS_FIELD_NUMBER: builtins.int
     PHASES_FIELD_NUMBER: builtins.int
     GC_FIELD_NUMBER: builtins.int
+    RECENT_GC_FIELD_NUMBER: builtins.int
     DEVICE_PHASES_FIELD_NUMBER: builtins.int
     BLOCK_STEPS_FIELD_NUMBER: builtins.int
     first_step: builtins.int
@@ -529,6 +530,10 @@ class RankSteps(google.protobuf.message.Message):
         """from the first step to the newest, by generation, youngest first"""
 
     @property
+    def recent_gc(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RecentCollections]:
+        """lately, since steps last changed; by generation, youngest first"""
+
+    @property
     def device_phases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[torchperfd.v1.session_pb2.PhaseColumn]:
         """on the device: means per step of the newest samples, one a second"""
 
@@ -542,13 +547,33 @@ class RankSteps(google.protobuf.message.Message):
         duration_ns: builtins.bytes = ...,
         phases: collections.abc.Iterable[torchperfd.v1.session_pb2.PhaseColumn] | None = ...,
         gc: collections.abc.Iterable[torchperfd.v1.session_pb2.GcAccount] | None = ...,
+        recent_gc: collections.abc.Iterable[global___RecentCollections] | None = ...,
         device_phases: collections.abc.Iterable[torchperfd.v1.session_pb2.PhaseColumn] | None = ...,
         block_steps: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["status", b"status"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["block_steps", b"block_steps", "count", b"count", "device_phases", b"device_phases", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "first_step", b"first_step", "gc", b"gc", "phases", b"phases", "status", b"status"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_steps", b"block_steps", "count", b"count", "device_phases", b"device_phases", "duration_ns", b"duration_ns", "end_ns", b"end_ns", "first_step", b"first_step", "gc", b"gc", "phases", b"phases", "recent_gc", b"recent_gc", "status", b"status"]) -> None: ...
 
 global___RankSteps = RankSteps
+
+@typing.final
+class RecentCollections(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PER_STEP_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    per_step: builtins.float
+    seconds: builtins.float
+    """mean length of one"""
+    def __init__(
+        self,
+        *,
+        per_step: builtins.float = ...,
+        seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["per_step", b"per_step", "seconds", b"seconds"]) -> None: ...
+
+global___RecentCollections = RecentCollections
 
 @typing.final
 class GetReadingsRequest(google.protobuf.message.Message):

@@ -189,6 +189,9 @@ def _part(work: RankWork, first: int, end: int | None) -> RankWork:
 
 
 def _pauses(message: control_pb2.RankSteps) -> list[Pauses]:
+    """Return a rank's garbage collections as they are lately, else those of its whole training."""
+    if message.recent_gc:
+        return [Pauses(each.per_step, each.seconds) for each in message.recent_gc]
     steps = message.status.steps
     return [Pauses.of(each.calls, each.ns, steps) for each in message.gc if each.calls and steps]
 

@@ -12,6 +12,7 @@ from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.diagnosis import Cause, RunFindings, Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.hang import find_culprit
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext, Storage, survey
 from torchperfd_daemon.observer.run_watch import RunWatch
@@ -139,6 +140,11 @@ class Observer:
         """Return a rank's newest steps on its device, in means of a second; None without device times."""
         watch = self._runs.get(rank.identity.run)
         return watch.device_work(rank) if watch else None
+
+    def collections(self, rank: Rank) -> Sequence[Pauses]:
+        """Return a rank's garbage collections since its steps last changed; none where that is not known."""
+        watch = self._runs.get(rank.identity.run)
+        return watch.collections(rank) if watch else ()
 
     def verdicts(self, run: str) -> tuple[Verdict, ...]:
         """Return all published verdicts on a run, the costliest first."""

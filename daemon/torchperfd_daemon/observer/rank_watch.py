@@ -176,6 +176,8 @@ class RankWatch:
 
     def collections_in_regime(self) -> list[Pauses]:
         """Return the garbage collections of all this regime's samples by generation; none without a step."""
+        if not self._regime:
+            return []
         steps = int(self._rows[0][_STEPS] - self._rows[self._regime][_STEPS])
         now, before = self._collections[-1], self._collections[-1 - self._regime]
         if steps <= 0 or len(now) != len(before):

@@ -9,6 +9,7 @@ from torchperfd_daemon.diagnosis import Cause, RankEvidence, RunFindings, Verdic
 from torchperfd_daemon.diagnosis.detect import Doing, RankWork, Stall, StepTimes
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_SHARE
 from torchperfd_daemon.diagnosis.unseen import limit_to_seen
+from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.hang import lasting
 from torchperfd_daemon.observer.lateness import Lateness, find_lateness
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
@@ -96,6 +97,11 @@ class RunWatch:
         watch = self._watches.get(rank)
         work = watch.device_work({}) if watch else None
         return work if work and any(column.any() for column in work.phase_seconds.values()) else None
+
+    def collections(self, rank: Rank) -> Sequence[Pauses]:
+        """Return a rank's garbage collections since its steps last changed; none where that is not known."""
+        watch = self._watches.get(rank)
+        return watch.collections_in_regime() if watch else ()
 
     def set_hang(self, verdict: Verdict) -> bool:
         """Set the verdict on the present stall; return whether it has changed."""

@@ -22,6 +22,7 @@ from torchperfd_daemon.service.stack_requests import choose
 from torchperfd_daemon.service.survey import (
     DeviceWork,
     PublishedVerdict,
+    RecentCollections,
     ranks_of,
     survey,
     verdict_on,
@@ -60,6 +61,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         goodput: Callable[[str], Awaitable[list[RunGoodput]]] | None = None,
         verdict: PublishedVerdict = lambda _: None,
         device_work: DeviceWork = lambda _: None,
+        collections: RecentCollections = lambda _: (),
         *,
         permissions: Permissions,
     ) -> None:
@@ -74,6 +76,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self._goodput = goodput
         self._verdict = verdict
         self._device_work = device_work
+        self._collections = collections
 
     async def GetInfo(  # noqa: N802
         self, request: control_pb2.GetInfoRequest, context: Any
@@ -144,7 +147,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
                     asked, survey(self._store, self._verdict, self._device_work, asked)
                 )
             else:
-                response = live.newest_steps(self._store, request, self._device_work)
+                response = live.newest_steps(self._store, request, self._device_work, self._collections)
             rights = self._permissions.of(context)
             for rank in response.ranks:
                 rights.redact_status(rank.status)

@@ -2,19 +2,23 @@
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torchperfd.v1 import control_pb2, session_pb2
 from torchperfd_daemon.collectors.base import Family
 from torchperfd_daemon.diagnosis.detect import RankWork
+from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.errors import NoSuchTargetError
 from torchperfd_daemon.service import translate
-from torchperfd_daemon.service.survey import DeviceWork, ranks_of
+from torchperfd_daemon.service.survey import DeviceWork, RecentCollections, ranks_of
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, Store
 
 
 def newest_steps(
-    store: Store, request: control_pb2.GetStepsRequest, device_work: DeviceWork = lambda _: None
+    store: Store,
+    request: control_pb2.GetStepsRequest,
+    device_work: DeviceWork = lambda _: None,
+    collections: RecentCollections = lambda _: (),
 ) -> control_pb2.GetStepsResponse:
     """Return the newest training steps of the ranks that are asked for.
 
@@ -32,7 +36,7 @@ def newest_steps(
     count = min(request.newest or HISTORY_STEPS, HISTORY_STEPS)
     chosen = [rank for rank in there if not wanted or rank.identity.rank in wanted]
     return control_pb2.GetStepsResponse(
-        ranks=[_rank_steps(rank, count, device_work(rank)) for rank in chosen]
+        ranks=[_rank_steps(rank, count, device_work(rank), collections(rank)) for rank in chosen]
     )
 
 
@@ -66,7 +70,9 @@ def readings(
     )
 
 
-def _rank_steps(rank: Rank, count: int, on_device: RankWork | None) -> control_pb2.RankSteps:
+def _rank_steps(
+    rank: Rank, count: int, on_device: RankWork | None, lately: Sequence[Pauses]
+) -> control_pb2.RankSteps:
     steps = rank.history.newest(count)
     held = len(steps.duration_ns)
     return control_pb2.RankSteps(
@@ -80,6 +86,9 @@ def _rank_steps(rank: Rank, count: int, on_device: RankWork | None) -> control_p
             session_pb2.PhaseColumn(phase=name, ns=_packed(column)) for name, column in steps.phases.items()
         ],
         gc=[session_pb2.GcAccount(calls=pauses.calls, ns=pauses.ns) for pauses in rank.totals.gc],
+        recent_gc=[
+            control_pb2.RecentCollections(per_step=each.per_step, seconds=each.seconds) for each in lately
+        ],
         device_phases=translate.device_phases(on_device),
     )
 

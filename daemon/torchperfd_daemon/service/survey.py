@@ -8,6 +8,7 @@ import numpy as np
 from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
+from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.service import translate
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns, Store
 from torchperfd_daemon.worker_cost import THIS_MACHINE
@@ -20,6 +21,9 @@ PublishedVerdict = Callable[[str], Verdict | None]
 
 DeviceWork = Callable[[Rank], RankWork | None]
 """Returns a rank's newest steps on its device, in means of a second; None without device times."""
+
+RecentCollections = Callable[[Rank], Sequence[Pauses]]
+"""Returns a rank's garbage collections since its steps last changed; none where that is not known."""
 
 
 def ranks_of(store: Store, run: str, job: str) -> list[Rank]:

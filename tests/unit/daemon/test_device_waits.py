@@ -47,7 +47,8 @@ def without_waits(watched: Watched) -> DeviceWork:
 
 
 def steps_of(watched: Watched, device_work: DeviceWork) -> list[control_pb2.RankSteps]:
-    return list(live.newest_steps(watched.store, control_pb2.GetStepsRequest(), device_work).ranks)
+    request, lately = control_pb2.GetStepsRequest(), watched.observer.collections
+    return list(live.newest_steps(watched.store, request, device_work, lately).ranks)
 
 
 def surveys_of(watched: Watched, device_work: DeviceWork) -> list[fleet_pb2.NodeSurvey]:

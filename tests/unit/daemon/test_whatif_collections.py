@@ -1,0 +1,25 @@
+"""What a run gains without garbage collections that have changed: the present ones count."""
+
+import pytest
+from tests.unit.daemon.test_device_waits import steps_of
+from tests.unit.daemon.test_observer import Watched, collecting
+
+from torchperfd_daemon.commands import whatif
+from torchperfd_daemon.diagnosis.whatif import Removed
+
+SHORT_S, LONG_S, EVERY = 0.0002, 0.05, 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("earlier", ["many short ones", "none"])
+def test_collections_that_became_long_gain_what_they_cost(seed: int, earlier: str) -> None:
+    """The mean of a whole run's collections is that of thousands of short ones."""
+    watched = Watched(4, seed=seed)
+    watched.train(60, lambda _rank, _step: {"gc": SHORT_S} if earlier != "none" else {})
+    watched.train(40, collecting(LONG_S, every=EVERY, apart=EVERY // 4))
+    since = watched.verdict.onset_step or 0
+    predictions = whatif.replay_newest(steps_of(watched, watched.observer.device_work), since)
+    assert predictions is not None
+    gains = {each.removed: each.gain_seconds for each in predictions.answers}
+    # One of four ranks collects in every fifth step, and the others wait for it.
+    assert gains[Removed.GARBAGE_COLLECTION] == pytest.approx(4 * LONG_S / EVERY, rel=0.15)
