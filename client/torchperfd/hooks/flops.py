@@ -15,11 +15,7 @@ from typing import Any, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import flop_counter
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    is_traceable_wrapper_subclass_type,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from torchperfd.safety.interrupts import is_from_script
 
@@ -149,7 +145,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if any(is_traceable_wrapper_subclass_type(kind) for kind in types):
+        if any(_stands_for_others(kind) for kind in types):
             # A DTensor, for one, stands for those of all ranks: what it does on this one comes by here.
             return NotImplemented
         kwargs = kwargs or {}
@@ -166,6 +162,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     raise
                 self.error = f"{func}: {error}"
         return out
+
+
+def _stands_for_others(kind: type[torch.Tensor]) -> bool:
+    """Return whether tensors of a class stand for others, by torch's protocol for such classes."""
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
 
 
 def _formulas() -> Mapping[Any, Formula]:

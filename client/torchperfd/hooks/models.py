@@ -4,6 +4,7 @@ import gc
 import sys
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -227,7 +228,9 @@ def _may_have_parents(modules: list[nn.Module]) -> bool:
     if not modules:
         return False
     return any(
-        type(holder) is dict and all(issubclass(type(part), nn.Module | None) for part in holder.values())
+        # Of an older torch it is an ordered one.
+        type(holder) in (dict, OrderedDict)
+        and all(issubclass(type(part), nn.Module | None) for part in holder.values())
         for holder in gc.get_referrers(*modules)
     )
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.torches import needs_flops
 from tests.unit.client.training import calls, evaluate, loader, per_step, tiny_model, train
 
 import torchperfd
@@ -128,6 +129,7 @@ def test_memory_is_reported_unchanged(client: torchperfd.Client, monkeypatch: py
     assert client.report().totals.cuda == memory
 
 
+@needs_flops
 def test_flops_of_one_step_are_counted_and_the_listener_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

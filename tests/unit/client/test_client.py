@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from tests.support.torches import needs_flops
 from tests.unit.client.training import open_phases
 from torch import nn
 
@@ -113,6 +114,7 @@ def test_detaching_twice_and_finishing_after_it_are_nothing() -> None:
     assert not client.attached
 
 
+@needs_flops
 def test_a_later_attach_takes_its_options_over(caplog: pytest.LogCaptureFixture) -> None:
     """Under ``torchperfd run`` the script's own attach is the second one."""
     client = torchperfd.attach()

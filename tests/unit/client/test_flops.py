@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.torches import needs_flops
 from torch import nn
 from torch.nn import functional
 from torch.utils import flop_counter
@@ -15,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from torchperfd.device.flops import peak_flops
 from torchperfd.hooks.flops import StepFlops
+
+pytestmark = needs_flops
 
 
 @pytest.fixture(autouse=True)

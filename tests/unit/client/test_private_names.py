@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from tests.support.torches import COUNTS_FLOPS
 from tests.unit.client.private_names import PACKAGE, private_names, torchs_names
 
 # The programs train some forty times, one after the other.
@@ -82,6 +84,12 @@ ELSEWHERE = {
     "_cuda_attach_out_of_memory_observer",
 }
 
+OFF: set[str] = set() if COUNTS_FLOPS else {"flops"}
+"""The hooks that this torch is too old for."""
+
+NEWER = {"_FrameAction", "_FrameExecStrategy"} - {*dir(torch._C._dynamo.eval_frame)}
+"""The names that this torch is too old for; their hook does without them there."""
+
 OURS = {"_fields", "_Counter"}
 """Private names that are not torch's: of named tuples, and our own."""
 
@@ -99,7 +107,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         text=True,
         check=True,
     )
-    return {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+    # Gloo of torch 2.7 to 2.10 writes there, too.
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]
+    return {answer["name"]: answer for answer in map(json.loads, lines)}
 
 
 def everything(answer: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +117,7 @@ def everything(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_hooks_on_a_whole_torch_count_every_phase(answers: dict[str, dict[str, Any]]) -> None:
-    assert answers[""]["off"] == {}
+    assert set(answers[""]["off"]) == OFF
     assert everything(answers[""]) == {
         **dict.fromkeys(("train data", "train forward", "train loss", "train backward"), 16),
         **dict.fromkeys(("train optimizer", "train zero_grad", "train other", "train steps"), 16),
@@ -118,15 +128,15 @@ def test_hooks_on_a_whole_torch_count_every_phase(answers: dict[str, dict[str, A
         "validate samples": 8,
         "saves": 1,
         "ready": True,
-        "flops": 64,
+        "flops": 64 if COUNTS_FLOPS else None,
     }
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hooks_without_a_name_lose_its_phase_only(name: str, answers: dict[str, dict[str, Any]]) -> None:
-    answer, (off, lost) = answers[name], NAMES[name]
+    answer, (off, lost) = answers[name], NAMES[name] if name not in NEWER else (set(), set())
     assert answer.get("raised") is None
-    assert set(answer["off"]) == off
+    assert set(answer["off"]) == off | OFF
     for hook, reason in answer["off"].items():
         assert f"hook {hook} is off: {reason}; what it measures is missing" in answer["text"]
     expected = {key: value for key, value in everything(answers[""]).items() if key not in lost}

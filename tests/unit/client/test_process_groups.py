@@ -49,24 +49,25 @@ dist.new_group([5, 6])
 _STAGES = """
 from torch.distributed.pipelining import PipelineStage
 group = dist.new_group([4, 5, 6])
-PipelineStage(torch.nn.Linear(2, 2), 2, 6, torch.device("cpu"), group=group)
-PipelineStage(torch.nn.Linear(2, 2), 5, 6, torch.device("cpu"), group=group)
+PipelineStage(torch.nn.Linear(2, 2), 2, 6, torch.device("cpu"), torch.ones(1, 2), group=group)
+PipelineStage(torch.nn.Linear(2, 2), 5, 6, torch.device("cpu"), torch.ones(1, 2), group=group)
 """
 _STAGES_OF_ALL = """
 from torch.distributed.pipelining import PipelineStage
-PipelineStage(torch.nn.Linear(2, 2), 6, 8, torch.device("cpu"))
+PipelineStage(torch.nn.Linear(2, 2), 6, 8, torch.device("cpu"), torch.ones(1, 2))
 """
 _STAGES_OF_A_MESH = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 mesh = init_device_mesh("cpu", (8,), mesh_dim_names=("pipe",))
-PipelineStage(torch.nn.Linear(2, 2), 6, 8, torch.device("cpu"), group=mesh.get_group())
+PipelineStage(torch.nn.Linear(2, 2), 6, 8, torch.device("cpu"), torch.ones(1, 2), group=mesh.get_group())
 """
 _STAGES_OF_A_DIMENSION = """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 mesh = init_device_mesh("cpu", (4, 2), mesh_dim_names=("stage", "dp"))
-PipelineStage(torch.nn.Linear(2, 2), 3, 4, torch.device("cpu"), group=mesh["stage"].get_group())
+group = mesh["stage"].get_group()
+PipelineStage(torch.nn.Linear(2, 2), 3, 4, torch.device("cpu"), torch.ones(1, 2), group=group)
 """
 _LAYERS = """
 from torch.distributed.device_mesh import init_device_mesh

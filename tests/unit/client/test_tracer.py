@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.torches import VERSION, needs_muting
 from torch.autograd import profiler
 
 from torchperfd.captures import tracer
@@ -121,7 +122,9 @@ def test_operator_open_at_the_last_edge_keeps_its_duration(tmp_path: Path) -> No
     elsewhere(tracing, tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_bytes())["traceEvents"]
     (duration_us,) = (event["dur"] for event in events if event["name"] == "open")
-    assert 0 < duration_us <= longest_us
+    # torch 2.4 gives it none.
+    assert (VERSION <= (2, 4)) == (duration_us == 0)
+    assert duration_us <= longest_us
 
 
 def test_many_traces_follow_one_another(tmp_path: Path) -> None:
@@ -180,16 +183,22 @@ def test_a_profiler_prepared_before_we_watched_still_starts(tmp_path: Path) -> N
     theirs._prepare_trace()
     ARBITER.watch()
     tracing = tracer.KinetoTracer(tracer.Recorded(**PLAIN))
-    tracing.start()
+    refused = False
+    try:
+        tracing.start()
+    except RuntimeError:
+        refused = True
+    assert not refused or VERSION <= (2, 10), "torch up to 2.10 prepares no second profiler"
     train(1)
     theirs._start_trace()
     assert tracer.unusable() != "", "torch must know that a profiler is on"
     train()
     theirs.__exit__(None, None, None)
     theirs.export_chrome_trace(str(tmp_path / "theirs.json"))
-    tracing.stop()
-    with pytest.raises(tracer.LostTraceError):
-        tracing.export(tmp_path / "ours.json")
+    if not refused:
+        tracing.stop()
+        with pytest.raises(tracer.LostTraceError):
+            tracing.export(tmp_path / "ours.json")
     assert operators(tmp_path / "theirs.json") == operators(by_hand(tmp_path / "alone.json", PLAIN))
 
 
@@ -248,6 +257,7 @@ def test_users_profiler_during_our_export_leaves_both_complete(tmp_path: Path) -
     assert operators(tmp_path / "ours.json") == operators(theirs)
 
 
+@needs_muting
 @pytest.mark.parametrize("compiled", [False, True])
 def test_tracer_in_forked_child_records_no_operators(compiled: bool, tmp_path: Path) -> None:
     """A DataLoader worker would otherwise fill its memory for as long as it lives."""
