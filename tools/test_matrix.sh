@@ -5,7 +5,8 @@
 #   tools/test_matrix.sh 3.11:2.4.1 3.13:2.14.1     these pairs of python:torch
 #
 # Each pair has an environment of its own below .venv-matrix/, which takes 1 to 6 GB. CUDA builds run on the
-# CPU. A Python or torch that cannot be had here is reported as such. Prints a table; exits 1 if a pair failed.
+# CPU. A Python or torch that cannot be had here is reported as such; with CI set that is a failure. Prints a
+# table; exits 1 if a pair failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 pairs=("$@")
@@ -23,10 +24,12 @@ run_pair() { # python torch; sets result
   local python=python$1 venv=.venv-matrix/$1-$2 log=.venv-matrix/$1-$2.log tests demo
   if ! command -v "$python" >/dev/null; then
     result="no Python $1 here"
+    [ -z "${CI:-}" ] || failed=1
     return
   fi
   if [ ! -e "$venv/.installed" ] && ! install "$venv" "$python" "$2" >"$log" 2>&1; then
     result="torch $2 cannot be installed here"
+    [ -z "${CI:-}" ] || failed=1
     return
   fi
   # The native half serves every Python through the limited API; the newest build is in the source tree.
