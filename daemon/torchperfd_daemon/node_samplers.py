@@ -14,13 +14,14 @@ from torchperfd_daemon.collectors.cpu import CpuCollector
 from torchperfd_daemon.collectors.disk import DiskCollector
 from torchperfd_daemon.collectors.memory import MemoryCollector
 from torchperfd_daemon.collectors.network import NetworkCollector
+from torchperfd_daemon.collectors.newest_gpu_readings import NewestGpuReadings
 from torchperfd_daemon.collectors.nvml import NvmlCollector
 from torchperfd_daemon.collectors.pressure import PressureCollector
 from torchperfd_daemon.collectors.process import ProcessCollector
 from torchperfd_daemon.collectors.ranks import RankProcess, Ranks
 from torchperfd_daemon.collectors.scheduler import CollectorScheduler
 from torchperfd_daemon.goodput.exits import process_of
-from torchperfd_daemon.ownership import GpuWatch, OwnershipCollector
+from torchperfd_daemon.ownership import OwnershipCollector
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners
 from torchperfd_daemon.store import Store
 
@@ -47,7 +48,7 @@ class NodeSamplers:
             return map(process_of, store.ranks())
 
         seldom = max(interval, _OWNERSHIP_INTERVAL_S)
-        self.gpus = GpuWatch(SimulatedGpuCollector() if simulated else NvmlCollector(), ranks)
+        self.gpus = NewestGpuReadings(SimulatedGpuCollector() if simulated else NvmlCollector(), ranks)
         self.owners: SimulatedOwners | OwnershipCollector = (
             SimulatedOwners(self.gpus.newest) if simulated else OwnershipCollector(ranks, self.gpus.newest)
         )

@@ -1,7 +1,7 @@
 """The owners of ranks and GPUs, from environments, control groups, GPUs and a kubelet on a real socket."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.support.served import short_directory
 
 from torchperfd_daemon.collectors.base import CollectorUnavailableError
-from torchperfd_daemon.collectors.gpu_base import GpuCollector, GpuReading
+from torchperfd_daemon.collectors.gpu_base import GpuReading
 from torchperfd_daemon.collectors.ranks import RankProcess
-from torchperfd_daemon.ownership import GpuWatch, Owner, OwnershipCollector, from_identity
+from torchperfd_daemon.ownership import Owner, OwnershipCollector, from_identity
 from torchperfd_daemon.ownership.kubernetes import Given, PodResources, pod_of_cgroup
 from torchperfd_daemon.ownership.slurm import gpus_of_environment, job_of_cgroup
 from torchperfd_daemon.store import RankIdentity
@@ -277,66 +277,6 @@ def test_this_very_process_is_read_from_the_real_procfs() -> None:
     rank = RankProcess("r", 0, os.getpid(), 0, 0)
     seen = OwnershipCollector(lambda: [rank], tuple, PodResources(Path("/nowhere")))
     assert list(seen.sample()[0].samples) == []
-
-
-class Gpus(GpuCollector):
-    """Two readings, then no driver."""
-
-    name = "nvml"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.answers: Iterator[list[GpuReading]] = iter([[reading(0)], [reading(0), reading(1)]])
-
-    def read(self) -> list[GpuReading]:
-        found = next(self.answers, None)
-        if found is None:
-            raise CollectorUnavailableError("gone")
-        return found
-
-
-def test_ownership_watch_keeps_the_newest_reading() -> None:
-    watch = GpuWatch(Gpus())
-    assert (watch.name, watch.newest()) == ("nvml", ())
-    watch.sample()
-    assert watch.newest() == [reading(0)]
-    watch.sample()
-    assert watch.newest() == [reading(0), reading(1)]
-    with pytest.raises(CollectorUnavailableError):
-        watch.sample()
-    assert watch.newest() == ()
-
-
-class SlowGpus(GpuCollector):
-    """One reading, during which others look."""
-
-    name = "nvml"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.meanwhile: Callable[[], None] = lambda: None
-
-    def read(self) -> list[GpuReading]:
-        self.meanwhile()
-        return [reading(0)]
-
-
-def test_last_reading_stays_while_the_driver_is_read() -> None:
-    """A driver takes a good part of a second, and the diagnosis looks once a second: it must not miss."""
-    gpus, now = SlowGpus(), [0.0]
-    watch = GpuWatch(gpus, clock=lambda: now[0])
-    watch.sample()
-    seen: list[int] = []
-
-    def look() -> None:
-        for passed in (0.5, 9.0, 10.1):
-            now[0] = 100 + passed
-            seen.append(len(watch.newest()))
-
-    now[0], gpus.meanwhile = 100.0, look
-    watch.sample()
-    assert seen == [1, 1, 0], "of a driver that hangs, nothing is known"
-    assert len(watch.newest()) == 1
 
 
 def _bytes(number: int, payload: bytes) -> bytes:

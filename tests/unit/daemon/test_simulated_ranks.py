@@ -3,9 +3,9 @@
 import asyncio
 from itertools import pairwise
 
+from torchperfd_daemon.collectors.newest_gpu_readings import NewestGpuReadings
 from torchperfd_daemon.diagnosis import diagnose
 from torchperfd_daemon.metrics.training import recent_profile
-from torchperfd_daemon.ownership import GpuWatch
 from torchperfd_daemon.simulated import SimulatedGpuCollector, SimulatedOwners, SimulatedRanks
 from torchperfd_daemon.store import Rank, RankIdentity, State, Store
 
@@ -16,7 +16,7 @@ class Demo:
     def __init__(self, *, gpus: bool = True) -> None:
         self.now = 1_700_000_000.0
         self.store = Store(clock=lambda: self.now)
-        self.watch = GpuWatch(SimulatedGpuCollector(clock=lambda: self.now))
+        self.watch = NewestGpuReadings(SimulatedGpuCollector(clock=lambda: self.now))
         if gpus:
             self.watch.sample()
         self.owners = SimulatedOwners(self.watch.newest)
