@@ -93,7 +93,8 @@ def _children() -> set[str]:
         try:
             for pid in children.read_text().split():
                 command = " ".join(psutil.Process(int(pid)).cmdline())
-                if "resource_tracker" not in command:
+                # Helpers of multiprocessing, which stay; a fork server is the default from Python 3.14 on.
+                if "resource_tracker" not in command and "multiprocessing.forkserver" not in command:
                     found.add(f"{pid} {command}")
         except (OSError, psutil.Error):  # the thread or the child has ended
             continue
