@@ -3,8 +3,8 @@
 import atexit
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, Literal, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 from torchperfd.captures.capture import CaptureOptions
 from torchperfd.captures.handle import Capture
@@ -21,7 +21,9 @@ from torchperfd.steps.user_phase import Phase
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.utils.data import DataLoader
 
+    from torchperfd.bench.loader_bench import LoaderBench
     from torchperfd.hook_state import HookState
     from torchperfd.loggers.protocol import Logger
     from torchperfd.v1 import control_pb2
@@ -204,6 +206,45 @@ class Client:
         if ranks is not None:
             return self.parts.daemon_session.job_captures.order(self.rank, chosen_ranks(ranks), options)
         return Capture(self.parts.captures.start(options))
+
+    def bench(
+        self,
+        loader: "DataLoader[Any]",
+        step: "Callable[[Any], Any] | None" = None,
+        *,
+        seconds: float = 1.0,
+        max_workers: int | None = None,
+        batch_sizes: Sequence[int] = (),
+    ) -> "LoaderBench":
+        """Measure a DataLoader under other settings, here and now; ``print()`` shows the table.
+
+        No training step is counted meanwhile. ``torchperfd bench dataloader`` does the same in a process of
+        its own, which can be ended when the loader deadlocks.
+
+        Args:
+            loader: Is not changed.
+            step: The rest of a training step, called with each batch, for real. Without it the loader is
+                measured by itself, and compared with the rest of the steps so far.
+            seconds: To measure each setting for.
+            max_workers: The most workers to try; by default twice the CPUs, at most 16.
+            batch_sizes: To try; the loader's own by default.
+
+        Raises:
+            TorchperfdError: No setting gave a batch.
+        """
+        from torchperfd.bench.in_process import bench_here
+
+        train = self.report().to_dict()["train"]
+        waits = train["phases"].get("data", {}).get("seconds_total", 0.0)
+        rest = (train["step_seconds_total"] - waits) / train["steps"] if train["steps"] else None
+        return bench_here(
+            loader,
+            step=step,
+            rest_seconds=rest,
+            seconds=seconds,
+            max_workers=max_workers,
+            batch_sizes=batch_sizes,
+        )
 
     def detach(self) -> None:
         """Put torch back as it was, send what is left, and end every thread.

@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "goodput": "Show how every rank-second of a run was spent, across restarts.",
     "analyze": "Show how the time of a trace was spent.",
     "compare": "Show the differences between two captures, or two ranks.",
+    "bench": "Measure a DataLoader's settings, or implementations side by side.",
     "doctor": "Find what slows this node down, and how to fix it.",
     "config": "Show the configuration in force, and the origin of each value.",
     "version": "Print versions.",

@@ -44,6 +44,12 @@ class IncompatibleVersionError(TorchperfdError):
     exit_code = 6
 
 
+class SlowerError(TorchperfdError):
+    """Something is slower than was allowed."""
+
+    exit_code = 7
+
+
 class DeadlineError(TorchperfdError):
     """The operation did not finish in time."""
 

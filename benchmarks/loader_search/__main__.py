@@ -1,0 +1,104 @@
+"""Compare the search of ``bench dataloader`` with a full grid.
+
+    python -m benchmarks.loader_search [--seconds 1] [--rounds 3] [--only NAME]
+
+For each loader: the search, then a grid of workers and prefetch factors, each setting for as long as in the
+search, round by round. The best setting of the grid and the recommended one are then measured again in turn,
+because the best of many noisy figures is too high. Exits 1 if a recommendation is over 5 % slower than the
+best, if the search takes more than a quarter of the grid's time, or if the predicted ceiling is off by more
+than 5 %.
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from typing import Final
+
+from torchperfd.bench.loader_bench import LoaderBench, bench_loader
+from torchperfd.bench.loader_measurer import LoaderProcess
+from torchperfd.bench.search import search_space
+from torchperfd.bench.settings import LoaderSetting, Speed
+
+_LOADERS: Final = ("decode_bound", "collate_bound", "tiny_items", "decode_bound_training")
+_PREFETCH: Final = (2, 4, 8)
+_DUELS: Final = 7
+_SLOWER: Final = 0.05
+_TIME: Final = 0.25
+_CEILING: Final = 0.05
+
+
+def main() -> int:
+    """Print a table; return 1 where a bound does not hold."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=_LOADERS)
+    options = parser.parse_args()
+    complaints = []
+    for name in (options.only,) if options.only else _LOADERS:
+        target = f"benchmarks.loader_search.loaders:{name}"
+        with LoaderProcess(target, options.seconds, 60.0) as measurer:
+            measurer.facts()  # the imports are in neither time
+            found = bench_loader(target, measurer, search_space, lambda *_: None)
+            complaints += _compare_with_grid(name, found, measurer, options.rounds)
+    for complaint in complaints:
+        print(f"NOT MET: {complaint}")
+    return 1 if complaints else 0
+
+
+def _compare_with_grid(name: str, found: LoaderBench, measurer: LoaderProcess, rounds: int) -> list[str]:
+    most = search_space(found.facts).most_workers
+    own = found.facts.current
+    grid = [LoaderSetting(0, own.batch_size)]
+    grid += [
+        LoaderSetting(workers, own.batch_size, prefetch)
+        for workers in range(1, most + 1)
+        for prefetch in _PREFETCH
+    ]
+    began = time.monotonic()
+    figures: dict[LoaderSetting, list[float]] = {setting: [] for setting in grid}
+    for _ in range(rounds):
+        for setting in grid:
+            figures[setting].append(_throughput(measurer, setting))
+    took = time.monotonic() - began
+    best = max(grid, key=lambda setting: statistics.median(figures[setting]))
+    recommended = found.recommended
+    assert recommended is not None
+    duels = [
+        (_throughput(measurer, recommended), _throughput(measurer, best))
+        for _ in range(_DUELS if recommended != best else 0)
+    ]
+    ratio = statistics.median(ours / theirs for ours, theirs in duels) if duels else 1.0
+    share = found.took_seconds / took
+    tried = f"{len(found.outcomes)} of {len(grid)} settings"
+    print(f"{name}: {tried}, {found.took_seconds:.1f} of {took:.1f} s ({share:.0%})")
+    print(f"  recommended {_name(recommended)}, best of the grid {_name(best)}: {ratio:.3f} of its speed")
+    complaints = []
+    if ratio < 1 - _SLOWER:
+        complaints.append(f"{name}: the recommended setting has {ratio:.3f} of the best one's speed")
+    if share > _TIME:
+        complaints.append(f"{name}: the search took {share:.0%} of the grid's time")
+    if found.rest_seconds is not None and found.predicted_rest_seconds is not None:
+        error = found.predicted_rest_seconds / found.rest_seconds - 1
+        print(
+            f"  ceiling {found.rest_seconds * 1e3:.2f} ms a step by replay,"
+            f" {found.predicted_rest_seconds * 1e3:.2f} predicted ({error:+.1%})"
+        )
+        if abs(error) > _CEILING:
+            complaints.append(f"{name}: the predicted ceiling is off by {error:+.1%}")
+    sys.stdout.flush()
+    return complaints
+
+
+def _throughput(measurer: LoaderProcess, setting: LoaderSetting) -> float:
+    outcome = measurer.measure(setting)
+    return outcome.samples_per_second if isinstance(outcome, Speed) else 0.0
+
+
+def _name(setting: LoaderSetting) -> str:
+    return f"{setting.workers} workers, {setting.prefetch} ahead" if setting.workers else "no workers"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

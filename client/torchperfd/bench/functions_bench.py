@@ -1,0 +1,208 @@
+"""Implementations of one thing side by side, and whether their difference is more than noise."""
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from torchperfd.bench.loader_measurer import FactoryError
+from torchperfd.bench.worker_process import FreeMemory, WorkerFailedError, WorkerProcess
+from torchperfd.errors import TorchperfdError
+
+SCHEMA: Final = "torchperfd.bench_compare/1"
+LEAST_ROUNDS: Final = 3
+
+# Two-sided 95 % quantiles of Student's t distribution, from 2 degrees of freedom on.
+_T: Final = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+_LAST_T: Final = 2.12
+_LEAST_TIMEOUT: Final = 10.0
+
+
+class FunctionFailedError(TorchperfdError):
+    """A function raised, or did not end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What all functions are called with.
+
+    Attributes:
+        parameters: Of the setup, or of the functions.
+        threads: Of torch's operators.
+    """
+
+    parameters: Mapping[str, Any]
+    threads: int
+
+    @property
+    def name(self) -> str:
+        """The parameters in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.parameters.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A function beside the first one, in one row.
+
+    Attributes:
+        ratio: Its time as a part of the first one's: the geometric mean over the rounds.
+        low: Lower end of the ratio's 95 % confidence interval.
+        high: Upper end.
+    """
+
+    ratio: float
+    low: float
+    high: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether the difference is more than noise."""
+        return self.low > 1 or self.high < 1
+
+
+@dataclass(slots=True)
+class FunctionsBench:
+    """What functions took.
+
+    Attributes:
+        names: Of the functions; the first one is what the others are compared with.
+        rows: What they were called with.
+        seconds: By function and row, the median of each round.
+        table: As ``torch.utils.benchmark.Compare`` shows it.
+    """
+
+    names: list[str]
+    rows: list[Row]
+    seconds: dict[tuple[int, int], list[float]]
+    table: str
+
+    def compare(self, function: int, row: int) -> Comparison:
+        """Return how a function compares with the first one, of rounds that were measured in turn."""
+        return compare_rounds(self.seconds[0, row], self.seconds[function, row])
+
+    def slower_than(self, share: float) -> list[str]:
+        """Return in words where a function is slower than the first by more than a share, beyond noise."""
+        found = []
+        for function, row in itertools.product(range(1, len(self.names)), range(len(self.rows))):
+            compared = self.compare(function, row)
+            if compared.low > 1 + share:
+                found.append(
+                    f"{self.names[function]} takes {compared.ratio:.2f} times as long as {self.names[0]}"
+                )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of schema ``torchperfd.bench_compare/1``."""
+        rows = []
+        for number, row in enumerate(self.rows):
+            functions = []
+            for function, name in enumerate(self.names):
+                rounds = self.seconds[function, number]
+                compared = asdict(self.compare(function, number)) if function else None
+                functions.append(
+                    {
+                        "name": name,
+                        "seconds": statistics.median(rounds),
+                        "rounds_seconds": rounds,
+                        "beside_first": compared,
+                    }
+                )
+            rows.append({"parameters": dict(row.parameters), "threads": row.threads, "functions": functions})
+        return {"schema": SCHEMA, "rows": rows}
+
+
+def compare_rounds(first: Sequence[float], other: Sequence[float]) -> Comparison:
+    """Compare two functions that were timed in turn, from the ratio of each round: a paired t interval."""
+    logs = [math.log(ours / theirs) for theirs, ours in zip(first, other, strict=True)]
+    mean = statistics.fmean(logs)
+    freedom = len(logs) - 1
+    quantile = _T[freedom - 2] if freedom - 2 < len(_T) else _LAST_T
+    error = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Comparison(math.exp(mean), math.exp(mean - error), math.exp(mean + error))
+
+
+def bench_functions(
+    targets: Sequence[str],
+    *,
+    setup: str,
+    parameters: Mapping[str, Sequence[Any]],
+    threads: Sequence[int],
+    seconds: float,
+    rounds: int,
+    timeout: float,
+    progress: Callable[[str], None],
+    free_memory: FreeMemory | None = None,
+) -> FunctionsBench:
+    """Time functions in turn, in a process of their own.
+
+    Args:
+        targets: As ``module:name``, two or more.
+        setup: Target of what makes the argument, given the parameters; empty for none.
+        parameters: Values by name; every combination is a row.
+        threads: Of torch's operators; empty for as many as torch takes by itself.
+        seconds: To time each function for in each round.
+        rounds: Three or more.
+        timeout: Seconds for the imports, and for each measurement beyond its own.
+        progress: Called with what is measured next.
+        free_memory: Returns the free bytes and all bytes; those of this machine when None.
+
+    Raises:
+        FactoryError: The functions could not be found.
+        FunctionFailedError: One of them raised, or did not end in time.
+    """
+    arguments = [json.dumps(list(targets)), setup]
+    process = WorkerProcess("torchperfd.bench.functions_worker", arguments, free_memory)
+    try:
+        try:
+            first = process.ask(None, timeout)
+        except WorkerFailedError as error:
+            raise FactoryError(f"the functions could not be imported: {error}") from error
+        if "failed" in first:
+            raise FactoryError(
+                f"the functions could not be imported: {first['failed']}", int(first["exit_code"])
+            )
+        combinations = [
+            dict(zip(parameters, values, strict=True)) for values in itertools.product(*parameters.values())
+        ]
+        rows = [Row(each, count) for count in (threads or [first["threads"]]) for each in combinations]
+        names = _short_names(targets)
+        found: dict[tuple[int, int], list[float]] = {}
+        # In turn, because a machine's speed changes within seconds.
+        for number, _ in itertools.product(range(len(rows)), range(rounds)):
+            row = rows[number]
+            for function, name in enumerate(names):
+                progress(f"{name} {row.name}".strip())
+                request = {
+                    "function": function,
+                    "name": name,
+                    "label": "time of one call",
+                    "row": row.name or "call",
+                    "parameters": dict(row.parameters),
+                    "threads": row.threads,
+                    "seconds": seconds,
+                }
+                answer = _ask(process, request, timeout + _LEAST_TIMEOUT * seconds, f"{name}({row.name})")
+                found.setdefault((function, number), []).append(answer["seconds"])
+        table = _ask(process, {"table": True}, timeout, "the table")["table"]
+        return FunctionsBench(names, rows, found, table)
+    finally:
+        process.close()
+
+
+def _ask(process: WorkerProcess, request: dict[str, Any], timeout: float, what: str) -> dict[str, Any]:
+    try:
+        answer = process.ask(request, timeout)
+    except WorkerFailedError as error:
+        raise FunctionFailedError(f"{what} could not be timed: {error}") from error
+    if "failed" in answer:
+        raise FunctionFailedError(f"{what} failed: {answer['failed']}")
+    return answer
+
+
+def _short_names(targets: Sequence[str]) -> list[str]:
+    """Return the functions' own names where these tell them apart, else the whole targets."""
+    short = [target.rpartition(":")[2] for target in targets]
+    return short if len(set(short)) == len(short) else list(targets)

@@ -1,0 +1,124 @@
+"""One comparison of a DataLoader's settings, from the search to its result."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from torchperfd.bench.loader_measurer import LoaderMeasurer
+from torchperfd.bench.search import LoaderSearch, SearchSpace
+from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+from torchperfd.errors import TorchperfdError
+
+SCHEMA: Final = "torchperfd.bench_dataloader/1"
+
+Progress = Callable[[int, LoaderSetting], None]
+"""Called with the number of measurements so far and the setting that is measured next."""
+
+
+class UnusableLoaderError(TorchperfdError):
+    """No setting of the loader gave a batch."""
+
+
+@dataclass(slots=True)
+class LoaderBench:
+    """What a DataLoader gave under each setting.
+
+    Attributes:
+        target: What was measured, for the title.
+        facts: Of the loader.
+        outcomes: By setting, in the order of measuring.
+        recommended: The setting to use; None where none was usable.
+        rest_seconds: The rest of a step with batches in memory, measured; None without one.
+        took_seconds: All of it.
+        is_complete: Whether the search came to its end.
+    """
+
+    target: str
+    facts: LoaderFacts
+    outcomes: dict[LoaderSetting, Outcome]
+    recommended: LoaderSetting | None
+    rest_seconds: float | None
+    took_seconds: float
+    is_complete: bool
+
+    def speed(self, setting: LoaderSetting | None) -> Speed | None:
+        """Return what a setting gave; None where it gave nothing."""
+        found = self.outcomes.get(setting) if setting is not None else None
+        return found if isinstance(found, Speed) else None
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast the recommended setting is as the loader's own; None where unknown."""
+        own, best = self.speed(self.facts.current), self.speed(self.recommended)
+        return best.samples_per_second / own.samples_per_second if own and best else None
+
+    @property
+    def predicted_rest_seconds(self) -> float | None:
+        """The rest of a step, from the loop under the recommended setting: its step less its wait."""
+        best = self.speed(self.recommended)
+        return best.batch_seconds - best.wait_seconds if best and self.facts.has_step else None
+
+    def __str__(self) -> str:
+        from torchperfd.bench.loader_text import loader_text
+
+        return loader_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document of schema ``torchperfd.bench_dataloader/1``."""
+        settings = []
+        for setting, outcome in self.outcomes.items():
+            speed = outcome.to_dict() if isinstance(outcome, Speed) else None
+            reason = outcome.reason if isinstance(outcome, Unusable) else None
+            settings.append({**asdict(setting), "speed": speed, "unusable": reason})
+        return {
+            "schema": SCHEMA,
+            "target": self.target,
+            "cpus": self.facts.cpus,
+            "current": asdict(self.facts.current),
+            "settings": settings,
+            "recommended": asdict(self.recommended) if self.recommended else None,
+            "recommended_code": self.recommended.code() if self.recommended else None,
+            "gain_ratio": self.gain,
+            "rest_seconds": self.rest_seconds,
+            "predicted_rest_seconds": self.predicted_rest_seconds,
+            "took_seconds": self.took_seconds,
+            "is_complete": self.is_complete,
+        }
+
+
+def bench_loader(
+    target: str, measurer: LoaderMeasurer, space: Callable[[LoaderFacts], SearchSpace], progress: Progress
+) -> LoaderBench:
+    """Measure a loader under the settings that a search chooses. Ctrl-C ends it with what there is by then.
+
+    Raises:
+        TorchperfdError: The loader could not be made, or no setting gave a batch.
+    """
+    began = time.monotonic()
+    facts = measurer.facts()
+    search = LoaderSearch(facts, space(facts))
+    rest, is_complete = None, True
+    try:
+        settings = search.settings()
+        setting = next(settings, None)
+        count = 0
+        while setting is not None:
+            progress(count, setting)
+            outcome = measurer.measure(setting)
+            count += 1
+            if isinstance(outcome, Unusable) and search.best() is None and not setting.workers:
+                # Without workers there is nothing left that a setting could change.
+                raise UnusableLoaderError(f"{target} gave no batch: {outcome.reason}")
+            try:
+                setting = settings.send(outcome)
+            except StopIteration:
+                setting = None
+        recommended = search.recommended()
+        if recommended is not None:
+            rest = measurer.rest_seconds(recommended)
+    except KeyboardInterrupt:
+        is_complete = False
+    return LoaderBench(
+        target, facts, search.outcomes, search.recommended(), rest, time.monotonic() - began, is_complete
+    )

@@ -1,0 +1,126 @@
+"""What measures settings of a DataLoader: a process, started anew after each that had to be killed."""
+
+from dataclasses import asdict
+from typing import Any, Final, Protocol
+
+from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+from torchperfd.bench.worker_process import FreeMemory, WorkerFailedError, WorkerProcess
+from torchperfd.errors import TorchperfdError
+
+# A measurement may take five times as long as asked for, after its workers have started.
+_LONGEST: Final = 6.0
+
+
+class FactoryError(TorchperfdError):
+    """What is to be measured could not be made.
+
+    Args:
+        problem: What went wrong.
+        exit_code: Of the command.
+    """
+
+    def __init__(self, problem: str, exit_code: int = 1) -> None:
+        super().__init__(problem)
+        self.exit_code = exit_code
+
+
+class LoaderMeasurer(Protocol):
+    """Measures settings of one loader."""
+
+    def facts(self) -> LoaderFacts:
+        """Return what the loader is like."""
+        ...
+
+    def measure(self, setting: LoaderSetting) -> Outcome:
+        """Measure a setting once."""
+        ...
+
+    def rest_seconds(self, setting: LoaderSetting) -> float | None:
+        """Return the seconds of the rest of a step with batches in memory; None where there is no step."""
+        ...
+
+
+class LoaderProcess:
+    """Measures in a process of its own.
+
+    Args:
+        target: As ``module:name``: a DataLoader, or a function without arguments that returns one.
+        seconds: To measure each setting for.
+        timeout: Seconds to wait for a loader, and for the first batch of a setting.
+        free_memory: Returns the free bytes and all bytes; those of this machine when None.
+    """
+
+    def __init__(
+        self, target: str, seconds: float, timeout: float, free_memory: FreeMemory | None = None
+    ) -> None:
+        self._target = target
+        self._seconds = seconds
+        self._timeout = timeout
+        self._free_memory = free_memory
+        self._process: WorkerProcess | None = None
+        self._facts: LoaderFacts | None = None
+
+    def __enter__(self) -> "LoaderProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def facts(self) -> LoaderFacts:
+        """Return what the loader is like; starts the process.
+
+        Raises:
+            FactoryError: The loader could not be made.
+        """
+        self._started()
+        assert self._facts is not None
+        return self._facts
+
+    def measure(self, setting: LoaderSetting) -> Outcome:
+        """Measure a setting once.
+
+        Raises:
+            FactoryError: A new process was needed, and could not make the loader.
+        """
+        answer = self._ask(setting, ceiling=False)
+        return Speed(**answer["speed"]) if "speed" in answer else Unusable(str(answer["unusable"]))
+
+    def rest_seconds(self, setting: LoaderSetting) -> float | None:
+        """Return the seconds of the rest of a step with batches in memory; None where there is no step."""
+        if not self.facts().has_step:
+            return None
+        found = self._ask(setting, ceiling=True).get("ceiling")
+        return None if found is None else float(found)
+
+    def close(self) -> None:
+        """End the process and its workers."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def _started(self) -> WorkerProcess:
+        if self._process is not None:
+            return self._process
+        process = WorkerProcess("torchperfd.bench.loader_worker", [self._target], self._free_memory)
+        self._process = process
+        try:
+            answer = process.ask(None, self._timeout)
+        except WorkerFailedError as error:
+            self._process = None
+            raise FactoryError(f"{self._target} gave no loader: {error}") from error
+        if "facts" not in answer:
+            self.close()
+            raise FactoryError(
+                f"{self._target} gave no loader: {answer['failed']}", exit_code=int(answer["exit_code"])
+            )
+        facts = answer["facts"]
+        self._facts = LoaderFacts(**{**facts, "current": LoaderSetting(**facts["current"])})
+        return process
+
+    def _ask(self, setting: LoaderSetting, *, ceiling: bool) -> dict[str, Any]:
+        request = {"setting": asdict(setting), "seconds": self._seconds, "ceiling": ceiling}
+        try:
+            return self._started().ask(request, self._timeout + _LONGEST * self._seconds)
+        except WorkerFailedError as error:
+            self._process = None
+            return {"unusable": str(error)}

@@ -1,0 +1,234 @@
+"""Measures how fast a DataLoader gives batches under one setting. Imports torch."""
+
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
+
+from torchperfd.bench.settings import DEFAULT_PREFETCH, LoaderFacts, LoaderSetting, Speed
+from torchperfd.errors import TorchperfdError
+from torchperfd.steps.loader_use import available_cpus
+
+Step = Callable[[Any], Any]
+"""The rest of a training step: takes a batch."""
+
+_LEAST_BLOCKS: Final = 5
+# A loader whose batches take seconds is measured for longer, up to this many times as long as asked for.
+_LONGEST: Final = 5.0
+_MOST_CACHED: Final = 8
+_MOST_CACHED_BYTES: Final = 256 << 20
+_MOST_PARTS: Final = 256
+
+
+def loader_facts(loader: "DataLoader[Any]", *, has_step: bool) -> LoaderFacts:
+    """Return what a loader is like, without drawing from it."""
+    batcher = loader.batch_sampler
+    context = loader.multiprocessing_context
+    method = context.get_start_method() if loader.num_workers and context is not None else ""
+    current = LoaderSetting(
+        workers=loader.num_workers,
+        batch_size=batcher.batch_size if type(batcher) is BatchSampler else None,
+        prefetch=(loader.prefetch_factor or DEFAULT_PREFETCH) if loader.num_workers else 0,
+        pin_memory=loader.pin_memory,
+        start_method=method,
+    )
+    return LoaderFacts(
+        current=current,
+        can_batch=current.batch_size is not None,
+        has_step=has_step,
+        cpus=available_cpus(),
+        has_device=torch.cuda.is_available(),
+        threads=torch.get_num_threads(),
+    )
+
+
+def measure_loader(
+    loader: "DataLoader[Any]", setting: LoaderSetting, seconds: float, step: Step | None = None
+) -> Speed:
+    """Draw from a loader under a setting for some seconds, once its workers have started.
+
+    Args:
+        loader: Is not changed; the one that is measured shares its dataset.
+        setting: The arguments to use.
+        seconds: How long, start not included. Up to five times as long where batches take long.
+        step: The rest of a training step, which then follows each batch.
+
+    Raises:
+        TorchperfdError: The loader has no batch.
+    """
+    if setting.threads:
+        torch.set_num_threads(setting.threads)
+    began = time.perf_counter()
+    batches = _endless_batches(with_setting(loader, setting))
+    try:
+        first = next(batches)
+        start = time.perf_counter() - began
+        # What the workers had ready before the loop asked for it is drawn first.
+        for batch in itertools.islice(batches, setting.workers * setting.prefetch):
+            if step is not None:
+                step(batch)
+            if time.perf_counter() - began - start > seconds:
+                break
+        return _measure(batches, first, setting, seconds, start, step)
+    finally:
+        batches.close()  # type: ignore[attr-defined]  # a generator: ends the workers
+
+
+def measure_ceiling(loader: "DataLoader[Any]", setting: LoaderSetting, seconds: float, step: Step) -> float:
+    """Return the seconds that the rest of a step takes when its batches are in memory already."""
+    batches = _endless_batches(with_setting(loader, setting))
+    cached: list[Any] = []
+    try:
+        for batch in itertools.islice(batches, _MOST_CACHED):
+            cached.append(batch)
+            if len(cached) * _shape(batch)[1] >= _MOST_CACHED_BYTES:
+                break
+    finally:
+        batches.close()  # type: ignore[attr-defined]  # a generator: ends the workers
+    for batch in cached[:2]:
+        step(batch)
+    _wait_for_device()
+    took: list[float] = []
+    began = time.perf_counter()
+    for batch in itertools.cycle(cached):
+        before = time.perf_counter()
+        step(batch)
+        _wait_for_device()
+        after = time.perf_counter()
+        took.append(after - before)
+        if after - began >= seconds and len(took) >= _LEAST_BLOCKS:
+            break
+    return statistics.fmean(took)
+
+
+def with_setting(loader: "DataLoader[Any]", setting: LoaderSetting) -> "DataLoader[Any]":
+    """Return a loader of the same class and dataset with another setting, which never runs out of batches.
+
+    A loader cannot be given another batch size, nor be made anew where it is of a class of the script's own.
+    So a copy of it gets the arguments directly, as the loader keeps them.
+    """
+    changed = copy.copy(loader)
+    held = vars(changed)
+    held.update(
+        num_workers=setting.workers,
+        prefetch_factor=setting.prefetch if setting.workers else None,
+        pin_memory=setting.pin_memory,
+        persistent_workers=False,
+    )
+    if setting.workers and setting.start_method:
+        changed.multiprocessing_context = setting.start_method
+    batcher = loader.batch_sampler
+    if setting.batch_size is not None and type(batcher) is BatchSampler:
+        batcher = BatchSampler(batcher.sampler, setting.batch_size, batcher.drop_last)
+        held["batch_size"] = setting.batch_size
+    if not isinstance(loader.dataset, IterableDataset):
+        # A pass over a small dataset would end within the measurement, and its workers with it.
+        if batcher is not None:
+            batcher = _Repeated(batcher)
+        else:
+            held["sampler"] = _Repeated(loader.sampler)
+    held["batch_sampler"] = batcher
+    return changed
+
+
+class _Repeated:
+    """A sampler again and again.
+
+    Args:
+        sampler: Of indices, or of lists of them.
+    """
+
+    def __init__(self, sampler: Iterable[Any]) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        for epoch in itertools.count():
+            if isinstance(self._sampler, DistributedSampler):
+                self._sampler.set_epoch(epoch)
+            is_empty = True
+            for each in self._sampler:
+                is_empty = False
+                yield each
+            if is_empty:
+                return
+
+
+def _endless_batches(loader: "DataLoader[Any]") -> Iterator[Any]:
+    while True:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch
+        if is_empty:
+            raise TorchperfdError("the loader has no batch", "give its dataset some items")
+
+
+def _measure(
+    batches: Iterator[Any],
+    first: Any,
+    setting: LoaderSetting,
+    seconds: float,
+    start: float,
+    step: Step | None,
+) -> Speed:
+    # Workers give batches in turns, so that only as many as there are workers take as long as the next ones.
+    per_block = max(1, setting.workers)
+    blocks: list[float] = []
+    waits = 0.0
+    samples = 0
+    if step is not None:
+        step(first)
+        _wait_for_device()
+    began = now = time.perf_counter()
+    while now - began < seconds or (len(blocks) < _LEAST_BLOCKS and now - began < _LONGEST * seconds):
+        block_began = now
+        for _ in range(per_block):
+            asked = time.perf_counter()
+            batch = next(batches)
+            waits += time.perf_counter() - asked
+            samples += _shape(batch)[0]
+            if step is not None:
+                step(batch)
+                _wait_for_device()
+        now = time.perf_counter()
+        blocks.append((now - block_began) / per_block)
+    drawn = len(blocks) * per_block
+    quartiles = statistics.quantiles(blocks, n=4) if len(blocks) > 1 else [blocks[0]] * 3
+    return Speed(
+        samples_per_second=samples / (now - began),
+        spread=(quartiles[2] - quartiles[0]) / 2 / max(quartiles[1], 1e-12),
+        batch_seconds=(now - began) / drawn,
+        wait_seconds=waits / drawn,
+        start_seconds=start,
+        batches=drawn,
+        batch_bytes=_shape(batch)[1],
+    )
+
+
+def _shape(batch: Any) -> tuple[int, int]:
+    """Return the samples in a batch and the bytes of its tensors; one sample where that cannot be seen."""
+    samples, size = 0, 0
+    parts = [batch]
+    for _ in range(_MOST_PARTS):
+        if not parts:
+            break
+        part = parts.pop()
+        if isinstance(part, torch.Tensor):
+            samples = samples or (part.shape[0] if part.ndim else 0)
+            size += part.nbytes
+        elif isinstance(part, (list, tuple)):
+            parts += reversed(part)
+        elif isinstance(part, dict):
+            parts += reversed(list(part.values()))
+    return samples or 1, size
+
+
+def _wait_for_device() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()

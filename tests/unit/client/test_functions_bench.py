@@ -1,0 +1,71 @@
+"""Whether two functions differ by more than noise, and how that is put into words."""
+
+import math
+import random
+
+import pytest
+from tests.support.golden import check_golden
+
+from torchperfd.bench.functions_bench import FunctionsBench, Row, compare_rounds
+from torchperfd.bench.functions_text import functions_text
+
+
+def bench() -> FunctionsBench:
+    rounds = {
+        (0, 0): [0.100, 0.110, 0.090, 0.100],
+        (1, 0): [0.025, 0.027, 0.023, 0.025],
+        (2, 0): [0.101, 0.108, 0.091, 0.100],
+        (0, 1): [0.200, 0.210, 0.190, 0.200],
+        (1, 1): [0.300, 0.320, 0.280, 0.300],
+        (2, 1): [0.201, 0.209, 0.191, 0.200],
+    }
+    rows = [Row({"batch_size": 32}, 1), Row({"batch_size": 64}, 4)]
+    return FunctionsBench(["rasterio", "skimage", "again"], rows, rounds, "[- a table -]\n")
+
+
+def test_rounds_that_agree_give_a_narrow_interval() -> None:
+    found = compare_rounds([1.0, 1.1, 0.9], [0.5, 0.55, 0.45])
+    assert found.ratio == pytest.approx(0.5)
+    assert found.low == pytest.approx(found.high)
+    assert found.differs
+
+
+def test_interval_is_the_paired_t_of_the_ratios_logarithms() -> None:
+    found = compare_rounds([1.0, 1.0, 1.0], [1.0, math.e**0.1, math.e**0.2])
+    error = 4.303 * 0.1 / math.sqrt(3)
+    assert found.ratio == pytest.approx(math.exp(0.1))
+    assert found.low == pytest.approx(math.exp(0.1 - error))
+    assert found.high == pytest.approx(math.exp(0.1 + error))
+    assert not found.differs
+
+
+def test_equal_functions_differ_in_one_of_twenty_comparisons() -> None:
+    chance = random.Random(3)
+    named = sum(
+        compare_rounds(
+            [chance.gauss(1, 0.05) for _ in range(5)], [chance.gauss(1, 0.05) for _ in range(5)]
+        ).differs
+        for _ in range(2000)
+    )
+    assert 0.035 < named / 2000 < 0.065
+
+
+def test_slower_names_only_what_is_beyond_the_share_and_noise() -> None:
+    assert bench().slower_than(0.05) == ["skimage takes 1.50 times as long as rasterio"]
+    assert bench().slower_than(0.6) == []
+
+
+def test_text_is_the_table_with_what_differs() -> None:
+    check_golden("bench-compare.txt", functions_text(bench()) + "\n")
+
+
+def test_document_has_each_round_and_the_interval() -> None:
+    document = bench().to_dict()
+    assert document["schema"] == "torchperfd.bench_compare/1"
+    first, second = document["rows"]
+    assert first["parameters"] == {"batch_size": 32}
+    assert second["threads"] == 4
+    assert [each["name"] for each in first["functions"]] == ["rasterio", "skimage", "again"]
+    assert first["functions"][0]["beside_first"] is None
+    assert first["functions"][1]["beside_first"]["ratio"] == pytest.approx(0.25, rel=0.02)
+    assert first["functions"][1]["rounds_seconds"] == [0.025, 0.027, 0.023, 0.025]

@@ -1,0 +1,100 @@
+"""One comparison of a loader's settings, with a measurer that follows a formula."""
+
+from collections.abc import Callable
+
+import pytest
+from tests.support.golden import check_golden
+
+from torchperfd.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader
+from torchperfd.bench.search import SearchSpace
+from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+
+Measure = Callable[[LoaderSetting], Outcome]
+
+
+class Formula:
+    """A measurer of a loader of which everything is known."""
+
+    def __init__(self, measure: Measure, rest: float | None = None, *, has_step: bool = False) -> None:
+        self.measure = measure
+        self._rest = rest
+        self._has_step = has_step
+
+    def facts(self) -> LoaderFacts:
+        return LoaderFacts(LoaderSetting(0, 32), True, self._has_step, 2.0, False, 2)
+
+    def rest_seconds(self, setting: LoaderSetting) -> float | None:
+        return self._rest
+
+
+def batch(setting: LoaderSetting) -> float:
+    return 0.064 / min(1 + setting.workers, 3) + 0.001
+
+
+def alone(setting: LoaderSetting) -> Outcome:
+    if setting.workers == 4:
+        return Unusable("no answer within 1 min 6 s")
+    took = batch(setting)
+    return Speed(32 / took, 0.021, took, took, 0.05 + 0.01 * setting.workers, 100, 393_216)
+
+
+def with_step(setting: LoaderSetting) -> Outcome:
+    took = max(0.030, batch(setting))
+    return Speed(32 / took, 0.021, took, max(0.002, took - 0.029), 0.05, 100, 393_216)
+
+
+def run(measurer: Formula) -> LoaderBench:
+    found = bench_loader("train:make_loader", measurer, lambda _: SearchSpace(4), lambda *_: None)
+    found.took_seconds = 12.3
+    return found
+
+
+def test_table_of_a_loader_by_itself() -> None:
+    check_golden("bench-dataloader.txt", f"{run(Formula(alone))}\n")
+
+
+def test_table_of_a_loader_with_a_step() -> None:
+    check_golden("bench-dataloader-step.txt", f"{run(Formula(with_step, 0.028, has_step=True))}\n")
+
+
+def test_loader_beside_the_steps_of_a_running_job() -> None:
+    text = str(run(Formula(alone, 0.010)))
+    assert "a step takes 10 ms without input, the loader makes a batch in 22.3 ms" in text
+    assert "55% of a step is waiting for input" in text
+
+
+def test_document_has_every_setting_and_the_recommended() -> None:
+    document = run(Formula(alone)).to_dict()
+    assert document["schema"] == "torchperfd.bench_dataloader/1"
+    assert document["recommended"]["workers"] == 2
+    assert document["gain_ratio"] == pytest.approx(batch(LoaderSetting(0)) / batch(LoaderSetting(2)))
+    by_workers = {each["workers"]: each for each in document["settings"]}
+    assert by_workers[4]["speed"] is None
+    assert by_workers[4]["unusable"] == "no answer within 1 min 6 s"
+    assert by_workers[2]["speed"]["batches"] >= 100
+
+
+def test_predicted_rest_is_the_step_less_its_wait() -> None:
+    found = run(Formula(with_step, 0.028, has_step=True))
+    assert found.predicted_rest_seconds == pytest.approx(0.028)
+
+
+def test_loader_that_gives_nothing_without_workers_is_an_error() -> None:
+    with pytest.raises(UnusableLoaderError, match=r"train:make_loader gave no batch: ValueError: no file"):
+        run(Formula(lambda _: Unusable("ValueError: no file")))
+
+
+def test_ctrl_c_keeps_what_was_measured() -> None:
+    asked: list[LoaderSetting] = []
+
+    def measure(setting: LoaderSetting) -> Outcome:
+        asked.append(setting)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return alone(setting)
+
+    found = run(Formula(measure))
+    assert not found.is_complete
+    assert list(found.outcomes) == asked[:2]
+    assert found.recommended == LoaderSetting(1, 32, 2)
+    assert str(found).endswith("interrupted: not all settings were measured")
