@@ -1,7 +1,6 @@
 """Attributes a run's lost time to causes, one after the other, so that no time counts twice."""
 
 import math
-import shlex
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from typing import Final
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
+from torchperfd_daemon.diagnosis.idle_devices import absorbed_words, device_work, idle_before
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy
-from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, capture_command
+from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, next_command
 
 LEAST_SHARE: Final = 0.05
 """A cause that costs a smaller share of the step is not reported."""
@@ -60,14 +60,6 @@ _AS_LATE: Final = 0.9
 
 # The cause of a rank's lateness, by the phase that contains most of it; SLOW_RANK for other phases.
 _OF_PHASE: Final[Mapping[str, Cause]] = {"data": Cause.INPUT_BOUND, "checkpoint": Cause.CHECKPOINT}
-
-_NEXT: Final[Mapping[Cause, str]] = {
-    Cause.CGROUP_THROTTLING: "torchperfd doctor",
-    Cause.CPU_CONTENTION: "torchperfd doctor",
-    Cause.GPU_THROTTLING: "torchperfd doctor",
-    Cause.GPU_SHARED: "torchperfd doctor",
-    Cause.MEMORY_PRESSURE: "torchperfd capture --run {run} --kind memory",
-}
 
 
 @dataclass(slots=True)
@@ -165,10 +157,13 @@ class CauseAttribution:
         elif cause is Cause.SYNCHRONISATION and alike and not self._since_start:
             growth = self._growth()
             cost = growth if cost >= MOST_OF * growth else cost
-        hidden = 0.0
+        hidden = absorbed = 0.0
         if alike and cause not in _OF_DEVICE:
             hidden = max(0.0, cost - self._most(rank))
             cost -= hidden
+        elif not alike and cause not in _BESIDE_STEPS:
+            absorbed = self._absorbed(rank, cost)
+            cost -= absorbed
         least = EVER_SINCE.get(cause, LEAST_SHARE) if alike and self._since_start else LEAST_SHARE
         if cost < least * self.step_seconds:
             if cost >= LEAST_SHARE * self.step_seconds:
@@ -177,11 +172,12 @@ class CauseAttribution:
         text = f"{duration(cost)} of each {duration(rank.step_seconds)} step {words}"
         if hidden >= _SHOWN_SHARE * cost:
             text += f", {duration(hidden)} more while the device works"
+        text += absorbed_words(absorbed)
         if cause is Cause.INPUT_BOUND:
             text += self._loader_remedy(rank, cost)
         self._add_verdict(cause, rank, None if alike else rank.rank, phase, text, cost)
         if not alike:
-            self._claim(rank, cause, cost)
+            self._claim(rank, cause, cost + absorbed)
         elif cause in _ALL_THREADS:
             self._exchange = max(0.0, self._exchange - cost)
         # Time that the cause has always taken is in the past's phases too, so only the growth is claimed.
@@ -197,6 +193,13 @@ class CauseAttribution:
             most_seconds=cost,
             on_device=rank.device_busy is not None,
         )
+
+    def _absorbed(self, rank: RankEvidence, cost: float) -> float:
+        """Return what of one rank's lateness costs nothing, because devices idled anyway."""
+        growth = self._growth()
+        if not rank.on_device or not self._together or growth >= MOST_OF * cost:
+            return 0.0
+        return min(cost - growth, idle_before(self._seen))
 
     def _most(self, rank: RankEvidence) -> float:
         """Return the most that a delay of all hosts can cost: devices work through what is queued.
@@ -271,9 +274,14 @@ class CauseAttribution:
             for each in self._seen
             if each is not rank and self._left[id(each)].late >= LEAST_SHARE * self.step_seconds
         ]
+        absorbed = 0.0 if rank.late_ever_since else self._absorbed(rank, cost)
+        cost -= absorbed
+        if cost < LEAST_SHARE * self.step_seconds:
+            return
         text = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
         if phase:
             text += f", most of it in {phase}"
+        text += absorbed_words(absorbed)
         if others:
             text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
         cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
@@ -377,13 +385,3 @@ def _take(left: dict[str, float], phase: str, seconds: float) -> None:
     total = sum(left[name] for name in phases)
     for name in phases:
         left[name] *= max(0.0, 1 - seconds / total) if total > 0 else 1.0
-
-
-def next_command(cause: Cause, run: str) -> str:
-    """Return the command that shows more about a cause."""
-    return _NEXT[cause].format(run=shlex.quote(run)) if cause in _NEXT else capture_command(run)
-
-
-def device_work(rank: RankEvidence) -> float:
-    """Return how long a rank's device works in a step."""
-    return rank.step_seconds * rank.device_busy if rank.device_busy is not None else 0.0

@@ -11,13 +11,12 @@ from torchperfd_daemon.diagnosis.attribution import (
     MOST_OF,
     CauseAttribution,
     Measure,
-    device_work,
-    next_command,
 )
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, hide_waits
+from torchperfd_daemon.diagnosis.idle_devices import device_work
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, unmeasured
-from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict, next_command
 
 # Causes with a measured time. If two claim the same time, the earlier one gets it: a throttled rank also
 # waits for the processor, and so does a rank with more work, such as garbage collections.

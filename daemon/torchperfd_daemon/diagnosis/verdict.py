@@ -1,7 +1,7 @@
 """The verdict on a run: its cause, where, the evidence, the cost and the next command."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -35,6 +35,15 @@ class Cause(Enum):
     HANG = "hang"
     NONE = "none"
     UNKNOWN = "unknown"
+
+
+_NEXT: Final[Mapping[Cause, str]] = {
+    Cause.CGROUP_THROTTLING: "torchperfd doctor",
+    Cause.CPU_CONTENTION: "torchperfd doctor",
+    Cause.GPU_THROTTLING: "torchperfd doctor",
+    Cause.GPU_SHARED: "torchperfd doctor",
+    Cause.MEMORY_PRESSURE: "torchperfd capture --run {run} --kind memory",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,11 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
         0.0,
         capture,
     )
+
+
+def next_command(cause: Cause, run: str) -> str:
+    """Return the command that shows more about a cause."""
+    return _NEXT[cause].format(run=shlex.quote(run)) if cause in _NEXT else capture_command(run)
 
 
 def capture_command(run: str) -> str:

@@ -492,6 +492,36 @@ def test_unexplained_late_rank_is_late_by_its_growth() -> None:
     assert [each.cause for each in slow_loader] == [Cause.INPUT_BOUND, Cause.MEMORY_PRESSURE]
 
 
+@pytest.mark.parametrize(
+    ("grown", "cost", "words"),
+    [
+        (0.04, 0.04, "40 ms of each"),
+        (0.035, 0.04, "40 ms of each"),  # ranks differ by chance
+        (0.02, 0.02, "20 ms more in time for which devices idled before"),
+    ],
+)
+@pytest.mark.parametrize("cause", [Cause.SLOW_RANK, Cause.GPU_THROTTLING])
+def test_lateness_that_devices_absorb_costs_the_growth(
+    cause: Cause, grown: float, cost: float, words: str
+) -> None:
+    """Devices that idled for their hosts have time for one that is late."""
+    throttled = cause is Cause.GPU_THROTTLING
+    ranks = []
+    for each in eight(late(rank(4), "backward", 0.04)):
+        now = replace(each, on_device=True, device_busy=0.7)
+        if throttled and each.rank == 4:
+            now = replace(now, device_throttled=1.0, device_slowdown=0.5)
+        past = replace(
+            rank(each.rank), on_device=True, device_busy=0.7, step_seconds=now.step_seconds - grown
+        )
+        ranks.append(since(past, now))
+    found = rank_causes("r", ranks)
+    assert [verdict.cause for verdict in found] == [cause]
+    assert found[0].rank == 4
+    assert found[0].cost_seconds_per_step == pytest.approx(cost)
+    assert words in found[0].evidence
+
+
 seconds = st.floats(0, 1e6)
 
 

@@ -1,0 +1,34 @@
+"""How long devices work and idle in a step, and what of a rank's lateness that time absorbs. Pure.
+
+Where hosts cannot keep their devices busy, all devices idle for some of each step. What one rank is late by
+falls into that time first, so that steps grow by less than the rank is late.
+"""
+
+import statistics
+from collections.abc import Sequence
+
+from torchperfd.durations import duration
+from torchperfd_daemon.diagnosis.evidence import RankEvidence
+
+
+def device_work(rank: RankEvidence) -> float:
+    """Return how long a rank's device works in a step, in seconds; 0 where it is unknown."""
+    return rank.step_seconds * rank.device_busy if rank.device_busy is not None else 0.0
+
+
+def idle_before(ranks: Sequence[RankEvidence]) -> float:
+    """Return for how long devices idled in a step before the run became slower, in seconds; 0 if unknown.
+
+    The wait for other ranks is not idle time.
+    """
+    pasts = [rank.before for rank in ranks if rank.before]
+    idle = [
+        past.step_seconds - device_work(past) - past.wait_seconds if past.device_busy is not None else 0.0
+        for past in pasts
+    ]
+    return max(0.0, statistics.median(idle)) if idle else 0.0
+
+
+def absorbed_words(seconds: float) -> str:
+    """Return that time for a verdict's evidence; empty where there is none."""
+    return f", {duration(seconds)} more in time for which devices idled before" if seconds else ""
