@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos dashboards \
+.PHONY: help setup demo test test-all test-nightly test-unit test-integration test-wire lint format protos dashboards docs \
 	bench-import bench-step bench-device bench-templates bench-overhead gpu-proof bench-daemon bench-advice \
 	bench-analysis bench-memory bench-exit bench-capture \
 	bench-fleet bench-onset bench-scale bench-faults bench-soak bench-trials build clean
@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard client/torchperfd/e
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip
 	$(PIP) $(TORCH)
-	$(PIP) -e '.[demo,test,lint,dashboards,wandb,tensorboard,mlflow]'
+	$(PIP) -e '.[demo,test,lint,dashboards,docs,wandb,tensorboard,mlflow]'
 	touch $@
 
 # Real frameworks for tests/frameworks. Those that ask for torchvision or fastai come without
@@ -69,6 +69,9 @@ format: setup  ## Rewrite the code in the house style.
 
 protos:  ## Regenerate client/torchperfd/v1 from protos/.
 	tools/gen_protos.sh
+
+docs: setup  ## Build the documentation site into site/; broken links are errors.
+	$(BIN)/python tools/docs_site.py
 
 dashboards: setup  ## Regenerate grafana/dashboards.
 	$(BIN)/python -m grafana.build

@@ -174,6 +174,7 @@ def test_loader_that_waits_gets_workers(node: Node, script: Path) -> None:
     assert {each["batch_size"] for each in found["settings"]} == {8}
 
 
+@pytest.mark.slow
 def test_table_shows_the_setting_to_write(node: Node, script: Path) -> None:
     done = bench(node, "dataloader", f"{script}:loader", "--seconds", "0.1", "--max-workers", "2")
     assert done.returncode == 0, done.stderr
@@ -190,6 +191,7 @@ def test_module_is_found_from_the_working_directory(node: Node, script: Path) ->
     assert json.loads(done.stdout)["is_complete"]
 
 
+@pytest.mark.slow
 def test_step_gives_a_ceiling_near_its_own_length(node: Node, script: Path) -> None:
     found = document(node, "dataloader", f"{script}:with_step", "--seconds", "0.3")
     assert found["rest_seconds"] >= 0.004
@@ -200,6 +202,7 @@ def test_step_gives_a_ceiling_near_its_own_length(node: Node, script: Path) -> N
     assert own["speed"]["wait_seconds"] >= 0.016
 
 
+@pytest.mark.slow
 def test_batch_sizes_and_start_methods_are_tried_on_request(node: Node, script: Path) -> None:
     options = ("--batch-sizes", "4,16", "--start-methods", "spawn", "--max-workers", "2", "--seconds", "0.05")
     found = document(node, "dataloader", f"{script}:waits", *options)
@@ -209,6 +212,7 @@ def test_batch_sizes_and_start_methods_are_tried_on_request(node: Node, script: 
     assert all(each["speed"] for each in spawned)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code", "expected"),
     [
@@ -251,6 +255,7 @@ def test_loader_that_deadlocks_with_workers_stays_without(node: Node, script: Pa
     assert with_workers[0]["unusable"].startswith("no answer within")
 
 
+@pytest.mark.slow
 def test_loader_that_never_ends_is_measured(node: Node, script: Path) -> None:
     found = document(node, "dataloader", f"{script}:endless", "--seconds", "0.05", "--max-workers", "1")
     assert found["is_complete"]
@@ -309,6 +314,7 @@ def test_functions_are_compared_row_by_row(node: Node, functions: Path) -> None:
         assert len(fast["rounds_seconds"]) == 3
 
 
+@pytest.mark.slow
 def test_table_is_that_of_torch(node: Node, functions: Path) -> None:
     targets = [f"{functions}:loops", f"{functions}:counts"]
     options = ["-p", "size=2000,20000", "--threads", "1,2", "--seconds", "0.02", "--rounds", "3"]
@@ -320,6 +326,7 @@ def test_table_is_that_of_torch(node: Node, functions: Path) -> None:
     assert "times as fast as loops (95 %: " in done.stdout
 
 
+@pytest.mark.slow
 def test_function_that_is_slower_fails_the_command(node: Node, functions: Path) -> None:
     targets = [f"{functions}:counts", f"{functions}:loops"]
     options = ["-p", "size=20000", "--seconds", "0.02", "--rounds", "3", "--fail-above"]
@@ -329,6 +336,7 @@ def test_function_that_is_slower_fails_the_command(node: Node, functions: Path) 
     assert bench(node, "compare", *targets, *options, "10000%").returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "code", "expected"),
     [

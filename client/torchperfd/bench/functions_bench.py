@@ -203,6 +203,6 @@ def _ask(process: WorkerProcess, request: dict[str, Any], timeout: float, what: 
 
 
 def _short_names(targets: Sequence[str]) -> list[str]:
-    """Return the functions' own names where these tell them apart, else the whole targets."""
+    """Return the functions' own names where these differ, else the whole targets."""
     short = [target.rpartition(":")[2] for target in targets]
     return short if len(set(short)) == len(short) else list(targets)

@@ -109,12 +109,13 @@ def _on_the_same_device(work: Any) -> Any:
     """Return what runs on another thread with this thread's CUDA device."""
     import torch
 
-    if not torch.cuda.is_initialized():
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
         return work
-    device = torch.cuda.current_device()
+    device = cuda.current_device()
 
     def run() -> None:
-        torch.cuda.set_device(device)
+        cuda.set_device(device)
         work()
 
     return run

@@ -148,9 +148,11 @@ class _Repeated:
         self._sampler = sampler
 
     def __iter__(self) -> Iterator[Any]:
+        # Of indices, also where batches are made of them.
+        sampler = getattr(self._sampler, "sampler", self._sampler)
         for epoch in itertools.count():
-            if isinstance(self._sampler, DistributedSampler):
-                self._sampler.set_epoch(epoch)
+            if isinstance(sampler, DistributedSampler):
+                sampler.set_epoch(epoch)
             is_empty = True
             for each in self._sampler:
                 is_empty = False
@@ -230,5 +232,6 @@ def _shape(batch: Any) -> tuple[int, int]:
 
 
 def _wait_for_device() -> None:
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    cuda: Any = torch.cuda
+    if cuda.is_initialized():
+        cuda.synchronize()

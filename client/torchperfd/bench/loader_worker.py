@@ -37,7 +37,7 @@ def _make(target: str) -> tuple[Answer, Callable[[Answer], Answer]]:
     def answer(request: dict[str, Any]) -> Answer:
         setting, seconds = LoaderSetting(**request["setting"]), request["seconds"]
         try:
-            if request["ceiling"]:
+            if request["ceiling"] and step is not None:
                 return {"ceiling": measure_ceiling(loader, setting, seconds, step)}
             return {"speed": asdict(measure_loader(loader, setting, seconds, step))}
         except Exception as error:  # noqa: BLE001 - of the script's dataset or step

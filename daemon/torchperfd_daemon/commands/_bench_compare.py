@@ -14,7 +14,7 @@ from torchperfd_daemon.errors import SlowerError, UsageError
 from torchperfd_daemon.text import printable
 
 
-class _Parameter(click.ParamType):
+class _Parameter(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
     """A name and its values: ``batch_size=1,32``; a value is JSON, or else a text."""
 
     name = "parameter"

@@ -18,7 +18,7 @@ from torchperfd_daemon.text import printable
 _INTERRUPTED: Final = 130
 
 
-class _Methods(click.ParamType):
+class _Methods(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
     """Start methods of multiprocessing, separated by commas."""
 
     name = "methods"

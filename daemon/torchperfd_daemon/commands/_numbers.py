@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 
-class Numbers(click.ParamType):
+class Numbers(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
     """Whole numbers above 0, separated by commas."""
 
     name = "numbers"

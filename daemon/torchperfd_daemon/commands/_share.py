@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 
-class Share(click.ParamType):
+class Share(click.ParamType):  # type: ignore[type-arg] # generic from click 8.2 on
     """A share of something, in percent with a percent sign, else as a number."""
 
     name = "share"

@@ -55,6 +55,9 @@ _OF_DEVICE: Final = frozenset({Cause.GPU_THROTTLING, Cause.GPU_SHARED})
 # A cause that explains this share of a rank's lateness gets all of it.
 MOST_OF: Final = 0.75
 
+# Steps that have grown by this share of a rank's lateness differ from it only by chance.
+_NOT_ABSORBED: Final = 0.9
+
 # Ranks whose lateness reaches this share of the longest one differ only by chance.
 _AS_LATE: Final = 0.9
 
@@ -197,7 +200,7 @@ class CauseAttribution:
     def _absorbed(self, rank: RankEvidence, cost: float) -> float:
         """Return what of one rank's lateness costs nothing, because devices idled anyway."""
         growth = self._growth()
-        if not rank.on_device or not self._together or growth >= MOST_OF * cost:
+        if not rank.on_device or not self._together or growth >= _NOT_ABSORBED * cost:
             return 0.0
         return min(cost - growth, idle_before(self._seen))
 

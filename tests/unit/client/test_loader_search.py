@@ -1,5 +1,6 @@
 """The search over a DataLoader's settings, against loaders whose speed is a formula."""
 
+import math
 import random
 from collections.abc import Callable
 
@@ -81,7 +82,7 @@ def test_prefetch_is_raised_only_while_it_pays() -> None:
 
 def test_batch_sizes_are_tried_only_when_asked_for() -> None:
     def curve(setting: LoaderSetting) -> float:
-        return 100.0 * min(1 + setting.workers, 3) * ((setting.batch_size or 0) / 32) ** 0.2
+        return 100.0 * min(1 + setting.workers, 3) * math.sqrt((setting.batch_size or 0) / 32)
 
     _, asked = searched(curve)
     assert {each.batch_size for each in asked} == {32}

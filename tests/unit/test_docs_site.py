@@ -1,0 +1,111 @@
+"""The documentation: the site builds without a broken link, and every command that a page shows exists."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from torchperfd.launch.runner import parse
+from torchperfd_daemon.cli import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")])
+_FENCED = re.compile(r"```[a-z]*\n(.*?)```", re.DOTALL)
+_INLINE = re.compile(r"`((?:torchperfd) [^`\n]+)`")
+
+
+def shown_commands(page: Path) -> Iterator[str]:
+    """Return the command lines of torchperfd on a page, without comments, prompts and pipes."""
+    text = page.read_text()
+    lines = [line for block in _FENCED.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    for line in [*lines, *_INLINE.findall(text)]:
+        command = re.split(r"\s+#|\s[|;&]|…|\s\.\.\.", line.strip().removeprefix("$ "))[0].strip()
+        if re.match(r"torchperfd [a-z]", command):
+            yield command
+
+
+def known_options(command: click.Command) -> set[str]:
+    return {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"-h", "--help"}
+
+
+def unknown_words(line: str) -> str:
+    """Return what of a command line does not exist; empty where all does."""
+    words = shlex.split(line.replace("[", "").replace("]", ""))[1:]
+    name, *rest = words
+    if name not in COMMANDS:
+        return name
+    if name == "run":
+        parse([*rest, "script.py"])
+        return ""
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):
+        nested = command.get_command(click.Context(command), rest[0].rstrip(","))
+        if nested is None:
+            return rest[0]
+        command, rest = nested, rest[1:]
+    options = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+    return " ".join(option for option in options if option not in known_options(command))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_of_a_page_exist_with_their_options(page: Path) -> None:
+    wrong = {line: unknown for line in shown_commands(page) if (unknown := unknown_words(line))}
+    assert wrong == {}
+
+
+def test_pages_show_commands_at_all() -> None:
+    shown = [line.split()[1] for page in PAGES for line in shown_commands(page)]
+    assert len(shown) > 100
+    assert {"run", "serve", "capture", "analyze", "compare", "bench", "stacks", "top"} <= set(shown)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'torchperfd[docs]'")
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, str(ROOT / "tools" / "docs_site.py"), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_site_has_a_page_and_its_markdown_for_each_file(site: Path) -> None:
+    for page in PAGES:
+        path = site / page.relative_to(ROOT)
+        assert path.read_text() == page.read_text()
+        html = path.with_name("index.html") if path.name == "README.md" else path.with_suffix(".html")
+        assert "<html" in html.read_text()
+
+
+def test_page_of_all_options_comes_from_the_command_line(site: Path) -> None:
+    page = (site / "docs" / "reference" / "commands.md").read_text()
+    assert all(f"## torchperfd {name}\n" in page for name in COMMANDS)
+    assert "### torchperfd bench dataloader\n" in page
+    assert "--fail-above PERCENT" in page
+
+
+def test_llms_txt_lists_pages_that_exist(site: Path) -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text())
+    assert len(targets) > 50
+    assert [target for target in targets if not (site / target).is_file()] == []
+
+
+def test_broken_link_fails_the_build(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'torchperfd[docs]'")
+    copy = tmp_path / "copy"
+    left_out = shutil.ignore_patterns(".*", "site", "dist", "build", "__pycache__", "*.so", "demo-out")
+    shutil.copytree(ROOT, copy, ignore=left_out)
+    subprocess.run(["git", "init", "-q", str(copy)], check=True)
+    page = copy / "docs" / "glossary.md"
+    page.write_text(page.read_text() + "\n[nothing](phases.md#no-such-anchor)\n")
+    command = [sys.executable, str(copy / "tools" / "docs_site.py"), "--out", str(tmp_path / "site")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "no-such-anchor" in done.stdout + done.stderr

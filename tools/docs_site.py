@@ -1,0 +1,157 @@
+"""Build the documentation site.
+
+    python tools/docs_site.py [--out site]
+
+Copies every Markdown page of the repository, and what these link to, into one folder, adds the page that is
+generated from code, and has mkdocs build the site from it. A page that is missing from the menu, a link to
+nothing and an anchor that does not exist are errors. Beside each HTML page lies its Markdown; ``llms.txt``
+lists them all.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import yaml
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+_LINK: Final = re.compile(r"\]\(([^)#\s]+)")
+_LEFT_OUT: Final = ("tests/", ".github/")
+_GENERATED: Final = "docs/reference"
+
+
+def build(out: Path) -> None:
+    """Build the site.
+
+    Raises:
+        SystemExit: A link, an anchor or the menu is wrong; the message has which.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / "source"
+        pages = list(copy_pages(source))
+        for name, text in generated_pages().items():
+            page = source / _GENERATED / name
+            page.parent.mkdir(parents=True, exist_ok=True)
+            page.write_text(text)
+            pages.append(page.relative_to(source))
+        settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+        settings["docs_dir"] = str(source)
+        config = Path(directory) / "mkdocs.yml"
+        config.write_text(yaml.safe_dump(settings))
+        # Not --quiet, which hides warnings from --strict as well.
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict"]
+        command += ["-f", str(config), "-d", str(out.resolve())]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        found = [line for line in done.stderr.splitlines() if not line.startswith("INFO")]
+        if done.returncode:
+            sys.exit("\n".join(found))
+        for page in pages:
+            shutil.copy(source / page, out / page)
+        (out / "llms.txt").write_text(list_of_pages(settings, source))
+
+
+def copy_pages(source: Path) -> Iterator[Path]:
+    """Copy all pages and the files that they link to; yield the pages' paths below the root."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.split():
+        if name.startswith(_LEFT_OUT):
+            continue
+        page = ROOT / name
+        _copy(page, source)
+        yield Path(name)
+        for target in _LINK.findall(page.read_text()):
+            linked = (page.parent / target).resolve()
+            if "://" not in target and linked.is_file() and linked.suffix != ".md" and ROOT in linked.parents:
+                _copy(linked, source)
+
+
+def _copy(file: Path, source: Path) -> None:
+    into = source / file.relative_to(ROOT)
+    into.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, into)
+
+
+def generated_pages() -> dict[str, str]:
+    """Return the pages that come from code, by file name."""
+    return {"commands.md": commands_page()}
+
+
+def commands_page() -> str:
+    """Return the page of all commands and their options, from the command line itself."""
+    from torchperfd.launch.runner import USAGE
+    from torchperfd_daemon.cli import COMMANDS, cli
+
+    lines = ["# All commands and options", "", "From `torchperfd COMMAND --help`.", ""]
+    context = click.Context(cli, info_name="torchperfd")
+    for name in COMMANDS:
+        if name == "run":  # it hands over to the process that trains
+            lines += ["## torchperfd run", "", "```", USAGE.rstrip(), "```", ""]
+            continue
+        command = cli.get_command(context, name)
+        assert command is not None
+        lines += _help_of(command, context, name, "##")
+    return "\n".join(lines)
+
+
+def _help_of(command: click.Command, parent: click.Context, name: str, heading: str) -> Iterator[str]:
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=100)
+    yield from (f"{heading} {context.command_path}", "", "```", command.get_help(context), "```", "")
+    if isinstance(command, click.Group):
+        for each in command.list_commands(context):
+            nested = command.get_command(context, each)
+            assert nested is not None
+            yield from _help_of(nested, context, each, f"{heading}#")
+
+
+def list_of_pages(settings: dict[str, Any], source: Path) -> str:
+    """Return ``llms.txt``: the pages of the menu with their first sentence."""
+    lines = [f"# {settings['site_name']}", "", f"> {settings['site_description']}", ""]
+    for title, entry in _menu(settings["nav"]):
+        if entry is None:
+            lines += ["", f"## {title}", ""]
+        else:
+            sentence = first_sentence((source / entry).read_text())
+            lines.append(f"- [{title}]({entry}): {sentence}" if sentence else f"- [{title}]({entry})")
+    return "\n".join(lines) + "\n"
+
+
+def _menu(entries: list[dict[str, Any]]) -> Iterator[tuple[str, str | None]]:
+    for entry in entries:
+        ((title, inside),) = entry.items()
+        if isinstance(inside, str):
+            yield title, inside
+        else:
+            yield title, None
+            yield from _menu(inside)
+
+
+def first_sentence(page: str) -> str:
+    """Return the first sentence of a page's first paragraph; empty where it has only lists and tables."""
+    paragraphs = (part.strip() for part in re.sub(r"```.*?```", "", page, flags=re.DOTALL).split("\n\n"))
+    text = next((part for part in paragraphs if part[:1].isalnum() or part[:1] in "*`["), "")
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(text.split())).replace("**", "")
+    return re.split(r"(?<=[.?!])\s", text)[0].removesuffix(":")
+
+
+def main() -> None:
+    """Build the site into a folder."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, default=ROOT / "site")
+    build(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    main()
