@@ -79,12 +79,11 @@ def _compare_with_grid(name: str, found: LoaderBench, measurer: LoaderProcess, r
         complaints.append(f"{name}: the recommended setting has {ratio:.3f} of the best one's speed")
     if share > _TIME:
         complaints.append(f"{name}: the search took {share:.0%} of the grid's time")
-    if found.rest_seconds is not None and found.predicted_rest_seconds is not None:
-        error = found.predicted_rest_seconds / found.rest_seconds - 1
-        print(
-            f"  ceiling {found.rest_seconds * 1e3:.2f} ms a step by replay,"
-            f" {found.predicted_rest_seconds * 1e3:.2f} predicted ({error:+.1%})"
-        )
+    rest = found.rest
+    if rest is not None and rest.predicted_seconds is not None:
+        error = rest.predicted_seconds / rest.seconds - 1
+        replayed, predicted = rest.seconds * 1e3, rest.predicted_seconds * 1e3
+        print(f"  ceiling {replayed:.2f} ms a step by replay, {predicted:.2f} predicted ({error:+.1%})")
         if abs(error) > _CEILING:
             complaints.append(f"{name}: the predicted ceiling is off by {error:+.1%}")
     sys.stdout.flush()

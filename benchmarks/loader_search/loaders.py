@@ -20,7 +20,7 @@ class CompressedImages(Dataset[tuple[torch.Tensor, int]]):
 
     def __init__(self) -> None:
         chance = random.Random(0)
-        rows = [bytes(chance.randrange(256) for _ in range(16)) * (_SIDE * 3 // 4) for _ in range(_SIDE)]
+        rows = [bytes(chance.randrange(256) for _ in range(16)) * (_SIDE * 3 // 16) for _ in range(_SIDE)]
         self._images = []
         for _ in range(_IMAGES):
             chance.shuffle(rows)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchperfd.bench.loader_bench import LoaderBench, bench_loader
 from torchperfd.bench.search import SearchSpace, search_space
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, Unusable
+from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Unusable
 from torchperfd.bench.worker_pipe import explain
 
 if TYPE_CHECKING:
@@ -46,24 +46,24 @@ class LoaderHere:
 
         return loader_facts(self._loader, has_step=self._step is not None)
 
-    def measure(self, setting: LoaderSetting) -> Outcome:
-        """Measure a setting once."""
+    def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
+        """Measure a setting once, for a share of the usual time."""
         from torchperfd.bench.loader_timing import measure_loader
 
         if self._stop.is_set():
             raise KeyboardInterrupt
         try:
-            return measure_loader(self._loader, setting, self._seconds, self._step)
+            return measure_loader(self._loader, setting, self._seconds * share, self._step)
         except Exception as error:  # noqa: BLE001 - of the script's dataset or step
             return Unusable(explain(error))
 
-    def rest_seconds(self, setting: LoaderSetting) -> float | None:
-        """Return the seconds of the rest of a step with batches in memory; None where unknown."""
+    def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
+        """Measure a step without its input; None where it cannot be had."""
         from torchperfd.bench.loader_timing import measure_ceiling
 
-        if self._step is None:
-            return self._rest_seconds
-        return measure_ceiling(self._loader, setting, self._seconds, self._step)
+        if self._step is not None:
+            return RestOfStep(*measure_ceiling(self._loader, setting, self._seconds, self._step))
+        return RestOfStep(self._rest_seconds) if self._rest_seconds else None
 
 
 def bench_here(

@@ -7,10 +7,13 @@ from typing import Any, Final
 
 from torchperfd.bench.loader_measurer import LoaderMeasurer
 from torchperfd.bench.search import LoaderSearch, SearchSpace
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
 from torchperfd.errors import TorchperfdError
 
 SCHEMA: Final = "torchperfd.bench_dataloader/1"
+
+_EXPLORING: Final = 0.5
+"""Share of the time for a setting of which only its order among the others is of interest."""
 
 Progress = Callable[[int, LoaderSetting], None]
 """Called with the number of measurements so far and the setting that is measured next."""
@@ -29,7 +32,7 @@ class LoaderBench:
         facts: Of the loader.
         outcomes: By setting, in the order of measuring.
         recommended: The setting to use; None where none was usable.
-        rest_seconds: The rest of a step with batches in memory, measured; None without one.
+        rest: A step without its input; None where it is unknown.
         took_seconds: All of it.
         is_complete: Whether the search came to its end.
     """
@@ -38,7 +41,7 @@ class LoaderBench:
     facts: LoaderFacts
     outcomes: dict[LoaderSetting, Outcome]
     recommended: LoaderSetting | None
-    rest_seconds: float | None
+    rest: RestOfStep | None
     took_seconds: float
     is_complete: bool
 
@@ -52,12 +55,6 @@ class LoaderBench:
         """How many times as fast the recommended setting is as the loader's own; None where unknown."""
         own, best = self.speed(self.facts.current), self.speed(self.recommended)
         return best.samples_per_second / own.samples_per_second if own and best else None
-
-    @property
-    def predicted_rest_seconds(self) -> float | None:
-        """The rest of a step, from the loop under the recommended setting: its step less its wait."""
-        best = self.speed(self.recommended)
-        return best.batch_seconds - best.wait_seconds if best and self.facts.has_step else None
 
     def __str__(self) -> str:
         from torchperfd.bench.loader_text import loader_text
@@ -80,8 +77,8 @@ class LoaderBench:
             "recommended": asdict(self.recommended) if self.recommended else None,
             "recommended_code": self.recommended.code() if self.recommended else None,
             "gain_ratio": self.gain,
-            "rest_seconds": self.rest_seconds,
-            "predicted_rest_seconds": self.predicted_rest_seconds,
+            "rest_seconds": self.rest.seconds if self.rest else None,
+            "predicted_rest_seconds": self.rest.predicted_seconds if self.rest else None,
             "took_seconds": self.took_seconds,
             "is_complete": self.is_complete,
         }
@@ -105,7 +102,7 @@ def bench_loader(
         count = 0
         while setting is not None:
             progress(count, setting)
-            outcome = measurer.measure(setting)
+            outcome = measurer.measure(setting, 1.0 if search.is_confirming else _EXPLORING)
             count += 1
             if isinstance(outcome, Unusable) and search.best() is None and not setting.workers:
                 # Without workers there is nothing left that a setting could change.
@@ -116,9 +113,8 @@ def bench_loader(
                 setting = None
         recommended = search.recommended()
         if recommended is not None:
-            rest = measurer.rest_seconds(recommended)
+            rest = measurer.rest_of_step(recommended)
     except KeyboardInterrupt:
         is_complete = False
-    return LoaderBench(
-        target, facts, search.outcomes, search.recommended(), rest, time.monotonic() - began, is_complete
-    )
+    took = time.monotonic() - began
+    return LoaderBench(target, facts, search.outcomes, search.recommended(), rest, took, is_complete)

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any, Final, Protocol
 
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
 from torchperfd.bench.worker_process import FreeMemory, WorkerFailedError, WorkerProcess
 from torchperfd.errors import TorchperfdError
 
@@ -31,12 +31,12 @@ class LoaderMeasurer(Protocol):
         """Return what the loader is like."""
         ...
 
-    def measure(self, setting: LoaderSetting) -> Outcome:
-        """Measure a setting once."""
+    def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
+        """Measure a setting once, for a share of the usual time."""
         ...
 
-    def rest_seconds(self, setting: LoaderSetting) -> float | None:
-        """Return the seconds of the rest of a step with batches in memory; None where there is no step."""
+    def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
+        """Measure a step without its input; None where it cannot be had."""
         ...
 
 
@@ -76,21 +76,21 @@ class LoaderProcess:
         assert self._facts is not None
         return self._facts
 
-    def measure(self, setting: LoaderSetting) -> Outcome:
-        """Measure a setting once.
+    def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
+        """Measure a setting once, for a share of the usual time.
 
         Raises:
             FactoryError: A new process was needed, and could not make the loader.
         """
-        answer = self._ask(setting, ceiling=False)
+        answer = self._ask(setting, self._seconds * share)
         return Speed(**answer["speed"]) if "speed" in answer else Unusable(str(answer["unusable"]))
 
-    def rest_seconds(self, setting: LoaderSetting) -> float | None:
-        """Return the seconds of the rest of a step with batches in memory; None where there is no step."""
+    def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
+        """Measure a step without its input; None where it cannot be had."""
         if not self.facts().has_step:
             return None
-        found = self._ask(setting, ceiling=True).get("ceiling")
-        return None if found is None else float(found)
+        found = self._ask(setting, self._seconds, ceiling=True).get("ceiling")
+        return RestOfStep(*found) if found else None
 
     def close(self) -> None:
         """End the process and its workers."""
@@ -117,10 +117,10 @@ class LoaderProcess:
         self._facts = LoaderFacts(**{**facts, "current": LoaderSetting(**facts["current"])})
         return process
 
-    def _ask(self, setting: LoaderSetting, *, ceiling: bool) -> dict[str, Any]:
-        request = {"setting": asdict(setting), "seconds": self._seconds, "ceiling": ceiling}
+    def _ask(self, setting: LoaderSetting, seconds: float, *, ceiling: bool = False) -> dict[str, Any]:
+        request = {"setting": asdict(setting), "seconds": seconds, "ceiling": ceiling}
         try:
-            return self._started().ask(request, self._timeout + _LONGEST * self._seconds)
+            return self._started().ask(request, self._timeout + _LONGEST * seconds)
         except WorkerFailedError as error:
             self._process = None
             return {"unusable": str(error)}

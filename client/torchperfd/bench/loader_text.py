@@ -26,8 +26,8 @@ def loader_text(bench: LoaderBench) -> str:
         lines.append(f"recommended  {bench.recommended.code(facts.current)}")
         if bench.gain is not None:
             lines.append(f"             {bench.gain:.2f} times as fast as the loader's own setting")
-    if best is not None and bench.rest_seconds is not None:
-        lines += _ceiling(bench, best, bench.rest_seconds)
+    if best is not None and bench.rest is not None:
+        lines += _ceiling(bench, best, bench.rest.seconds)
     if not bench.is_complete:
         lines.append("interrupted: not all settings were measured")
     return "\n".join(lines)

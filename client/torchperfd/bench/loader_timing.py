@@ -5,6 +5,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -80,31 +81,38 @@ def measure_loader(
         batches.close()  # type: ignore[attr-defined]  # a generator: ends the workers
 
 
-def measure_ceiling(loader: "DataLoader[Any]", setting: LoaderSetting, seconds: float, step: Step) -> float:
-    """Return the seconds that the rest of a step takes when its batches are in memory already."""
-    batches = _endless_batches(with_setting(loader, setting))
-    cached: list[Any] = []
+def measure_ceiling(
+    loader: "DataLoader[Any]", setting: LoaderSetting, seconds: float, step: Step
+) -> tuple[float, float]:
+    """Return the seconds that the rest of a step takes: with batches in memory, and with batches just drawn.
+
+    The two alternate every few steps, because a machine's speed changes within seconds.
+    """
+    batches = _endless_batches(with_setting(loader, replace(setting, workers=0, prefetch=0)))
     try:
+        cached: list[Any] = []
         for batch in itertools.islice(batches, _MOST_CACHED):
             cached.append(batch)
             if len(cached) * _shape(batch)[1] >= _MOST_CACHED_BYTES:
                 break
+        for batch in cached[:2]:
+            _timed(step, batch)
+        from_memory: list[float] = []
+        drawn: list[float] = []
+        began = time.perf_counter()
+        while len(drawn) < _LEAST_BLOCKS or time.perf_counter() - began < 2 * seconds:
+            from_memory += [_timed(step, batch) for batch in cached]
+            drawn += [_timed(step, batch) for batch in itertools.islice(batches, len(cached))]
+        return statistics.fmean(from_memory), statistics.fmean(drawn)
     finally:
-        batches.close()  # type: ignore[attr-defined]  # a generator: ends the workers
-    for batch in cached[:2]:
-        step(batch)
-    _wait_for_device()
-    took: list[float] = []
+        batches.close()  # type: ignore[attr-defined]  # a generator
+
+
+def _timed(step: Step, batch: Any) -> float:
     began = time.perf_counter()
-    for batch in itertools.cycle(cached):
-        before = time.perf_counter()
-        step(batch)
-        _wait_for_device()
-        after = time.perf_counter()
-        took.append(after - before)
-        if after - began >= seconds and len(took) >= _LEAST_BLOCKS:
-            break
-    return statistics.fmean(took)
+    step(batch)
+    _wait_for_device()
+    return time.perf_counter() - began
 
 
 def with_setting(loader: "DataLoader[Any]", setting: LoaderSetting) -> "DataLoader[Any]":

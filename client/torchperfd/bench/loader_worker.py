@@ -4,6 +4,7 @@ python -m torchperfd.bench.loader_worker TARGET REQUESTS ANSWERS
 """
 
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -24,6 +25,8 @@ def _make(target: str) -> tuple[Answer, Callable[[Answer], Answer]]:
 
     from torchperfd.bench.loader_timing import loader_facts, measure_ceiling, measure_loader
 
+    # The number of workers is what is varied.
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
     found = find_target(target)
     if callable(found) and not isinstance(found, DataLoader):
         found = found()
@@ -38,7 +41,8 @@ def _make(target: str) -> tuple[Answer, Callable[[Answer], Answer]]:
         setting, seconds = LoaderSetting(**request["setting"]), request["seconds"]
         try:
             if request["ceiling"] and step is not None:
-                return {"ceiling": measure_ceiling(loader, setting, seconds, step)}
+                measured, predicted = measure_ceiling(loader, setting, seconds, step)
+                return {"ceiling": [measured, predicted]}
             return {"speed": asdict(measure_loader(loader, setting, seconds, step))}
         except Exception as error:  # noqa: BLE001 - of the script's dataset or step
             return {"unusable": explain(error)}

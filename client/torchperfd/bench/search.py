@@ -18,12 +18,13 @@ MOST_WORKERS: Final = 16
 _MORE_PREFETCH: Final = (4, 8)
 # More workers have to give this much more to go on; a prefetch factor as well.
 _LEAST_GAIN: Final = 0.05
-# Settings this far below the best may still be better than it by noise.
+# Settings this far below the best may still be as good as it, by noise.
 _RIVAL: Final = 0.12
-_RIVALS: Final = 3
+_RIVALS: Final = 2
 _CONFIRMATIONS: Final = 2
-# Of settings this close to the best, the cheapest is recommended.
+# Settings are equal if one is slower by less than this, or by less than this and not in every round.
 _EQUAL: Final = 0.02
+_EQUAL_BY_NOISE: Final = 0.05
 
 Search = Generator[LoaderSetting, Outcome, None]
 
@@ -69,12 +70,15 @@ class LoaderSearch:
         space: What may be varied.
 
     Attributes:
-        outcomes: By setting, in the order of measuring; a setting that was measured again has the mean of
+        outcomes: By setting, in the order of measuring; a setting that was measured again has the medians of
             its rounds.
+        is_confirming: Whether the setting that was yielded last is one of the best, and measured again. The
+            other measurements only have to be good enough to find these.
     """
 
     def __init__(self, facts: LoaderFacts, space: SearchSpace) -> None:
         self.outcomes: dict[LoaderSetting, Outcome] = {}
+        self.is_confirming = False
         self._facts = facts
         self._space = space
         self._rounds: dict[LoaderSetting, list[Speed]] = {}
@@ -109,21 +113,23 @@ class LoaderSearch:
         best = self.best()
         if best is None:
             return None
-        bound = (1 - _EQUAL) * self._speed(best)
         # Another batch size, start method or number of threads is worth a change only for its speed.
         equal = [
-            setting
-            for setting, speed in self._speeds()
-            if speed.samples_per_second >= bound and self._is_like(setting, best)
+            each for each, _ in self._speeds() if self._is_like(each, best) and self._is_equal(each, best)
         ]
         current = self._facts.current
-        if self._is_like(current, best) and self._speed(current) >= bound and current.cost <= best.cost:
+        if current in equal and current.cost <= best.cost:
             return current
         return min(equal, key=lambda setting: setting.cost)
 
-    def rounds(self, setting: LoaderSetting) -> list[Speed]:
-        """Return each measurement of a setting."""
-        return list(self._rounds.get(setting, ()))
+    def _is_equal(self, setting: LoaderSetting, best: LoaderSetting) -> bool:
+        """Return whether a setting is as fast as the best one, as far as the rounds show."""
+        slower = 1 - self._speed(setting) / self._speed(best)
+        if slower <= _EQUAL:
+            return True
+        rounds = list(zip(self._rounds[setting], self._rounds[best], strict=False))
+        won = any(one.samples_per_second >= other.samples_per_second for one, other in rounds)
+        return slower <= _EQUAL_BY_NOISE and len(rounds) > 1 and won
 
     def _vary_workers(self, current: LoaderSetting) -> Search:
         workers, best, lean = 0, 0.0, 0
@@ -172,18 +178,22 @@ class LoaderSearch:
                 return
 
     def _confirm(self) -> Search:
-        """Measure the best again, in turn with those that may be as good and with the loader's own."""
+        """Measure the best again, in turn with cheaper ones that may be as good."""
         best = self.best()
         if best is None:
             return
         bound = (1 - _RIVAL) * self._speed(best)
-        speeds = sorted(self._speeds(), key=lambda pair: -pair[1].samples_per_second)
-        rivals = [setting for setting, speed in speeds if speed.samples_per_second >= bound][:_RIVALS]
-        own = self._facts.current
-        if own not in rivals and isinstance(self.outcomes[own], Speed):
-            rivals.append(own)
+        rivals = [
+            setting
+            for setting, speed in self._speeds()
+            if speed.samples_per_second >= bound and self._is_like(setting, best) and setting.cost < best.cost
+        ]
+        rivals.sort(key=lambda setting: setting.cost)
+        if not rivals:
+            return
+        self.is_confirming = True
         for _ in range(_CONFIRMATIONS):
-            for setting in rivals:
+            for setting in (best, *rivals[:_RIVALS]):
                 yield from self._measure(setting, again=True)
 
     def _measure(self, setting: LoaderSetting, *, again: bool = False) -> Search:

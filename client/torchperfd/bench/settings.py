@@ -77,6 +77,20 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
+class RestOfStep:
+    """What a training step takes without its input.
+
+    Attributes:
+        seconds: With batches that are in memory; or as the steps so far have shown.
+        predicted_seconds: With batches that were just drawn, without workers, which would take CPUs. This is
+            what a loop shows by itself. None where it was not measured.
+    """
+
+    seconds: float
+    predicted_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Unusable:
     """Why a setting gave nothing; one line."""
 

@@ -7,7 +7,7 @@ from tests.support.golden import check_golden
 
 from torchperfd.bench.loader_bench import LoaderBench, UnusableLoaderError, bench_loader
 from torchperfd.bench.search import SearchSpace
-from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, Speed, Unusable
+from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
 
 Measure = Callable[[LoaderSetting], Outcome]
 
@@ -16,15 +16,18 @@ class Formula:
     """A measurer of a loader of which everything is known."""
 
     def __init__(self, measure: Measure, rest: float | None = None, *, has_step: bool = False) -> None:
-        self.measure = measure
+        self._measure = measure
         self._rest = rest
         self._has_step = has_step
 
     def facts(self) -> LoaderFacts:
         return LoaderFacts(LoaderSetting(0, 32), True, self._has_step, 2.0, False, 2)
 
-    def rest_seconds(self, setting: LoaderSetting) -> float | None:
-        return self._rest
+    def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
+        return self._measure(setting)
+
+    def rest_of_step(self, setting: LoaderSetting) -> RestOfStep | None:
+        return None if self._rest is None else RestOfStep(self._rest, 0.029)
 
 
 def batch(setting: LoaderSetting) -> float:
@@ -74,9 +77,9 @@ def test_document_has_every_setting_and_the_recommended() -> None:
     assert by_workers[2]["speed"]["batches"] >= 100
 
 
-def test_predicted_rest_is_the_step_less_its_wait() -> None:
-    found = run(Formula(with_step, 0.028, has_step=True))
-    assert found.predicted_rest_seconds == pytest.approx(0.028)
+def test_document_has_the_ceiling_measured_and_predicted() -> None:
+    document = run(Formula(with_step, 0.028, has_step=True)).to_dict()
+    assert (document["rest_seconds"], document["predicted_rest_seconds"]) == (0.028, 0.029)
 
 
 def test_loader_that_gives_nothing_without_workers_is_an_error() -> None:

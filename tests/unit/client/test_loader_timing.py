@@ -164,7 +164,12 @@ def test_ceiling_uses_batches_that_are_in_memory() -> None:
             return torch.zeros(2)
 
     steps: list[Any] = []
-    took = measure_ceiling(DataLoader(Counted(), batch_size=2), LoaderSetting(0, 2), 0.05, steps.append)
-    assert took > 0
-    assert len(drawn_items) == 16
-    assert len(steps) > 8
+    loader = DataLoader(Counted(), batch_size=2)
+    from_memory, drawn = measure_ceiling(loader, LoaderSetting(2, 2, 2), 0.02, steps.append)
+    assert from_memory > 0
+    assert drawn > 0
+    # Two to warm up, then the eight that are kept and as many new ones, again and again.
+    rounds = (len(steps) - 2) // 16
+    assert len(steps) == 2 + 16 * rounds
+    assert len(drawn_items) == 2 * (8 + 8 * rounds)
+    assert all(one is other for one, other in zip(steps[2:10], steps[18:26], strict=True))
