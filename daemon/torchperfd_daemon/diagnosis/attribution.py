@@ -57,6 +57,8 @@ MOST_OF: Final = 0.75
 
 # Steps that have grown by this share of a rank's lateness differ from it only by chance.
 _NOT_ABSORBED: Final = 0.9
+# So many standard errors; the means of successive samples depend on each other.
+_CERTAIN: Final = 4.0
 
 # Ranks whose lateness reaches this share of the longest one differ only by chance.
 _AS_LATE: Final = 0.9
@@ -198,9 +200,15 @@ class CauseAttribution:
         )
 
     def _absorbed(self, rank: RankEvidence, cost: float) -> float:
-        """Return what of one rank's lateness costs nothing, because devices idled anyway."""
+        """Return what of one rank's lateness costs nothing, because devices idled anyway.
+
+        Steps have then certainly grown by less.
+        """
+        if not rank.on_device or rank.before is None or not self._together:
+            return 0.0
         growth = self._growth()
-        if not rank.on_device or not self._together or growth >= _NOT_ABSORBED * cost:
+        error = math.hypot(rank.step_error_seconds, rank.before.step_error_seconds)
+        if growth + _CERTAIN * error >= _NOT_ABSORBED * cost:
             return 0.0
         return min(cost - growth, idle_before(self._seen))
 

@@ -16,6 +16,7 @@ class RankEvidence:
 
     Attributes:
         stage: Its pipeline stage; None without pipeline parallelism.
+        step_error_seconds: The standard error of ``step_seconds``, from the means of single samples.
         phase_seconds: Exclusive host time by phase, which sums to the step.
         device_phase_seconds: The same on its device, working or waiting; empty without device times.
         collected_seconds: Garbage collections.
@@ -79,6 +80,7 @@ class RankEvidence:
     window_seconds: float = 0.0
     loader: LoaderFacts | None = None
     stage: int | None = None
+    step_error_seconds: float = 0.0
 
     @property
     def own_seconds(self) -> float:

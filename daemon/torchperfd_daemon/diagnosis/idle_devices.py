@@ -4,6 +4,7 @@ Where hosts cannot keep their devices busy, all devices idle for some of each st
 falls into that time first, so that steps grow by less than the rank is late.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -17,16 +18,15 @@ def device_work(rank: RankEvidence) -> float:
 
 
 def idle_before(ranks: Sequence[RankEvidence]) -> float:
-    """Return for how long devices idled in a step before the run became slower, in seconds; 0 if unknown.
+    """Return for how long devices idled in a step before the run became slower, in seconds.
 
-    The wait for other ranks is not idle time.
+    The wait for other ranks is not idle time. Infinite where the driver does not show how busy devices are.
     """
     pasts = [rank.before for rank in ranks if rank.before]
-    idle = [
-        past.step_seconds - device_work(past) - past.wait_seconds if past.device_busy is not None else 0.0
-        for past in pasts
-    ]
-    return max(0.0, statistics.median(idle)) if idle else 0.0
+    if not pasts or any(past.device_busy is None for past in pasts):
+        return math.inf
+    idle = [past.step_seconds - device_work(past) - past.wait_seconds for past in pasts]
+    return max(0.0, statistics.median(idle))
 
 
 def absorbed_words(seconds: float) -> str:

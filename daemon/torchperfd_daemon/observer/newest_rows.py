@@ -6,6 +6,19 @@ import numpy.typing as npt
 Float64 = npt.NDArray[np.float64]
 
 
+def error_of_means(rows: Float64, totals: int, counts: int) -> float:
+    """Return the standard error of a mean, from the means between successive rows of two running sums.
+
+    Args:
+        rows: Oldest first; shape (rows, width).
+        totals: Column of the sums.
+        counts: Column of how many were summed.
+    """
+    added = np.diff(rows[:, counts])
+    means = np.diff(rows[:, totals])[added > 0] / added[added > 0]
+    return float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else 0.0
+
+
 class NewestRows:
     """Rows of equal width, of which the newest are kept. Index 0 is the newest, 1 the one before it.
 

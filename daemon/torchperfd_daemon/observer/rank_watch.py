@@ -21,7 +21,7 @@ from torchperfd_daemon.diagnosis.whatif import Pauses
 from torchperfd_daemon.observer.background_saves import StepsBesideSaves
 from torchperfd_daemon.observer.gpu_watch import GpuWatch
 from torchperfd_daemon.observer.memory_watch import MemoryWatch
-from torchperfd_daemon.observer.newest_rows import Float64, NewestRows
+from torchperfd_daemon.observer.newest_rows import Float64, NewestRows, error_of_means
 from torchperfd_daemon.observer.node_context import GpuState, NodeContext
 from torchperfd_daemon.parallelism import rank_in
 from torchperfd_daemon.store import HISTORY_STEPS, GcTotal, Rank, State, Totals
@@ -137,7 +137,8 @@ class RankWatch:
         rows = self._rows.newest(WINDOW_SAMPLES)
         growth = self._memory.growth(rows[:, _AT], rows[:, _RESIDENT])
         evidence = self._between(first, last, before=self._before, growth=growth)
-        return evidence and replace(evidence, sync_line=self._sync_line())
+        error = error_of_means(self._rows.newest(self._window + 1), _NS, _STEPS) / 1e9
+        return evidence and replace(evidence, sync_line=self._sync_line(), step_error_seconds=error)
 
     def remember(self, until: float) -> None:
         """Use the steps so far as the rank's past for comparisons.
@@ -148,7 +149,9 @@ class RankWatch:
         rows = [row for back in range(len(self._rows)) if (row := self._rows[back])[_AT] <= until]
         if self._first is not None and rows:
             end = _healthy_until(self._first, rows)
-            self._before = self._between(self._first, end) or self._before
+            past = self._between(self._first, end)
+            error = error_of_means(np.array(rows[::-1]), _NS, _STEPS) / 1e9
+            self._before = replace(past, step_error_seconds=error) if past else self._before
             self._past_end = end.copy()
 
     def forget(self, since: float) -> None:

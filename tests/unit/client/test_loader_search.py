@@ -141,7 +141,7 @@ def test_search_space_tries_twice_the_cpus(cpus: float, most: int) -> None:
     own=st.integers(0, 12),
     seed=st.integers(0, 1000),
 )
-def test_recommended_is_near_the_best_of_all_for_few_measurements(
+def test_recommended_is_near_the_best_for_few_measurements(
     make: float, receive: float, send: float, cpus: int, contention: float, own: int, seed: int
 ) -> None:
     """A loader that follows the usual model, measured with 1 % of noise: within 5 % of the best."""

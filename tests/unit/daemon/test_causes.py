@@ -492,6 +492,19 @@ def test_unexplained_late_rank_is_late_by_its_growth() -> None:
     assert [each.cause for each in slow_loader] == [Cause.INPUT_BOUND, Cause.MEMORY_PRESSURE]
 
 
+def absorbed(cause: Cause, grown: float, busy: float | None, error: float = 0.0) -> list[RankEvidence]:
+    """Return ranks on devices, one of them 40 ms late, whose steps have grown by so much."""
+    throttled = cause is Cause.GPU_THROTTLING
+    ranks = []
+    for each in eight(late(rank(4), "backward", 0.04)):
+        now = replace(each, on_device=True, device_busy=busy)
+        if throttled and each.rank == 4:
+            now = replace(now, device_busy=0.7, device_throttled=1.0, device_slowdown=0.5)
+        past = replace(rank(each.rank), on_device=True, device_busy=busy, step_error_seconds=error)
+        ranks.append(since(replace(past, step_seconds=now.step_seconds - grown), now))
+    return ranks
+
+
 @pytest.mark.parametrize(
     ("grown", "cost", "words"),
     [
@@ -501,25 +514,27 @@ def test_unexplained_late_rank_is_late_by_its_growth() -> None:
     ],
 )
 @pytest.mark.parametrize("cause", [Cause.SLOW_RANK, Cause.GPU_THROTTLING])
+@pytest.mark.parametrize("busy", [0.7, None])
 def test_lateness_that_devices_absorb_costs_the_growth(
-    cause: Cause, grown: float, cost: float, words: str
+    cause: Cause, busy: float | None, grown: float, cost: float, words: str
 ) -> None:
     """Devices that idled for their hosts have time for one that is late."""
-    throttled = cause is Cause.GPU_THROTTLING
-    ranks = []
-    for each in eight(late(rank(4), "backward", 0.04)):
-        now = replace(each, on_device=True, device_busy=0.7)
-        if throttled and each.rank == 4:
-            now = replace(now, device_throttled=1.0, device_slowdown=0.5)
-        past = replace(
-            rank(each.rank), on_device=True, device_busy=0.7, step_seconds=now.step_seconds - grown
-        )
-        ranks.append(since(past, now))
-    found = rank_causes("r", ranks)
+    found = rank_causes("r", absorbed(cause, grown, busy))
     assert [verdict.cause for verdict in found] == [cause]
     assert found[0].rank == 4
     assert found[0].cost_seconds_per_step == pytest.approx(cost)
     assert words in found[0].evidence
+
+
+def test_busy_devices_absorb_no_lateness() -> None:
+    (verdict,) = rank_causes("r", absorbed(Cause.SLOW_RANK, 0.02, busy=1.0))
+    assert verdict.cost_seconds_per_step == pytest.approx(0.04)
+
+
+def test_growth_that_is_uncertain_limits_no_cost() -> None:
+    """Steps that vary hide for how much they have grown."""
+    (verdict,) = rank_causes("r", absorbed(Cause.SLOW_RANK, 0.02, busy=0.7, error=0.005))
+    assert verdict.cost_seconds_per_step == pytest.approx(0.04)
 
 
 seconds = st.floats(0, 1e6)
