@@ -36,6 +36,8 @@ def build(out: Path) -> None:
     with tempfile.TemporaryDirectory() as directory:
         source = Path(directory) / "source"
         pages = list(copy_pages(source))
+        for style in (ROOT / "docs").glob("*.css"):
+            _copy(style, source)
         for name, text in generated_pages().items():
             page = source / _GENERATED / name
             page.parent.mkdir(parents=True, exist_ok=True)
