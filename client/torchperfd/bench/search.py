@@ -21,7 +21,8 @@ _LEAST_GAIN: Final = 0.05
 # Settings this far below the best may still be as good as it, by noise.
 _RIVAL: Final = 0.12
 _RIVALS: Final = 2
-_CONFIRMATIONS: Final = 2
+_CONFIRMED_ROUNDS: Final = 3
+_MOST_CONFIRMATIONS: Final = 12
 # Settings are equal if one is slower by less than this, or by less than this and not in every round.
 _EQUAL: Final = 0.02
 _EQUAL_BY_NOISE: Final = 0.05
@@ -178,23 +179,31 @@ class LoaderSearch:
                 return
 
     def _confirm(self) -> Search:
-        """Measure the best again, in turn with cheaper ones that may be as good."""
-        best = self.best()
-        if best is None:
-            return
+        """Measure the best again, in turn with cheaper ones that may be as good.
+
+        The best of several noisy figures is too high, so another setting may be the best after that.
+        """
+        self.is_confirming = True
+        for _ in range(_MOST_CONFIRMATIONS):
+            best = self.best()
+            if best is None:
+                return
+            due = [
+                each for each in (best, *self._rivals(best)) if len(self._rounds[each]) < _CONFIRMED_ROUNDS
+            ]
+            if not due:
+                return
+            yield from self._measure(min(due, key=lambda each: len(self._rounds[each])), again=True)
+
+    def _rivals(self, best: LoaderSetting) -> list[LoaderSetting]:
+        """Return the settings that are cheaper than the best one and may be as fast, the cheapest first."""
         bound = (1 - _RIVAL) * self._speed(best)
         rivals = [
             setting
             for setting, speed in self._speeds()
             if speed.samples_per_second >= bound and self._is_like(setting, best) and setting.cost < best.cost
         ]
-        rivals.sort(key=lambda setting: setting.cost)
-        if not rivals:
-            return
-        self.is_confirming = True
-        for _ in range(_CONFIRMATIONS):
-            for setting in (best, *rivals[:_RIVALS]):
-                yield from self._measure(setting, again=True)
+        return sorted(rivals, key=lambda setting: setting.cost)[:_RIVALS]
 
     def _measure(self, setting: LoaderSetting, *, again: bool = False) -> Search:
         if setting in self.outcomes and not again:
