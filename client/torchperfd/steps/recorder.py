@@ -3,9 +3,8 @@
 The reader of the ring buffer writes into the live row of the ring of steps
 (:mod:`torchperfd.steps.step_ring`), which the flusher drains. Dropped steps are counted.
 
-A stack of open phases makes times exclusive: entering a phase stops the clock
-of the one around it. The bottom of the stack is the *gap*, the time of no
-phase, so that a step's phases always sum to its duration exactly.
+A stack of open phases makes times exclusive: entering one stops the clock of the one around it. The bottom is
+the *gap*, the time of no phase, so that a step's phases always sum to its duration exactly.
 """
 
 from array import array
