@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from torchperfd.bench.loader_measurer import FactoryError
-from torchperfd.bench.worker_process import FreeMemory, WorkerFailedError, WorkerProcess
+from torchperfd.bench.worker_process import WorkerFailedError, WorkerProcess
 from torchperfd.errors import TorchperfdError
 
 SCHEMA: Final = "torchperfd.bench_compare/1"
@@ -18,7 +17,8 @@ LEAST_ROUNDS: Final = 3
 # Two-sided 95 % quantiles of Student's t distribution, from 2 degrees of freedom on.
 _T: Final = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _LAST_T: Final = 2.12
-_LEAST_TIMEOUT: Final = 10.0
+# A measurement may take so many times as long as asked for.
+_LONGEST: Final = 10.0
 
 
 class FunctionFailedError(TorchperfdError):
@@ -134,7 +134,6 @@ def bench_functions(
     rounds: int,
     timeout: float,
     progress: Callable[[str], None],
-    free_memory: FreeMemory | None = None,
 ) -> FunctionsBench:
     """Time functions in turn, in a process of their own.
 
@@ -147,23 +146,15 @@ def bench_functions(
         rounds: Three or more.
         timeout: Seconds for the imports, and for each measurement beyond its own.
         progress: Called with what is measured next.
-        free_memory: Returns the free bytes and all bytes; those of this machine when None.
 
     Raises:
         FactoryError: The functions could not be found.
         FunctionFailedError: One of them raised, or did not end in time.
     """
     arguments = [json.dumps(list(targets)), setup]
-    process = WorkerProcess("torchperfd.bench.functions_worker", arguments, free_memory)
+    process = WorkerProcess("torchperfd.bench.functions_worker", arguments)
     try:
-        try:
-            first = process.ask(None, timeout)
-        except WorkerFailedError as error:
-            raise FactoryError(f"the functions could not be imported: {error}") from error
-        if "failed" in first:
-            raise FactoryError(
-                f"the functions could not be imported: {first['failed']}", int(first["exit_code"])
-            )
+        first = process.start(timeout, "the functions could not be imported")
         combinations = [
             dict(zip(parameters, values, strict=True)) for values in itertools.product(*parameters.values())
         ]
@@ -184,7 +175,7 @@ def bench_functions(
                     "threads": row.threads,
                     "seconds": seconds,
                 }
-                answer = _ask(process, request, timeout + _LEAST_TIMEOUT * seconds, f"{name}({row.name})")
+                answer = _ask(process, request, timeout + _LONGEST * seconds, f"{name}({row.name})")
                 found.setdefault((function, number), []).append(answer["seconds"])
         table = _ask(process, {"table": True}, timeout, "the table")["table"]
         return FunctionsBench(names, rows, found, table)

@@ -65,7 +65,7 @@ class LoaderBench:
         """Return the document of schema ``torchperfd.bench_dataloader/1``."""
         settings = []
         for setting, outcome in self.outcomes.items():
-            speed = outcome.to_dict() if isinstance(outcome, Speed) else None
+            speed = asdict(outcome) if isinstance(outcome, Speed) else None
             reason = outcome.reason if isinstance(outcome, Unusable) else None
             settings.append({**asdict(setting), "speed": speed, "unusable": reason})
         return {

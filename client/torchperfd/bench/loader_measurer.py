@@ -4,24 +4,10 @@ from dataclasses import asdict
 from typing import Any, Final, Protocol
 
 from torchperfd.bench.settings import LoaderFacts, LoaderSetting, Outcome, RestOfStep, Speed, Unusable
-from torchperfd.bench.worker_process import FreeMemory, WorkerFailedError, WorkerProcess
-from torchperfd.errors import TorchperfdError
+from torchperfd.bench.worker_process import FactoryError, WorkerFailedError, WorkerProcess
 
 # A measurement may take five times as long as asked for, after its workers have started.
 _LONGEST: Final = 6.0
-
-
-class FactoryError(TorchperfdError):
-    """What is to be measured could not be made.
-
-    Args:
-        problem: What went wrong.
-        exit_code: Of the command.
-    """
-
-    def __init__(self, problem: str, exit_code: int = 1) -> None:
-        super().__init__(problem)
-        self.exit_code = exit_code
 
 
 class LoaderMeasurer(Protocol):
@@ -47,16 +33,12 @@ class LoaderProcess:
         target: As ``module:name``: a DataLoader, or a function without arguments that returns one.
         seconds: To measure each setting for.
         timeout: Seconds to wait for a loader, and for the first batch of a setting.
-        free_memory: Returns the free bytes and all bytes; those of this machine when None.
     """
 
-    def __init__(
-        self, target: str, seconds: float, timeout: float, free_memory: FreeMemory | None = None
-    ) -> None:
+    def __init__(self, target: str, seconds: float, timeout: float) -> None:
         self._target = target
         self._seconds = seconds
         self._timeout = timeout
-        self._free_memory = free_memory
         self._process: WorkerProcess | None = None
         self._facts: LoaderFacts | None = None
 
@@ -101,18 +83,13 @@ class LoaderProcess:
     def _started(self) -> WorkerProcess:
         if self._process is not None:
             return self._process
-        process = WorkerProcess("torchperfd.bench.loader_worker", [self._target], self._free_memory)
+        process = WorkerProcess("torchperfd.bench.loader_worker", [self._target])
         self._process = process
         try:
-            answer = process.ask(None, self._timeout)
-        except WorkerFailedError as error:
+            answer = process.start(self._timeout, f"{self._target} gave no loader")
+        except FactoryError:
             self._process = None
-            raise FactoryError(f"{self._target} gave no loader: {error}") from error
-        if "facts" not in answer:
-            self.close()
-            raise FactoryError(
-                f"{self._target} gave no loader: {answer['failed']}", exit_code=int(answer["exit_code"])
-            )
+            raise
         facts = answer["facts"]
         self._facts = LoaderFacts(**{**facts, "current": LoaderSetting(**facts["current"])})
         return process

@@ -45,7 +45,6 @@ def loader_facts(loader: "DataLoader[Any]", *, has_step: bool) -> LoaderFacts:
         has_step=has_step,
         cpus=available_cpus(),
         has_device=torch.cuda.is_available(),
-        threads=torch.get_num_threads(),
     )
 
 

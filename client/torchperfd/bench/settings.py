@@ -1,7 +1,7 @@
 """Settings of a DataLoader, and what each gave. Pure."""
 
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 DEFAULT_PREFETCH: Final = 2
 """Of ``DataLoader``, for each worker."""
@@ -71,10 +71,6 @@ class Speed:
     batches: int
     batch_bytes: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class RestOfStep:
@@ -110,7 +106,6 @@ class LoaderFacts:
         has_step: Whether the factory also gave the rest of a training step.
         cpus: CPUs that the process may use.
         has_device: Whether there is a CUDA device, for which memory may be pinned.
-        threads: Threads of torch's operators in this process.
     """
 
     current: LoaderSetting
@@ -118,4 +113,3 @@ class LoaderFacts:
     has_step: bool
     cpus: float
     has_device: bool
-    threads: int

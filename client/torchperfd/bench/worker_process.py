@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchperfd.durations import duration
+from torchperfd.errors import TorchperfdError
 from torchperfd.sizes import size
 
 _POLL_S: Final = 0.2
@@ -31,6 +32,19 @@ FreeMemory = Callable[[], tuple[int, int]]
 
 class WorkerFailedError(Exception):
     """The process gave no answer and is gone; the message has the reason."""
+
+
+class FactoryError(TorchperfdError):
+    """What is to be measured could not be made.
+
+    Args:
+        problem: What went wrong.
+        exit_code: Of the command.
+    """
+
+    def __init__(self, problem: str, exit_code: int = 1) -> None:
+        super().__init__(problem)
+        self.exit_code = exit_code
 
 
 class WorkerProcess:
@@ -58,6 +72,25 @@ class WorkerProcess:
         finally:
             os.close(requests)
             os.close(answers)
+
+    def start(self, timeout: float, problem: str) -> dict[str, Any]:
+        """Wait until the script is imported; return the first answer.
+
+        Args:
+            timeout: Seconds to wait.
+            problem: What it means where that fails, for the error.
+
+        Raises:
+            FactoryError: The script raised, or did not end in time; the process has been killed.
+        """
+        try:
+            answer = self.ask(None, timeout)
+        except WorkerFailedError as error:
+            raise FactoryError(f"{problem}: {error}") from error
+        if "failed" in answer:
+            self.close()
+            raise FactoryError(f"{problem}: {answer['failed']}", int(answer["exit_code"]))
+        return answer
 
     def ask(self, request: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
         """Send a request, if there is one, and wait for an answer.

@@ -1,7 +1,5 @@
 """The progress display of ``torchperfd capture``: a live table on a terminal, else lines."""
 
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
@@ -10,6 +8,7 @@ import click
 
 from torchperfd.v1 import control_pb2
 from torchperfd.v1.contract import LEAST_KERNELS_PER_LAUNCH, LONG_PAUSE_S
+from torchperfd_daemon.commands._status_line import can_redraw
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +21,7 @@ _STYLES: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
 
 def watched(messages: Iterable[control_pb2.CaptureProgress]) -> Iterator[control_pb2.CaptureProgress]:
     """Yield the messages, and show them on stderr as they come."""
-    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+    if can_redraw():
         yield from _on_terminal(messages)
         return
     lines = Lines()

@@ -1,5 +1,6 @@
 """One line on a terminal's stderr that is written again and again, and removed at the end."""
 
+import os
 import shutil
 import sys
 
@@ -8,11 +9,16 @@ import click
 from torchperfd_daemon.text import printable
 
 
+def can_redraw() -> bool:
+    """Return whether stderr is a terminal on which lines can be replaced."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class StatusLine:
-    """What a command is doing; nothing where stderr is no terminal."""
+    """What a command is doing; nothing where lines cannot be replaced."""
 
     def __init__(self) -> None:
-        self._is_on = sys.stderr.isatty()
+        self._is_on = can_redraw()
 
     def __enter__(self) -> "StatusLine":
         return self

@@ -9,7 +9,12 @@ from typing import Final
 from torchperfd.durations import duration
 from torchperfd_daemon.diagnosis.detect.straggler import WAITING
 from torchperfd_daemon.diagnosis.evidence import RankEvidence, wait_for_each_other
-from torchperfd_daemon.diagnosis.idle_devices import absorbed_words, device_work, idle_before
+from torchperfd_daemon.diagnosis.idle_devices import (
+    absorbed_words,
+    device_idle,
+    device_work,
+    idle_before,
+)
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
 from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, next_command
@@ -121,8 +126,7 @@ class CauseAttribution:
         def idle_after_waits(rank: RankEvidence) -> float:
             if rank.device_busy is None:
                 return 0.0
-            idle = rank.step_seconds - device_work(rank) - rank.wait_seconds
-            return min(rank.sync_seconds, idle - (claimed if id(rank) in self._left else 0.0))
+            return min(rank.sync_seconds, device_idle(rank) - (claimed if id(rank) in self._left else 0.0))
 
         longest = max(self._seen, key=idle_after_waits)
         where = f", most of it in {longest.sync_line}" if longest.sync_line else ""
@@ -278,6 +282,8 @@ class CauseAttribution:
         alike = (each for each in self._seen if self._left[id(each)].late >= _AS_LATE * longest)
         rank = min(alike, key=lambda each: each.rank)
         cost, phase = self._left[id(rank)].late, rank.late_phase
+        absorbed = 0.0 if rank.late_ever_since else self._absorbed(rank, cost)
+        cost -= absorbed
         if cost < LEAST_SHARE * self.step_seconds:
             return
         others = [
@@ -285,10 +291,6 @@ class CauseAttribution:
             for each in self._seen
             if each is not rank and self._left[id(each)].late >= LEAST_SHARE * self.step_seconds
         ]
-        absorbed = 0.0 if rank.late_ever_since else self._absorbed(rank, cost)
-        cost -= absorbed
-        if cost < LEAST_SHARE * self.step_seconds:
-            return
         text = f"{duration(cost)} of each {duration(rank.step_seconds)} step more than its peers need"
         if phase:
             text += f", most of it in {phase}"

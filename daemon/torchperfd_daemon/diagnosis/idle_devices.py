@@ -17,16 +17,20 @@ def device_work(rank: RankEvidence) -> float:
     return rank.step_seconds * rank.device_busy if rank.device_busy is not None else 0.0
 
 
+def device_idle(rank: RankEvidence) -> float:
+    """Return how long a rank's device neither works nor waits for other ranks in a step, in seconds."""
+    return rank.step_seconds - device_work(rank) - rank.wait_seconds
+
+
 def idle_before(ranks: Sequence[RankEvidence]) -> float:
     """Return for how long devices idled in a step before the run became slower, in seconds.
 
-    The wait for other ranks is not idle time. Infinite where the driver does not show how busy devices are.
+    Infinite where the driver does not show how busy devices are.
     """
     pasts = [rank.before for rank in ranks if rank.before]
     if not pasts or any(past.device_busy is None for past in pasts):
         return math.inf
-    idle = [past.step_seconds - device_work(past) - past.wait_seconds for past in pasts]
-    return max(0.0, statistics.median(idle))
+    return max(0.0, statistics.median(device_idle(past) for past in pasts))
 
 
 def absorbed_words(seconds: float) -> str:

@@ -21,7 +21,7 @@ class Formula:
         self._has_step = has_step
 
     def facts(self) -> LoaderFacts:
-        return LoaderFacts(LoaderSetting(0, 32), True, self._has_step, 2.0, False, 2)
+        return LoaderFacts(LoaderSetting(0, 32), True, self._has_step, 2.0, False)
 
     def measure(self, setting: LoaderSetting, share: float = 1.0) -> Outcome:
         return self._measure(setting)

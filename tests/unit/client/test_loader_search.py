@@ -16,7 +16,7 @@ NO_WORKERS = LoaderSetting(0, 32)
 
 
 def facts(current: LoaderSetting, **changes: object) -> LoaderFacts:
-    known = {"can_batch": True, "has_step": False, "cpus": 4.0, "has_device": False, "threads": 4}
+    known = {"can_batch": True, "has_step": False, "cpus": 4.0, "has_device": False}
     return LoaderFacts(current=current, **(known | changes))  # type: ignore[arg-type]
 
 
