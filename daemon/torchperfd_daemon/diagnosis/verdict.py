@@ -36,6 +36,11 @@ class Cause(Enum):
     NONE = "none"
     UNKNOWN = "unknown"
 
+    @property
+    def slug(self) -> str:
+        """The name of the cause's page in ``docs/causes``, without its ending."""
+        return self.value.lower().replace(" ", "-")
+
 
 _NEXT: Final[Mapping[Cause, str]] = {
     Cause.CGROUP_THROTTLING: "torchperfd doctor",
