@@ -1,1 +1,1 @@
-"""The daemon's HTTP side: the metrics page, its TLS and its users."""
+"""The daemon's HTTP side: the metrics page, the live page and its interface, TLS and users."""

@@ -1,21 +1,22 @@
-"""The daemon's HTTP side: the metrics page and two health endpoints, and nothing else."""
+"""The daemon's HTTP side: the metrics page, two health endpoints, the live page and its interface."""
 
 import gzip
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp
 
 from torchperfd_daemon.metrics import MetricsPage
-from torchperfd_daemon.web.basic_auth import BasicAuth
+from torchperfd_daemon.web.assets import Assets
 from torchperfd_daemon.web.config_file import WebConfigFile
+from torchperfd_daemon.web.guard import Guard
+from torchperfd_daemon.web.origin import Sites
 
 log = logging.getLogger("torchperfd.http")
 
@@ -24,21 +25,26 @@ _ASKED: Final = {False: "text/plain;version=0.0.4", True: f"{_OPENMETRICS};versi
 # The least effort: a page shrinks to a tenth either way, and more of it costs more than the page.
 _GZIP_LEVEL: Final = 1
 _RENDERING_SHARE: Final = 0.1
-_PROBES: Final = ("/-/healthy", "/-/ready")
-"""Paths without a password, because a kubelet has none; they show only the daemon's state."""
+_PAGES: Final = ("/", "/runs", "/runs/{rest:path}", "/captures", "/captures/{rest:path}", "/compare", "/node")
+"""The views of the live page: each has an address of its own, and one file shows all of them."""
 
 
 def build_app(
     page: MetricsPage,
     is_ready: Callable[[], bool],
     web_config: WebConfigFile | None = None,
+    routes: Sequence[BaseRoute] = (),
+    sites: Sites | None = None,
 ) -> ASGIApp:
     """Return the ASGI application.
 
     Args:
         is_ready: Whether clients are being served; false while starting and draining.
         web_config: Which users may read; all when None. The two health endpoints are open to all.
+        routes: Further ones: the interface of the live page.
+        sites: The names that this daemon is reached by; loopback and this node's name by default.
     """
+    assets = Assets()
     pages = PageCache(page)
 
     async def metrics(request: Request) -> Response:
@@ -62,11 +68,14 @@ def build_app(
             Route("/metrics", metrics),
             Route("/-/healthy", healthy),
             Route("/-/ready", ready),
+            *routes,
+            *(Route(path, assets.page) for path in _PAGES),
+            Route("/assets/{name:path}", assets.file),
         ]
     )
     # A path with a slash too many is not there, rather than elsewhere.
     app.router.redirect_slashes = False
-    return _Guard(app, web_config)
+    return Guard(app, web_config, sites or Sites())
 
 
 class Shown(NamedTuple):
@@ -104,40 +113,6 @@ class PageCache:
         shown = Shown(body, content_type, now + (now - began) * (1 / _RENDERING_SHARE - 1))
         self._kept[openmetrics, zipped] = shown
         return shown
-
-
-class _Guard:
-    """Lets requests through that carry no body and come from users that may read; probes need no user."""
-
-    def __init__(self, app: ASGIApp, web_config: WebConfigFile | None) -> None:
-        self._app = app
-        self._web_config = web_config
-        self._auth = BasicAuth()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        app = self._app
-        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            # Unread, and the connection with it: nothing here takes a body, of whatever size.
-            app = PlainTextResponse("no request here has a body\n", 413, {"connection": "close"})
-        elif self._web_config is not None:
-            config = self._web_config.current()
-            send = _adding(config.headers, send) if config.headers else send
-            guarded = config.users and scope.get("path") not in _PROBES
-            if guarded and not await self._auth.admits(headers.get("authorization", ""), config.users):
-                app = PlainTextResponse(
-                    "not authorised\n", 401, {"www-authenticate": 'Basic realm="torchperfd"'}
-                )
-        await app(scope, receive, send)
-
-
-def _adding(extra: Mapping[str, str], send: Send) -> Send:
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            MutableHeaders(scope=message).update(extra)
-        await send(message)
-
-    return send_with_headers
 
 
 def _takes(header: str, what: str) -> bool:

@@ -1,4 +1,4 @@
-"""The HTTP side: three pages, and nothing else."""
+"""The HTTP side: its fixed pages, and nothing else."""
 
 import asyncio
 import base64
@@ -31,7 +31,7 @@ class Http:
         sent = {"accept": accept, **{name.replace("_", "-"): value for name, value in headers.items()}}
 
         async def ask() -> httpx.Response:
-            async with httpx.AsyncClient(transport=self._transport, base_url="http://daemon") as client:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://localhost") as client:
                 return await client.request(method, path, headers=sent, content=content)
 
         return asyncio.run(ask())
@@ -78,7 +78,9 @@ def test_metrics_come_in_the_format_that_was_asked_for(http: Http, accept: str, 
     assert answer.text.endswith("# EOF\n") == (accept == OPENMETRICS)
 
 
-@pytest.mark.parametrize("path", ["/", "/metrics2", "/metrics/x", "/-/", "/-/reload", "/docs", "/%2e%2e/x"])
+@pytest.mark.parametrize(
+    "path", ["/assets", "/metrics2", "/metrics/x", "/-/", "/-/reload", "/docs", "/%2e%2e/x"]
+)
 def test_there_is_nothing_else(http: Http, path: str) -> None:
     assert http.get(path).status_code == 404
 
