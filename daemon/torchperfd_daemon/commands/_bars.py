@@ -9,7 +9,7 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from torchperfd_daemon.commands._view import WAIT, RunView
+from torchperfd_daemon.views.live import WAIT, RunView
 
 _COLOURS: Final[Mapping[str, str]] = {
     "data": "yellow",

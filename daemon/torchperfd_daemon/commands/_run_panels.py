@@ -14,7 +14,7 @@ from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._bars import Bar, Legend, colours, name_of
-from torchperfd_daemon.commands._view import STOPPED, WAIT, RankView, RunView
+from torchperfd_daemon.views.live import STOPPED, WAIT, RankView, RunView
 
 _HEALTHY: Final = "none"
 _NOT_KNOWN: Final = "unknown"

@@ -102,24 +102,6 @@ class Scope:
         return answer
 
 
-def fleet_dict(answer: _Answer) -> dict[str, Any]:
-    """Return which daemons have answered and which not, for a document; empty without a fleet request."""
-    if not answer.nodes:
-        return {}
-    return {
-        "nodes": [
-            {
-                "node": node.node,
-                "address": node.address or None,
-                "version": node.version,
-                "connected_ranks": node.ranks,
-            }
-            for node in answer.nodes
-        ],
-        "unreachable": [{"address": peer.address, "reason": peer.reason} for peer in answer.unreachable],
-    }
-
-
 def missing(*answers: _Answer) -> str:
     """Return the daemons that left a request unanswered, as text; empty when there are none."""
     return unreachable_text(peer for answer in answers for peer in answer.unreachable)

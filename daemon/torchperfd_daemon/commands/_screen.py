@@ -11,9 +11,9 @@ from rich.text import Text
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._bars import Bar
-from torchperfd_daemon.commands._node_view import GpuView, NodeView
 from torchperfd_daemon.commands._run_panels import lines_of, panels
-from torchperfd_daemon.commands._view import RunView
+from torchperfd_daemon.views.live import RunView
+from torchperfd_daemon.views.node_view import GpuView, NodeView
 
 _GIB: Final = 1024**3
 _BAR_WIDTH: Final = 20

@@ -5,10 +5,9 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
-import msgspec
 from click.core import ParameterSource
 
 from torchperfd.v1 import control_pb2
@@ -18,7 +17,6 @@ from torchperfd_daemon.captures import (
     Catalog,
     Destination,
     Listed,
-    Listing,
     Query,
     Upload,
 )
@@ -32,6 +30,7 @@ from torchperfd_daemon.commands._names import capture_argument, whole_name
 from torchperfd_daemon.commands._options import Age, Moment, json_option, socket_option
 from torchperfd_daemon.errors import DaemonUnreachableError, DeadlineError, TorchperfdError
 from torchperfd_daemon.text import printable
+from torchperfd_daemon.views.captures import listing_dict, uploaded
 
 _ROWS: Final = 100
 _CANCEL_S: Final = 10.0
@@ -73,7 +72,7 @@ def list_captures(
     query = Query(run=run, state=CaptureState(state) if state else None, since=since, limit=limit)
     listing = catalog.list(query)
     if as_json:
-        click.echo(json.dumps(_document(catalog, listing)))
+        click.echo(json.dumps(listing_dict(catalog, listing)))
         return
     own = own_directory()
     if not named and catalog.directory != own and any(own.glob("*/")):
@@ -88,7 +87,7 @@ def list_captures(
     if read_upload_marker(catalog.directory):
         heads.insert(-1, "UPLOADED")
         for cells, listed in zip(rows, listing.captures, strict=True):
-            cells.insert(-1, _uploaded(listed, uploads=True))
+            cells.insert(-1, uploaded(listed, uploads=True))
     left = ("CAPTURE", "RUN", "STATE", "UPLOADED", "WHEN")
     click.echo("\n".join(_table.lines(heads, rows, left=left)))
     if listing.total > len(listing.captures):
@@ -251,32 +250,6 @@ def _download(capture_id: str, target: Path, socket: str | None) -> None:
         raise type(error)(
             f"the download was interrupted: {error.problem}", "the same command resumes it"
         ) from error
-
-
-def _document(catalog: Catalog, listing: Listing) -> dict[str, Any]:
-    uploads = bool(read_upload_marker(catalog.directory))
-    return {
-        "schema": "torchperfd.captures/1",
-        "directory": str(catalog.directory),
-        "total": listing.total,
-        "captures": [
-            {
-                **msgspec.to_builtins(listed.record),
-                "pinned": listed.pinned,
-                "uploaded": _uploaded(listed, uploads=uploads),
-                "analysed": catalog.has_analysis(listed.record.capture_id),
-                "disk_bytes": listed.bytes,
-            }
-            for listed in listing.captures
-        ],
-    }
-
-
-def _uploaded(listed: Listed, *, uploads: bool) -> str:
-    """Return whether a capture is uploaded, or will be if a daemon uploads captures."""
-    if listed.upload is Upload.DONE:
-        return "yes"
-    return "pending" if uploads and listed.upload is Upload.PENDING else "no"
 
 
 def _cells(listed: Listed) -> list[str]:

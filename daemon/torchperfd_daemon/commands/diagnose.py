@@ -1,7 +1,6 @@
 """``torchperfd diagnose``."""
 
 import json
-from typing import Any
 
 import click
 
@@ -9,9 +8,11 @@ from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
-from torchperfd_daemon.commands._scope import Scope, fleet_dict, missing, scope_options
+from torchperfd_daemon.commands._scope import Scope, missing, scope_options
 from torchperfd_daemon.commands._watch import show, watch_option
 from torchperfd_daemon.diagnosis import Cause
+from torchperfd_daemon.views.fleet import fleet_dict
+from torchperfd_daemon.views.verdicts import verdict_dict
 
 
 @click.command("diagnose")
@@ -73,25 +74,3 @@ def _cost(verdict: control_pb2.Verdict) -> str:
 def _other(verdict: control_pb2.Verdict) -> str:
     rank = f" · rank {verdict.rank} on {verdict.node}" if verdict.rank >= 0 else ""
     return f"{verdict.cause}{rank} · {verdict.evidence}"
-
-
-def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
-    """Return a verdict as the versioned documents have it, with the causes beside it."""
-    return {**_one(verdict), "others": [_one(other) for other in verdict.others]}
-
-
-def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
-    return {
-        "run": verdict.run,
-        "cause": verdict.cause,
-        "node": verdict.node or None,
-        "rank": verdict.rank if verdict.rank >= 0 else None,
-        "phase": verdict.phase or None,
-        "evidence": verdict.evidence,
-        "cost_seconds_per_step": verdict.cost_seconds_per_step,
-        "stalled_seconds": verdict.stalled_seconds or None,
-        "window_seconds": verdict.window_seconds or None,
-        "onset_step": verdict.onset_step if verdict.HasField("onset_step") else None,
-        "next_command": verdict.next_command,
-        "summary": verdict.summary,
-    }

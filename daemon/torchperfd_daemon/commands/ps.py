@@ -3,17 +3,20 @@
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from torchperfd.v1 import control_pb2, session_pb2
-from torchperfd_daemon.commands import _table, _view
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import fleet_option, json_option, socket_option
-from torchperfd_daemon.commands._scope import Scope, fleet_dict, job_option, missing
+from torchperfd_daemon.commands._scope import Scope, job_option, missing
 from torchperfd_daemon.commands._watch import NO_RUNS
 from torchperfd_daemon.errors import PartialResultError
+from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views.fleet import fleet_dict
+from torchperfd_daemon.views.runs import run_dict
 
 _TIMEOUT_S: Final = 10.0
 
@@ -37,7 +40,7 @@ def command(job: str, fleet: bool, socket: str | None, as_json: bool) -> None:
             "node": info.node,
             "metrics_url": info.metrics_url,
             "captures_dir": info.captures_dir,
-            "runs": [_run_dict(run) for run in listed.runs],
+            "runs": [run_dict(run) for run in listed.runs],
             **fleet_dict(listed),
         }
         click.echo(json.dumps(document))
@@ -60,32 +63,6 @@ def _print_table(runs: Sequence[control_pb2.Run], *, with_node: bool) -> None:
     click.echo("\n".join(_table.lines(heads, rows, left=left)))
 
 
-def _run_dict(run: control_pb2.Run) -> dict[str, Any]:
-    return {
-        "run": run.run,
-        "job_name": run.job_name,
-        "world_size": run.world_size,
-        "ranks": [
-            {
-                "rank": rank.identity.rank,
-                "local_rank": rank.identity.local_rank,
-                "node": rank.identity.node,
-                "pid": rank.identity.pid,
-                "script": rank.identity.script,
-                "state": _view.state(rank) if rank.connected else _state(rank),
-                "stalled_seconds": rank.stalled_seconds or None,
-                "connected": rank.connected,
-                "steps": rank.steps,
-                "step_seconds": rank.step_seconds,
-                "phase_seconds": dict(rank.phase_seconds),
-                "last_step_unix_seconds": rank.last_step_unix_seconds or None,
-                "dropped_steps": rank.dropped_steps,
-            }
-            for rank in run.ranks
-        ],
-    }
-
-
 def _cells(rank: control_pb2.RankStatus) -> list[str]:
     data = rank.phase_seconds.get("data", 0.0)
     last = rank.last_step_unix_seconds
@@ -98,7 +75,3 @@ def _cells(rank: control_pb2.RankStatus) -> list[str]:
         f"{data / rank.step_seconds:.1%}" if rank.step_seconds else "-",
         f"{max(0.0, time.time() - last):.0f} s ago" if last else "never",
     ]
-
-
-def _state(rank: control_pb2.RankStatus) -> str:
-    return session_pb2.RunState.Name(rank.state).removeprefix("RUN_STATE_").lower()

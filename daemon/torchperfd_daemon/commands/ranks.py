@@ -6,12 +6,14 @@ from collections.abc import Sequence
 import click
 
 from torchperfd.durations import duration
-from torchperfd_daemon.commands import _table, _view
+from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
-from torchperfd_daemon.commands._scope import Scope, fleet_dict, last_option, missing, scope_options
+from torchperfd_daemon.commands._scope import Scope, last_option, missing, scope_options
 from torchperfd_daemon.commands._watch import show, watch_option
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
+from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views.fleet import fleet_dict
 
 
 @click.command("ranks")

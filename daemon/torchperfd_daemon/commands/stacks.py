@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Sequence
 
 import click
 
@@ -13,10 +12,9 @@ from torchperfd_daemon.commands._options import Seconds, fleet_option, json_opti
 from torchperfd_daemon.commands.capture import parse_ranks
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
 from torchperfd_daemon.service import translate_stacks
-from torchperfd_daemon.stacks import Outcome, RankStacks, merge
+from torchperfd_daemon.stacks import RankStacks, merge
 from torchperfd_daemon.stacks.report import ranks_text, render_text, to_dict
-
-_MOST_RANKS = 100_000
+from torchperfd_daemon.views.stacks import absent_ranks, each_once
 
 
 @click.command("stacks")
@@ -64,8 +62,8 @@ def command(
             answers.append(translate_stacks.rank_stacks(message))
     if not answers:
         raise TorchperfdError("the daemon reported no rank", "see its log")
-    answers = _each_once(answers)
-    absent = _absent(answers, wanted)
+    answers = each_once(answers)
+    absent = absent_ranks(answers, wanted)
     merged = merge(answers)
     if as_json:
         click.echo(json.dumps(to_dict(run, answers, merged, absent)))
@@ -79,18 +77,3 @@ def command(
         problems.append(unreachable_text(unreachable))
     if problems:
         raise PartialResultError("; ".join(problems))
-
-
-def _each_once(ranks: Sequence[RankStacks]) -> list[RankStacks]:
-    """Return one answer of each rank, in order: a rank that has moved is reported as gone by its old node."""
-    once: dict[int, RankStacks] = {}
-    for rank in sorted(ranks, key=lambda rank: rank.outcome is Outcome.GONE):
-        once.setdefault(rank.rank, rank)
-    return [once[number] for number in sorted(once)]
-
-
-def _absent(ranks: Sequence[RankStacks], wanted: Sequence[int]) -> list[int]:
-    """Return the ranks asked for, by default all of the run, that are not in the answers."""
-    world = min(max(rank.world_size for rank in ranks), _MOST_RANKS)
-    found = {rank.rank for rank in ranks}
-    return [rank for rank in wanted or range(world) if rank not in found]

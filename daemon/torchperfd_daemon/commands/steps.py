@@ -2,17 +2,18 @@
 
 import json
 import time
-from typing import Any
 
 import click
 import numpy as np
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import _table, _view
+from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, last_option
 from torchperfd_daemon.errors import NoSuchTargetError
+from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views.steps import steps_dict
 
 
 @click.command("steps")
@@ -30,25 +31,11 @@ def command(rank: int, run: str, last: int, socket: str | None, as_json: bool) -
         raise NoSuchTargetError(f"{len(ranks)} runs have a rank {rank}: {names}", "choose one with --run")
     [steps] = ranks
     if as_json:
-        click.echo(json.dumps(_document(steps)))
+        click.echo(json.dumps(steps_dict(steps)))
     elif steps.count:
         click.echo("\n".join(lines(steps, time.time())))
     else:
         click.echo(f"rank {rank} has made no training step yet", err=True)
-
-
-def _document(steps: control_pb2.RankSteps) -> dict[str, Any]:
-    identity = steps.status.identity
-    return {
-        "schema": "torchperfd.steps/1",
-        "run": identity.run,
-        "rank": identity.rank,
-        "node": identity.node,
-        "first_step": steps.first_step,
-        "end_unix_seconds": (np.frombuffer(steps.end_ns, "<i8") / 1e9).tolist(),
-        "step_seconds": (np.frombuffer(steps.duration_ns, "<i8") / 1e9).tolist(),
-        "phase_seconds": {name: column.tolist() for name, column in _view.work(steps).phase_seconds.items()},
-    }
 
 
 def lines(steps: control_pb2.RankSteps, now: float) -> list[str]:

@@ -10,13 +10,15 @@ from rich.console import Console
 from rich.live import Live
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import _node_view, _view, diagnose
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._keys import Keys
 from torchperfd_daemon.commands._options import json_option, socket_option
 from torchperfd_daemon.commands._scope import Scope, missing, scope_options
 from torchperfd_daemon.commands._screen import Frame, draw
 from torchperfd_daemon.errors import PartialResultError, TorchperfdError
+from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views import node_view as _node_view
+from torchperfd_daemon.views.verdicts import verdict_dict
 
 _TIMEOUT_S: Final = 5.0
 _EVERY_S: Final = 0.5
@@ -95,9 +97,7 @@ def _document(frame: Frame) -> dict[str, Any]:
         "runs": [
             {
                 **_view.run_dict(run),
-                "verdict": diagnose.verdict_dict(frame.verdicts[run.run])
-                if run.run in frame.verdicts
-                else None,
+                "verdict": verdict_dict(frame.verdicts[run.run]) if run.run in frame.verdicts else None,
             }
             for run in frame.runs
         ],

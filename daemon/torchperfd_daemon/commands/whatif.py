@@ -9,7 +9,7 @@ import click
 
 from torchperfd.durations import duration
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import _table, _view
+from torchperfd_daemon.commands import _table
 from torchperfd_daemon.commands._daemon import connect
 from torchperfd_daemon.commands._names import whole_run
 from torchperfd_daemon.commands._options import json_option, socket_option
@@ -20,6 +20,7 @@ from torchperfd_daemon.diagnosis.whatif import Pauses, Removed, Replay, WhatIf, 
 from torchperfd_daemon.errors import PartialResultError
 from torchperfd_daemon.observer.rank_watch import LEAST_SAMPLES, WARM_STEPS
 from torchperfd_daemon.service.translate import comparison
+from torchperfd_daemon.views import live as _view
 
 _TIMEOUT_S: Final = 10.0
 

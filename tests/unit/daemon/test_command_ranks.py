@@ -16,11 +16,13 @@ from tests.unit.daemon.live_runs import CASES, NOW, RANKS, STEPS, train
 from torchperfd.v1 import control_pb2
 from torchperfd_daemon import cli
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.commands import _node_view, _view, diagnose
+from torchperfd_daemon.commands import diagnose
 from torchperfd_daemon.commands._screen import Frame, draw
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.service import live
 from torchperfd_daemon.store import RankIdentity, StepColumns, Store
+from torchperfd_daemon.views import live as _view
+from torchperfd_daemon.views import node_view as _node_view
 
 Command = Callable[..., tuple[int, str, str]]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.daemon.test_observer import RUN, Watched
 
 from torchperfd.v1 import control_pb2, fleet_pb2
-from torchperfd_daemon.commands import _view, ranks, steps, whatif
+from torchperfd_daemon.commands import ranks, steps, whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.waits import compare
@@ -17,6 +17,7 @@ from torchperfd_daemon.fleet.fanout import PeerError
 from torchperfd_daemon.fleet.surveys import judge_all
 from torchperfd_daemon.service import live, survey
 from torchperfd_daemon.store import Rank
+from torchperfd_daemon.views import live as _view
 
 SLOW = 3
 LATE_S = 0.02

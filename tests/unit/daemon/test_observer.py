@@ -12,13 +12,13 @@ from benchmarks.accuracy.streams import Change, Job
 
 from torchperfd.durations import duration
 from torchperfd_daemon.collectors.base import Family
-from torchperfd_daemon.commands import _view
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.diagnosis.detect import OnsetDetector
 from torchperfd_daemon.observer import Observer
 from torchperfd_daemon.service.translate import rank_status
 from torchperfd_daemon.stacks import Frame, Outcome, RankStacks, Thread
 from torchperfd_daemon.store import Rank, State, Store
+from torchperfd_daemon.views import live as _view
 
 RUN = "streamed"
 

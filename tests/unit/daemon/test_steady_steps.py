@@ -5,11 +5,12 @@ from array import array
 import pytest
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands import _view, whatif
+from torchperfd_daemon.commands import whatif
 from torchperfd_daemon.diagnosis import Cause
 from torchperfd_daemon.service import live, survey, translate
 from torchperfd_daemon.service.survey import verdict_on
 from torchperfd_daemon.store import KindTotal, PhaseTotal, Rank, RankIdentity, StepColumns, Store, Totals
+from torchperfd_daemon.views import live as _view
 
 MS = 1_000_000
 

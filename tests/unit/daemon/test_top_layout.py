@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from torchperfd.v1 import control_pb2
-from torchperfd_daemon.commands._node_view import GpuView, NodeView
 from torchperfd_daemon.commands._screen import Frame, draw
-from torchperfd_daemon.commands._view import RankView, RunView
 from torchperfd_daemon.diagnosis.detect.straggler import Straggler
+from torchperfd_daemon.views.live import RankView, RunView
+from torchperfd_daemon.views.node_view import GpuView, NodeView
 
 WORDS = "40 ms of each 140 ms step lost to a device clock lowered by power or heat"
 

@@ -1,0 +1,27 @@
+"""Verdicts, as ``torchperfd diagnose --json`` has them."""
+
+from typing import Any
+
+from torchperfd.v1 import control_pb2
+
+
+def verdict_dict(verdict: control_pb2.Verdict) -> dict[str, Any]:
+    """Return a verdict as the versioned documents have it, with the causes beside it."""
+    return {**_one(verdict), "others": [_one(other) for other in verdict.others]}
+
+
+def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
+    return {
+        "run": verdict.run,
+        "cause": verdict.cause,
+        "node": verdict.node or None,
+        "rank": verdict.rank if verdict.rank >= 0 else None,
+        "phase": verdict.phase or None,
+        "evidence": verdict.evidence,
+        "cost_seconds_per_step": verdict.cost_seconds_per_step,
+        "stalled_seconds": verdict.stalled_seconds or None,
+        "window_seconds": verdict.window_seconds or None,
+        "onset_step": verdict.onset_step if verdict.HasField("onset_step") else None,
+        "next_command": verdict.next_command,
+        "summary": verdict.summary,
+    }
