@@ -1,4 +1,4 @@
-"""Writes the dashboards that are committed next to this file.
+"""Writes the dashboards, the rules and the rules' tests that are committed next to this file.
 
 Run `python -m grafana.build` in the root of the repository after an edit; `--check` changes nothing and
 fails when a committed file is stale.
@@ -11,12 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from grafana.alerting import check, rules_text, tests_text
+from grafana.cases import CASES
+from grafana.rules import ALERTS, RECORDINGS
 from grafana.run import run_dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-OUTPUT: Final = Path(__file__).parent / "dashboards"
+OUTPUT: Final = Path(__file__).parent
 DASHBOARDS: Final[dict[str, Callable[[], Dashboard]]] = {"run.json": run_dashboard}
+RULES: Final = "torchperfd.rules.yaml"
+TESTS: Final = "torchperfd.test.yaml"
 
 
 def render(dashboard: Dashboard) -> str:
@@ -24,20 +29,35 @@ def render(dashboard: Dashboard) -> str:
     return json.dumps(dashboard, cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
 
 
+def files() -> dict[str, str]:
+    """Return the text of every generated file, by its path below this folder.
+
+    Raises:
+        RuleError: An alert lacks a runbook, a limit or a test.
+    """
+    check(ALERTS, CASES)
+    return {f"dashboards/{name}": render(make()) for name, make in DASHBOARDS.items()} | {
+        f"alerts/{RULES}": rules_text(RECORDINGS, ALERTS),
+        f"alerts/{TESTS}": tests_text(RULES, ALERTS, CASES),
+    }
+
+
 def main() -> int:
-    """Write every dashboard, or compare each with its file."""
-    parser = argparse.ArgumentParser(prog="python -m grafana.build", description="Write the dashboards.")
+    """Write every file, or compare each with what is committed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m grafana.build", description="Write dashboards and rules."
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is stale")
-    check = parser.parse_args().check
+    only_check = parser.parse_args().check
     stale = []
-    for name, make in DASHBOARDS.items():
-        path, text = OUTPUT / name, render(make())
-        if check:
+    for name, text in files().items():
+        path = OUTPUT / name
+        if only_check:
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 stale.append(name)
         else:
             path.write_text(text, encoding="utf-8")
-            print(f"wrote {path.name}")
+            print(f"wrote {name}")
     for name in stale:
         print(f"{name} is stale: run `python -m grafana.build`", file=sys.stderr)
     return 1 if stale else 0

@@ -103,6 +103,8 @@ METRICS: Final[dict[str, frozenset[str]]] = {
     "torchperfd_capture_last_success_timestamp_seconds": _NONE,
     "torchperfd_captures": _NONE,
     "torchperfd_captures_bytes": _NONE,
+    "torchperfd_captures_disk_free_bytes": _NONE,
+    "torchperfd_captures_disk_size_bytes": _NONE,
     "torchperfd_captures_removed_total": frozenset({"reason"}),
     "torchperfd_background_failures_total": frozenset({"worker"}),
     "torchperfd_background_last_success_timestamp_seconds": frozenset({"worker"}),

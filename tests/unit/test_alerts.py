@@ -1,16 +1,25 @@
-"""The alert rules: they say what an operator needs, and promtool sees them fire, stay quiet and resolve."""
+"""The rules: promtool sees every alert fire and be silent, and each has a page that helps."""
 
+import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from grafana import config
+from grafana.alerting import Alert, Case, Firing, RuleError, check
+from grafana.cases import CASES
+from grafana.rules import ALERTS, RECORDINGS
 from tests.metric_names import unknown
 
-ALERTS = Path(__file__).resolve().parents[2] / "grafana" / "alerts"
-RULES = ALERTS / "torchperfd.rules.yaml"
-TESTS = ALERTS / "torchperfd.test.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "grafana" / "alerts"
+RULES = FOLDER / "torchperfd.rules.yaml"
+TESTS = FOLDER / "torchperfd.test.yaml"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+RECORDED = re.compile(r"\w+:torchperfd_\w+:\w+")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -18,41 +27,84 @@ def load(path: Path) -> dict[str, Any]:
     return document
 
 
-def alerts() -> list[dict[str, Any]]:
-    return [rule for group in load(RULES)["groups"] for rule in group["rules"] if "alert" in rule]
+def rules(kind: str) -> list[dict[str, Any]]:
+    return [rule for group in load(RULES)["groups"] for rule in group["rules"] if kind in rule]
 
 
 def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["promtool", *arguments], cwd=ALERTS, capture_output=True, text=True, check=False)
+    return subprocess.run(["promtool", *arguments], cwd=FOLDER, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.needs("promtool")
 def test_promtool_accepts_the_rules() -> None:
-    check = promtool("check", "rules", RULES.name)
-    assert check.returncode == 0, check.stderr
+    done = promtool("check", "rules", RULES.name)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.needs("promtool")
-def test_promtool_sees_the_rules_do_what_they_promise() -> None:
-    check = promtool("test", "rules", TESTS.name)
-    assert check.returncode == 0, check.stdout + check.stderr
+def test_promtool_sees_alerts_fire_and_be_silent() -> None:
+    done = promtool("test", "rules", TESTS.name)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_has_a_severity_and_a_runbook() -> None:
-    for alert in alerts():
-        assert alert["labels"]["severity"] in {"warning", "critical"}, alert["alert"]
-        assert {"summary", "description", "runbook"} <= set(alert["annotations"]), alert["alert"]
-        assert "{{ $labels.run }}" in alert["annotations"]["summary"], alert["alert"]
+@pytest.mark.parametrize("alert", rules("alert"), ids=lambda alert: alert["alert"])
+def test_alert_has_severity_texts_and_a_runbook(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in {"warning", "critical"}
+    annotations = alert["annotations"]
+    assert set(annotations) == {"summary", "description", "runbook_url"}
+    # The label that an operator needs first is in the one line that a pager shows.
+    assert re.search(r"\{\{ \$labels\.(run|instance) \}\}", annotations["summary"])
+    page = RUNBOOKS / annotations["runbook_url"].removeprefix(f"{config.RUNBOOKS}/").replace(".html", ".md")
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^#+ .+", text, re.MULTILINE) == [
+        f"# {alert['alert']}",
+        *("## Meaning", "## Impact", "## Diagnosis", "## Mitigation"),
+    ]
 
 
-def test_every_alert_is_made_of_metrics_of_the_daemon() -> None:
-    for alert in alerts():
-        assert not unknown(alert["expr"]), alert["alert"]
+def test_runbooks_each_belong_to_an_alert() -> None:
+    assert {path.stem for path in RUNBOOKS.glob("*.md")} == {alert.page for alert in ALERTS}
+    menu = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert [alert.page for alert in ALERTS if f"docs/runbooks/{alert.page}.md" not in menu] == []
 
 
-def test_every_alert_is_seen_to_fire_and_to_stay_quiet() -> None:
-    seen: dict[str, set[bool]] = {alert["alert"]: set() for alert in alerts()}
-    for case in load(TESTS)["tests"]:
-        for expectation in case["alert_rule_test"]:
-            seen[expectation["alertname"]].add(bool(expectation["exp_alerts"]))
-    assert seen == {name: {True, False} for name in seen}
+def test_rules_are_made_of_metrics_of_the_daemon() -> None:
+    recorded = {rule.record for rule in RECORDINGS}
+    for rule in [*rules("alert"), *rules("record")]:
+        assert set(RECORDED.findall(rule["expr"])) <= recorded
+        assert not unknown(RECORDED.sub("", rule["expr"])), rule
+
+
+def test_limits_of_the_table_are_those_of_the_rules() -> None:
+    for rule in rules("alert"):
+        limit = config.LIMITS[rule["alert"]]
+        assert (rule["for"], rule["labels"]["severity"]) == (limit.hold, limit.severity)
+        assert re.search(rf"[<>] {limit.threshold:g}([\s)]|$)", rule["expr"]), rule["expr"]
+
+
+ALERT = Alert("TorchperfdRunHang", "a > {threshold}", "s", "d", "page")
+FIRES = Case("TorchperfdRunHang", "fires", {}, {"1m": (Firing({}),)})
+SILENT = Case("TorchperfdRunHang", "silent", {}, {"1m": ()})
+
+
+@pytest.mark.parametrize(
+    ("alert", "cases", "problem"),
+    [
+        (replace(ALERT, page=""), [FIRES, SILENT], "no runbook"),
+        (ALERT, [SILENT], "no case in which it fires"),
+        (ALERT, [FIRES], "no case in which it is silent"),
+        (replace(ALERT, name="Unheard"), [], "no limit"),
+    ],
+)
+def test_incomplete_alert_cannot_be_built(
+    monkeypatch: pytest.MonkeyPatch, alert: Alert, cases: list[Case], problem: str
+) -> None:
+    monkeypatch.setattr(config, "LIMITS", {ALERT.name: config.Limit(0, "1m")})
+    with pytest.raises(RuleError, match=problem):
+        check([alert], cases)
+
+
+def test_complete_alerts_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(ALERTS, CASES)
+    monkeypatch.setattr(config, "LIMITS", {ALERT.name: config.Limit(0, "1m")})
+    check([ALERT], [FIRES, SILENT])

@@ -324,7 +324,7 @@ def test_promtool_accepts_prometheus_as_compose_lays_it_out(tmp_path: Path) -> N
         ["promtool", "check", "config", str(config)], capture_output=True, text=True, check=False
     )
     assert check.returncode == 0, check.stdout + check.stderr
-    assert "4 rules found" in check.stdout
+    assert re.search(r"[1-9]\d* rules found", check.stdout)
 
 
 # Slurm

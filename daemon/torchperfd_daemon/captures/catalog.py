@@ -334,9 +334,17 @@ class Catalog:
         """
         return max(0, self.quota.free_bytes - self._free())
 
-    def _free(self) -> int:
+    def disk(self) -> tuple[int, int]:
+        """Return free bytes, without the reserve of root, and size in bytes of the disk of the captures.
+
+        Raises:
+            OSError: The directory is not there.
+        """
         disk = os.statvfs(self.directory)
-        return disk.f_bavail * disk.f_frsize
+        return disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+
+    def _free(self) -> int:
+        return self.disk()[0]
 
     def _refuse_a_full_disk(self) -> None:
         free = self._free()

@@ -26,6 +26,9 @@ class RetentionCounts:
 
     captures: int = 0
     bytes: int = 0
+    disk_free_bytes: int = 0
+    disk_size_bytes: int = 0
+    """Of the disk that holds the directory; 0 while there is no directory."""
     removed: dict[str, int] = field(default_factory=lambda: {reason.value: 0 for reason in Reason})
 
 
@@ -67,7 +70,15 @@ class RetentionWorker:
         if self._is_beyond(kept):
             kept = self._remove(kept)
         self.counts.captures, self.counts.bytes = len(kept), sum(each.bytes for each in kept)
+        self._measure_disk()
         log.debug("captures directory: %d captures, %d bytes", self.counts.captures, self.counts.bytes)
+
+    def _measure_disk(self) -> None:
+        try:
+            free, size = self._catalog.disk()
+        except OSError:  # no capture has been made yet, or the disk is not mounted
+            free = size = 0
+        self.counts.disk_free_bytes, self.counts.disk_size_bytes = free, size
 
     def _run(self) -> None:
         while True:

@@ -34,6 +34,13 @@ def own_metrics(store: Store, captures: CaptureCounts, kept: RetentionCounts) ->
     )
     yield _single("captures", "Captures in the captures directory.", "gauge", kept.captures)
     yield _single("captures_bytes", "What the captures directory takes on the disk.", "gauge", kept.bytes)
+    if kept.disk_size_bytes:
+        yield _single(
+            "captures_disk_free_bytes", "Free on the disk of captures.", "gauge", kept.disk_free_bytes
+        )
+        yield _single(
+            "captures_disk_size_bytes", "Size of the disk of captures.", "gauge", kept.disk_size_bytes
+        )
     yield _by(
         "captures_removed", "Captures removed to keep to the quota, by its limit.", "reason", kept.removed
     )

@@ -227,7 +227,11 @@ def counts() -> CaptureCounts:
 
 def holding() -> RetentionCounts:
     return RetentionCounts(
-        captures=12, bytes=9_000_000, removed={"age": 0, "count": 3, "bytes": 1, "reserve": 0}
+        captures=12,
+        bytes=9_000_000,
+        disk_free_bytes=40_000_000_000,
+        disk_size_bytes=100_000_000_000,
+        removed={"age": 0, "count": 3, "bytes": 1, "reserve": 0},
     )
 
 

@@ -270,3 +270,22 @@ def test_an_interrupted_deletion_is_finished(catalog: Catalog) -> None:
 def test_a_directory_that_is_not_there_yet_is_empty(catalog: Catalog) -> None:
     assert enforce(catalog, count=1) == {}
     assert not catalog.directory.exists()
+
+
+def test_retention_with_a_directory_measures_its_disk(catalog: Catalog) -> None:
+    retention = RetentionWorker(catalog)
+    retention.enforce()
+    if not catalog.directory.exists():
+        assert (retention.counts.disk_free_bytes, retention.counts.disk_size_bytes) == (0, 0)
+    add(catalog, "20260101T000000Z-aaaaaa")
+    retention.enforce()
+    assert 0 < retention.counts.disk_free_bytes <= retention.counts.disk_size_bytes
+
+
+def test_retention_with_an_absent_directory_has_no_disk(catalog: Catalog) -> None:
+    retention = RetentionWorker(catalog)
+    retention.counts.disk_free_bytes = retention.counts.disk_size_bytes = 1
+    if catalog.directory.exists():
+        catalog.directory.rmdir()
+    retention._measure_disk()
+    assert (retention.counts.disk_free_bytes, retention.counts.disk_size_bytes) == (0, 0)
