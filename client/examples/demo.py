@@ -1,6 +1,6 @@
 """The tour that `make demo` gives: one real training run, seen from every side.
 
-Trains client/examples/train_digits.py, unedited, under `torchperfd run`, and while it
+Trains client/examples/train_remote_digits.py, unedited, under `torchperfd run`, and while it
 trains lists it, captures five steps, and scrapes its metrics; afterwards it analyses the
 trace. Everything it shows comes from commands that you can type yourself.
 """
@@ -22,9 +22,12 @@ TIMEOUT_S = 60
 def main() -> int:
     OUTPUT.mkdir(exist_ok=True)
     report = OUTPUT / "report.json"
-    title("Train a small CNN on real handwritten digits. The script does not import torchperfd")
+    title("Train on handwritten digits, read one by one. The script does not import torchperfd")
     training = start(
-        *("run", "--run", RUN, "--report", str(report)), str(HERE / "train_digits.py"), "--epochs", "40"
+        *("run", "--run", RUN, "--report", str(report)),
+        str(HERE / "train_remote_digits.py"),
+        "--epochs",
+        "12",
     )
     try:
         wait_for_steps(training)
@@ -34,7 +37,7 @@ def main() -> int:
         directory = capture()
         title("What Prometheus would scrape right now (a few of the series)")
         show_metrics()
-        title("The training ends, and prints the time of each phase")
+        title("The training ends: the verdict, and what to change")
         code = training.wait()
     finally:
         if training.poll() is None:

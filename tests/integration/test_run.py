@@ -222,8 +222,8 @@ def test_an_embedded_daemon_comes_with_the_run_and_goes_with_it(node: Node) -> N
         (daemon_pid,) = _embedded_daemons(process.pid)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
-    assert "rank 0 · train" in errors
-    assert "verdict" in errors
+    assert " a step (lately p50 " in errors
+    assert any(mark in errors for mark in ("✓ HEALTHY", "✗ ", "? NOT KNOWN"))
     eventually(lambda: not Path(f"/proc/{daemon_pid}").exists(), 5)
     assert node.command("ps").returncode == 4
 

@@ -63,6 +63,8 @@ class CaptureManager:
         self._pauses = PauseEstimate()
         self.directory = CapturesDirectory()
         """Directory for captures of this process."""
+        self.newest_id = ""
+        """The id of the newest capture that this process has completed; empty before the first."""
         self.torch_ready = Flag()
         """Set once the script has imported torch: a thread of ours that imports parts of it
         at the same time can break both."""
@@ -190,4 +192,6 @@ class CaptureManager:
             return self._capture
 
     def _report_outcome(self, capture: RankCapture, outcome: CaptureOutcome) -> None:
+        if outcome.ok:
+            self.newest_id = capture.capture_id
         self._outbox.put(result_message(capture, outcome, self_started=capture.capture_id in self._own))

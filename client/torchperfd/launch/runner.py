@@ -36,6 +36,7 @@ Options:
   --on-oom        Leave a memory snapshot when CUDA has no memory left.
   --no-daemon     Start no daemon when none answers.
   --quiet         Print nothing at the end.
+  --full          Print each rank's whole table at the end, not only the verdict.
   -h, --help      Show this message and exit.
 """
 
@@ -54,6 +55,7 @@ class RunOptions:
     report: Path | None = None
     start_daemon: bool = True
     quiet: bool = False
+    full: bool = False
     on_oom: bool = False
     warnings: list[str] = field(default_factory=list)
 
@@ -103,7 +105,7 @@ def parse(argv: Sequence[str]) -> RunOptions | None:
                     raise _BadUsageError(f"{name} needs a value")
                 value = argv[position]
             values[name] = value
-        elif word in ("--no-daemon", "--quiet", "--on-oom"):
+        elif word in ("--no-daemon", "--quiet", "--full", "--on-oom"):
             flags.add(word)
         else:
             raise _BadUsageError(f"no such option: {word}")
@@ -119,6 +121,7 @@ def _options(script: Script, values: dict[str, str], flags: set[str]) -> RunOpti
         report=Path(values["--report"]).absolute() if "--report" in values else None,
         start_daemon="--no-daemon" not in flags,
         quiet="--quiet" in flags,
+        full="--full" in flags,
         on_oom="--on-oom" in flags,
     )
 
@@ -168,6 +171,8 @@ def _job_name(script: Script) -> str:
 
 
 def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOptions) -> None:
+    from torchperfd.card import ansi
+    from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
     from torchperfd.report import run_document
     from torchperfd.v1 import access
 
@@ -177,15 +182,22 @@ def _conclude(client: "Client", daemon: "EmbeddedDaemon | None", options: RunOpt
     answer = _whole_run(client) if client.rank == 0 else None
     ranks = _rank_reports(client, answer)
     verdict = _verdict(answer)
+    facts = [] if daemon is not None or not client.metrics_url else [("metrics", client.metrics_url)]
     try:
         if options.report is not None and client.rank == 0:
             document = run_document(client.run, ranks, verdict)
             access.write_file(str(options.report), (json.dumps(document, indent=2) + "\n").encode())
+            facts.append(("report", str(options.report)))
     except OSError as error:
         sys.stderr.write(f"torchperfd: cannot write the report: {error}\n")
     if not options.quiet and client.rank == 0:
         sys.stdout.flush()
-        sys.stderr.write(_summary(client, ranks, verdict, options, advice, embedded=daemon is not None))
+        card = closing_card(
+            client.run, ranks, answer, advice=advice, capture_id=client.parts.captures.newest_id
+        )
+        closing = Closing(client.run, ranks, card, percentiles_of(answer, client.rank), facts)
+        colour, width = ansi.wants_colour(sys.stderr), ansi.width_of(sys.stderr)
+        sys.stderr.write(closing_text(closing, full=options.full, colour=colour, width=width))
     client.detach_by(deadline)
     if daemon is not None:
         daemon.leave(max(0.05, deadline - time.monotonic()))
@@ -242,30 +254,6 @@ def _cause(verdict: "control_pb2.Verdict") -> dict[str, Any]:
         "rank": verdict.rank if verdict.rank >= 0 else None,
         "phase": verdict.phase or None,
         "cost_seconds_per_step": verdict.cost_seconds_per_step,
+        "fix": verdict.fix or None,
+        "saves_seconds": verdict.saves_seconds or None,
     }
-
-
-def _summary(
-    client: "Client",
-    ranks: list["RankReport"],
-    verdict: dict[str, Any] | None,
-    options: RunOptions,
-    advice: str,
-    *,
-    embedded: bool,
-) -> str:
-    lines = ["", f"── torchperfd · run {client.run} ──"]
-    lines += ["\n\n".join(rank.to_text() for rank in ranks), ""]
-    if verdict is None:
-        lines.append("verdict   not known: no daemon answered")
-    else:
-        lines.append(f"verdict   {verdict['summary']}")
-        lines += [f"also      {other['summary']}" for other in verdict["others"]]
-    # The run is over, so the verdict's own next command would come too late for it.
-    lines.append(f"next      {advice or 'torchperfd capture --steps 5, while a run trains'}")
-    if client.metrics_url and not embedded:
-        lines.append(f"metrics   {client.metrics_url}")
-    lines.append(f"captures  {client.captures_dir}")
-    if options.report is not None:
-        lines.append(f"report    {options.report}")
-    return "\n".join(lines) + "\n"

@@ -29,6 +29,23 @@ def title(table: Table) -> str:
     return " · ".join(parts)
 
 
+def headline(table: Table, step_percentiles: tuple[float, float] | None) -> str:
+    """Return the line above the overview of a run's end: steps, their mean, percentiles and throughput."""
+    if not table.steps:
+        return title(table)
+    spread = ""
+    if step_percentiles is not None:
+        p50, p95 = step_percentiles
+        spread = f" (lately p50 {duration(p50)}, p95 {duration(p95)})"
+    steps = f"{table.steps:,} step{'s' if table.steps > 1 else ''}"
+    parts = [steps, f"{_duration(table.step_seconds)} a step{spread}"]
+    if table.samples_per_second is not None:
+        parts.append(f"{rate(table.samples_per_second)} samples/s")
+    if table.tokens_per_second is not None:
+        parts.append(f"{rate(table.tokens_per_second)} tokens/s")
+    return " · ".join(parts)
+
+
 def headings(table: Table) -> tuple[str, ...]:
     """Return the words above the columns; the first two are columns of words."""
     return _with_device(_HEADINGS, "On device") if table.on_device else _HEADINGS

@@ -370,22 +370,52 @@ class RankAccount(google.protobuf.message.Message):
     IDENTITY_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
     ACCOUNT_FIELD_NUMBER: builtins.int
+    PERCENTILES_FIELD_NUMBER: builtins.int
     state: torchperfd.v1.session_pb2.RunState.ValueType
     @property
     def identity(self) -> torchperfd.v1.session_pb2.RankIdentity: ...
     @property
     def account(self) -> torchperfd.v1.session_pb2.Account: ...
+    @property
+    def percentiles(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PhasePercentiles]:
+        """of the newest training steps after the first"""
+
     def __init__(
         self,
         *,
         identity: torchperfd.v1.session_pb2.RankIdentity | None = ...,
         state: torchperfd.v1.session_pb2.RunState.ValueType = ...,
         account: torchperfd.v1.session_pb2.Account | None = ...,
+        percentiles: collections.abc.Iterable[global___PhasePercentiles] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["account", b"account", "identity", b"identity"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["account", b"account", "identity", b"identity", "state", b"state"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["account", b"account", "identity", b"identity", "percentiles", b"percentiles", "state", b"state"]) -> None: ...
 
 global___RankAccount = RankAccount
+
+@typing.final
+class PhasePercentiles(google.protobuf.message.Message):
+    """Percentiles of the time per training step, of the newest steps that the daemon keeps."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: builtins.int
+    P50_NS_FIELD_NUMBER: builtins.int
+    P95_NS_FIELD_NUMBER: builtins.int
+    phase: builtins.str
+    """empty: of the whole step"""
+    p50_ns: builtins.int
+    p95_ns: builtins.int
+    def __init__(
+        self,
+        *,
+        phase: builtins.str = ...,
+        p50_ns: builtins.int = ...,
+        p95_ns: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["p50_ns", b"p50_ns", "p95_ns", b"p95_ns", "phase", b"phase"]) -> None: ...
+
+global___PhasePercentiles = PhasePercentiles
 
 @typing.final
 class GetStepsRequest(google.protobuf.message.Message):
@@ -665,6 +695,8 @@ class Verdict(google.protobuf.message.Message):
     WINDOW_SECONDS_FIELD_NUMBER: builtins.int
     STEP_SECONDS_FIELD_NUMBER: builtins.int
     OTHERS_FIELD_NUMBER: builtins.int
+    FIX_FIELD_NUMBER: builtins.int
+    SAVES_SECONDS_FIELD_NUMBER: builtins.int
     cause: builtins.str
     run: builtins.str
     node: builtins.str
@@ -684,6 +716,10 @@ class Verdict(google.protobuf.message.Message):
     """the evidence is of the newest so many; 0: not of a window"""
     step_seconds: builtins.float
     """the step that the cost is a part of; 0 when unknown"""
+    fix: builtins.str
+    """what to change, the setting or the command first; empty when nothing is wrong"""
+    saves_seconds: builtins.float
+    """that the fix saves of each step, as predicted; 0 without a prediction"""
     @property
     def others(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Verdict]:
         """further causes of the same run, the costliest first; they have none"""
@@ -705,9 +741,11 @@ class Verdict(google.protobuf.message.Message):
         window_seconds: builtins.float = ...,
         step_seconds: builtins.float = ...,
         others: collections.abc.Iterable[global___Verdict] | None = ...,
+        fix: builtins.str = ...,
+        saves_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "onset_step", b"onset_step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_onset_step", b"_onset_step", "cause", b"cause", "cost_seconds_per_step", b"cost_seconds_per_step", "evidence", b"evidence", "fix", b"fix", "next_command", b"next_command", "node", b"node", "onset_step", b"onset_step", "others", b"others", "phase", b"phase", "rank", b"rank", "run", b"run", "saves_seconds", b"saves_seconds", "stalled_seconds", b"stalled_seconds", "step_seconds", b"step_seconds", "summary", b"summary", "window_seconds", b"window_seconds"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_onset_step", b"_onset_step"]) -> typing.Literal["onset_step"] | None: ...
 
 global___Verdict = Verdict

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torchperfd.durations import duration
@@ -16,7 +16,7 @@ from torchperfd_daemon.diagnosis.idle_devices import (
     idle_before,
 )
 from torchperfd_daemon.diagnosis.imbalance import find_imbalance
-from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, loader_remedy
+from torchperfd_daemon.diagnosis.remedies import ReadWorkerCost, Remedy, loader_remedy
 from torchperfd_daemon.diagnosis.verdict import INPUT_BOUND_SHARE, Cause, Verdict, next_command
 
 LEAST_SHARE: Final = 0.05
@@ -130,10 +130,7 @@ class CauseAttribution:
 
         longest = max(self._seen, key=idle_after_waits)
         where = f", most of it in {longest.sync_line}" if longest.sync_line else ""
-        words = (
-            f"with the device idle after the host has waited for it{where}; do that every 50 steps, or keep"
-            " the values on the device"
-        )
+        words = f"with the device idle after the host has waited for it{where}"
         self.attribute(Cause.SYNCHRONISATION, "", words, idle_after_waits)
 
     def attribute(self, cause: Cause, phase: str, words: str, measure: Measure) -> None:
@@ -182,8 +179,6 @@ class CauseAttribution:
         if hidden >= _SHOWN_SHARE * cost:
             text += f", {duration(hidden)} more while the device works"
         text += absorbed_words(absorbed)
-        if cause is Cause.INPUT_BOUND:
-            text += self._loader_remedy(rank, cost)
         self._add_verdict(cause, rank, None if alike else rank.rank, phase, text, cost)
         if not alike:
             self._claim(rank, cause, cost + absorbed)
@@ -193,7 +188,9 @@ class CauseAttribution:
         for each, seconds in zip(seen, beyond, strict=True):
             _take(self._left[id(each)].phases, phase, seconds)
 
-    def _loader_remedy(self, rank: RankEvidence, cost: float) -> str:
+    def _remedy(self, cause: Cause, rank: RankEvidence, cost: float) -> Remedy:
+        if cause is not Cause.INPUT_BOUND:
+            return Remedy()
         return loader_remedy(
             rank.loader,
             rank.step_seconds,
@@ -298,8 +295,6 @@ class CauseAttribution:
         if others:
             text += f"; so {'do' if len(others) > 1 else 'does'} rank {', '.join(map(str, others[:8]))}"
         cause = _OF_PHASE.get(phase, Cause.SLOW_RANK)
-        if cause is Cause.INPUT_BOUND:
-            text += self._loader_remedy(rank, cost)
         if all(verdict.cause is not cause for verdict in self.verdicts):
             self._add_verdict(cause, rank, rank.rank, phase, text, cost, ever_since=rank.late_ever_since)
 
@@ -367,10 +362,9 @@ class CauseAttribution:
         ever_since: bool = False,
     ) -> None:
         has_grown = where.before is not None and not ever_since
-        command = next_command(cause, self._run)
-        self.verdicts.append(
-            Verdict(cause, self._run, where.node, rank, phase, text, cost, command, has_grown=has_grown)
-        )
+        command, remedy = next_command(cause, self._run), self._remedy(cause, where, cost)
+        found = Verdict(cause, self._run, where.node, rank, phase, text, cost, command, has_grown=has_grown)
+        self.verdicts.append(replace(found, fix=remedy.fix, saves_seconds=remedy.saves_seconds))
 
 
 def _exchange_growth(seen: Sequence[RankEvidence]) -> float:

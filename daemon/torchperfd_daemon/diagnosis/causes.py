@@ -59,10 +59,7 @@ _MEASURED: Final[tuple[tuple[Cause, str, str, Measure], ...]] = (
 
 _BESIDE: Final = "lost beside checkpoints that are saved in the background"
 
-_APART: Final = (
-    ", because ranks collect at different steps and wait for each other; collect on all of them at once:"
-    " gc.freeze(), gc.disable(), and gc.collect() every few hundred steps"
-)
+_APART: Final = ", because ranks collect at different steps and wait for each other"
 
 
 def rank_causes(run: str, ranks: Sequence[RankEvidence], cost: ReadWorkerCost = unmeasured) -> list[Verdict]:

@@ -1,9 +1,9 @@
-"""Remedies for a cause, in words, if their savings can be predicted."""
+"""Remedies of which the savings can be predicted: those for a wait for the loader."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from torchperfd.durations import duration
 from torchperfd_daemon.loader_workers import (
     UNMEASURED_COST,
     LoaderFacts,
@@ -14,6 +14,19 @@ from torchperfd_daemon.loader_workers import (
 
 ReadWorkerCost = Callable[[], WorkerCost]
 """Returns the cost of a loader's worker on this machine. Called only if advice depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A change that shortens the step.
+
+    Attributes:
+        fix: What to do, the code to write first; empty if none is known.
+        saves_seconds: Its predicted saving per step; 0 without a prediction.
+    """
+
+    fix: str = ""
+    saves_seconds: float = 0.0
 
 
 def unmeasured() -> WorkerCost:
@@ -29,8 +42,8 @@ def loader_remedy(
     *,
     most_seconds: float = math.inf,
     on_device: bool = False,
-) -> str:
-    """Return a remedy for a wait for the loader, to append to the evidence; empty if none is known.
+) -> Remedy:
+    """Return the remedy for a wait for the loader; an empty one if none is known.
 
     Args:
         data_seconds: The part of the step in which it waits for the loader.
@@ -39,12 +52,15 @@ def loader_remedy(
         on_device: Whether the model is on an accelerator.
     """
     if facts is None:
-        return ""
+        return Remedy()
     here = cost()
     advice = advise_loader(facts, step_seconds, data_seconds, here, on_device=on_device)
     if advice is not None:
         remark = f" ({advice.assumes})" if advice.assumes else ""
-        return f"; {advice.setting} saves about {duration(min(advice.saves_seconds, most_seconds))}{remark}"
+        return Remedy(f"{advice.setting}{remark}", min(advice.saves_seconds, most_seconds))
     if is_cheap(facts, data_seconds, here):
-        return "; worker processes would cost more than they save, since batches are cheap to make"
-    return ""
+        return Remedy(
+            "fewer, larger batches: these are cheap to make, and worker processes would cost more than they"
+            " save"
+        )
+    return Remedy()

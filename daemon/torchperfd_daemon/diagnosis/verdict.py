@@ -84,6 +84,8 @@ class Verdict:
         window_seconds: The length of the newest window that the evidence covers; 0 without a window.
         step_seconds: The step that contains the cost; 0 without one.
         others: Further causes of the same run, the costliest first. The costs of all add up.
+        fix: What to change, for a remedy of which the saving is predicted; others are in ``fixes.py``.
+        saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
     """
 
     cause: Cause
@@ -101,6 +103,8 @@ class Verdict:
     window_seconds: float = 0.0
     step_seconds: float = 0.0
     others: "tuple[Verdict, ...]" = ()
+    fix: str = ""
+    saves_seconds: float = 0.0
 
     @property
     def summary(self) -> str:
@@ -127,6 +131,7 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
     if worst.share("data") >= INPUT_BOUND_SHARE:
         alike = all(rank.share("data") >= INPUT_BOUND_SHARE / 2 for rank in seen)
         waited = worst.phase_seconds["data"]
+        remedy = loader_remedy(worst.loader, worst.step_seconds, waited, cost)
         return Verdict(
             Cause.INPUT_BOUND,
             run,
@@ -134,10 +139,12 @@ def diagnose(run: str, ranks: Sequence[RankProfile], cost: ReadWorkerCost = unme
             None if alike else worst.rank,
             "data",
             f"waiting for data takes {duration(waited)} of each {duration(worst.step_seconds)} step"
-            f" ({worst.share('data'):.0%})" + loader_remedy(worst.loader, worst.step_seconds, waited, cost),
+            f" ({worst.share('data'):.0%})",
             waited,
             capture,
             step_seconds=worst.step_seconds,
+            fix=remedy.fix,
+            saves_seconds=remedy.saves_seconds,
         )
     slowest = max(seen, key=lambda rank: rank.step_seconds)
     if not slowest.phase_seconds:

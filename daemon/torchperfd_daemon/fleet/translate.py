@@ -92,6 +92,8 @@ def verdict(message: control_pb2.Verdict) -> Verdict:
         stalled_seconds=_seconds(message.stalled_seconds) or cost if hangs else 0.0,
         window_seconds=_seconds(message.window_seconds),
         step_seconds=_seconds(message.step_seconds),
+        fix=one_line(message.fix, _MOST_EVIDENCE_CHARACTERS),
+        saves_seconds=_seconds(message.saves_seconds),
         others=tuple(verdict(other) for other in message.others[:_MOST_OTHERS] if not other.others),
     )
 

@@ -18,7 +18,7 @@ from torchperfd_daemon.fleet.fanout import Answers, FanOut, Unreachable, unreach
 from torchperfd_daemon.fleet.peers import Peers
 from torchperfd_daemon.fleet.relay import Relay, RemoteRank, keep_pinging
 from torchperfd_daemon.fleet.surveys import each_once, judge_all
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.service import translate_verdict
 from torchperfd_daemon.service.peer_directory import MayCommand, RankSelection
 
 log = logging.getLogger("torchperfd.fleet")
@@ -151,7 +151,7 @@ class FleetView:
         # Thousands of ranks take a moment, and this loop has clients to answer.
         verdicts = await asyncio.to_thread(judge_all, joined.surveys)
         return control_pb2.DiagnoseResponse(
-            verdicts=map(translate.verdict_message, verdicts),
+            verdicts=map(translate_verdict.verdict_message, verdicts),
             nodes=joined.nodes,
             unreachable=joined.unreachable,
         )

@@ -25,7 +25,6 @@ from torchperfd_daemon.service.survey import (
     RecentCollections,
     ranks_of,
     survey,
-    verdict_on,
     verdicts,
 )
 from torchperfd_daemon.service.targets import Targets
@@ -122,11 +121,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         if not ranks:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no run {request.run} on this node")
             raise AssertionError("abort raises")
-        verdict = verdict_on(request.run, ranks, self._verdict)
+        [verdict] = verdicts(ranks, self._verdict)
         response = control_pb2.GetRunResponse(
             run=request.run,
             ranks=[translate.rank_account(rank) for rank in ranks],
-            verdict=translate.verdict_message(verdict),
+            verdict=verdict,
         )
         users = [rank.process.uid for rank in ranks]
         rights.redact_verdict(response.verdict, users)

@@ -9,7 +9,7 @@ from torchperfd.v1 import control_pb2, fleet_pb2, session_pb2
 from torchperfd_daemon.diagnosis import RankProfile, Verdict, diagnose
 from torchperfd_daemon.diagnosis.detect.straggler import LEAST_STEPS, RankWork
 from torchperfd_daemon.diagnosis.whatif import Pauses
-from torchperfd_daemon.service import translate
+from torchperfd_daemon.service import translate, translate_verdict
 from torchperfd_daemon.store import HISTORY_STEPS, Rank, StepColumns, Store
 from torchperfd_daemon.worker_cost import THIS_MACHINE
 
@@ -52,7 +52,7 @@ def verdicts(ranks: Sequence[Rank], held: PublishedVerdict) -> list[control_pb2.
     runs: dict[str, list[Rank]] = {}
     for rank in ranks:
         runs.setdefault(rank.identity.run, []).append(rank)
-    return [translate.verdict_message(verdict_on(run, runs[run], held)) for run in sorted(runs)]
+    return [translate_verdict.verdict_message(verdict_on(run, runs[run], held)) for run in sorted(runs)]
 
 
 def verdict_on(run: str, ranks: Sequence[Rank], held: PublishedVerdict) -> Verdict:

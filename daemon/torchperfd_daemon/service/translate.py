@@ -15,11 +15,10 @@ from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, Ra
 from torchperfd_daemon.captures.manifest import CaptureKind, CaptureOptions
 from torchperfd_daemon.captures.rank_attempts import Ack, Result
 from torchperfd_daemon.captures.schedule import MOST_STEPS
-from torchperfd_daemon.diagnosis import Verdict
 from torchperfd_daemon.diagnosis.detect import RankWork
 from torchperfd_daemon.diagnosis.waits import Comparison, compare
 from torchperfd_daemon.errors import UsageError
-from torchperfd_daemon.service import translate_account
+from torchperfd_daemon.service import translate_account, translate_verdict
 from torchperfd_daemon.service.fields import pack, unpack
 from torchperfd_daemon.service.numbers import LAST_UNIX_NS, MOST_NS, count, total, within
 from torchperfd_daemon.service.translate_account import MOST_PHASE_CHARACTERS, MOST_PHASES
@@ -203,18 +202,7 @@ def rank_account(rank: Rank) -> control_pb2.RankAccount:
         identity=pack(session_pb2.RankIdentity, rank.identity),
         state=_STATES_OUT[rank.state],
         account=translate_account.account_message(rank.totals),
-    )
-
-
-def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
-    """Pack a verdict."""
-    return pack(
-        control_pb2.Verdict,
-        verdict,
-        cause=verdict.cause.value,
-        rank=-1 if verdict.rank is None else verdict.rank,
-        summary=verdict.summary,
-        others=[verdict_message(other) for other in verdict.others],
+        percentiles=translate_verdict.percentiles(rank.history.newest(rank.steady_steps)),
     )
 
 

@@ -22,6 +22,8 @@ def _one(verdict: control_pb2.Verdict) -> dict[str, Any]:
         "stalled_seconds": verdict.stalled_seconds or None,
         "window_seconds": verdict.window_seconds or None,
         "onset_step": verdict.onset_step if verdict.HasField("onset_step") else None,
+        "fix": verdict.fix or None,
+        "saves_seconds": verdict.saves_seconds or None,
         "next_command": verdict.next_command,
         "summary": verdict.summary,
     }

@@ -16,7 +16,7 @@ from torchperfd_daemon.captures import CaptureRecord, CaptureState, Progress, Ra
 from torchperfd_daemon.captures.manifest import CaptureOptions
 from torchperfd_daemon.diagnosis import Cause, Verdict
 from torchperfd_daemon.loader_workers import LoaderFacts
-from torchperfd_daemon.service import translate, translate_account
+from torchperfd_daemon.service import translate, translate_account, translate_verdict
 from torchperfd_daemon.service.fields import pack
 from torchperfd_daemon.store import (
     CudaMemory,
@@ -326,13 +326,13 @@ def test_an_unknown_state_is_none() -> None:
 
 def test_a_verdict_names_its_rank_or_minus_one() -> None:
     verdict = Verdict(Cause.INPUT_BOUND, "r", "node-a", 3, "data", "evidence", 0.5, "next")
-    message = translate.verdict_message(verdict)
+    message = translate_verdict.verdict_message(verdict)
     assert (message.cause, message.rank, message.summary) == (
         "input-bound",
         3,
         "input-bound · rank 3 on node-a · evidence",
     )
-    assert translate.verdict_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
+    assert translate_verdict.verdict_message(Verdict(Cause.NONE, "r", "", None, "", "", 0.0, "")).rank == -1
 
 
 @pytest.mark.parametrize("state", CaptureState)

@@ -1,0 +1,153 @@
+"""What a verdict card contains."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torchperfd.card import html, text
+from torchperfd.durations import duration
+
+LEAST_SHARE: Final = 0.05
+"""A further cause that costs a smaller share of the step is left out."""
+HEALTHY: Final = "none"
+UNKNOWN: Final = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CauseCard:
+    """One cause of lost time.
+
+    Attributes:
+        cause: Its name, such as ``input-bound``.
+        where: The rank and its node; empty if all ranks are alike.
+        why: The measurements, and in which code the time goes where that is known.
+        fix: What to change, the setting first; empty if nothing is known.
+        cost_seconds: What the run would save of each step; 0 for a hang.
+        step_seconds: The step that the cost is a part of; 0 if unknown.
+        saves_seconds: The predicted saving of the fix per step; 0 without a prediction.
+        stalled_seconds: For a hang, the time since the last step ended.
+        rank: The rank that causes it; None if all are alike.
+    """
+
+    cause: str
+    where: str
+    why: str
+    fix: str
+    cost_seconds: float
+    step_seconds: float
+    saves_seconds: float
+    stalled_seconds: float
+    rank: int | None
+
+    @property
+    def share(self) -> float:
+        """The cost as a part of the step, 0 to 1; 0 if unknown."""
+        return min(1.0, self.cost_seconds / self.step_seconds) if self.step_seconds else 0.0
+
+    @property
+    def cost(self) -> str:
+        """The cost in words; empty without one."""
+        if self.stalled_seconds:
+            return f"no step for {self.stalled_seconds:.0f} s"
+        if self.share:
+            return f"{self.share:.0%} of the step"
+        return f"{duration(self.cost_seconds)} of each step" if self.cost_seconds else ""
+
+    @property
+    def gain(self) -> str:
+        """The predicted effect of the fix, in words; empty without a prediction."""
+        left = self.step_seconds - self.saves_seconds
+        if not self.saves_seconds or left <= 0:
+            return ""
+        faster = f"{self.step_seconds / left:.2g} times as fast"
+        return f"{duration(self.step_seconds)} → about {duration(left)} a step, {faster}"
+
+    @property
+    def page(self) -> str:
+        """The page of the documentation on this cause."""
+        return f"docs/causes/{self.cause.lower().replace(' ', '-')}.md"
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictCard:
+    """What is wrong with a run: ``print`` it in a terminal; in a notebook, it shows itself.
+
+    Attributes:
+        run: The run's name.
+        causes: Every cause from :data:`LEAST_SHARE` of the step on, the most important first; empty for a
+            healthy run, and if nothing is known.
+        remark: Why there is no cause, in words; empty with causes.
+        is_healthy: Whether the run was seen and nothing is wrong with it.
+        next_command: The command that shows more; empty if none would work now.
+    """
+
+    run: str
+    causes: tuple[CauseCard, ...] = ()
+    remark: str = ""
+    is_healthy: bool = False
+    next_command: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        if not self.causes:
+            return f"{'healthy' if self.is_healthy else 'not known'} · {self.remark}"
+        first = self.causes[0]
+        return " · ".join(part for part in (first.cause, first.where, first.cost) if part)
+
+    def to_text(self, *, colour: bool = False, width: int = 80) -> str:
+        """Return the card for a terminal, without a last newline."""
+        return text.render(self, colour=colour, width=width)
+
+    def to_html(self) -> str:
+        """Return the card as HTML that needs nothing else."""
+        return html.render(self)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+
+def card_of(verdict: Any, next_command: str | None = None) -> VerdictCard:
+    """Return the card of a verdict.
+
+    Args:
+        verdict: A ``torchperfd.v1`` message ``Verdict``.
+        next_command: The command to show instead of the verdict's own; empty for none.
+    """
+    command = verdict.next_command if next_command is None else next_command
+    if verdict.cause in (HEALTHY, UNKNOWN) and not verdict.cost_seconds_per_step:
+        return VerdictCard(
+            verdict.run, remark=_why(verdict), is_healthy=verdict.cause == HEALTHY, next_command=command
+        )
+    further = [cause for cause in map(_cause, verdict.others) if cause.share >= LEAST_SHARE]
+    return VerdictCard(verdict.run, (_cause(verdict), *further), next_command=command)
+
+
+def unknown_card(run: str, remark: str, next_command: str = "") -> VerdictCard:
+    """Return the card of a run without a verdict.
+
+    Args:
+        remark: Why there is none.
+    """
+    return VerdictCard(run, remark=remark, next_command=next_command)
+
+
+def _cause(verdict: Any) -> CauseCard:
+    return CauseCard(
+        cause=verdict.cause,
+        where=f"rank {verdict.rank} on {verdict.node}" if verdict.rank >= 0 else "",
+        why=_why(verdict),
+        fix=verdict.fix,
+        cost_seconds=verdict.cost_seconds_per_step,
+        step_seconds=verdict.step_seconds,
+        saves_seconds=verdict.saves_seconds,
+        stalled_seconds=verdict.stalled_seconds,
+        rank=verdict.rank if verdict.rank >= 0 else None,
+    )
+
+
+def _why(verdict: Any) -> str:
+    window = f" (last {verdict.window_seconds:.0f} s)" if verdict.window_seconds >= 1 else ""
+    return f"{verdict.evidence}{window}"

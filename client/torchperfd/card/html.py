@@ -1,0 +1,51 @@
+"""The verdict card as HTML: one element, styled in place, on whatever background the notebook has."""
+
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from torchperfd.card.contents import CauseCard, VerdictCard
+
+# In place, since notebooks and mail drop <style>. The tints are readable on light and on dark.
+_RED: Final = "rgba(217,48,37,.9)"
+_AMBER: Final = "rgba(200,130,0,.9)"
+_GREEN: Final = "rgba(24,128,56,.9)"
+_CARD: Final = "font:13px/1.5 system-ui,sans-serif;color:inherit;max-width:80ch;margin:4px 0"
+_CAUSE: Final = "border-left:4px solid {};padding:2px 0 2px 10px;margin:6px 0"
+_HEAD: Final = "font-weight:600"
+_NAME: Final = "display:inline-block;min-width:4em;opacity:.75"
+_CODE: Final = "font:12px/1.5 ui-monospace,monospace"
+
+
+def render(card: "VerdictCard") -> str:
+    """Return the card, ending in a newline."""
+    return "\n".join(_lines(card)) + "\n"
+
+
+def _lines(card: "VerdictCard") -> Iterator[str]:
+    yield f'<div style="{_CARD}">'
+    if not card.causes:
+        mark, colour = ("✓ healthy", _GREEN) if card.is_healthy else ("? not known", _AMBER)
+        yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark}</div>'
+        yield f"<div>{escape(card.remark)}</div></div>"
+    for position, cause in enumerate(card.causes):
+        yield from _cause(cause, is_first=not position)
+    if card.next_command:
+        yield _part("next", card.next_command, is_code=True)
+    yield "</div>"
+
+
+def _cause(cause: "CauseCard", *, is_first: bool) -> Iterator[str]:
+    mark, colour = ("✗", _RED) if is_first else ("!", _AMBER)
+    head = " · ".join(escape(word) for word in (cause.cause, cause.where, cause.cost) if word)
+    yield f'<div style="{_CAUSE.format(colour)}"><div style="{_HEAD}">{mark} {head}</div>'
+    for name, words in (("why", cause.why), ("fix", cause.fix), ("gain", cause.gain), ("more", cause.page)):
+        if words:
+            yield _part(name, words, is_code=name == "fix")
+    yield "</div>"
+
+
+def _part(name: str, words: str, *, is_code: bool) -> str:
+    inner = f'<code style="{_CODE}">{escape(words)}</code>' if is_code else escape(words)
+    return f'<div><span style="{_NAME}">{name}</span>{inner}</div>'

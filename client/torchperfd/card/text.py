@@ -1,0 +1,48 @@
+"""The verdict card for a terminal: the cause first, then why, fix, gain and where to read more."""
+
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from torchperfd.card.ansi import paint
+
+if TYPE_CHECKING:
+    from torchperfd.card.contents import CauseCard, VerdictCard
+
+_INDENT: Final = 8
+"""Columns of a part's name and the space around it."""
+
+
+def render(card: "VerdictCard", *, colour: bool, width: int) -> str:
+    """Return the card, without a last newline. Lines are wrapped at words; nothing is cut."""
+    return "\n".join(_lines(card, colour=colour, width=width))
+
+
+def part(name: str, words: str, *, colour: bool, width: int) -> list[str]:
+    """Return a part of a card, its name in front of the first line."""
+    wrapped = textwrap.wrap(
+        words, max(20, width - _INDENT), break_long_words=False, break_on_hyphens=False
+    ) or [""]
+    first, *rest = wrapped
+    lead = paint(f"  {name:<{_INDENT - 2}}", "dim", colour=colour)
+    return [f"{lead}{first}".rstrip(), *(" " * _INDENT + line for line in rest)]
+
+
+def _lines(card: "VerdictCard", *, colour: bool, width: int) -> Iterator[str]:
+    if not card.causes:
+        mark, style, word = ("✓", "good", "HEALTHY") if card.is_healthy else ("?", "warn", "NOT KNOWN")
+        yield paint(f"{mark} {word}", style, colour=colour)
+        yield from part("why", card.remark, colour=colour, width=width)
+    for position, cause in enumerate(card.causes):
+        yield from _cause(cause, is_first=not position, colour=colour, width=width)
+    if card.next_command:
+        yield from part("next", card.next_command, colour=colour, width=width)
+
+
+def _cause(cause: "CauseCard", *, is_first: bool, colour: bool, width: int) -> Iterator[str]:
+    mark, style = ("✗", "bad") if is_first else ("!", "warn")
+    head = paint(f"{mark} {cause.cause.upper()}", style, colour=colour)
+    yield " · ".join(word for word in (head, cause.where, cause.cost) if word)
+    for name, words in (("why", cause.why), ("fix", cause.fix), ("gain", cause.gain), ("more", cause.page)):
+        if words:
+            yield from part(name, words, colour=colour, width=width)

@@ -1,0 +1,85 @@
+"""The end of ``torchperfd run`` on the terminal: the verdict card and the overview; the rest if asked for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from torchperfd.card import VerdictCard, card_of, unknown_card
+from torchperfd.report import RankReport
+from torchperfd.report.overview import Percentiles
+from torchperfd.report.overview_text import render
+
+if TYPE_CHECKING:
+    from torchperfd.v1 import control_pb2
+
+_AFTER_THE_RUN: Final = ("torchperfd doctor",)
+"""Commands of a verdict that work without the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """What the end of a run shows.
+
+    Attributes:
+        run: Its name.
+        reports: Those of its ranks, by rank.
+        card: The verdict.
+        percentiles: Those of the first rank; empty if unknown.
+        facts: Further lines, as a name and a value each, such as the path of the report.
+    """
+
+    run: str
+    reports: Sequence[RankReport]
+    card: VerdictCard
+    percentiles: Percentiles
+    facts: Sequence[tuple[str, str]] = ()
+
+
+def closing_card(
+    run: str,
+    reports: Sequence[RankReport],
+    answer: "control_pb2.GetRunResponse | None",
+    *,
+    advice: str = "",
+    capture_id: str = "",
+) -> VerdictCard:
+    """Return the card for the end of a run. Its command works although the run has ended.
+
+    Args:
+        answer: What the daemon knows of the run; None if no daemon has answered.
+        advice: What to do where training was seen but no step of it.
+        capture_id: The newest capture of the run; empty without one.
+    """
+    command = f"torchperfd analyze {capture_id}" if capture_id else ""
+    if not any(each.table.rows for each in reports):
+        return unknown_card(run, advice or "no training step was seen: the script has not trained with torch")
+    if answer is None or not answer.HasField("verdict"):
+        return unknown_card(run, "no daemon has answered, so nothing compared the steps", command)
+    usual = answer.verdict.next_command
+    return card_of(answer.verdict, command or (usual if usual in _AFTER_THE_RUN else ""))
+
+
+def percentiles_of(answer: "control_pb2.GetRunResponse | None", rank: int) -> Percentiles:
+    """Return a rank's percentiles as the daemon knows them; empty if it does not."""
+    for each in answer.ranks if answer is not None else ():
+        if each.identity.rank == rank:
+            return {found.phase: (found.p50_ns / 1e9, found.p95_ns / 1e9) for found in each.percentiles}
+    return {}
+
+
+def closing_text(closing: Closing, *, full: bool, colour: bool, width: int) -> str:
+    """Return the end of a run for a terminal, with a last newline.
+
+    Args:
+        full: Also the whole phase table of each rank.
+    """
+    rule = f"── torchperfd · run {closing.run} "
+    named = [cause.rank for cause in closing.card.causes if cause.rank is not None]
+    parts = [
+        rule.ljust(width, "─"),
+        closing.card.to_text(colour=colour, width=width),
+        render(closing.reports, closing.percentiles, named=named, colour=colour, width=width),
+        "\n\n".join(each.to_text() for each in closing.reports) if full else "",
+        "\n".join(f"{name:<8}{value}" for name, value in closing.facts),
+    ]
+    return "\n" + "\n\n".join(part for part in parts if part) + "\n"

@@ -1,0 +1,147 @@
+"""The overview for a terminal, within 80 columns: phases with bars, or one line per rank."""
+
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+from torchperfd.card.ansi import paint
+from torchperfd.report.overview import (
+    LEAST_SHARE,
+    REST,
+    WAIT,
+    Percentiles,
+    RankRow,
+    phase_shares,
+    rank_rows,
+    remarks,
+    shown_ranks,
+)
+from torchperfd.report.rank import RankReport
+from torchperfd.report.words import headline
+
+_MOST_NAME: Final = 20
+_BLOCKS: Final = " ▏▎▍▌▋▊▉"
+_LEAST_BAR: Final = 10
+_FIXED_COLUMNS: Final = 4 + len("1024  1000000  12345  12345  12345")
+"""Width of a rank, its steps, its step, the rest and the wait, at their longest."""
+
+
+def render(
+    reports: Sequence[RankReport],
+    percentiles: Percentiles,
+    *,
+    named: Collection[int] = (),
+    colour: bool = False,
+    width: int = 80,
+) -> str:
+    """Return the overview, without a last newline; empty if no rank has made a step.
+
+    Args:
+        reports: Each rank's, at least one.
+        percentiles: Those of the first rank.
+        named: The ranks that the verdict blames.
+    """
+    rows = rank_rows(reports)
+    if not rows:
+        return ""
+    own = next((each for each in reports if each.totals.train.steps), reports[0])
+    lines = [headline(own.table, percentiles.get(""))]
+    if len(rows) > 1:
+        lines += _ranks(rows, named, colour=colour, width=width)
+    else:
+        lines += _phases(own, percentiles, colour=colour, width=width)
+    beside = " · ".join(remarks(own))
+    lines += textwrap.wrap(beside, width, initial_indent="  ", subsequent_indent="  ")
+    lines += [f"  note: {note}" for note in own.table.notes]
+    return "\n".join(lines)
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return a time in milliseconds with three digits that count; ``-`` for None."""
+    if seconds is None:
+        return "-"
+    value = seconds * 1e3
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f}"
+
+
+def _phases(report: RankReport, percentiles: Percentiles, *, colour: bool, width: int) -> Iterator[str]:
+    shares = phase_shares(report, percentiles)
+    if not shares:
+        return
+    names = [_cut(each.name) for each in shares]
+    first = max(len("phase"), *map(len, names))
+    with_percentiles = any(each.p50_seconds is not None for each in shares)
+    numbers = 9 + 9 if with_percentiles else 0
+    bar = max(_LEAST_BAR, min(40, width - 2 - first - 9 - 2 - 6 - numbers))
+    head = f"  {'phase':<{first}}{'mean ms':>9}  {'share of the step':<{bar}}      "
+    yield paint((head + (f"{'p50':>9}{'p95':>9}" if with_percentiles else "")).rstrip(), "dim", colour=colour)
+    for name, each in zip(names, shares, strict=True):
+        drawn = paint(_bar(each.share, bar), "bar", colour=colour)
+        line = f"  {name:<{first}}{milliseconds(each.seconds):>9}  {drawn}{_percent(each.share):>5} "
+        if with_percentiles:
+            line += f"{milliseconds(each.p50_seconds):>9}{milliseconds(each.p95_seconds):>9}"
+        yield line.rstrip()
+
+
+def _ranks(rows: Sequence[RankRow], named: Collection[int], *, colour: bool, width: int) -> Iterator[str]:
+    shown = shown_ranks(rows, list(named))
+    phases = _columns(rows, width)
+    waits = any(row.phase_seconds.get(WAIT) for row in rows)
+    heads = ["rank", "steps", "step", *map(_cut, phases), "rest", *(["wait"] if waits else [])]
+    table = [heads]
+    for row in shown:
+        wait = row.phase_seconds.get(WAIT, 0.0)
+        columns = [row.phase_seconds.get(name, 0.0) for name in phases]
+        rest = max(0.0, row.step_seconds - wait - sum(columns))
+        times = [row.step_seconds, *columns, rest, *([wait] if waits else [])]
+        table.append([str(row.rank), f"{row.steps}", *map(milliseconds, times)])
+    widths = [max(len(line[column]) for line in table) for column in range(len(heads))]
+    lines = ["  ".join(cell.rjust(size) for cell, size in zip(line, widths, strict=True)) for line in table]
+    yield paint(f"    {lines[0]}", "dim", colour=colour)
+    for row, line in zip(shown, lines[1:], strict=True):
+        is_named = row.rank in named
+        yield paint(f"  {'▶' if is_named else ' '} {line}", "bad", colour=colour and is_named)
+    if len(rows) > len(shown):
+        others = [row for row in rows if row not in shown]
+        own = [row.own_seconds for row in others]
+        yield f"    {len(others)} more ranks, each with {_span(own)} ms of its own work a step"
+    yield paint("    milliseconds per step; wait is for other ranks", "dim", colour=colour)
+
+
+def _columns(rows: Sequence[RankRow], width: int) -> list[str]:
+    """Return the phases that get a column, in the order of their length: as many as fit."""
+    longest: dict[str, float] = {}
+    step = max(row.step_seconds for row in rows)
+    for row in rows:
+        for name, seconds in row.phase_seconds.items():
+            longest[name] = max(longest.get(name, 0.0), seconds)
+    room = width - _FIXED_COLUMNS
+    chosen: list[str] = []
+    for name in sorted(longest, key=lambda name: -longest[name]):
+        if name in (WAIT, REST) or longest[name] < LEAST_SHARE * step:
+            continue
+        room -= max(5, len(_cut(name))) + 2
+        if room < 0:
+            break
+        chosen.append(name)
+    return chosen
+
+
+def _span(seconds: Sequence[float]) -> str:
+    least, most = milliseconds(min(seconds)), milliseconds(max(seconds))
+    return least if least == most else f"{least} to {most}"
+
+
+def _bar(share: float, width: int) -> str:
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, part = divmod(eighths, 8)
+    return ("█" * full + (_BLOCKS[part] if part else "")).ljust(width)
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.005 else "<1%"
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _MOST_NAME else name[: _MOST_NAME - 1] + "…"

@@ -1,0 +1,41 @@
+"""What to change for each cause, in one line; the setting, the call or the command comes first."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+
+_FIXES: Final[Mapping[Cause, str]] = {
+    Cause.INPUT_BOUND: "`torchperfd bench dataloader TARGET` measures which settings of the loader help;"
+    " or do less for each sample in __getitem__",
+    Cause.HOST_BOUND: 'torch.compile(model, mode="reduce-overhead"), or a larger batch_size, so that each'
+    " launch gives the device more work",
+    Cause.SYNCHRONISATION: "`if step % 50 == 0:` before the call that waits, or keep values on the device",
+    Cause.SLOW_RANK: "give this rank as much work as its peers; if it has as much, run `torchperfd doctor` on"
+    " its node",
+    Cause.GARBAGE_COLLECTION: "gc.freeze(); gc.disable() before the loop, and gc.collect() every few hundred"
+    " steps, at the same step on all ranks",
+    Cause.CPU_CONTENTION: "end or move the other programs on this node, give the job more cores, or run fewer"
+    " threads and workers (OMP_NUM_THREADS, num_workers)",
+    Cause.CGROUP_THROTTLING: "raise the CPU limit of the container (docker run --cpus, Kubernetes"
+    " resources.limits.cpu), or run fewer workers",
+    Cause.SLOW_IO: "copy the data to a local disk, or store it in fewer, larger files",
+    Cause.GPU_THROTTLING: "`nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE` names the limit; improve cooling,"
+    " or raise the power limit",
+    Cause.GPU_SHARED: "CUDA_VISIBLE_DEVICES=<a free device>; `nvidia-smi` lists the processes on this one",
+    Cause.COLLECTIVE: "NCCL_DEBUG=INFO shows which network is used, NCCL_SOCKET_IFNAME selects one; or"
+    " exchange less often, with gradient accumulation under model.no_sync()",
+    Cause.PIPELINE_IMBALANCE: "move layers from the slowest stage of the pipeline to the others",
+    Cause.CHECKPOINT: "torch.distributed.checkpoint.async_save(...), or save less often",
+    Cause.RECOMPILATION: "torch.compile(model, dynamic=True), or pad inputs to a few shapes;"
+    " TORCH_LOGS=recompiles names what has changed",
+    Cause.MEMORY_PRESSURE: "keep numbers instead of tensors in lists (loss.item(), not loss), or use fewer"
+    " workers and a smaller prefetch_factor",
+    Cause.HANG: "make every rank enter the same collectives in the same order; `torchperfd stacks` shows"
+    " where each one stands",
+}
+
+
+def fix_of(verdict: Verdict) -> str:
+    """Return what to change: a remedy with a predicted saving, else the usual one; empty without a cause."""
+    return verdict.fix or _FIXES.get(verdict.cause, "")

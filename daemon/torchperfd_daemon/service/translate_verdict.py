@@ -1,0 +1,33 @@
+"""The messages of verdicts, and of the percentiles that are shown beside them."""
+
+import numpy as np
+
+from torchperfd.v1 import control_pb2
+from torchperfd_daemon.diagnosis import Verdict
+from torchperfd_daemon.diagnosis.fixes import fix_of
+from torchperfd_daemon.service.fields import pack
+from torchperfd_daemon.store import StepColumns
+
+
+def verdict_message(verdict: Verdict) -> control_pb2.Verdict:
+    """Pack a verdict."""
+    return pack(
+        control_pb2.Verdict,
+        verdict,
+        cause=verdict.cause.value,
+        rank=-1 if verdict.rank is None else verdict.rank,
+        summary=verdict.summary,
+        fix=fix_of(verdict),
+        others=[verdict_message(other) for other in verdict.others],
+    )
+
+
+def percentiles(steps: StepColumns) -> list[control_pb2.PhasePercentiles]:
+    """Return the percentiles of steps and of their phases; none without steps."""
+    if not len(steps.duration_ns):
+        return []
+    found = []
+    for name, column in (("", steps.duration_ns), *steps.phases.items()):
+        p50, p95 = np.percentile(np.asarray(column), (50, 95))
+        found.append(control_pb2.PhasePercentiles(phase=name, p50_ns=int(p50), p95_ns=int(p95)))
+    return found

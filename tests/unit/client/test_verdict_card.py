@@ -1,0 +1,155 @@
+"""The verdict card, as text and as HTML, and the end of ``torchperfd run`` that it opens."""
+
+import re
+
+import pytest
+from tests.support.golden import check_golden
+
+from torchperfd.card import VerdictCard, card_of, unknown_card
+from torchperfd.launch.closing import Closing, closing_card, closing_text, percentiles_of
+from torchperfd.report import RankReport
+from torchperfd.steps.phases import BACKWARD, COLLECTIVE_WAIT, DATA, FORWARD, ZERO_GRAD, PhaseNames
+from torchperfd.steps.totals import KindTotals, PhaseTotals, Totals
+from torchperfd.v1 import control_pb2, session_pb2
+
+MS = 10**6
+RUN = "train-77cf3"
+CONTENTION = control_pb2.Verdict(
+    cause="CPU contention",
+    run=RUN,
+    rank=1,
+    node="node-a",
+    evidence="30 ms of each 214 ms step ready to run without a processor",
+    cost_seconds_per_step=0.030,
+    step_seconds=0.214,
+    fix="end the other programs on this node",
+    next_command="torchperfd doctor",
+)
+SMALL = control_pb2.Verdict(cause="checkpoint", cost_seconds_per_step=0.002, step_seconds=0.214)
+STARVED = control_pb2.Verdict(
+    cause="input-bound",
+    run=RUN,
+    rank=-1,
+    evidence="164 ms of each 214 ms step waiting for data",
+    window_seconds=10,
+    cost_seconds_per_step=0.164,
+    step_seconds=0.214,
+    saves_seconds=0.150,
+    fix="DataLoader(..., num_workers=4, persistent_workers=True)",
+    next_command=f"torchperfd capture --run {RUN} --steps 5",
+    others=[CONTENTION, SMALL],
+)
+HANG = control_pb2.Verdict(
+    cause="hang", run=RUN, rank=3, node="node-b", evidence="rank 3 is stopped", stalled_seconds=41
+)
+HEALTHY = control_pb2.Verdict(cause="none", run=RUN, rank=-1, evidence="nothing stands out")
+
+
+def rank_report(rank: int = 0, data_ms: float = 186, wait_ms: float = 0) -> RankReport:
+    """Return the report of 128 steps, 186 ms of which wait for data, after a first one of 300 ms."""
+    steps = {DATA: data_ms, BACKWARD: 15, FORWARD: 11, ZERO_GRAD: 0.5, COLLECTIVE_WAIT: wait_ms}
+    train, warmup = KindTotals(steps=129, samples=129 * 32), KindTotals(steps=1, samples=32, ns=300 * MS)
+    for slot, each_ms in steps.items():
+        if each_ms:
+            train.phases[slot] = PhaseTotals(129, int(128 * each_ms * MS))
+            train.ns += train.phases[slot].ns
+    train.ns += warmup.ns
+    train.phases[DATA].ns += warmup.ns
+    warmup.phases[DATA] = PhaseTotals(1, warmup.ns)
+    validate = KindTotals(steps=30, ns=30 * 43 * MS)
+    began = 10**15
+    totals = Totals(train, validate, warmup, began_ns=began, ended_ns=began + train.ns + validate.ns)
+    totals.checkpoint = PhaseTotals(4, 22 * MS)
+    return RankReport(rank, totals, PhaseNames())
+
+
+def run_answer(verdict: control_pb2.Verdict) -> control_pb2.GetRunResponse:
+    found = [("", 211, 240), ("data", 185, 198), ("backward", 15, 19), ("forward", 10.9, 14)]
+    percentiles = [
+        control_pb2.PhasePercentiles(phase=name, p50_ns=int(p50 * MS), p95_ns=int(p95 * MS))
+        for name, p50, p95 in found
+    ]
+    account = control_pb2.RankAccount(identity=session_pb2.RankIdentity(rank=0), percentiles=percentiles)
+    return control_pb2.GetRunResponse(run=RUN, ranks=[account], verdict=verdict)
+
+
+def closing_of(reports: list[RankReport], verdict: control_pb2.Verdict, capture_id: str = "") -> Closing:
+    answer = run_answer(verdict)
+    card = closing_card(RUN, reports, answer, capture_id=capture_id)
+    return Closing(RUN, reports, card, percentiles_of(answer, 0), [("report", "out/run.json")])
+
+
+def test_card_renders_as_golden_file() -> None:
+    cards = {
+        "two causes, a third below 5 %": card_of(STARVED),
+        "hang": card_of(HANG),
+        "healthy": card_of(HEALTHY),
+        "no daemon": unknown_card(RUN, "no daemon has answered, so nothing compared the steps"),
+    }
+    text = "\n\n".join(f"# {name}\n{card}\n{card.summary}" for name, card in cards.items())
+    check_golden("card.txt", text + "\n")
+    check_golden("card.html", "".join(card.to_html() for card in cards.values()))
+
+
+def test_closing_renders_as_golden_file() -> None:
+    ranks = [rank_report(0, data_ms=6, wait_ms=180), rank_report(1), rank_report(2, data_ms=8, wait_ms=178)]
+    many = [rank_report(rank, data_ms=6 + rank % 7, wait_ms=200) for rank in range(64)]
+    slow = control_pb2.Verdict()
+    slow.CopyFrom(STARVED)
+    slow.rank, slow.node = 1, "node-a"
+    ends = {
+        "one rank": closing_of([rank_report()], STARVED),
+        "three ranks, one of them slow": closing_of(ranks, slow, capture_id="20261127-120000-abcdef"),
+        "64 ranks": closing_of(many, slow),
+        "a rank that has not trained": closing_of([RankReport(0, Totals(), PhaseNames())], STARVED),
+    }
+    text = "\n".join(
+        f"# {name}{closing_text(each, full=False, colour=False, width=80)}" for name, each in ends.items()
+    )
+    check_golden("closing.txt", text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_closing_full_has_every_rank_table() -> None:
+    reports = [rank_report(0), rank_report(1)]
+    text = closing_text(closing_of(reports, STARVED), full=True, colour=False, width=80)
+    assert all(report.to_text() in text for report in reports)
+
+
+@pytest.mark.parametrize("verdict", [STARVED, HANG, HEALTHY, CONTENTION], ids=lambda each: each.cause)
+def test_closing_command_never_needs_the_run(verdict: control_pb2.Verdict) -> None:
+    verdict = control_pb2.Verdict.FromString(verdict.SerializeToString())
+    verdict.next_command = verdict.next_command or f"torchperfd stacks --run {RUN}"
+    assert closing_of([rank_report()], verdict).card.next_command in ("", "torchperfd doctor")
+    card = closing_of([rank_report()], verdict, capture_id="20261127-120000-abcdef").card
+    assert card.next_command == "torchperfd analyze 20261127-120000-abcdef"
+
+
+def test_closing_without_daemon_is_not_called_healthy() -> None:
+    card = closing_card(RUN, [rank_report()], None)
+    assert not card.is_healthy
+    assert "no daemon has answered" in card.to_text()
+
+
+def test_closing_without_steps_gives_the_advice() -> None:
+    empty = RankReport(0, Totals(), PhaseNames())
+    assert "call client.step()" in str(closing_card(RUN, [empty], None, advice="call client.step()"))
+
+
+def test_card_colours_say_nothing_that_words_do_not() -> None:
+    for card in (card_of(STARVED), card_of(HANG), card_of(HEALTHY), VerdictCard(RUN, remark="?")):
+        coloured = card.to_text(colour=True)
+        assert "\x1b[" in coloured
+        assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == card.to_text()
+
+
+def test_card_escapes_names_in_html() -> None:
+    verdict = control_pb2.Verdict(cause="hang", evidence="<script>alert(1)</script>", rank=-1)
+    assert "<script" not in card_of(verdict).to_html()
+
+
+def test_card_never_cuts_a_word() -> None:
+    setting = "DataLoader(..., " + "x" * 120 + ")"
+    verdict = control_pb2.Verdict.FromString(STARVED.SerializeToString())
+    verdict.fix = setting
+    assert "x" * 120 in card_of(verdict).to_text(width=60)

@@ -1,0 +1,47 @@
+"""Every cause says what to change."""
+
+from dataclasses import replace
+
+import pytest
+
+from torchperfd_daemon.diagnosis.fixes import fix_of
+from torchperfd_daemon.diagnosis.verdict import Cause, Verdict
+from torchperfd_daemon.service.translate_verdict import percentiles, verdict_message
+from torchperfd_daemon.store import StepColumns
+
+
+def verdict_on(cause: Cause) -> Verdict:
+    return Verdict(cause, "bert-17", "node-a", None, "", "words", 0.1, "torchperfd ps")
+
+
+@pytest.mark.parametrize("cause", [cause for cause in Cause if cause not in (Cause.NONE, Cause.UNKNOWN)])
+def test_every_cause_has_a_fix_in_its_message(cause: Cause) -> None:
+    message = verdict_message(verdict_on(cause))
+    assert message.fix
+    assert message.fix.isprintable()
+
+
+def test_predicted_fix_replaces_the_usual_one() -> None:
+    predicted = replace(verdict_on(Cause.INPUT_BOUND), fix="DataLoader(num_workers=2)", saves_seconds=0.05)
+    message = verdict_message(replace(verdict_on(Cause.CHECKPOINT), others=(predicted,)))
+    assert message.others[0].fix == fix_of(predicted) == "DataLoader(num_workers=2)"
+    assert message.others[0].saves_seconds == 0.05
+
+
+@pytest.mark.parametrize("cause", [Cause.NONE, Cause.UNKNOWN])
+def test_no_cause_has_nothing_to_fix(cause: Cause) -> None:
+    assert verdict_message(verdict_on(cause)).fix == ""
+
+
+def test_percentiles_are_of_steps_and_phases() -> None:
+    from array import array
+
+    steps = StepColumns(array("q", range(101)), array("q", range(101)), {"data": array("q", [7] * 101)})
+    found = {each.phase: (each.p50_ns, each.p95_ns) for each in percentiles(steps)}
+    assert found == {"": (50, 95), "data": (7, 7)}
+
+
+def test_percentiles_without_steps_are_none() -> None:
+    from array import array
+
+    assert percentiles(StepColumns(array("q"), array("q"), {})) == []
