@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from torchperfd.bench.loader_bench import LoaderBench
+    from torchperfd.card import VerdictCard
     from torchperfd.hook_state import HookState
     from torchperfd.loggers.protocol import Logger
     from torchperfd.v1 import control_pb2
@@ -129,6 +130,21 @@ class Client:
             self._flusher.refresh()
         dropped = self._instruments.replay.recorder.dropped
         return RankReport(self.parts.identity.rank, self._flusher.snapshot(), self._names, dropped)
+
+    def verdict(self, timeout: float = 2.0) -> "VerdictCard":
+        """Return why the run is slow, as the node's daemon sees it now; in a notebook, it shows itself.
+
+        ``print(client.verdict())`` shows each cause with its cost, the evidence and a fix.
+
+        Args:
+            timeout: Seconds to wait for the daemon.
+        """
+        from torchperfd.card import unknown_card
+
+        found = self.parts.verdict(timeout) if self.attached else None
+        if found is None:
+            return unknown_card(self.run, "no daemon has answered", "torchperfd serve")
+        return found
 
     def add_logger(self, logger: "Logger") -> None:
         """Send the logger what is measured from here on, and the report at the end.

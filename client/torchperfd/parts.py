@@ -20,9 +20,12 @@ from torchperfd.stacks import StackReporter
 from torchperfd.v1 import contract
 
 if TYPE_CHECKING:
+    from torchperfd.card import VerdictCard
     from torchperfd.v1 import session_pb2
 
 _OUTBOX_STEPS: Final = 40_000
+_LOGGED_VERDICT_S: Final = 0.2
+"""How long a logger waits for a verdict; at the exit this is part of the one second."""
 
 
 class Parts:
@@ -102,7 +105,12 @@ class Parts:
             faults,
         )
         self.outputs = Outputs(
-            identity, names, faults, self.flusher.snapshot, lambda: self.flusher.totals.train.steps
+            identity,
+            names,
+            faults,
+            self.flusher.snapshot,
+            lambda: self.flusher.totals.train.steps,
+            lambda: self.verdict(_LOGGED_VERDICT_S),
         )
         self.integration_port = IntegrationPort(
             mark=buffer.mark,
@@ -112,6 +120,13 @@ class Parts:
             flush=lambda: self.flusher.refresh(send=True),
             faults=faults,
         )
+
+    def verdict(self, timeout: float) -> "VerdictCard | None":
+        """Return the card of the daemon's verdict on the run; None if it has none, or does not answer."""
+        from torchperfd.card import card_of
+
+        answer = self.stream.get_run(self.identity.run, timeout)
+        return card_of(answer.verdict) if answer is not None and answer.HasField("verdict") else None
 
     def start(self) -> None:
         """Start all threads, and touch torch once it has been imported."""

@@ -11,6 +11,7 @@ from torchperfd.loggers.sender import EVERY_SECONDS
 from torchperfd.safety.logs import log
 
 if TYPE_CHECKING:
+    from torchperfd.card import VerdictCard
     from torchperfd.report import RankReport
 
 
@@ -59,6 +60,13 @@ class MLflowLogger:
         client.log_text(self._run_id, report.to_markdown(), "torchperfd/report.md")
         client.log_text(self._run_id, report.to_html(), "torchperfd/report.html")
         client.log_text(self._run_id, report.to_csv(), "torchperfd/report.csv")
+
+    def log_verdict(self, card: "VerdictCard", step: int) -> None:
+        """Tag the run with the verdict, and store the card among its artifacts."""
+        if self._run_id is not None:
+            client = self._open()
+            client.set_tag(self._run_id, "torchperfd.verdict", card.summary)
+            client.log_text(self._run_id, card.to_text(), "torchperfd/verdict.txt")
 
     def close(self) -> None:
         """Nothing: the run is the script's to end."""

@@ -12,6 +12,7 @@ from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import Totals
 
 if TYPE_CHECKING:
+    from torchperfd.card import VerdictCard
     from torchperfd.loggers.exporter import Exporter
     from torchperfd.loggers.protocol import Logger
     from torchperfd.loggers.sender import Sender
@@ -27,6 +28,7 @@ class Outputs:
         faults: Where failures are counted.
         snapshot: Returns a copy of the current totals.
         steps: Returns how many training steps there are; cheap.
+        verdict: Returns the verdict on the run, in a fraction of a second; None while there is none.
 
     Attributes:
         exporter: The metrics page, if one is served.
@@ -40,12 +42,14 @@ class Outputs:
         faults: Faults,
         snapshot: Callable[[], Totals],
         steps: Callable[[], int],
+        verdict: Callable[[], "VerdictCard | None"] = lambda: None,
     ) -> None:
         self._identity = identity
         self._names = names
         self._faults = faults
         self._snapshot = snapshot
         self._steps = steps
+        self._verdict = verdict
         self._closing: threading.Thread | None = None
         self.exporter: Exporter | None = None
         self.senders: list[Sender] = []
@@ -64,6 +68,7 @@ class Outputs:
             names=self._names,
             faults=self._faults,
             on_first=on_first,
+            verdict=self._verdict,
         )
         self.senders.append(sender)
         sender.start()

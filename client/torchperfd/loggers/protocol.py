@@ -13,7 +13,8 @@ class Logger(Protocol):
     All three methods are called on one thread, never on the training thread. Exceptions are
     counted, and a logger that raises too often is not called again. Optional attributes set
     how often it is called: ``every_seconds`` (10 by default), ``every_steps`` (also after so many
-    training steps; by default never).
+    training steps; by default never). An optional method ``log_verdict(card, step)`` takes the verdict on the
+    run, a :class:`~torchperfd.card.VerdictCard`, each time when another cause or rank is found.
     """
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:

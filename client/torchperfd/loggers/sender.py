@@ -13,11 +13,14 @@ from torchperfd.steps.phases import PhaseNames
 from torchperfd.steps.totals import Totals
 
 if TYPE_CHECKING:
+    from torchperfd.card import VerdictCard
     from torchperfd.report import RankReport
 
 EVERY_SECONDS: Final = 10.0
 _FIRST_S: Final = 1.0
 _LOOK_S: Final = 0.25
+SLOW_RANK: Final = "torchperfd/slow_rank"
+"""The rank that the verdict names, while it names one."""
 
 
 class Sender:
@@ -31,6 +34,7 @@ class Sender:
         names: Phase names.
         faults: Where failures are counted.
         on_first: Called once, after the logger took its first numbers.
+        verdict: Returns the verdict on the run, in a fraction of a second; None while there is none.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Sender:
         names: PhaseNames,
         faults: Faults,
         on_first: Callable[[], None] = lambda: None,
+        verdict: Callable[[], "VerdictCard | None"] = lambda: None,
     ) -> None:
         self.place = place
         self._logger = logger
@@ -51,6 +56,8 @@ class Sender:
         self._names = names
         self._faults = faults
         self._on_first = on_first
+        self._verdict = verdict
+        self._logged_verdict = ""
         self._every_seconds = float(getattr(logger, "every_seconds", EVERY_SECONDS))
         self._every_steps = int(getattr(logger, "every_steps", 0))
         self._sent = Totals()
@@ -102,9 +109,23 @@ class Sender:
         if not found:
             return
         self._sent = now
+        card = self._verdict() if now.train.steps else None
+        slow = [cause.rank for cause in card.causes if cause.rank is not None] if card is not None else []
+        if slow and slow[0] is not None:
+            found[SLOW_RANK] = slow[0]
         if self._try(lambda: self._logger.log_metrics(found, now.train.steps)):
             self._on_first()
             self._on_first = lambda: None
+        if card is not None and not self._off:
+            self._send_verdict(card, now.train.steps)
+
+    def _send_verdict(self, card: "VerdictCard", step: int) -> None:
+        """Send a verdict that differs from the last one in more than its figures."""
+        key = f"{card.is_healthy} {[(cause.cause, cause.where) for cause in card.causes]}"
+        log_verdict = getattr(self._logger, "log_verdict", None)
+        if log_verdict is not None and key != self._logged_verdict:
+            self._logged_verdict = key
+            self._try(lambda: log_verdict(card, step))
 
     def _try(self, call: Callable[[], None]) -> bool:
         try:

@@ -7,6 +7,7 @@ from torchperfd.loggers.library import library
 from torchperfd.loggers.sender import EVERY_SECONDS
 
 if TYPE_CHECKING:
+    from torchperfd.card import VerdictCard
     from torchperfd.report import RankReport
 
 
@@ -43,6 +44,11 @@ class TensorBoardLogger:
     def log_table(self, report: "RankReport") -> None:
         """Add the table to the text tab."""
         self._open().add_text("torchperfd/report", report.to_markdown(), report.table.steps)
+
+    def log_verdict(self, card: "VerdictCard", step: int) -> None:
+        """Add the card to the text tab."""
+        lines = "\n".join(f"    {line}" for line in card.to_text().splitlines())
+        self._open().add_text("torchperfd/verdict", lines, step)
 
     def close(self) -> None:
         """Write out what is left."""

@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchperfd.loggers.library import library
+from torchperfd.loggers.measures import SECTIONS
 from torchperfd.loggers.sender import EVERY_SECONDS
 from torchperfd.safety.logs import log
 
 if TYPE_CHECKING:
+    from torchperfd.card import VerdictCard
     from torchperfd.report import RankReport
 
 
@@ -70,6 +72,12 @@ class WandbLogger:
             commit=self._commit,
         )
 
+    def log_verdict(self, card: "VerdictCard", step: int) -> None:
+        """Write the verdict into the run's summary, where it is a column of the table of runs."""
+        run = self._active()
+        if run is not None:
+            run.summary["torchperfd/verdict"] = card.summary
+
     def close(self) -> None:
         """Nothing: the run is the script's to finish."""
 
@@ -79,5 +87,6 @@ class WandbLogger:
         if self._run is not None and not self._defined:
             self._defined = True
             self._run.define_metric(_STEP, hidden=True)
-            self._run.define_metric("torchperfd/*", step_metric=_STEP)
+            for section in SECTIONS:
+                self._run.define_metric(f"{section}/*", step_metric=_STEP)
         return self._run

@@ -157,3 +157,13 @@ def test_a_process_that_trains_has_no_advice() -> None:
     client.finish()
     assert client.advice == ""
     client.detach()
+
+
+def test_verdict_without_a_daemon_is_not_known() -> None:
+    client = torchperfd.attach()
+    try:
+        card = client.verdict(timeout=0.1)
+    finally:
+        client.detach()
+    assert (card.causes, card.is_healthy) == ((), False)
+    assert "no daemon has answered" in card.to_html()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 import torchperfd
+from torchperfd.card import CauseCard, VerdictCard
 from torchperfd.faults import Faults
 from torchperfd.loggers import Logger
 from torchperfd.loggers.measures import measures
@@ -29,6 +30,10 @@ class RecordingLogger:
     reports: list[RankReport] = field(default_factory=list)
     threads: set[str] = field(default_factory=set)
     closed: int = 0
+    verdicts: list[tuple[int, VerdictCard]] = field(default_factory=list)
+
+    def log_verdict(self, card: VerdictCard, step: int) -> None:
+        self.verdicts.append((step, card))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         self.threads.add(threading.current_thread().name)
@@ -66,23 +71,19 @@ def until(true: Callable[[], bool]) -> None:
 def test_measures_are_the_means_of_what_came_since() -> None:
     assert measures(totals(11), totals(31, validations=4), PhaseNames()) == pytest.approx(
         {
-            "torchperfd/train/step_seconds": 0.01,
-            "torchperfd/train/samples_per_second": 3200,
-            "torchperfd/train/phase_seconds/data": 0.002,
-            "torchperfd/train/phase_seconds/forward": 0.008,
-            "torchperfd/train/phase_samples_per_second/data": 16_000,
-            "torchperfd/train/phase_samples_per_second/forward": 4_000,
-            "torchperfd/validate/step_seconds": 0.01,
-            "torchperfd/validate/samples_per_second": 3200,
-            "torchperfd/validate/phase_seconds/data": 0.002,
-            "torchperfd/validate/phase_seconds/forward": 0.008,
-            "torchperfd/validate/phase_samples_per_second/data": 16_000,
-            "torchperfd/validate/phase_samples_per_second/forward": 4_000,
+            "torchperfd/step_ms": 10,
+            "torchperfd/samples_per_second": 3200,
+            "torchperfd_phases/data_share": 0.2,
+            "torchperfd_phases/forward_share": 0.8,
+            "torchperfd_validation/step_ms": 10,
+            "torchperfd_validation/samples_per_second": 3200,
+            "torchperfd_validation/data_share": 0.2,
+            "torchperfd_validation/forward_share": 0.8,
         }
     )
 
 
-def test_values_beside_the_steps_are_logged_with_them() -> None:
+def test_measures_beside_the_steps_are_logged_with_them() -> None:
     before, now = totals(11), totals(31)
     now.train.tokens = 20 * 512
     now.flops_per_step, now.peak_flops, now.overhead = 4e12, 1e15, 0.0031
@@ -90,31 +91,41 @@ def test_values_beside_the_steps_are_logged_with_them() -> None:
     reported, plain = measures(before, now, PhaseNames()), measures(before, totals(31), PhaseNames())
     assert {name: reported[name] for name in reported.keys() - plain.keys()} == pytest.approx(
         {
-            "torchperfd/train/tokens_per_second": 51_200,
-            "torchperfd/train/model_flops_utilization": 0.4,
-            "torchperfd/cuda/allocated_bytes": 1,
-            "torchperfd/cuda/reserved_bytes": 2,
-            "torchperfd/cuda/peak_bytes": 3,
-            "torchperfd/client/overhead_ratio": 0.0031,
+            "torchperfd/tokens_per_second": 51_200,
+            "torchperfd/mfu": 0.4,
+            "torchperfd_memory/allocated_bytes": 1,
+            "torchperfd_memory/reserved_bytes": 2,
+            "torchperfd_memory/peak_bytes": 3,
+            "torchperfd/overhead_ratio": 0.0031,
         }
     )
     assert measures(now, now, PhaseNames()) == {}, "and not without them"
 
 
-def test_the_first_step_is_in_no_measure() -> None:
+def test_measures_goodput_excludes_waits_and_gaps() -> None:
+    """Of 400 ms, twenty steps of 10 ms train, a fifth of which waits for data."""
+    before, now = totals(11), totals(31)
+    before.ended_ns, now.ended_ns = 10**15, 10**15 + 400 * MS
+    assert measures(before, now, PhaseNames())["torchperfd/goodput"] == pytest.approx(0.4)
+    # After the wall clock was set back there is none.
+    now.ended_ns = before.ended_ns + 100 * MS
+    assert "torchperfd/goodput" not in measures(before, now, PhaseNames())
+
+
+def test_measures_leave_out_the_first_step() -> None:
     reported = measures(Totals(), totals(3, first_ms=5000), PhaseNames())
-    assert reported["torchperfd/train/step_seconds"] == pytest.approx(0.01)
+    assert reported["torchperfd/step_ms"] == pytest.approx(10)
     assert measures(Totals(), totals(1, first_ms=5000), PhaseNames()) == {}
 
 
-def test_no_new_steps_log_nothing() -> None:
+def test_measures_without_new_steps_are_none() -> None:
     assert measures(totals(9), totals(9), PhaseNames()) == {}
 
 
 def test_a_phase_never_makes_a_level_of_its_own() -> None:
     names, now = PhaseNames(), totals(3)
     now.train.phases[names.slot("aug/crop")].calls = 3
-    assert "torchperfd/train/phase_seconds/aug_crop" in measures(totals(1), now, names)
+    assert "torchperfd_phases/aug_crop_share" in measures(totals(1), now, names)
 
 
 # The sender, without a client.
@@ -127,6 +138,7 @@ class Senders:
         self.now = totals(1)
         self.faults = Faults(limit=3)
         self.made: list[Sender] = []
+        self.card: VerdictCard | None = None
 
     def start(self, logger: Logger, on_first: Callable[[], None] = lambda: None) -> Sender:
         sender = Sender(
@@ -137,6 +149,7 @@ class Senders:
             names=PhaseNames(),
             faults=self.faults,
             on_first=on_first,
+            verdict=lambda: self.card,
         )
         self.made.append(sender)
         sender.start()
@@ -195,6 +208,53 @@ def test_steps_may_say_when(senders: Senders) -> None:
     until(lambda: len(recording.metrics) == 2)
 
 
+def card_on(rank: int | None, cost: float) -> VerdictCard:
+    where = "" if rank is None else f"rank {rank} on node-a"
+    return VerdictCard("r", (CauseCard("slow rank", where, "words", "", cost, 0.1, 0.0, 0.0, rank),))
+
+
+def test_logger_gets_the_verdict_when_its_cause_or_rank_changes(senders: Senders) -> None:
+    recording = RecordingLogger()
+    senders.start(recording)
+    cards = [None, card_on(None, 0.02), card_on(None, 0.03), card_on(3, 0.02)]
+    for number, card in enumerate(cards, start=1):
+        senders.card = card
+        senders.now = totals(1 + 10 * number)
+        until(lambda: len(recording.metrics) == number)  # noqa: B023 - called at once
+    until(lambda: len(recording.verdicts) == 2)
+    assert recording.verdicts == [(21, cards[1]), (41, cards[3])]
+    assert [metrics.get("torchperfd/slow_rank") for _, metrics in recording.metrics] == [None, None, None, 3]
+
+
+class WithoutVerdicts:
+    """A logger as they were before there were verdicts."""
+
+    every_seconds = 0.02
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        self.steps.append(step)
+
+    def log_table(self, report: RankReport) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_logger_without_the_method_gets_no_verdict(senders: Senders) -> None:
+    plain = WithoutVerdicts()
+    senders.card = card_on(3, 0.02)
+    senders.start(plain)
+    senders.now = totals(11)
+    until(lambda: plain.steps == [11])
+    senders.made[0].conclude(senders.report())
+    senders.made[0].join(5)
+    assert senders.faults.counts() == {}
+
+
 class Broken(RecordingLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         super().log_metrics(metrics, step)
@@ -251,7 +311,7 @@ def test_a_client_sends_from_threads_of_their_own() -> None:
     client.detach()
     for each in (recording, other):
         assert each.threads == {"torchperfd-logger"}
-        assert sum(metrics["torchperfd/train/samples_per_second"] > 0 for _, metrics in each.metrics) >= 1
+        assert sum(metrics["torchperfd/samples_per_second"] > 0 for _, metrics in each.metrics) >= 1
         assert [report.table.steps for report in each.reports] == [3]
         assert each.closed == 1
     assert [sender.place for sender in client.parts.outputs.senders] == [

@@ -14,7 +14,7 @@ import pytest
 import torchperfd
 from torchperfd.loggers import MLflowLogger, TensorBoardLogger, WandbLogger
 
-STEP_SECONDS = "torchperfd/train/step_seconds"
+STEP_MS = "torchperfd/step_ms"
 
 
 def train(logger: Any) -> torchperfd.Client:
@@ -36,8 +36,8 @@ def test_tensorboard(tmp_path: Path) -> None:
     train(TensorBoardLogger(str(tmp_path)))
     events = reader.EventAccumulator(str(tmp_path))
     events.Reload()
-    assert STEP_SECONDS in events.Tags()["scalars"]
-    scalar = events.Scalars("torchperfd/train/samples_per_second")[-1]
+    assert STEP_MS in events.Tags()["scalars"]
+    scalar = events.Scalars("torchperfd/samples_per_second")[-1]
     assert scalar.step == 4
     assert scalar.value > 0
     (text,) = events.Tensors("torchperfd/report/text_summary")
@@ -61,8 +61,8 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             mlflow.log_metric("loss", 1.0)
         client = mlflow.MlflowClient()
         metrics = client.get_run(run.info.run_id).data.metrics
-        assert {"loss", STEP_SECONDS, "torchperfd/train/phase_seconds/other"} <= set(metrics)
-        assert client.get_metric_history(run.info.run_id, STEP_SECONDS)[-1].step == 4
+        assert {"loss", STEP_MS, "torchperfd_phases/other_share"} <= set(metrics)
+        assert client.get_metric_history(run.info.run_id, STEP_MS)[-1].step == 4
         artifacts = Path(run.info.artifact_uri.removeprefix("file://")) / "torchperfd"
         assert {each.name for each in artifacts.iterdir()} == {"report.md", "report.html", "report.csv"}
         assert (artifacts / "report.csv").read_text().startswith("phase,action,mean_seconds")
@@ -73,9 +73,9 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mlflow_names_are_ones_it_takes() -> None:
     from torchperfd.loggers.mlflow import _name
 
-    assert _name("torchperfd/train/step_seconds") == "torchperfd/train/step_seconds"
-    assert _name("torchperfd/train/phase_seconds/aug <1>") == "torchperfd/train/phase_seconds/aug _1_"
-    assert _name("torchperfd/train/phase_seconds/..") == "torchperfd/train/phase_seconds/_"
+    assert _name("torchperfd/step_ms") == "torchperfd/step_ms"
+    assert _name("torchperfd_phases/aug <1>") == "torchperfd_phases/aug _1_"
+    assert _name("torchperfd_phases/..") == "torchperfd_phases/_"
 
 
 @pytest.mark.parametrize(("logger", "words"), [(MLflowLogger, "MLflow"), (WandbLogger, "W&B")])
@@ -114,7 +114,7 @@ def test_wandb_without_finish_gets_our_numbers_at_exit(tmp_path: Path) -> None:
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     rows = list(history(log))
     assert [(row["_step"], row["loss"]) for row in rows if "loss" in row] == [(n, n) for n in range(60)]
-    ours = [row for row in rows if STEP_SECONDS in row]
+    ours = [row for row in rows if STEP_MS in row]
     assert len(ours) >= 2
     assert all(row["torchperfd/step"] - 1 <= row["_step"] for row in ours)
     assert any("torchperfd/report/path" in row for row in rows)
